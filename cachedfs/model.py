@@ -1,0 +1,157 @@
+"""The values that travel between the rooms: all frozen, none of them does anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+__all__ = ["BlockKey", "Bounds", "Kind", "ObjectInfo", "ObjectKey", "Range", "Stats", "Suffix"]
+
+Kind = Literal["file", "directory"]
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads consecutive block indexes over all slots
+_MASK64 = (1 << 64) - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Range:
+    """Half-open range of bytes `[start, stop)`."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop:
+            raise ValueError(f"not a range: [{self.start}, {self.stop})")
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Suffix:
+    """The last `size` bytes of an object of any size (all of it when it is shorter)."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size <= 0:
+            raise ValueError(f"not a suffix: {self.size} bytes")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What is known of one object in one version, or of one folder.
+
+    `fingerprint` differs whenever the bytes may differ; None says that the origin offers no evidence,
+    and then nothing of the object is stored. `id` is the origin's own name for it where that is not the
+    path (Drive). `details` is what fsspec's `info` shows beyond name, size and type: JSON values and datetimes.
+    """
+
+    path: str
+    kind: Kind = "file"
+    size: int | None = None
+    fingerprint: str | None = None
+    id: str | None = None
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, hash=False)
+
+    def as_info(self) -> dict[str, Any]:
+        """Return the dictionary that fsspec's `info` and `ls(detail=True)` give, a fresh one each time."""
+        size = 0 if self.kind == "directory" and self.size is None else self.size
+        return {**self.details, "name": self.path, "size": size, "type": self.kind}
+
+
+class ObjectKey:
+    """What all blocks of one object version share in their keys; makes their names without hashing again.
+
+    `digest` is 32 hex digits: blake2b-128 over the length-prefixed fields, so that no two field lists
+    can run into each other.
+    """
+
+    __slots__ = ("_number", "block_size", "digest", "fingerprint", "identity", "path")
+
+    def __init__(self, identity: str, path: str, fingerprint: str, block_size: int) -> None:
+        self.identity = identity
+        self.path = path
+        self.fingerprint = fingerprint
+        self.block_size = block_size
+        hasher = hashlib.blake2b(digest_size=16)
+        for field in (identity, path, fingerprint, str(block_size)):
+            data = field.encode("utf-8", "surrogatepass")
+            hasher.update(len(data).to_bytes(8, "little"))
+            hasher.update(data)
+        self.digest = hasher.hexdigest()
+        self._number = int(self.digest[:16], 16)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectKey) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __repr__(self) -> str:
+        return f"ObjectKey({self.path!r}, fingerprint={self.fingerprint!r})"
+
+    def block(self, index: int) -> BlockKey:
+        """Return the key of block `index` of this object version."""
+        return BlockKey(self, index)
+
+    def name(self, index: int) -> str:
+        """Return the name of block `index`: unique, and made of hex digits and one hyphen."""
+        return f"{self.digest}-{index:x}"
+
+    def hash64(self, index: int) -> int:
+        """Return 64 well-spread bits for block `index`: its touch record and its claim."""
+        return (self._number + index * _GOLDEN) & _MASK64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockKey:
+    """The whole key of one block: object version, block size and index."""
+
+    object: ObjectKey
+    index: int
+
+    @property
+    def name(self) -> str:
+        return self.object.name(self.index)
+
+    @property
+    def hash64(self) -> int:
+        return self.object.hash64(self.index)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much the cache may hold, and how much of the disk it leaves free.
+
+    An int is bytes, a float a share of the whole disk (0.1: ten per cent). `size` None is half of what was
+    free when this cache directory was used first.
+    """
+
+    size: int | float | None = None
+    keep_free: int | float = 0.1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stats:
+    """Counters of one process since its start, and what its cache holds now.
+
+    hits, misses: blocks. requests, bytes_fetched: to the origin. bytes_served: to callers.
+    blocks, bytes_cached: in the cache, of all processes. evictions: blocks that this process dropped.
+    cannot_store: why the last block could not be kept; None when the last attempt worked.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    requests: int = 0
+    bytes_fetched: int = 0
+    bytes_served: int = 0
+    blocks: int = 0
+    bytes_cached: int = 0
+    evictions: int = 0
+    cache_dir: str = ""
+    cannot_store: str | None = None

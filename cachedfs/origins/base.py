@@ -1,0 +1,79 @@
+"""What an origin is: the five questions that the reader asks, and what it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from cachedfs.model import ObjectInfo, Range, Suffix
+
+__all__ = ["Origin", "Reply"]
+
+
+class Reply(Protocol):
+    """A read whose headers are here and whose body is still coming.
+
+    `info` names the version whose bytes follow and its whole size; `start` is the offset of the first byte,
+    `stop` the offset after the last one that the origin announced. Iteration gives non-empty bytes in
+    order, from `start` to `stop` exactly, or raises: a body that breaks is resumed by the origin, a version
+    that changes is `ObjectChanged`. What iteration has given is true: bytes that need to be confirmed
+    first (an origin without conditional reads) are held back until they are.
+    """
+
+    info: ObjectInfo
+    start: int
+    stop: int
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+
+class Origin(Protocol):
+    """A remote service that holds the truth. All methods run on the engine's loop.
+
+    Errors are those of `cachedfs.errors`, made here and nowhere above. Retries are made here, and counted
+    by `on_request`, which is called once for every request sent.
+    """
+
+    identity: str
+    """Protocol, endpoint host, anon or auth: part of every key. Known without any request or import."""
+
+    on_request: Callable[[], None]
+
+    async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
+        """Return what `path` is now: an object or a folder. Raises `ObjectNotFound` for neither."""
+        ...
+
+    def read(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AbstractAsyncContextManager[Reply]:
+        """Ask for bytes of `path`; entering returns at the headers, leaving early stops the body.
+
+        `want` None is the whole object; a range may pass the end and is clipped, one that starts at or after the
+        end gives an empty reply (`start == stop == info.size`). With `pinned`, bytes are of exactly that version, or
+        `ObjectChanged` is raised: also when the object is gone. Without, a missing object is `ObjectNotFound`.
+        """
+        ...
+
+    def list(
+        self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
+    ) -> AsyncIterator[ObjectInfo]:
+        """Give the children of `folder`: objects and folders, each once; `deep`: all objects below it.
+
+        Nothing at all for an empty or missing folder where the origin cannot tell them apart.
+        """
+        ...
+
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Return what the inner filesystem's `method` returns ("pipe_file", "rm", "cp_file", "makedirs", "sign", ...).
+
+        The door for writes and for everything that is not reading: fsspec's own names and arguments, run as a coroutine
+        where the inner filesystem has one, else in a thread; its errors become those of `cachedfs.errors`.
+        """
+        ...
+
+    async def filesystem(self) -> Any:
+        """Return the inner fsspec filesystem, made at the first call; its sync face works from any thread but the loop's."""
+        ...
+
+    async def aclose(self) -> None: ...
