@@ -68,13 +68,11 @@ class Profile:
     def is_paced(self) -> bool:
         return min(self.stream_rate, self.total_rate) < math.inf
 
-    def first_byte(
-        self, kind: str, *, items: int, new_connection: bool, rng: random.Random
-    ) -> Verdict:
-        """Return the wait before the first byte of a reply, and whether the service fails it."""
+    def first_byte(self, kind: str, *, new_connection: bool, rng: random.Random) -> Verdict:
+        """Return the wait before the first byte, items of a listing not counted, and whether it is an error."""
         delay = {"media": self.media, "list": self.listing}.get(kind, self.metadata)
         # Three draws for every request: a profile's numbers do not shift another's.
-        wait_s = delay.draw(rng) + (self.list_item_s * items if kind == "list" else 0.0)
+        wait_s = delay.draw(rng)
         stalled, failed = rng.random() < self.stall_rate, rng.random() < self.error_rate
         wait_s += self.stall_s if stalled and kind == "media" else 0.0
         return Verdict(wait_s + (self.connection_s if new_connection else 0.0), failed)
@@ -93,70 +91,42 @@ class Profile:
         if not profile.startswith("{"):
             raise ValueError(f"unknown profile {profile!r}; known: {', '.join(PROFILES)}")
         values: dict[str, Any] = json.loads(profile)
-        delays = {n: Delay(**values.pop(n)) for n in ("metadata", "media", "listing")}
-        return cls(**delays, **values)
+        values |= {n: Delay(**values[n]) for n in ("metadata", "media", "listing")}
+        return cls(**values)
 
 
-def _profile(name: str, meta: tuple[int, int], media: tuple[int, int], **rest: Any) -> Profile:
-    """Return a profile from (median, 95th percentile) in ms; listings spread as metadata does."""
-    metadata = Delay.from_p95(meta[0] / 1e3, meta[1] / 1e3)
-    listing = Delay(rest.pop("list_s"), metadata.sigma)
-    first = Delay.from_p95(media[0] / 1e3, media[1] / 1e3)
-    return Profile(name=name, metadata=metadata, media=first, listing=listing, **rest)
-
-
-_TABLE = Delay(0.045, 0.35)
-# "table" is section 9 of the design; the others are the published data points of its fact sheet.
-PROFILES: dict[str, Profile] = {
-    p.name: p
-    for p in (
-        Profile(name="off"),
-        Profile(
-            name="table",
-            metadata=_TABLE,
-            media=_TABLE,
-            listing=_TABLE,
-            list_item_s=1e-5,
-            stream_rate=60e6,
-            total_rate=200e6,
-        ),
-        _profile(
-            "gcs-region",
-            (20, 60),
-            (40, 100),
-            list_s=0.08,
-            list_item_s=1e-4,
-            stream_rate=200e6,
-            total_rate=400e6,
-            connection_s=0.01,
-            error_rate=2e-4,
-        ),
-        _profile(
-            "drive-typical",
-            (120, 350),
-            (180, 500),
-            list_s=0.5,
-            list_item_s=1e-3,
-            stream_rate=60e6,
-            total_rate=200e6,
-            connection_s=0.06,
-            error_rate=2e-3,
-            stall_rate=2e-4,
-        ),
-        _profile(
-            "drive-bad",
-            (400, 1500),
-            (450, 1500),
-            list_s=1.0,
-            list_item_s=5e-3,
-            stream_rate=25e6,
-            total_rate=60e6,
-            connection_s=0.2,
-            error_rate=2e-2,
-            stall_rate=5e-3,
-        ),
-    )
+# The published data points of the project's fact sheet; listings are assumed to spread as metadata does.
+_PUBLISHED = {  # median and 95th percentile of metadata and of media; listing, item; rates; rest as named
+    "gcs-region": ((0.02, 0.06), (0.04, 0.1), (0.08, 1e-4), (200e6, 400e6), (0.01, 2e-4, 0.0)),
+    "drive-typical": ((0.12, 0.35), (0.18, 0.5), (0.5, 1e-3), (60e6, 200e6), (0.06, 2e-3, 2e-4)),
+    "drive-bad": ((0.4, 1.5), (0.45, 1.5), (1.0, 5e-3), (25e6, 60e6), (0.2, 2e-2, 5e-3)),
 }
+
+
+def _profiles() -> dict[str, Profile]:
+    """Return all named profiles: none, the design's section 9, and the published ones."""
+    same = Delay(0.045, 0.35)
+    table = Profile(name="table", metadata=same, media=same, listing=same, list_item_s=1e-5)
+    out = [Profile(name="off"), dataclasses.replace(table, stream_rate=60e6, total_rate=200e6)]
+    for name, (meta, media, (listing_s, item_s), (stream_rate, total_rate), chances) in _PUBLISHED.items():
+        metadata = Delay.from_p95(*meta)
+        profile = Profile(
+            name=name,
+            metadata=metadata,
+            media=Delay.from_p95(*media),
+            listing=Delay(listing_s, metadata.sigma),
+            list_item_s=item_s,
+            stream_rate=stream_rate,
+            total_rate=total_rate,
+            connection_s=chances[0],
+            error_rate=chances[1],
+            stall_rate=chances[2],
+        )
+        out.append(profile)
+    return {profile.name: profile for profile in out}
+
+
+PROFILES = _profiles()
 
 
 @dataclass(slots=True, eq=False)
@@ -261,7 +231,7 @@ class Network:
 
     async def sleep_until(self, at: float) -> None:
         """Return when the simulated clock shows that time."""
-        while (left := at - self.now()) > 0:
+        if (left := at - self.now()) > 0:
             await asyncio.sleep(left / self.time_scale)
 
     async def through(self, stream: Stream, n_bytes: float) -> None:

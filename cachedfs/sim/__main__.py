@@ -1,0 +1,65 @@
+"""Run a simulated cloud: `python -m cachedfs.sim gcs --profile table --folder DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from cachedfs.sim.gcs import GCSService
+from cachedfs.sim.network import PROFILES, Network, Profile
+from cachedfs.sim.server import new_loop, serve
+
+_ROOMS = {"gcs": GCSService}
+
+
+def _wait_for_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    while os.read(0, 4096):  # not sys.stdin: its lock, held by a daemon thread, aborts a clean exit
+        pass
+    loop.call_soon_threadsafe(stop.set)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Return 0 after SIGINT or SIGTERM; the first line printed is the endpoint's URL."""
+    parser = argparse.ArgumentParser(prog="python -m cachedfs.sim", description=__doc__)
+    parser.add_argument("room", choices=sorted(_ROOMS))
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--profile", default="off", help=f"one of {', '.join(PROFILES)}, or JSON")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--time-scale", type=float, default=1.0, help="divides all waits")
+    parser.add_argument("--folder", type=Path, help="serve DIR/BUCKET/KEY instead of memory")
+    parser.add_argument("--bucket", action="append", default=[], help="make it; repeatable")
+    parser.add_argument("--watch-stdin", action="store_true", help="end when stdin is closed")
+    options = parser.parse_args(argv)
+    try:
+        profile = Profile.resolve(options.profile)
+    except ValueError as error:
+        parser.error(str(error))
+    service = _ROOMS[options.room](Network(profile, options.seed, options.time_scale), options.folder)
+    for bucket in options.bucket:
+        service.do_make_bucket(bucket)
+    sock = socket.create_server((options.host, options.port))
+
+    async def run() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        if options.watch_stdin:
+            watcher = threading.Thread(target=_wait_for_end, args=(loop, stop), daemon=True)
+            watcher.start()
+        print(f"http://{options.host}:{sock.getsockname()[1]}", flush=True)
+        await serve(service, sock, stop)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,709 @@
+"""The simulated Google Cloud Storage, asked by clients that we did not write."""
+
+import asyncio
+import base64
+import datetime
+import gzip
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from cachedfs.sim import Fault, GCSServer, Profile
+from cachedfs.sim.network import Delay
+from cachedfs.sim.objects import list_page
+
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+gcsfs = pytest.importorskip("gcsfs")
+storage = pytest.importorskip("google.cloud.storage")
+obstore = pytest.importorskip("obstore")
+
+ODD = "dir with space/ü%2F+&=?#[x]/ключ"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[GCSServer]:
+    with GCSServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: GCSServer, request: pytest.FixtureRequest) -> Iterator[GCSServer]:
+    """A server with one bucket `b`, empty for every test."""
+    running.make_bucket("b")
+    running.reset()
+    yield running
+    running.heal()
+    running.require_no_token()
+    running.forbid("b", False)
+    for row in json.loads(ask(running, "/storage/v1/b/b/o?maxResults=1000")[2]).get("items", []):
+        running.delete("b", row["name"])
+
+
+@pytest.fixture
+def fs(server: GCSServer) -> Any:
+    return gcsfs.GCSFileSystem(token="anon", endpoint_url=server.endpoint_url, skip_instance_cache=True)
+
+
+@pytest.fixture
+def bucket(server: GCSServer) -> Iterator[Any]:
+    from google.auth.credentials import AnonymousCredentials
+
+    options = {"api_endpoint": server.endpoint_url}
+    client = storage.Client("project", AnonymousCredentials(), client_options=options)
+    yield client.bucket("b")
+    client.close()
+
+
+@pytest.fixture
+def store(server: GCSServer) -> Any:
+    from obstore.store import GCSStore
+
+    config = {"base_url": server.endpoint_url, "bearer_token": "t"}
+    retry = {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=10)}
+    return GCSStore("b", config=config, client_options={"allow_http": True}, retry_config=retry)
+
+
+Reply = tuple[int, Any, bytes]
+
+
+def ask(
+    server: GCSServer, target: str, method: str = "GET", body: bytes | None = None, **headers: str
+) -> Reply:
+    """Return status, headers and body of one request by a bare client."""
+    connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=20)
+    try:
+        connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
+        reply = connection.getresponse()
+        return reply.status, reply.headers, reply.read()
+    finally:
+        connection.close()
+
+
+MEDIA = "/download/storage/v1/b/b/o/k?alt=media"
+
+
+# gcsfs
+
+
+def test_gcsfs_reads_what_was_put(server: GCSServer, fs: Any) -> None:
+    server.put("b", ODD, b"hello world")
+    assert fs.cat_file(f"b/{ODD}", 2, 5) == b"llo"
+    assert fs.cat_file(f"b/{ODD}", -5) == b"world"
+    with fs.open(f"b/{ODD}", "rb") as f:
+        assert f.read() == b"hello world"
+
+
+def test_gcsfs_lists_folders_of_a_bucket_in_pages(server: GCSServer, fs: Any) -> None:
+    for i in range(25):
+        server.put("b", f"d{i % 5}/k{i}", b"")
+    assert fs.ls("b") == [f"b/d{i}" for i in range(5)]
+    assert len(fs.find("b", maxResults=7)) == 25
+    assert fs.ls("b/d3") == [f"b/d3/k{i}" for i in (13, 18, 23, 3, 8)]
+
+
+def test_gcsfs_writes_small_and_resumable_objects(fs: Any) -> None:
+    fs.pipe("b/small", b"x" * 100)
+    data = os.urandom(700_001)
+    with fs.open("b/big", "wb", block_size=2**18, metadata={"a": "1"}) as f:
+        f.write(data)
+    assert fs.cat("b/small") == b"x" * 100
+    assert fs.cat("b/big") == data
+    assert fs.info("b/big")["metadata"] == {"a": "1"}
+
+
+def test_gcsfs_write_only_if_absent_refuses_a_present_key(server: GCSServer, fs: Any) -> None:
+    server.put("b", "k", b"old")
+    with pytest.raises(FileExistsError):
+        fs.pipe_file("b/k", b"new", mode="create")
+    assert fs.cat("b/k") == b"old"
+
+
+def test_gcsfs_copies_moves_merges_and_removes(server: GCSServer, fs: Any) -> None:
+    server.put("b", "a", b"1")
+    server.put("b", "c", b"2")
+    fs.copy("b/a", "b/a2")
+    fs.mv("b/a2", "b/a3")
+    fs.merge("b/m", ["b/a3", "b/c"])
+    assert fs.cat("b/m") == b"12"
+    fs.rm(["b/a", "b/a3", "b/m"])
+    fs.invalidate_cache()
+    assert fs.find("b") == ["b/c"]
+
+
+def test_gcsfs_batch_delete_tells_each_result(server: GCSServer, fs: Any) -> None:
+    server.put("b", "dir/ü 1", b"")
+    server.put("b", "two", b"")
+    out = fs.call("GET", "b/b")  # sets the session up
+    assert out
+    from fsspec.asyn import sync
+
+    done = sync(fs.loop, fs._rm_files, ["b/dir/ü 1", "b/absent", "b/two"])
+    assert done[0] == "b/dir/ü 1"
+    assert isinstance(done[1], OSError)
+    assert "No such object" in str(done[1])
+    assert server.count("batch") == 1
+    fs.invalidate_cache()
+    assert fs.find("b") == []
+
+
+def test_gcsfs_makes_and_removes_buckets(server: GCSServer, fs: Any) -> None:
+    fs.mkdir("fresh")
+    assert "fresh/" in fs.ls("") or "fresh" in fs.ls("")
+    fs.rmdir("fresh")
+    assert not fs.exists("fresh")
+
+
+def test_gcsfs_sees_a_missing_object_and_a_forbidden_bucket(server: GCSServer, fs: Any) -> None:
+    with pytest.raises(FileNotFoundError):
+        fs.cat("b/none")
+    server.forbid("b")
+    with pytest.raises(OSError, match="Forbidden"):
+        fs.cat("b/none")
+
+
+# google-cloud-storage
+
+
+def test_google_client_round_trips_a_small_object(bucket: Any) -> None:
+    blob = bucket.blob(ODD)
+    blob.metadata = {"colour": "grün"}
+    blob.upload_from_string(b"0123456789", content_type="text/x", checksum="crc32c")
+    again = bucket.get_blob(ODD)
+    assert (again.size, again.content_type, again.metadata) == (10, "text/x", {"colour": "grün"})
+    assert again.download_as_bytes(start=2, end=4, checksum=None) == b"234"
+    assert again.download_as_bytes(checksum="md5") == b"0123456789"
+
+
+def test_google_client_uploads_in_resumable_chunks(server: GCSServer, bucket: Any, tmp_path: Path) -> None:
+    data = os.urandom(9 << 20)
+    (tmp_path / "f").write_bytes(data)
+    bucket.blob("r", chunk_size=4 << 20).upload_from_filename(tmp_path / "f")
+    assert [r.status for r in server.requests if r.kind == "upload"] == [200, 308, 308, 200]
+    assert bucket.blob("r", chunk_size=4 << 20).download_as_bytes() == data
+
+
+def test_google_client_lists_prefixes_over_pages(server: GCSServer, bucket: Any) -> None:
+    for name in ("a/", "a/1", "a/2", "b/1", "c", "d/e/f", "z"):
+        server.put("b", name, b"")
+    found = bucket.list_blobs(delimiter="/", page_size=2)
+    assert [blob.name for blob in found] == ["c", "z"]
+    assert found.prefixes == {"a/", "b/", "d/"}
+    inside = bucket.list_blobs(prefix="a/", delimiter="/", page_size=1)
+    assert [blob.name for blob in inside] == ["a/", "a/1", "a/2"]
+    trailing = bucket.list_blobs(delimiter="/", include_trailing_delimiter=True)
+    assert [blob.name for blob in trailing] == ["a/", "c", "z"]
+    assert [blob.name for blob in bucket.list_blobs(start_offset="b/", end_offset="d/")] == ["b/1", "c"]
+
+
+def test_google_client_composes_rewrites_and_patches(server: GCSServer, bucket: Any) -> None:
+    server.put("b", "1", b"one", content_type="text/plain")
+    server.put("b", "2", b"two")
+    made = bucket.blob("12")
+    made.content_type = "text/y"
+    made.compose([bucket.blob("1"), bucket.blob("2")])
+    made.reload()
+    assert (made.download_as_bytes(), made.md5_hash, made.component_count) == (b"onetwo", None, 2)
+    copy = bucket.blob("copy")
+    assert copy.rewrite(bucket.blob("1"))[0] is None
+    assert (copy.download_as_bytes(), copy.content_type) == (b"one", "text/plain")
+    copy.metadata, copy.cache_control = {"k": "v"}, "no-store"
+    copy.patch()
+    copy.reload()
+    assert (copy.metadata, copy.cache_control, copy.metageneration) == ({"k": "v"}, "no-store", 2)
+
+
+def test_google_client_preconditions_hold_on_reads_and_writes(server: GCSServer, bucket: Any) -> None:
+    from google.api_core.exceptions import NotFound, PreconditionFailed
+
+    old = server.put("b", "k", b"old")
+    blob = bucket.blob("k")
+    with pytest.raises(PreconditionFailed):
+        blob.upload_from_string(b"new", if_generation_match=0)
+    blob.upload_from_string(b"new", if_generation_match=old)
+    assert blob.generation > old
+    with pytest.raises(PreconditionFailed):
+        blob.download_as_bytes(if_generation_match=old)
+    with pytest.raises(NotFound):
+        bucket.blob("k", generation=old).download_as_bytes()
+    with pytest.raises(PreconditionFailed):
+        blob.delete(if_generation_match=old)
+    blob.delete(if_generation_match=blob.generation)
+    assert not bucket.blob("k").exists()
+
+
+def test_google_client_needs_its_own_encryption_key(server: GCSServer, bucket: Any) -> None:
+    key, other = b"k" * 32, b"o" * 32
+    bucket.blob("e", encryption_key=key).upload_from_string(b"secret")
+    assert bucket.blob("e", encryption_key=key).download_as_bytes() == b"secret"
+    status, _, text = ask(server, "/storage/v1/b/b/o/e?alt=media")
+    assert (status, b"encrypted by a customer-supplied" in text) == (400, True)
+    wrong = {
+        "x_goog_encryption_algorithm": "AES256",
+        "x_goog_encryption_key": base64.b64encode(other).decode(),
+        "x_goog_encryption_key_sha256": base64.b64encode(hashlib.sha256(other).digest()).decode(),
+    }
+    assert ask(server, "/storage/v1/b/b/o/e?alt=media", **wrong)[0] == 400
+    assert "crc32c" not in json.loads(ask(server, "/storage/v1/b/b/o/e")[2])
+
+
+def test_google_client_batch_deletes(server: GCSServer, bucket: Any) -> None:
+    for name in ("x", "y/z"):
+        server.put("b", name, b"")
+    with bucket.client.batch():
+        bucket.blob("x").delete()
+        bucket.blob("y/z").delete()
+    assert list(bucket.list_blobs()) == []
+
+
+# obstore
+
+
+def test_obstore_reads_ranges_and_metadata(server: GCSServer, store: Any) -> None:
+    generation = server.put("b", "dir/k ü", b"0123456789")
+    head = store.head("dir/k ü")
+    assert (head["size"], head["version"]) == (10, str(generation))
+    assert bytes(store.get("dir/k ü").bytes()) == b"0123456789"
+    assert bytes(store.get_range("dir/k ü", start=3, end=6)) == b"345"
+    parts = store.get_ranges("dir/k ü", starts=[0, 8], ends=[2, 10])
+    assert [bytes(part) for part in parts] == [b"01", b"89"]
+    assert bytes(store.get("dir/k ü", options={"range": {"suffix": 4}}).bytes()) == b"6789"
+
+
+def test_obstore_conditional_reads(server: GCSServer, store: Any) -> None:
+    server.put("b", "k", b"x")
+    tag = store.head("k")["e_tag"]
+    assert bytes(store.get("k", options={"if_match": tag}).bytes()) == b"x"
+    with pytest.raises(obstore.exceptions.PreconditionError):
+        store.get("k", options={"if_match": '"other"'})
+    with pytest.raises(obstore.exceptions.NotModifiedError):
+        store.get("k", options={"if_none_match": tag})
+
+
+def test_obstore_lists_flat_and_by_folder(server: GCSServer, store: Any) -> None:
+    for name in ("a/1", "a/2", "b/c/3", "top"):
+        server.put("b", name, b"xx")
+    assert [row["path"] for row in store.list().collect()] == ["a/1", "a/2", "b/c/3", "top"]
+    here = store.list_with_delimiter()
+    assert list(here["common_prefixes"]) == ["a", "b"]
+    assert [row["path"] for row in here["objects"]] == ["top"]
+    assert [row["path"] for row in store.list(offset="a/2").collect()] == ["b/c/3", "top"]
+
+
+def test_obstore_puts_conditionally(store: Any) -> None:
+    first = store.put("k", b"1", mode="create")
+    with pytest.raises(obstore.exceptions.AlreadyExistsError):
+        store.put("k", b"2", mode="create")
+    store.put("k", b"3", mode={"e_tag": first["e_tag"], "version": first["version"]})
+    with pytest.raises(obstore.exceptions.PreconditionError):
+        store.put("k", b"4", mode={"e_tag": first["e_tag"], "version": first["version"]})
+    assert bytes(store.get("k").bytes()) == b"3"
+
+
+def test_obstore_copies_renames_and_deletes(server: GCSServer, store: Any) -> None:
+    server.put("b", "k", b"1")
+    store.copy("k", "dir/k2")
+    with pytest.raises(obstore.exceptions.AlreadyExistsError):
+        store.copy("k", "dir/k2", overwrite=False)
+    store.rename("dir/k2", "k3")
+    store.delete(["k"])
+    assert [row["path"] for row in store.list().collect()] == ["k3"]
+    with pytest.raises(FileNotFoundError):
+        store.head("k")
+
+
+def test_obstore_uploads_in_parts(server: GCSServer, store: Any) -> None:
+    data = os.urandom(11 << 20)
+    store.put("parts", data, use_multipart=True, chunk_size=5 << 20)
+    assert bytes(store.get("parts").bytes()) == data
+    assert any("uploads" in r.query for r in server.requests)
+
+
+# rclone
+
+
+@pytest.mark.skipif(shutil.which("rclone") is None, reason="rclone is not installed")
+def test_rclone_copies_there_and_back(server: GCSServer, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "ü x").write_bytes(os.urandom(9 << 20))
+    remote = f":gcs,anonymous,no_check_bucket,endpoint='{server.endpoint_url}/storage/v1/':b/dir"
+    for source, target in ((str(tmp_path / "in"), remote), (remote, str(tmp_path / "out"))):
+        subprocess.run(["rclone", "--config", "", "copy", source, target], check=True, timeout=60)
+    assert (tmp_path / "out" / "ü x").read_bytes() == (tmp_path / "in" / "ü x").read_bytes()
+
+
+# Media, byte by byte
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "body", "content_range"),
+    [
+        ("bytes=0-3", 206, b"0123", "bytes 0-3/10"),
+        ("bytes=7-", 206, b"789", "bytes 7-9/10"),
+        ("bytes=-4", 206, b"6789", "bytes 6-9/10"),
+        ("bytes=-99", 206, b"0123456789", "bytes 0-9/10"),
+        ("bytes=8-99", 206, b"89", "bytes 8-9/10"),
+        ("bytes=10-", 416, b"Request range not satisfiable", "bytes */10"),
+        ("bytes=-0", 416, b"Request range not satisfiable", "bytes */10"),
+        ("bytes=5-2", 200, b"0123456789", None),
+        ("items=0-1", 200, b"0123456789", None),
+    ],
+)
+def test_ranges(server: GCSServer, wanted: str, status: int, body: bytes, content_range: str | None) -> None:
+    server.put("b", "k", b"0123456789")
+    for target in (MEDIA, "/storage/v1/b/b/o/k?alt=media"):
+        got = ask(server, target, range=wanted)
+        assert (got[0], got[2], got[1]["Content-Range"]) == (status, body, content_range)
+
+
+def test_any_range_of_an_empty_object_is_416(server: GCSServer) -> None:
+    server.put("b", "k", b"")
+    assert ask(server, MEDIA)[0] == 200
+    status, headers, _ = ask(server, MEDIA, range="bytes=0-10")
+    assert (status, headers["Content-Range"]) == (416, "bytes */0")
+
+
+def test_media_replies_say_which_version_they_are(server: GCSServer) -> None:
+    generation = server.put("b", "k", b"hello", content_type="text/q")
+    for target in (MEDIA, "/b/k"):
+        status, headers, _ = ask(server, target, range="bytes=0-0")
+        assert status == 206
+        assert headers["x-goog-generation"] == str(generation)
+        assert headers["x-goog-metageneration"] == "1"
+        assert headers["x-goog-stored-content-length"] == "5"
+        assert headers["x-goog-stored-content-encoding"] == "identity"
+        assert headers["x-goog-hash"] == "crc32c=mnG7TA==,md5=XUFAKrxLKna5cZ2REBfFkg=="
+        assert headers["Content-Type"] == "text/q"
+        assert headers["Accept-Ranges"] == "bytes"
+        assert headers["ETag"]
+        assert headers["Last-Modified"].endswith("GMT")
+
+
+def test_gzip_objects_come_as_stored_to_who_accepts_gzip(server: GCSServer) -> None:
+    packed = gzip.compress(b"hello" * 100)
+    server.put("b", "k", packed, content_encoding="gzip")
+    status, headers, body = ask(server, MEDIA, accept_encoding="gzip", range="bytes=0-9")
+    assert (status, headers["Content-Encoding"], body) == (206, "gzip", packed[:10])
+
+
+def test_gzip_objects_come_unpacked_and_whole_to_who_does_not(server: GCSServer) -> None:
+    server.put("b", "k", gzip.compress(b"hello" * 100), content_encoding="gzip")
+    status, headers, body = ask(server, MEDIA, range="bytes=0-9")
+    assert (status, body) == (200, b"hello" * 100)
+    assert headers["Content-Length"] is None
+    assert headers["Content-Encoding"] is None
+    assert headers["x-goog-stored-content-encoding"] == "gzip"
+
+
+def test_a_read_conditioned_on_another_generation_is_412_or_304(server: GCSServer) -> None:
+    generation = server.put("b", "k", b"x")
+    assert ask(server, f"{MEDIA}&ifGenerationMatch={generation}")[0] == 200
+    assert ask(server, f"{MEDIA}&ifGenerationMatch={generation - 1}")[0] == 412
+    assert ask(server, f"{MEDIA}&ifGenerationNotMatch={generation}")[0] == 304
+    assert ask(server, f"{MEDIA}&ifMetagenerationMatch=2")[0] == 412
+    assert ask(server, f"{MEDIA}&generation={generation - 1}")[0] == 404
+    assert ask(server, "/b/k", x_goog_if_generation_match=str(generation - 1))[0] == 412
+
+
+def test_every_write_makes_a_larger_generation(server: GCSServer) -> None:
+    made = [server.put("b", "k", b"same") for _ in range(20)]
+    assert made == sorted(set(made))
+
+
+def test_errors_are_worded_as_the_service_words_them(server: GCSServer) -> None:
+    assert ask(server, MEDIA)[2] == b"No such object: b/k"
+    error = json.loads(ask(server, "/storage/v1/b/b/o/k")[2])["error"]
+    assert (error["code"], error["errors"][0]["reason"]) == (404, "notFound")
+    assert b"<Code>NoSuchKey</Code>" in ask(server, "/b/k")[2]
+    assert b"<Code>NoSuchBucket</Code>" in ask(server, "/nobody/k")[2]
+    status, _, text = ask(server, "/storage/v1/b/nobody/o")
+    assert (status, json.loads(text)["error"]["message"]) == (404, "The specified bucket does not exist.")
+
+
+def test_an_upload_with_a_wrong_checksum_is_refused(server: GCSServer) -> None:
+    assert ask(server, "/b/k", "PUT", b"hello", x_goog_hash="crc32c=AAAAAA==")[0] == 400
+    assert ask(server, "/b/k", "PUT", b"hello", x_goog_hash="crc32c=mnG7TA==")[0] == 200
+
+
+def test_a_multipart_body_may_end_in_line_ends_and_dashes(server: GCSServer) -> None:
+    data = b"a\r\n--=\n\r"
+    for end in (b"\r\n", b"\n"):
+        lines = [b"--=s=", b"Content-Type: application/json", b"", b'{"name": "k"}', b"--=s="]
+        body = end.join([*lines, b"Content-Type: text/x", b"", data, b"--=s=--"])
+        target = "/upload/storage/v1/b/b/o?uploadType=multipart"
+        status = ask(server, target, "POST", body, content_type='multipart/related; boundary="=s="')[0]
+        assert (status, ask(server, MEDIA)[2]) == (200, data)
+
+
+def test_a_resumable_upload_can_be_asked_continued_and_cancelled(server: GCSServer) -> None:
+    def begin() -> str:
+        target = "/upload/storage/v1/b/b/o?uploadType=resumable&name=k"
+        return str(ask(server, target, "POST", b"{}")[1]["Location"]).removeprefix(server.endpoint_url)
+
+    at, first = begin(), bytes(256 << 10)
+    status, headers, _ = ask(server, at, "PUT", content_range="bytes */*")
+    assert (status, headers["Range"]) == (308, None)
+    status, headers, _ = ask(server, at, "PUT", first, content_range="bytes 0-262143/*")
+    assert (status, headers["Range"]) == (308, "bytes=0-262143")
+    status, headers, _ = ask(server, at, "PUT", b"zz", content_range="bytes 300000-300001/300002")
+    assert (status, headers["Range"]) == (308, "bytes=0-262143")
+    overlapping = first[:10] + b"end"
+    status, _, _ = ask(server, at, "PUT", overlapping, content_range="bytes 262134-262146/262147")
+    assert (status, ask(server, MEDIA)[2]) == (200, first + b"end")
+    assert ask(server, at, "PUT", content_range="bytes */*")[0] == 200
+    at = begin()
+    assert ask(server, at, "PUT", b"odd", content_range="bytes 0-2/*")[0] == 400
+    assert ask(server, at, "PUT", b"", x_guploader_no_308="yes", content_range="bytes */*")[0] == 200
+    assert ask(server, at, "DELETE")[0] == 499
+    assert ask(server, at, "PUT", b"late")[0] == 404
+
+
+def test_listing_pages_go_on_where_they_stopped() -> None:
+    names = sorted(["a/", "a/x", "a/y", "b", "b/c", "b0", "c/d", "é/1", "\U0001f600/1"])
+    for delimiter in ("", "/"):
+        whole = list_page(names, delimiter=delimiter)
+        for limit in (1, 2, 3):
+            pages = [list_page(names, delimiter=delimiter, limit=limit)]
+            while (resume := pages[-1].resume) is not None:
+                pages.append(list_page(names, delimiter=delimiter, limit=limit, resume=resume))
+            assert [n for p in pages for n in p.names] == whole.names
+            assert [n for p in pages for n in p.prefixes] == whole.prefixes
+
+
+# The log, faults, tokens
+
+
+def test_the_log_knows_kind_key_and_bytes_as_soon_as_the_reply_is_read(server: GCSServer, fs: Any) -> None:
+    server.put("b", "k", b"0123456789")
+    ask(server, MEDIA + "&userProject=p", range="bytes=2-5", authorization="Bearer t")
+    [entry] = server.requests
+    assert (entry.kind, entry.key, entry.bucket, entry.status) == ("media", "k", "b", 206)
+    assert (entry.bytes_sent, entry.query["userProject"]) == (4, "p")
+    assert (entry.headers["range"], entry.headers["authorization"]) == ("bytes=2-5", "Bearer t")
+    assert entry.ended_s is not None
+    assert entry.ended_s >= entry.started_s
+    fs.pipe("b/up", b"xyz")
+    assert server.count("upload", "up") == 1
+    assert (server.count("media"), server.count(key="k"), server.bytes_sent()) == (1, 1, 4)
+    assert server.peak_concurrency == 1
+    server.reset()
+    assert (server.count(), server.bytes_sent(), server.requests) == (0, 0, [])
+
+
+def test_a_cancelled_request_is_in_the_log() -> None:
+    with GCSServer(Profile(media=Delay(3600.0))) as server:
+        server.put("b", "k", b"x")
+        with pytest.raises(TimeoutError):
+            urllib.request.urlopen(server.endpoint_url + "/b/k", timeout=0.1)
+        [entry] = server.requests
+        assert (entry.kind, entry.status, entry.bytes_sent) == ("media", 0, 0)
+
+
+def test_peak_concurrency_counts_requests_that_overlap() -> None:
+    with GCSServer(Profile(media=Delay(0.2))) as server:
+        server.put("b", "k", b"x")
+        threads = [threading.Thread(target=ask, args=(server, "/b/k")) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (server.peak_concurrency, server.count()) == (5, 5)
+
+
+def test_a_fault_strikes_the_nth_match_so_many_times(server: GCSServer) -> None:
+    server.put("b", "k", b"x")
+    server.put("b", "other", b"x")
+    server.fail(Fault(kind="media", key="k", nth=2, times=2, status=429, headers={"Retry-After": "7"}))
+    assert ask(server, "/b/other")[0] == 200
+    replies = [ask(server, MEDIA) for _ in range(4)]
+    assert [status for status, *_ in replies] == [200, 429, 429, 200]
+    assert replies[1][1]["Retry-After"] == "7"
+    assert json.loads(replies[1][2])["error"]["errors"][0]["reason"] == "rateLimitExceeded"
+
+
+def test_a_fault_may_answer_with_a_page_of_html(server: GCSServer) -> None:
+    server.fail(Fault(status=502, html=True, times=None))
+    status, headers, body = ask(server, MEDIA)
+    assert (status, headers["Content-Type"], body[:9]) == (502, "text/html; charset=UTF-8", b"<!DOCTYPE")
+
+
+def test_a_fault_drops_the_connection_before_the_reply(server: GCSServer) -> None:
+    server.fail(Fault(close_before=True))
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(server, MEDIA)
+    assert (server.requests[0].status, server.count("media")) == (0, 1)
+
+
+def test_a_fault_drops_the_connection_in_the_middle_of_the_body(server: GCSServer) -> None:
+    server.put("b", "k", bytes(100_000))
+    server.fail(Fault(close_after=70_000))
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        ask(server, MEDIA)
+    assert len(caught.value.partial) == server.bytes_sent() == 70_000
+
+
+def test_a_fault_makes_a_complete_reply_too_short(server: GCSServer) -> None:
+    server.put("b", "k", b"0123456789")
+    server.fail(Fault(short_by=3))
+    assert ask(server, MEDIA)[2] == b"0123456"
+
+
+@pytest.mark.parametrize("stall_after", [None, 0, 5])
+def test_a_fault_stalls_in_simulated_time(stall_after: int | None) -> None:
+    with GCSServer(time_scale=1000) as server:
+        server.put("b", "k", b"0123456789")
+        server.fail(Fault(stall_s=30, stall_after=stall_after))
+        assert ask(server, "/b/k")[2] == b"0123456789"
+        [entry] = server.requests
+        assert entry.ended_s is not None
+        assert entry.ended_s - entry.started_s >= 30
+
+
+def test_only_known_tokens_are_served(server: GCSServer) -> None:
+    server.put("b", "k", b"x")
+    server.require_token("good", "better")
+    assert ask(server, MEDIA, authorization="Bearer better")[0] == 200
+    status, headers, text = ask(server, "/storage/v1/b/b/o/k", authorization="Bearer stale")
+    error = json.loads(text)["error"]
+    assert (status, error["message"]) == (401, "Invalid Credentials")
+    assert error["errors"][0]["location"] == "Authorization"
+    assert headers["WWW-Authenticate"].startswith("Bearer")
+    assert ask(server, MEDIA)[0] == 401
+
+
+# Where it runs
+
+
+def test_a_folder_is_served_from_disk_and_written_to_disk(tmp_path: Path) -> None:
+    (tmp_path / "b" / "d").mkdir(parents=True)
+    (tmp_path / "b" / "d" / "x.txt").write_bytes(b"found")
+    with GCSServer(folder=tmp_path) as server:
+        fs = gcsfs.GCSFileSystem(token="anon", endpoint_url=server.endpoint_url, skip_instance_cache=True)
+        assert fs.cat("b/d/x.txt") == b"found"
+        first = fs.info("b/d/x.txt")
+        assert (first["contentType"], first["size"]) == ("text/plain", 5)
+        fs.pipe("b/d/y", b"made")
+        assert (tmp_path / "b" / "d" / "y").read_bytes() == b"made"
+        fs.invalidate_cache()
+        assert fs.find("b") == ["b/d/x.txt", "b/d/y"]
+        (tmp_path / "b" / "d" / "x.txt").write_bytes(b"changed")
+        os.utime(tmp_path / "b" / "d" / "x.txt", ns=(1, 1))
+        fs.invalidate_cache()
+        assert (fs.cat("b/d/x.txt"), fs.info("b/d/x.txt")["generation"]) == (b"changed", "1")
+        fs.rm_file("b/d/x.txt")
+        assert not (tmp_path / "b" / "d" / "x.txt").exists()
+        assert ask(server, "/b/../secret", "PUT", b"x")[0] == 400
+
+
+def test_a_child_process_serves_and_answers_for_its_log(tmp_path: Path) -> None:
+    with GCSServer("table", seed=3, time_scale=50, process=True) as server:
+        generation = server.put("b", ODD, b"data", content_encoding="x")
+        fs = gcsfs.GCSFileSystem(token="anon", endpoint_url=server.endpoint_url, skip_instance_cache=True)
+        assert fs.cat_file(f"b/{ODD}") == b"data"
+        [entry] = server.requests
+        assert (entry.key, entry.bytes_sent, entry.status) == (ODD, 4, 200)
+        server.fail(Fault(status=404, headers={"x-a": "b"}, times=None))
+        assert ask(server, "/b/k")[:1] == (404,)
+        assert (server.count("media"), server.count(), server.bytes_sent() > 4) == (2, 2, True)
+        server.heal()
+        assert ask(server, "/b/k", x_goog_if_generation_match=str(generation))[0] == 404
+        assert server.peak_concurrency == 1
+        assert server.delete("b", ODD)
+        assert "seed=3" in repr(server)
+
+
+def test_a_child_process_ends_when_its_parent_is_killed() -> None:
+    code = (
+        "import os, signal; from cachedfs.sim import GCSServer\n"
+        "server = GCSServer(process=True).start(); print(server.endpoint_url, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(done.stdout.strip() + "/storage/v1/b", timeout=5).close()
+        except OSError:
+            return
+    pytest.fail("the child still serves")
+
+
+def test_the_command_prints_its_address_and_ends_on_a_signal(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cachedfs.sim", "gcs", "--folder", str(tmp_path), "--bucket", "b"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        with urllib.request.urlopen(url + "/storage/v1/b/b") as reply:
+            assert json.load(reply)["name"] == "b"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+def test_the_room_imports_nothing_else_of_the_package() -> None:
+    code = (
+        "import sys, cachedfs; before = set(sys.modules)\n"
+        "import cachedfs.sim\n"
+        "print([m for m in set(sys.modules) - before if m.startswith('cachedfs.') and '.sim' not in m])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_listing_costs_its_base_and_its_items() -> None:
+    with GCSServer(Profile(listing=Delay(1.0), list_item_s=0.5), time_scale=100) as server:
+        for name in "pqr":
+            server.put("b", name, b"")
+        ask(server, "/storage/v1/b/b/o")
+        [entry] = server.requests
+        assert entry.ended_s is not None
+        assert entry.ended_s - entry.started_s >= 2.5
+
+
+def test_a_request_that_the_profile_fails_does_nothing() -> None:
+    with GCSServer(Profile(error_rate=1.0)) as server:
+        server.put("b", "k", b"x")
+        assert ask(server, "/storage/v1/b/b/o/k", "DELETE")[0] == 503
+        assert server.delete("b", "k")
+
+
+def test_nonsense_is_a_bad_request(server: GCSServer) -> None:
+    server.put("b", "k", b"x")
+    assert ask(server, MEDIA + "&ifGenerationMatch=new")[0] == 400
+    assert ask(server, "/storage/v1/b/b/o?pageToken=%21")[0] == 400
+    assert ask(server, "/b/k?uploadId=x", "POST", b"")[0] == 404
+    assert ask(server, "/upload/storage/v1/b/b/o?uploadType=resumable", "POST", b"{")[0] == 400
+
+
+def test_parallel_streams_share_the_bandwidth_of_the_profile() -> None:
+    with GCSServer(Profile(stream_rate=60e6, total_rate=200e6), time_scale=2) as server:
+        server.put("b", "k", bytes(20_000_000))
+
+        async def fetch_all() -> None:
+            import aiohttp
+
+            async def fetch(session: aiohttp.ClientSession) -> None:
+                async with session.get(server.endpoint_url + "/b/k") as reply:
+                    assert len(await reply.read()) == 20_000_000
+
+            async with aiohttp.ClientSession() as session:
+                await asyncio.gather(*(fetch(session) for _ in range(10)))
+
+        asyncio.run(fetch_all())
+        entries = server.requests
+        took = max(e.ended_s or 0 for e in entries) - min(e.started_s for e in entries)
+        assert took >= 1.0  # simulated seconds: 200 MB; how little more is measured by sim_loopback.py

@@ -1,0 +1,159 @@
+"""The network model: every promise about time is checked on the model's own clock, never on the wall."""
+
+import json
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.sim.network import PROFILES, Delay, Link, Network, Profile
+
+MB = 1e6
+TABLE = PROFILES["table"]
+
+
+def table_link() -> Link:
+    return Link(stream_rate=60 * MB, total_rate=200 * MB)
+
+
+def test_one_stream_runs_at_its_own_rate() -> None:
+    link = table_link()
+    stream = link.open(60 * MB, now=1.0)
+    assert link.due(stream, 30 * MB, now=1.0) == pytest.approx(1.5)
+    assert link.due(stream, 60 * MB, now=1.25) == pytest.approx(2.0)
+
+
+def test_24_parallel_streams_share_the_aggregate() -> None:
+    link = table_link()
+    streams = [link.open(8 << 20, now=0.0) for _ in range(24)]
+    ends = [link.due(stream, 8 << 20, now=0.0) for stream in streams]
+    assert ends == pytest.approx([(192 << 20) / (200 * MB)] * 24)
+
+
+def test_a_stream_that_ends_gives_its_share_to_the_others() -> None:
+    link = Link(stream_rate=100.0, total_rate=100.0)
+    short, long = link.open(50, now=0.0), link.open(100, now=0.0)
+    assert link.due(short, 50, now=0.0) == pytest.approx(1.0)
+    assert link.due(long, 100, now=0.0) == pytest.approx(1.5)
+
+
+def test_a_stream_that_is_closed_gives_its_share_to_the_others() -> None:
+    link = Link(stream_rate=100.0, total_rate=100.0)
+    cancelled, other = link.open(1000, now=0.0), link.open(100, now=0.0)
+    link.close(cancelled, now=1.0)
+    assert link.due(other, 100, now=1.0) == pytest.approx(1.5)
+    assert link.n_active == 1
+
+
+def test_a_body_of_unknown_size_holds_its_share_until_it_is_closed() -> None:
+    link = Link(stream_rate=100.0, total_rate=100.0)
+    upload, other = link.open(math.inf, now=0.0), link.open(100, now=0.0)
+    assert link.due(other, 100, now=0.0) == pytest.approx(2.0)
+    link.close(upload, now=1.0)
+    assert link.due(other, 100, now=1.0) == pytest.approx(1.5)
+
+
+def test_late_wake_ups_do_not_add_up() -> None:
+    link, now = table_link(), 0.0
+    stream = link.open(6 * MB, now=0.0)
+    for sent in range(100_000, 6_000_001, 100_000):
+        now = max(link.due(stream, sent, now=now), now) + 0.0005
+    assert now == pytest.approx(0.1 + 0.0005)
+
+
+def test_a_client_that_paused_catches_up_by_one_window_only() -> None:
+    link = table_link()
+    stream = link.open(100 * MB, now=0.0)
+    link.slip(stream, 6 * MB, now=1.0)  # 60 MB could have been sent by then, 6 MB were
+    left = 94 * MB - (2 << 20)
+    assert link.due(stream, 100 * MB, now=1.0) == pytest.approx(1.0 + left / (60 * MB))
+
+
+def test_a_client_that_keeps_up_loses_nothing() -> None:
+    link = table_link()
+    stream = link.open(60 * MB, now=0.0)
+    link.slip(stream, 29 * MB, now=0.5)
+    assert link.due(stream, 60 * MB, now=0.5) == pytest.approx(1.0)
+
+
+@given(
+    jobs=st.lists(st.tuples(st.integers(1, 10**7), st.floats(0, 2)), min_size=1, max_size=12),
+    total_rate=st.sampled_from([1e6, 5e6, 1e8]),
+)
+def test_no_schedule_beats_the_rates_or_leaves_the_link_idle(
+    jobs: list[tuple[int, float]], total_rate: float
+) -> None:
+    link = Link(stream_rate=2e6, total_rate=total_rate)
+    starts = sorted(start for _, start in jobs)
+    streams = [
+        (size, start, link.open(size, now=start)) for (size, _), start in zip(jobs, starts, strict=True)
+    ]
+    ends = [link.due(stream, size, now=starts[-1]) for size, _, stream in streams]
+    for (size, start, _), end in zip(streams, ends, strict=True):
+        assert end >= starts[-1] or size / 2e6 <= starts[-1] - start
+        assert max(end - start, starts[-1] - start) >= size / min(2e6, total_rate) * (1 - 1e-9)
+    # Served one after the other at the slowest sharing, nothing takes longer than this.
+    assert max(ends) <= starts[-1] + sum(size for size, *_ in streams) / min(2e6, total_rate) + 1e-6
+
+
+def test_a_delay_has_the_median_and_95th_percentile_it_was_made_from() -> None:
+    delay, rng = Delay.from_p95(0.040, 0.100), random.Random(1)
+    draws = sorted(delay.draw(rng) for _ in range(20_000))
+    assert draws[10_000] == pytest.approx(0.040, rel=0.02)
+    assert draws[19_000] == pytest.approx(0.100, rel=0.03)
+
+
+def test_off_waits_for_nothing() -> None:
+    verdict = PROFILES["off"].first_byte("list", new_connection=True, rng=random.Random(0))
+    assert (verdict.wait_s, verdict.failed) == (0.0, False)
+    assert not PROFILES["off"].is_paced
+
+
+def test_table_waits_45_ms_at_the_median_for_media_and_for_metadata() -> None:
+    for kind in ("media", "metadata"):
+        rng = random.Random(0)
+        waits = [TABLE.first_byte(kind, new_connection=False, rng=rng).wait_s for _ in range(5000)]
+        assert statistics.median(waits) == pytest.approx(0.045, rel=0.03)
+        assert statistics.stdev(map(math.log, waits)) == pytest.approx(0.35, rel=0.03)
+
+
+def test_a_new_connection_costs_extra() -> None:
+    profile = Profile(media=Delay(0.1), connection_s=0.05)
+    verdict = profile.first_byte("media", new_connection=True, rng=random.Random(0))
+    assert verdict.wait_s == pytest.approx(0.15)
+
+
+def test_errors_and_stalls_come_at_the_rate_of_the_profile() -> None:
+    profile, rng = Profile(error_rate=0.1, stall_rate=0.2, stall_s=30), random.Random(0)
+    verdicts = [profile.first_byte("media", new_connection=False, rng=rng) for _ in range(5000)]
+    assert sum(v.failed for v in verdicts) == pytest.approx(500, abs=75)
+    assert sum(v.wait_s == 30 for v in verdicts) == pytest.approx(1000, abs=100)
+
+
+def test_the_same_seed_gives_the_same_waits() -> None:
+    runs = [
+        [TABLE.first_byte("media", new_connection=False, rng=rng) for _ in range(5)]
+        for rng in (random.Random(7), random.Random(7), random.Random(8))
+    ]
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_survives_json(name: str) -> None:
+    text = PROFILES[name].to_json()
+    assert json.loads(text)["name"] == name
+    assert Profile.resolve(text) == PROFILES[name]
+
+
+def test_an_unknown_profile_is_refused_with_the_known_names() -> None:
+    with pytest.raises(ValueError, match="gcs-region"):
+        Profile.resolve("fast")
+
+
+def test_time_scale_speeds_the_simulated_clock_up() -> None:
+    wall = iter([100.0, 101.5])
+    network = Network(TABLE, time_scale=10, clock=lambda: next(wall))
+    assert network.now() == pytest.approx(15.0)
