@@ -1,0 +1,42 @@
+"""Put `cachedfs::` in front of a URL, and the cloud reads like the local disk.
+
+The filesystems register themselves with fsspec (`cachedfs`, `cgs`); this module holds what a user may want by name.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    IsAFolder,
+    ObjectChanged,
+    ObjectNotFound,
+    OriginUnavailable,
+    QuotaExceeded,
+)
+
+if TYPE_CHECKING:
+    from cachedfs.filesystem import CachedFileSystem, CachedGCSFileSystem
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccessDenied",
+    "CachedFSError",
+    "CachedFileSystem",
+    "CachedGCSFileSystem",
+    "IsAFolder",
+    "ObjectChanged",
+    "ObjectNotFound",
+    "OriginUnavailable",
+    "QuotaExceeded",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The filesystems import fsspec and aiohttp; the errors do not.
+    if name in ("CachedFileSystem", "CachedGCSFileSystem"):
+        return getattr(import_module("cachedfs.filesystem"), name)
+    raise AttributeError(f"module 'cachedfs' has no attribute {name!r}")

@@ -1,5 +1,103 @@
 """Origins: the network room. `open_origin` makes one for a protocol; nothing here knows the cache."""
 
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from fsspec.config import conf
+
 from cachedfs.origins.base import Origin, Reply
 
-__all__ = ["Origin", "Reply"]
+__all__ = ["Origin", "Reply", "identity_of", "open_origin"]
+
+_GCS = ("gs", "gcs")
+_ALIASES = {"gcs": "gs", "local": "file"}
+_HOSTS = ("endpoint_url", "endpoint", "host", "account_name")
+_SECRET = re.compile(
+    r"token|secret|passw|credential|authorization|cookie|sas|signature|connection_string|^(key|auth|username|user)$",
+    re.IGNORECASE,
+)
+
+
+def open_origin(
+    protocol: str,
+    options: Mapping[str, Any],
+    *,
+    loop: AbstractEventLoop,
+    on_request: Callable[[], None],
+    concurrency: int = 16,
+) -> Origin:
+    """Return the origin behind `protocol`; neither imports its packages nor looks for credentials.
+
+    `options` are the inner filesystem's own. The origin's methods run on `loop`; `on_request` is called
+    there once for every request sent, of which `concurrency` may be in flight.
+    """
+    identity = identity_of(protocol, options)
+    if protocol in _GCS:
+        from cachedfs.origins.gcs import GCSOrigin
+
+        return GCSOrigin(
+            options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
+        )
+    from cachedfs.origins.generic import GenericOrigin
+
+    return GenericOrigin(
+        protocol, options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
+    )
+
+
+def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ) -> str:
+    """Return what says which data `protocol` and `options` lead to: part of every key.
+
+    Secrets never enter it, only that there are some. fsspec's own configuration counts as it will for
+    the filesystem.
+    """
+    names = _GCS if protocol in _GCS else (protocol,)
+    given = {name: value for each in names for name, value in conf.get(each, {}).items()} | dict(options)
+    if protocol in _GCS:
+        return f"gs|{_gcs_host(given, environ)}|{_gcs_account(given)}"
+    plain = _without_secrets({name: value for name, value in given.items() if value is not None})
+    text = json.dumps(plain, sort_keys=True) if plain else ""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest() if text else "-"
+    host = next((str(given[name]) for name in _HOSTS if given.get(name)), "")
+    return f"{_ALIASES.get(protocol, protocol)}|{_host_of(host)}|{digest}"
+
+
+def _gcs_host(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Return host and port as gcsfs finds them: argument, emulator, universe."""
+    emulator = environ.get("STORAGE_EMULATOR_HOST", "")
+    given = options.get("endpoint_url") or ("" if emulator == "default" else emulator)
+    universe = environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN", "googleapis.com")
+    return _host_of(given) or f"storage.{universe}"
+
+
+def _gcs_account(options: Mapping[str, Any]) -> str:
+    token = options.get("token")
+    return "anon" if token == "anon" or type(token).__name__ == "AnonymousCredentials" else "auth"
+
+
+def _host_of(endpoint: str) -> str:
+    """Return `host:port` of a URL or of itself, in lower case; user names and passwords are dropped."""
+    netloc = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").netloc
+    return netloc.rpartition("@")[2].lower()
+
+
+def _without_secrets(value: Any) -> Any:
+    """Return options as JSON values: what names a secret is only marked as given, an object is its type."""
+    if isinstance(value, Mapping):
+        return {
+            str(name): "given" if _SECRET.search(str(name)) else _without_secrets(item)
+            for name, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_without_secrets(item) for item in value]
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    return str(value) if isinstance(value, os.PathLike) else type(value).__qualname__

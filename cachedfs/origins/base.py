@@ -8,7 +8,25 @@ from typing import Any, Protocol
 
 from cachedfs.model import ObjectInfo, Range, Suffix
 
-__all__ = ["Origin", "Reply"]
+__all__ = ["Origin", "Reply", "clipped", "describe"]
+
+
+def clipped(want: Range | Suffix | None, size: int) -> Range:
+    """Return the bytes that `want` means of an object of `size` bytes; `[size, size)` when it lies behind the end."""
+    if want is None:
+        return Range(0, size)
+    if isinstance(want, Suffix):
+        return Range(max(size - want.size, 0), size)
+    return Range(min(want.start, size), min(want.stop, size))
+
+
+def describe(want: Range | Suffix | None) -> str:
+    """Return the words that an error has for a read of `want`."""
+    if want is None:
+        return "reading all bytes"
+    if isinstance(want, Suffix):
+        return f"reading the last {want.size} bytes"
+    return f"reading bytes {want.start} to {want.stop}"
 
 
 class Reply(Protocol):
@@ -60,7 +78,8 @@ class Origin(Protocol):
     ) -> AsyncIterator[ObjectInfo]:
         """Give the children of `folder`: objects and folders, each once; `deep`: all objects below it.
 
-        Nothing at all for an empty or missing folder where the origin cannot tell them apart.
+        Nothing at all for an empty folder, and for a missing one where the origin cannot tell them apart; where it
+        can, `ObjectNotFound`.
         """
         ...
 

@@ -1,0 +1,189 @@
+"""Options: one frozen `Config`, resolved once per filesystem and passed down."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from cachedfs.model import Bounds
+
+__all__ = ["Config", "parse_size"]
+
+KiB = 1024
+MiB = 1024 * KiB
+
+_UNITS = {
+    "": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4,
+    "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4,
+    "kib": KiB, "mib": MiB, "gib": 1024 * MiB, "tib": 1024**2 * MiB,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+
+# Keywords that fsspec itself gives to any filesystem's constructor.
+FSSPEC_KEYWORDS = frozenset(
+    {"asynchronous", "loop", "batch_size", "skip_instance_cache", "use_listings_cache", "listings_expiry_time",
+     "max_paths", "add_docs", "add_aliases"}
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config:
+    """All options of one filesystem. `Config.resolve` makes one; docs/configuration.md lists them."""
+
+    cache_dir: tuple[str, ...] | None = None
+    """First directory is written, the others are read-only layers; None: the platform's user cache folder."""
+    cache_size: int | float | None = None
+    """Upper bound of the cache: bytes, or a share of the disk; None ("auto"): half of what is free at first use."""
+    keep_free: int | float = 0.1
+    """How much of the disk stays free: bytes, or a share of the disk."""
+    block_size: int = MiB
+    """Bytes of one block: the unit of caching and evicting, and part of the key. Leave alone."""
+    request_size: int = 8 * MiB
+    """Adjacent missing blocks are fetched in requests of up to this many bytes."""
+    concurrency: int = 16
+    """Requests in flight per origin in one process."""
+    read_ahead: int = 64 * MiB
+    """Largest window in bytes that is read ahead for one open file; 0 turns read-ahead off."""
+    max_age: float = 60.0
+    """Seconds for which what is known of an object or a listing counts; 0: check at every open; inf: never check."""
+    stale_if_error: bool = True
+    """While the origin is away, serve the known versions that are in the cache, with one warning."""
+    offline: bool = False
+    """Never call the origin; what is not in the cache is `OriginUnavailable` at once."""
+    verify_always: bool = False
+    """Check the checksums of the touched pages on every read, not once per process."""
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(size=self.cache_size, keep_free=self.keep_free)
+
+    @property
+    def lifetime_s(self) -> float:
+        """Seconds for which a known fact counts: `max_age`, for ever when offline."""
+        return math.inf if self.offline else self.max_age
+
+    @classmethod
+    def resolve(cls, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Config:
+        """Return the config of `given` options over `defaults` (fsspec's configuration) over ours.
+
+        Values may be text, as environment variables are. An unknown name or a value that does not fit is a
+        ValueError that names the option, the value and what is accepted.
+        """
+        unknown = [name for name in given if name not in _PARSERS]
+        if unknown:
+            raise ValueError(_unknown_option(unknown[0]))
+        merged = {k: v for k, v in (defaults or {}).items() if k in _PARSERS} | dict(given)
+        return cls(**{name: _parsed(name, value) for name, value in merged.items()})
+
+
+def parse_size(value: Any) -> int | float:
+    """Return bytes (an int) for `8388608`, `"8MiB"`, `"200GB"`, or a share of the disk (a float) for `"10%"`."""
+    if isinstance(value, bool) or value is None:
+        raise ValueError("expected a size")
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError("a size is not negative")
+        return value
+    if share := _SHARE.fullmatch(str(value)):
+        if not float(share[1]) <= 100:
+            raise ValueError("a share is between 0% and 100%")
+        return float(share[1]) / 100
+    size = _SIZE.fullmatch(str(value))
+    if size is None or size[2].lower() not in _UNITS:
+        raise ValueError("expected bytes, a size like '8MiB' or '200GB', or a share like '10%'")
+    return int(float(size[1]) * _UNITS[size[2].lower()])
+
+
+def _cache_size(value: Any) -> int | float | None:
+    return None if value is None or value == "auto" else parse_size(value)
+
+
+def _bytes(value: Any) -> int:
+    size = parse_size(value)
+    if isinstance(size, float):
+        raise ValueError("expected bytes or a size like '8MiB'")
+    return size
+
+
+def _at_least(least: int, parse: Callable[[Any], int]) -> Callable[[Any], int]:
+    def parsed(value: Any) -> int:
+        number = parse(value)
+        if number < least:
+            raise ValueError(f"expected at least {least}")
+        return number
+
+    return parsed
+
+
+def _block_size(value: Any) -> int:
+    size = _at_least(64 * KiB, _bytes)(value)
+    if size % (64 * KiB):
+        raise ValueError("expected a multiple of 64 KiB, the unit of checksums")
+    return size
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool):
+        raise ValueError("expected a whole number")
+    return int(value)
+
+
+def _max_age(value: Any) -> float:
+    if value == "immutable":
+        return math.inf
+    if isinstance(value, bool) or not (age := float(value)) >= 0:
+        raise ValueError("expected seconds, 0 or more, or 'immutable'")
+    return age
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    if text not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        raise ValueError("expected True or False")
+    return text in ("1", "true", "yes", "on")
+
+
+def _directories(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
+    paths = [os.fspath(path) for path in (value if several else [value])]
+    if not paths or not all(isinstance(path, str) and path for path in paths):
+        raise ValueError("expected a directory, or a list of directories")
+    return tuple(os.path.abspath(os.path.expanduser(path)) for path in paths)
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "cache_dir": _directories,
+    "cache_size": _cache_size,
+    "keep_free": parse_size,
+    "block_size": _block_size,
+    "request_size": _at_least(64 * KiB, _bytes),
+    "concurrency": _at_least(1, _count),
+    "read_ahead": _bytes,
+    "max_age": _max_age,
+    "stale_if_error": _flag,
+    "offline": _flag,
+    "verify_always": _flag,
+}
+
+
+def _parsed(name: str, value: Any) -> Any:
+    try:
+        return _PARSERS[name](value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"cachedfs option {name}={value!r}: {error}") from None
+
+
+def _unknown_option(name: str) -> str:
+    near = difflib.get_close_matches(name, [*_PARSERS, *FSSPEC_KEYWORDS], n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(_PARSERS)}"
+    return f"cachedfs has no option {name!r}; {hint} Options of the target go in gs={{...}} or target_options={{...}}."

@@ -1,0 +1,276 @@
+"""What a process has once per cache directory: the loop thread, requests in flight, what is written behind."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import platformdirs
+from fsspec.utils import tokenize
+
+from cachedfs.cache import BlockCache, is_network
+from cachedfs.config import Config
+from cachedfs.facts import Facts
+from cachedfs.flights import Flight
+from cachedfs.model import Stats
+from cachedfs.origins import Origin, open_origin
+from cachedfs.writebehind import Arrived, WriteBehind
+
+__all__ = ["Engine", "engine_for"]
+
+logger = logging.getLogger("cachedfs.engine")
+
+T = TypeVar("T")
+
+BEHIND_BYTES = 64 << 20  # most bytes that wait for the disk before flights are no longer fed
+DRAIN_S = 5.0  # longest that a process waits for its last blocks at exit
+AWAY_S = 30.0  # how long an origin that could not be reached is taken as away
+
+
+class Engine:
+    """One per process and cache directory, shared by all filesystem instances over it; made without I/O.
+
+    Its thread and loop start with the first miss: a process that only hits has neither.
+    """
+
+    def __init__(self, directories: Sequence[str], *, explicit: bool) -> None:
+        self.pid = os.getpid()
+        self.cache = BlockCache(directories, explicit=explicit)
+        self.writer = WriteBehind(self.cache, self._stored)
+        # Invariant: a block's name is here from the moment its request is made until it is on the disk, given up, or
+        # its request failed. Changed on the loop and, for what is stored, in the writer's thread.
+        self.flights: dict[str, Flight] = {}
+        self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
+        self.asking: dict[tuple[str, str], asyncio.Task[Any]] = {}  # one question per path; loop only
+        self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
+        self._origins: dict[str, Origin] = {}
+        self._facts: dict[str, Facts] = {}
+        self._away: dict[str, float] = {}  # identity -> monotonic time until which it is taken as away
+        self._room = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lock = threading.Lock()  # guards the start of the loop, and the two registries
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    # The loop and the ways into it.
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The engine's own event loop, running in its own thread."""
+        if self._loop is None:
+            with self._lock:
+                if self._loop is None:
+                    loop = asyncio.new_event_loop()
+                    self._thread = threading.Thread(target=loop.run_forever, name="cachedfs-io", daemon=True)
+                    self._thread.start()
+                    self._loop = loop
+        return self._loop
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` on the loop and return its result, from any other thread; an interrupt cancels it."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError(
+                "a blocking call inside the I/O loop of cachedfs would wait for itself: use the async one"
+            )
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await `coroutine` from whatever loop the caller runs on."""
+        if asyncio.get_running_loop() is self._loop:
+            return await coroutine
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function` on the loop soon, from any thread."""
+        self.loop.call_soon_threadsafe(function, *args)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task that the engine owns until it ends. On the loop."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Shared by the filesystem instances.
+
+    def origin(self, protocol: str, options: Mapping[str, Any], *, concurrency: int) -> Origin:
+        """Return the origin for these options: one per process, whatever the number of instances."""
+        token = tokenize(protocol, dict(options), concurrency)
+        with self._lock:
+            if token in self._origins:
+                return self._origins[token]
+        loop = self.loop  # takes the lock itself
+        origin = open_origin(
+            protocol, options, loop=loop, on_request=self._count_request, concurrency=concurrency
+        )
+        with self._lock:
+            return self._origins.setdefault(token, origin)
+
+    def facts(self, identity: str) -> Facts:
+        """Return what this process knows of the objects of one origin."""
+        with self._lock:
+            return self._facts.setdefault(identity, Facts(self.cache, identity, self.writer.keep))
+
+    def is_away(self, identity: str) -> bool:
+        """True while an origin that could not be reached a moment ago is not asked again."""
+        return time.monotonic() < self._away.get(identity, 0.0)
+
+    def mark_away(self, identity: str) -> None:
+        self._away[identity] = time.monotonic() + AWAY_S
+
+    def stats(self) -> Stats:
+        blocks, size = self.cache.usage()
+        return Stats(
+            hits=self.hits,
+            misses=self.misses,
+            requests=self.requests,
+            bytes_fetched=self.bytes_fetched,
+            bytes_served=self.bytes_served,
+            blocks=blocks,
+            bytes_cached=size,
+            evictions=self.cache.evictions,
+            cache_dir=self.cache.root or "",
+            cannot_store=self.cache.cannot_store,
+        )
+
+    def _count_request(self) -> None:
+        self.requests += 1
+
+    # Write-behind, as seen from the loop.
+
+    def landed(self, block: Arrived) -> None:
+        """A block arrived in full: store it; until it is stored its flight serves it."""
+        self.misses += 1
+        self.writer.add(block)
+
+    async def room(self) -> None:
+        """Wait until the blocks that are not on the disk yet are few enough."""
+        while self.writer.behind > BEHIND_BYTES:
+            self._room.clear()
+            if self.writer.behind > BEHIND_BYTES:
+                await self._room.wait()
+
+    def _stored(self, blocks: Sequence[Arrived]) -> None:
+        for block in blocks:
+            self.give_up(block.key.name, block.key.hash64)
+        if blocks:
+            self.call_soon(self._room.set)
+
+    def give_up(self, name: str, hash64: int) -> None:
+        """The block is on the disk, or nobody is fetching it any more: other processes may see for themselves."""
+        self.flights.pop(name, None)
+        self.cache.drop_claim(hash64)
+
+    # The end.
+
+    def drain(self, timeout_s: float = DRAIN_S) -> bool:
+        """Wait until everything that arrived is on the disk; False when it took too long."""
+        return self.writer.drain(timeout_s)
+
+    def close(self) -> None:
+        """Store what arrived, close sessions, end both threads. For the end of the process."""
+        self.drain()
+        self.writer.close()
+        if self._loop is None or self._thread is None or not self._thread.is_alive():
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result(DRAIN_S)
+        except (TimeoutError, concurrent.futures.CancelledError):
+            logger.debug("requests did not end in time")
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(1.0)
+
+    async def _wind_up(self) -> None:
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for origin in self._origins.values():
+            await origin.aclose()
+
+
+# One engine per (real paths of the cache directories); a child process starts with none.
+_engines: dict[tuple[str, ...], Engine] = {}
+_engines_lock = threading.Lock()
+_inherited: list[Engine] = []
+_warned = False
+
+
+def engine_for(config: Config) -> Engine:
+    """Return this process's engine for the cache directories of `config`."""
+    directories = config.cache_dir or (_default_directory(),)
+    key = tuple(os.path.realpath(path) for path in directories)
+    engine = _engines.get(key)
+    if engine is None:
+        with _engines_lock:
+            engine = _engines.get(key)
+            if engine is None:
+                engine = _engines[key] = Engine(key, explicit=config.cache_dir is not None)
+                _close_with_process()
+    return engine
+
+
+def _default_directory() -> str:
+    global _warned
+    directory = platformdirs.user_cache_dir()
+    if not is_network(directory):
+        return directory
+    scratch = tempfile.gettempdir()
+    if not _warned:
+        _warned = True
+        logger.warning(
+            "%s is on a network file system: cachedfs caches in %s; cache_dir= chooses", directory, scratch
+        )
+    return scratch
+
+
+def _close_all() -> None:
+    for engine in list(_engines.values()):
+        engine.close()
+    _engines.clear()
+
+
+_closing_in: int | None = None
+
+
+def _close_with_process() -> None:
+    """Close the engines when this process ends: also a worker of multiprocessing, which skips atexit."""
+    global _closing_in
+    if _closing_in == os.getpid():
+        return
+    if _closing_in is None:
+        atexit.register(_close_all)
+    _closing_in = os.getpid()
+    if "multiprocessing.process" in sys.modules:
+        from multiprocessing import process, util
+
+        if process.parent_process() is not None:
+            util.Finalize(None, _close_all, exitpriority=100)
+
+
+def _after_fork() -> None:
+    # The parent's engines are not touched again, nor ever collected: their threads do not exist here, and closing their
+    # connections and descriptors would act on what the parent still uses.
+    global _engines_lock
+    _engines_lock = threading.Lock()
+    _inherited.extend(_engines.values())
+    _engines.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,107 @@
+"""What one process knows of the objects of one origin: the memory in front of the cache's facts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from cachedfs.cache import BlockCache, Fact
+from cachedfs.model import ObjectInfo, ObjectKey
+
+__all__ = ["Facts", "Known"]
+
+MOST = 200_000  # facts in memory, about 600 bytes each; the rest is a 15 us query away
+
+
+@dataclasses.dataclass(slots=True)
+class Known:
+    """What is known of one path: an object or folder (`info`), or its absence (None), as of `checked_at`.
+
+    It holds while the change mark at `slots` still is `mark`. `by_listing`: the absence follows from a complete
+    listing of the folder, not from one 404.
+    """
+
+    path: str
+    info: ObjectInfo | None
+    checked_at: float
+    mark: int
+    slots: tuple[int, int]
+    by_listing: bool = False
+    _key: ObjectKey | None = None
+
+    def key(self, identity: str, block_size: int) -> ObjectKey | None:
+        """Return the key of this version's blocks; None for a folder and where there is no fingerprint."""
+        key = self._key
+        if key is not None and key.block_size == block_size:
+            return key
+        if (
+            self.info is None
+            or self.info.fingerprint is None
+            or self.info.kind != "file"
+            or self.info.size is None
+        ):
+            return None
+        self._key = ObjectKey(identity, self.path, self.info.fingerprint, block_size)
+        return self._key
+
+
+class Facts:
+    """The facts of one origin: asked from memory, then from the cache; learnt into both.
+
+    Valid in every process at once: a fact carries the change mark that was read before the origin was asked, and
+    counts only while the mark is the same. Safe from any thread; a race costs a query.
+    """
+
+    def __init__(self, cache: BlockCache, identity: str, keep: Callable[[Fact], None]) -> None:
+        self._cache = cache
+        self._identity = identity
+        self._keep = keep
+        self._memory: dict[str, Known] = {}
+
+    def get(self, path: str) -> Known | None:
+        """Return what is known of `path`, of any age; None when nothing valid is."""
+        known = self._memory.get(path)
+        if known is not None and self._cache.mark_at(known.slots) == known.mark:
+            return known
+        known = self._from_cache(path)
+        if known is None:
+            self._memory.pop(path, None)
+        else:
+            self._remember(known)
+        return known
+
+    def mark(self, path: str) -> int:
+        """Return the change mark of `path`: to be read before the origin is asked, and given to `learn`."""
+        return self._cache.mark_at(self._cache.mark_slots(self._identity, path))
+
+    def learn(self, path: str, info: ObjectInfo | None, *, checked_at: float, mark: int) -> Known:
+        """Remember an answer of the origin that was asked for at `checked_at`, when the change mark was `mark`."""
+        known = Known(path, info, checked_at, mark, self._cache.mark_slots(self._identity, path))
+        self._remember(known)
+        self._keep(Fact(self._identity, path, info, checked_at, mark))
+        return known
+
+    def expire(self, path: str) -> None:
+        """Forget what is known of `path` and of its folder's listing, in all processes of the machine."""
+        self._memory.pop(path, None)
+        self._cache.changed(self._identity, [path])
+
+    def _from_cache(self, path: str) -> Known | None:
+        slots = self._cache.mark_slots(self._identity, path)
+        mark = self._cache.mark_at(slots)
+        fact = self._cache.lookup(self._identity, path)
+        if fact is not None and fact.mark == mark:
+            return Known(path, fact.info, fact.checked_at, mark, slots)
+        folder = path.rpartition("/")[0]
+        listed = self._cache.listing_has(self._identity, folder, path) if folder else None
+        if listed is None:
+            return None
+        checked_at, listing_mark, present = listed
+        if present or listing_mark != self._cache.listing_mark(self._identity, folder):
+            return None
+        return Known(path, None, checked_at, mark, slots, by_listing=True)
+
+    def _remember(self, known: Known) -> None:
+        self._memory[known.path] = known
+        while len(self._memory) > MOST:
+            self._memory.pop(next(iter(self._memory)), None)

@@ -1,0 +1,347 @@
+"""An open object: an io.BufferedReader, so that lines and small reads run at C speed, over a raw reader of blocks."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cachedfs.facts import Known
+from cachedfs.flights import Flight
+from cachedfs.model import ObjectInfo, Range
+from cachedfs.plan.readahead import History, ahead
+from cachedfs.reader import Reader
+
+if TYPE_CHECKING:
+    from cachedfs.filesystem import CachedFileSystem
+
+__all__ = ["CachedFile", "WrittenFile"]
+
+BUFFER_SIZE = 32 * 1024  # half a checksum page: small reads in Python's C code, without reading far too much
+FIRST_DEMAND = 2  # the request that opened a file runs this many times ahead of its reader
+
+
+class CachedFile(io.BufferedReader):
+    """A readable, seekable binary file over one version of one object.
+
+    It stays with the version it opened: a block that is not here after the object was replaced is `ObjectChanged`.
+    Pickles by path and position. Carries what libraries look for on a fsspec file: `fs`, `path`, `size`, `loc`,
+    `blocksize`, `info()`.
+    """
+
+    def __init__(
+        self, fs: CachedFileSystem, path: str, reader: Reader, known: Known, flight: Flight | None
+    ) -> None:
+        raw = RawReader(reader, known, flight)
+        super().__init__(raw, buffer_size=BUFFER_SIZE)
+        self.fs = fs
+        self.path = path
+        self.size = raw.size
+        self.blocksize = reader.config.block_size
+        self.mode = "rb"
+
+    @property
+    def loc(self) -> int:
+        """Offset of the next byte that will be read."""
+        return self.tell()
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # the stub's attribute is a property of the raw file
+        return self.path
+
+    @property
+    def full_name(self) -> str:
+        """The URL that opens this object again."""
+        return self.fs.unstrip_protocol(self.path)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return self.info()
+
+    def info(self) -> dict[str, Any]:
+        """Return what `fs.info` says of the version that this handle reads."""
+        return self._object().as_info()
+
+    def getbuffer(self) -> memoryview:
+        raise io.UnsupportedOperation(f"{self.full_name}: not in memory; read() it")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.fs, self.path, self.tell(), self._object().fingerprint)
+
+    def __repr__(self) -> str:
+        return f"<CachedFile {self.full_name!r}>"
+
+    def _object(self) -> ObjectInfo:
+        info: ObjectInfo = self.raw.info  # type: ignore[attr-defined]  # our RawReader
+        return info
+
+
+def _reopen(fs: CachedFileSystem, path: str, position: int, fingerprint: str | None) -> CachedFile:
+    """Return a handle at the same place of the same version; ObjectChanged when that was replaced meanwhile."""
+    file: CachedFile = fs.open(path, "rb")
+    now = file._object().fingerprint
+    if now != fingerprint:
+        from cachedfs.errors import ObjectChanged
+
+        file.close()
+        raise ObjectChanged(
+            f"{fs.unstrip_protocol(path)}: replaced since the handle was pickled; open it again"
+        )
+    file.seek(position)
+    return file
+
+
+class RawReader(io.RawIOBase):
+    """Read position and history of one open file; every read is answered by a block or a request in flight.
+
+    Not locked: the BufferedReader over it is.
+    """
+
+    def __init__(self, reader: Reader, known: Known, flight: Flight | None) -> None:
+        assert known.info is not None
+        self.info: ObjectInfo = known.info
+        self._reader = reader
+        self._known = known
+        self._key = reader.key(known)
+        self._engine = reader.engine
+        self._cache = self._engine.cache
+        self._verify = reader.config.verify_always
+        self._block_size = reader.config.block_size
+        self._position = 0
+        self._history = History()
+        self._cold = flight is not None  # something of this file had to be fetched: then look ahead
+        self._opening = flight  # the request that open() sent; ours to stop
+        self._flight = flight  # the last request that served us
+        if known.info.size is None:
+            data = reader.engine.run(reader.collect(known, None, None))
+            self._whole: bytes | None = data
+            self.size = len(data)
+        else:
+            self._whole = None
+            self.size = known.info.size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        if whence == 1:
+            offset += self._position
+        elif whence == 2:
+            offset += self.size
+        elif whence != 0:
+            raise ValueError(f"whence is 0, 1 or 2, not {whence}")
+        if offset < 0:
+            raise OSError(errno.EINVAL, f"cannot seek to {offset}: before the start of {self._known.path}")
+        self._position = offset
+        return offset
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill `buffer` with what comes first: at least a byte, unless the file ends here."""
+        into = memoryview(buffer).cast("B")
+        position = self._position
+        if position >= self.size or not len(into):
+            return 0
+        if not self._cold and self._key is not None and self._engine.pid == os.getpid():
+            n = self._hit(position, into)
+            if n > 0:
+                self._position = position + n
+                return n
+        n = self._read(position, into[: self.size - position])
+        self._position = position + n
+        return n
+
+    def readall(self) -> bytes:
+        """Return everything from here to the end, fetched at once."""
+        if self._position >= self.size:
+            return b""
+        if self._whole is not None:
+            data = self._whole[self._position :]
+        else:
+            want = Range(self._position, self.size)
+            self._same_process()
+            here = self._reader._from_cache(self._key, want) if self._key is not None else None
+            data = here if here is not None else self._collect(want)
+        self._position = self.size
+        return data
+
+    def close(self) -> None:
+        if not self.closed:
+            self._let_go()
+            self._flight = None
+        super().close()
+
+    # Where the bytes come from.
+
+    def _hit(self, position: int, into: memoryview) -> int:
+        """Copy from the block at `position` if it is here; -1 when it is not."""
+        index, offset = divmod(position, self._block_size)
+        new = index != self._history.last
+        assert self._key is not None
+        n = self._cache.read_into(self._key, index, offset, into, touch=new, verify=self._verify)
+        if n > 0:
+            self._engine.bytes_served += n
+            if new:
+                self._engine.hits += 1
+                self._history = self._history.after(index)
+        return n
+
+    def _read(self, position: int, into: memoryview) -> int:
+        if self._whole is not None:
+            n = min(len(into), self.size - position)
+            into[:n] = self._whole[position : position + n]
+            return n
+        self._same_process()
+        if self._key is not None:
+            self._look_ahead(position)
+        n = self._from_flight(position, into)
+        if n == 0 and self._key is not None:
+            n = max(0, self._hit(position, into))
+        while n == 0:
+            self._cold = True
+            self._flight = self._engine.run(self._fetch(position, len(into)))
+            if self._flight is not None:
+                n = self._from_flight(position, into)
+            elif self._key is not None:
+                n = max(0, self._hit(position, into))
+        return n
+
+    def _from_flight(self, position: int, into: memoryview) -> int:
+        flight = self._flight
+        if flight is None or not flight.covers(position):
+            flight = (
+                self._engine.flights.get(self._key.name(position // self._block_size)) if self._key else None
+            )
+            if flight is None or not flight.covers(position):
+                self._let_go()
+                self._flight = None
+                return 0
+            self._flight = flight
+        n = flight.take(position, into)
+        self._engine.bytes_served += n
+        if flight is self._opening and not flight.done:
+            run = FIRST_DEMAND * (position + n - flight.start)
+            if run > flight.demand - flight.start:
+                whole = -(-(flight.start + FIRST_DEMAND * run) // self._block_size) * self._block_size
+                self._engine.call_soon(flight.want, min(flight.stop, whole))
+        return n
+
+    async def _fetch(self, position: int, size: int) -> Flight | None:
+        """Wait for the bytes at `position`; None when they are in the cache now. On the loop."""
+        reader, key, known = self._reader, self._key, self._known
+        if key is None:
+            flight = self._flight
+            if flight is None or not flight.covers(position):
+                flight = reader.launch_uncached(known, position)
+            await flight.arrival(min(position + size, flight.stop))
+            return flight
+        return await reader.fetch(known, key, Range(position, min(position + size, self.size)))
+
+    def _look_ahead(self, position: int) -> None:
+        """Send what the history of this file says will be read next."""
+        index = position // self._block_size
+        if index == self._history.last:
+            return
+        self._history = self._history.after(index)
+        config = self._reader.config
+        wanted = ahead(
+            self._history,
+            n_blocks=-(-self.size // self._block_size),
+            blocks_per_request=max(1, config.request_size // self._block_size),
+            most=config.read_ahead // self._block_size,
+        )
+        if self._opening is not None and self._history.streak >= 2:
+            self._engine.call_soon(self._opening.want, self._opening.stop)
+            self._opening = None
+        if wanted and self._key is not None:
+            self._history = self._history.having_requested(wanted.stop)
+            self._engine.call_soon(self._reader.launch_ahead, self._known, self._key, wanted)
+
+    def _collect(self, want: Range) -> bytes:
+        return self._engine.run(self._reader.collect(self._known, want.start, want.stop, self._flight))
+
+    def _let_go(self) -> None:
+        """The request that opened the file is not what is read: it ends after the block in flight."""
+        flight, self._opening = self._opening, None
+        if flight is not None and not flight.done and self._engine.pid == os.getpid():
+            block_end = -(-max(flight.filled, 1) // self._block_size) * self._block_size
+            self._engine.call_soon(flight.stop_soon, block_end)
+
+    def _same_process(self) -> None:
+        """After a fork: requests in flight stayed with the parent."""
+        if self._engine.pid != os.getpid():
+            self._engine = self._reader.engine
+            self._cache = self._engine.cache
+            self._flight = self._opening = None
+
+
+class WrittenFile(io.IOBase):
+    """An object being written: the inner filesystem's own file, whose change all processes see when it is closed."""
+
+    def __init__(
+        self, fs: CachedFileSystem, path: str, mode: str, *, autocommit: bool = True, **options: Any
+    ) -> None:
+        self.fs = fs
+        self.path = path
+        self.mode = mode
+        self.autocommit = autocommit
+        self._inner = fs.origin_fs._open(path, mode=mode, autocommit=autocommit, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return bool(self._inner.readable())
+
+    def seekable(self) -> bool:
+        return bool(self._inner.seekable())
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return int(self._inner.seek(offset, whence))
+
+    def write(self, data: Any, /) -> int:
+        return int(self._inner.write(data))
+
+    def read(self, size: int = -1, /) -> bytes:
+        return bytes(self._inner.read(size))
+
+    def tell(self) -> int:
+        return int(self._inner.tell())
+
+    def flush(self, force: bool = False) -> None:
+        if not self.closed and not self._inner.closed:
+            self._inner.flush()
+
+    def close(self) -> None:
+        """Finish the write; the object is there, and seen by every process of the machine, when this returns."""
+        if not self.closed and "_inner" in self.__dict__:
+            self._changing(self._inner.close)
+        super().close()
+
+    def commit(self) -> None:
+        """Make what was written in a transaction the object's content."""
+        self._changing(self._inner.commit)
+
+    def discard(self) -> None:
+        """Forget what was written in a transaction."""
+        self._changing(self._inner.discard)
+
+    def _changing(self, act: Callable[[], object]) -> None:
+        # Marks move before and after, so that no answer given meanwhile counts.
+        self.fs.invalidate_cache(self.path)
+        try:
+            act()
+        finally:
+            self.fs.invalidate_cache(self.path)

@@ -1,0 +1,537 @@
+"""The fsspec face: names and paths, sync meets async, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import fsspec
+from fsspec.asyn import AsyncFileSystem
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.config import conf
+from fsspec.implementations.chained import ChainedFileSystem
+from fsspec.utils import isfilelike, stringify_path
+
+from cachedfs.config import FSSPEC_KEYWORDS, Config
+from cachedfs.errors import IsAFolder, ObjectChanged
+from cachedfs.file import CachedFile, WrittenFile
+from cachedfs.model import ObjectInfo, Stats
+from cachedfs.plan.blocks import block_range
+from cachedfs.reader import Reader
+
+if sys.platform == "win32":
+    raise ImportError(
+        "cachedfs needs Linux or macOS: its cache relies on POSIX file locks; on Windows use WSL"
+    )
+
+__all__ = ["CachedFileSystem", "CachedGCSFileSystem"]
+
+GCS_PROTOCOLS = ("gs", "gcs")
+WINDOW = 64 << 20  # bytes of one object that `get` holds in memory at once
+_NO_LOOP = object()  # keeps fsspec from starting its own loop thread: ours starts with the first miss
+
+
+class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """Any fsspec filesystem, read through a persistent cache that all processes of the machine share.
+
+    `cachedfs::gs://bucket/key` as a URL, or `fsspec.filesystem("cachedfs", target_protocol="gs")`. Options are those of
+    `cachedfs.config.Config`; the target's own go in `target_options` or in a dictionary named like its protocol
+    (`gs={"token": "anon"}`). Paths are the target's, with or without `gs://` or `cachedfs::gs://` in front.
+
+    Cheap to make: no thread, no connection, no import of the target before something has to be fetched.
+    """
+
+    protocol: ClassVar[str] = "cachedfs"
+    _strip_tokenize_options = ("fo",)
+
+    def __init__(
+        self,
+        fo: str | None = None,
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if self._cached:
+            return  # fsspec gave an instance that exists already
+        own = {name: value for name, value in options.items() if name in FSSPEC_KEYWORDS}
+        options = {name: value for name, value in options.items() if name not in FSSPEC_KEYWORDS}
+        target_protocol, target_options, options = _target(fo, target_protocol, target_options, options)
+        own["loop"] = _NO_LOOP
+        super().__init__(**own)
+        self.target_protocol = target_protocol
+        self.target_options = target_options
+        self.config = Config.resolve(options, defaults=conf.get("cachedfs"))
+        self._reader = Reader(target_protocol, target_options, self.config, self.unstrip_protocol)
+        # Instances know the target's rules for bare paths; the class can only tell from a protocol in the URL.
+        self._strip_protocol = self._strip  # type: ignore[method-assign]
+
+    # Names.
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of this process's engine."""
+        return self._reader.engine.loop
+
+    @property
+    def fsid(self) -> str:
+        return f"cachedfs-{self._reader.identity}"
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(p) for p in path]
+        return _strip(cls.protocol, None, path)
+
+    def _strip(self, path: Any) -> Any:
+        if isinstance(path, list):
+            return [_strip(self.protocol, self.target_protocol, p) for p in path]
+        return _strip(self.protocol, self.target_protocol, path)
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the URL that opens `name` again: `cachedfs::gs://bucket/key`."""
+        name = _strip(self.protocol, self.target_protocol, name)
+        return f"{self._url_prefix()}{name}"
+
+    def _url_prefix(self) -> str:
+        return f"cachedfs::{self.target_protocol}://"
+
+    @property
+    def origin_fs(self) -> Any:
+        """The inner filesystem, made now if it was not: uncached reads, and whatever only it can do."""
+        engine = self._reader.engine
+        return engine.run(self._reader.origin.filesystem())
+
+    # Reading.
+
+    def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return name, size, type and the origin's details; from memory when that is young enough."""
+        path = self._strip(path)
+        known = self._reader.existing(path)
+        if known is not None and known.info is not None:
+            return known.info.as_info()
+        return self._run(self._reader.know(path)).as_info()
+
+    async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
+        path = self._strip(path)
+        known = self._reader.existing(path)
+        if known is not None and known.info is not None:
+            return known.info.as_info()
+        return (await self._hop(self._reader.know(path))).as_info()
+
+    def exists(self, path: Any, **kwargs: Any) -> bool:
+        """Return whether there is an object or a folder; an origin that cannot tell raises."""
+        try:
+            self.info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    async def _exists(self, path: Any, **kwargs: Any) -> bool:
+        try:
+            await self._info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def cat_file(self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        """Return `[start:end]` of one object, of one version of it."""
+        path = self._strip(path)
+        data = self._reader.cached(path, start, end)
+        return data if data is not None else self._run(self._reader.read(path, start, end))
+
+    async def _cat_file(
+        self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
+        path, reader = self._strip(path), self._reader
+        try:
+            data = reader.cached(path, start, end, nowait=True)
+        except BlockingIOError:  # on the disk but not in its page cache: do not stop the caller's loop for it
+            data = await asyncio.to_thread(reader.cached, path, start, end)
+        return data if data is not None else await self._hop(reader.read(path, start, end))
+
+    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
+        """Return the bytes of one object, or a dictionary of many; what is here at once, the others in one round trip."""
+        single = isinstance(path, str | os.PathLike)
+        paths = [path] if single else list(path)
+        if recursive or kwargs or any(fsspec.core.has_magic(stringify_path(p)) for p in paths):
+            return self._run(self._cat(path, recursive=recursive, on_error=on_error, **kwargs))
+        found: dict[str, Any] = {}
+        missing = []
+        for name in map(self._strip, paths):
+            try:
+                found[name] = self._reader.cached(name, None, None)
+            except OSError as error:
+                found[name] = error
+            if found[name] is None:
+                missing.append(name)
+        if missing:
+            fetched = self._run(self._cat_ranges(missing, None, None, on_error="return"))
+            found.update(zip(missing, fetched, strict=True))
+        if on_error == "raise":
+            for value in found.values():
+                if isinstance(value, BaseException):
+                    raise value
+        if single:
+            return next(iter(found.values()))
+        return {k: v for k, v in found.items() if on_error != "omit" or not isinstance(v, BaseException)}
+
+    async def _cat_ranges(
+        self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, **kwargs: Any
+    ) -> list[Any]:
+        # A gap to merge over is of no use here: ranges of one block are one request in any case.
+        return await super()._cat_ranges(paths, _each(starts, paths), _each(ends, paths), **kwargs)  # type: ignore[no-any-return]
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: Any = None,
+        cache_type: Any = None,
+        **kwargs: Any,
+    ) -> CachedFile | WrittenFile:
+        # block_size, cache_type and cache_options are what libraries pass to make other filesystems fast.
+        if mode in ("rb", "r"):
+            known = self._reader.existing(path)
+            flight = None
+            if known is None or known.info is None or known.info.kind == "directory":
+                known, flight = self._run(self._reader.open(path))
+            return CachedFile(self, path, self._reader, known, flight)
+        if block_size is not None:
+            kwargs["block_size"] = block_size
+        return WrittenFile(self, path, mode, autocommit=autocommit, **kwargs)
+
+    async def _get_file(
+        self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any
+    ) -> None:
+        path = self._strip(rpath)
+        info = await self._hop(self._reader.know(path))
+        if info.kind == "directory":
+            os.makedirs(lpath, exist_ok=True)
+            return
+        if isfilelike(lpath):
+            await self._copy_out(path, lpath, callback)
+            return
+        # Complete or not there: a reader of lpath never meets half a file.
+        temporary = f"{os.fspath(lpath)}.{uuid.uuid4().hex[:8]}.part"
+        try:
+            with open(temporary, "wb") as file:
+                await self._copy_out(path, file, callback)
+            os.replace(temporary, lpath)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+
+    async def _copy_out(self, path: str, file: Any, callback: Any) -> None:
+        for last in (False, True):
+            known = self._reader.existing(path)
+            if known is None:
+                known, _ = await self._hop(self._reader.open(path))
+            assert known.info is not None
+            size = known.info.size
+            callback.set_size(size)
+            try:
+                for start in range(0, size or 1, WINDOW):
+                    stop = None if size is None else min(size, start + WINDOW)
+                    data = await self._hop(self._reader.collect(known, start, stop))
+                    await asyncio.to_thread(file.write, data)
+                    callback.relative_update(len(data))
+                return
+            except ObjectChanged:
+                if last or not file.seekable():
+                    raise
+                self._reader.facts.expire(path)
+                file.seek(0)
+                file.truncate()
+                callback.absolute_update(0)
+
+    # Listing.
+
+    async def _ls(self, path: Any, detail: bool = True, refresh: bool = False, **kwargs: Any) -> list[Any]:
+        path = self._strip(path)
+        if refresh:
+            self.invalidate_cache(path)
+        found = await self._hop(self._reader.listing(path))
+        return [info.as_info() for info in found] if detail else [info.path for info in found]
+
+    async def _find(
+        self,
+        path: Any,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        prefix = kwargs.pop("prefix", "")
+        if maxdepth is not None:
+            return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
+        path = self._strip(path)
+        found = await self._hop(self._reader.find(path))
+        if not found:
+            found = await self._itself(path, withdirs)
+        elif withdirs and path:
+            found = [ObjectInfo(path, kind="directory", size=0), *found]
+        wanted = {
+            info.path: info.as_info()
+            for info in found
+            if (withdirs or info.kind == "file")
+            and (
+                not prefix
+                or info.path == path
+                or info.path.startswith(f"{path}/{prefix}" if path else prefix)
+            )
+        }
+        return wanted if detail else list(wanted)
+
+    async def _itself(self, path: str, withdirs: bool) -> list[ObjectInfo]:
+        try:
+            info = await self._hop(self._reader.know(path))
+        except FileNotFoundError:
+            return []
+        return [info] if withdirs or info.kind == "file" else []
+
+    # Writing: to the origin at once; what is known of the paths is forgotten by every process of the machine.
+
+    async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        path = self._strip(path)
+        options = kwargs if mode == "overwrite" else {"mode": mode, **kwargs}
+        await self._write([path], "pipe_file", path, value, **options)
+
+    async def _put_file(
+        self, lpath: Any, rpath: Any, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
+    ) -> None:
+        path = self._strip(rpath)
+        options = kwargs if mode == "overwrite" else {"mode": mode, **kwargs}
+        await self._write([path], "put_file", os.fspath(lpath), path, callback=callback, **options)
+
+    async def _rm_file(self, path: Any, **kwargs: Any) -> None:
+        path = self._strip(path)
+        await self._write([path], "rm_file", path, **kwargs)
+
+    async def _rm(
+        self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        path = self._strip(path)
+        paths = path if isinstance(path, list) else [path]
+        await self._write(paths, "rm", path, recursive=recursive, maxdepth=maxdepth, tree=True)
+
+    async def _cp_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
+        source, target = self._strip(path1), self._strip(path2)
+        await self._write([target], "cp_file", source, target, **kwargs)
+
+    async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
+        path = self._strip(path)
+        await self._write([path], "mkdir", path, create_parents=create_parents, **kwargs)
+
+    async def _makedirs(self, path: Any, exist_ok: bool = False) -> None:
+        path = self._strip(path)
+        await self._write([path], "makedirs", path, exist_ok=exist_ok)
+
+    async def _rmdir(self, path: Any) -> None:
+        path = self._strip(path)
+        await self._write([path], "rmdir", path)
+
+    def rmdir(self, path: Any) -> None:
+        """Remove an empty folder."""
+        self._run(self._rmdir(path))
+
+    def touch(self, path: Any, truncate: bool = True, **kwargs: Any) -> None:
+        """Make an empty object, or empty one."""
+        path = self._strip(path)
+        self._run(self._write([path], "touch", path, truncate=truncate, **kwargs))
+
+    async def _write(
+        self, paths: list[str], method: str, *args: Any, tree: bool = False, **options: Any
+    ) -> Any:
+        return await self._hop(self._reader.write(paths, method, *args, tree=tree, **options))
+
+    # What the origin says of an object.
+
+    def ukey(self, path: Any) -> str | None:
+        """Return the fingerprint: differs whenever the bytes may differ."""
+        return self._object(path).fingerprint
+
+    def checksum(self, path: Any) -> str | None:
+        """Return the fingerprint, as `ukey` does."""
+        return self.ukey(path)
+
+    def created(self, path: Any) -> Any:
+        """Return when the object was made, by the origin's clock."""
+        return self._time(path, "created", ("ctime", "created"))
+
+    def modified(self, path: Any) -> Any:
+        """Return when the object was written last, by the origin's clock."""
+        return self._time(path, "modified", ("mtime", "modified"))
+
+    def _time(self, path: Any, method: str, names: tuple[str, ...]) -> Any:
+        details = self._object(path).details
+        for name in names:
+            if hasattr(details.get(name), "isoformat"):
+                return details[name]
+        return self._run(self._reader.origin.call(method, self._strip(path)))
+
+    def _object(self, path: Any) -> ObjectInfo:
+        path = self._strip(path)
+        known = self._reader.existing(path)
+        return (
+            known.info if known is not None and known.info is not None else self._run(self._reader.know(path))
+        )
+
+    def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
+        """Return a signed URL of the origin."""
+        return self._run(self._reader.origin.call("sign", self._strip(path), expiration=expiration, **kwargs))
+
+    # The cache.
+
+    def stats(self) -> Stats:
+        """Return what this process hit, missed and fetched, and what the cache holds."""
+        return self._reader.engine.stats()
+
+    def cached_extent(self, path: Any) -> list[tuple[int, int]]:
+        """Return the byte ranges `(start, stop)` of the object's present version that are in the cache, merged."""
+        path = self._strip(path)
+        info = self._object(path)
+        known = self._reader.facts.get(path)
+        key = known and self._reader.key(known)
+        if key is None or not info.size:
+            return []
+        cache, size = self._reader.engine.cache, key.block_size
+        extent: list[tuple[int, int]] = []
+        for index in range(-(-info.size // size)):
+            if cache.has(key, index):
+                part = block_range(index, size, info.size)
+                if extent and extent[-1][1] == part.start:
+                    part_start = extent.pop()[0]
+                else:
+                    part_start = part.start
+                extent.append((part_start, part.stop))
+        return extent
+
+    def pin(self, path: Any) -> None:
+        """Keep the blocks of an object, those here and those to come, until `unpin`; in all processes, over restarts."""
+        self._reader.engine.cache.pin(self._reader.identity, self._strip(path))
+
+    def unpin(self, path: Any) -> None:
+        """Let the blocks of an object be evicted again."""
+        self._reader.engine.cache.unpin(self._reader.identity, self._strip(path))
+
+    def evict(self, path: Any = None) -> int:
+        """Drop the cached blocks of one object, or of everything of this origin; return the bytes freed."""
+        self._reader.engine.drain()
+        name = None if path is None else self._strip(path)
+        return self._reader.engine.cache.evict(self._reader.identity, name)
+
+    @contextlib.contextmanager
+    def local_path(self, path: Any) -> Iterator[str]:
+        """Give the whole object as a real read-only file, for code that takes nothing else; gone afterwards.
+
+        It counts in the cache's bound while in use. Raises ObjectNotFound, or CacheError when it cannot fit.
+        """
+        path = self._strip(path)
+        info = self._object(path)
+        if info.kind == "directory":
+            raise IsAFolder(f"{self.unstrip_protocol(path)} is a folder, not an object")
+        with self.open(path, "rb") as file:
+            lease = self._reader.engine.cache.lease(file.size, self.config.bounds)
+            try:
+                offset = 0
+                while data := file.read(WINDOW // 8):
+                    lease.write_at(offset, data)
+                    offset += len(data)
+                lease.seal()
+                yield lease.path
+            finally:
+                lease.close()
+
+    def invalidate_cache(self, path: Any = None) -> None:
+        """Forget what is known of a path, or of everything: the next use asks the origin. Blocks stay."""
+        cache, identity = self._reader.engine.cache, self._reader.identity
+        if path is None:
+            cache.changed(identity, [], tree=True)
+        else:
+            cache.changed(identity, [self._strip(path), f"{self._strip(path)}/"])
+        super().invalidate_cache(path)
+
+    # To the engine's loop.
+
+    def _run(self, coroutine: Any) -> Any:
+        return self._reader.engine.run(coroutine)
+
+    async def _hop(self, coroutine: Any) -> Any:
+        return await self._reader.engine.hop(coroutine)
+
+    def to_json(self, *, include_password: bool = True) -> str:
+        """Return JSON that makes this filesystem again. Live credentials cannot travel so: TypeError says what can."""
+        try:
+            text: str = super().to_json(include_password=include_password)
+        except TypeError as error:
+            raise TypeError(
+                f"{self._url_prefix()}: an option of the target cannot be written as JSON ({error}); give credentials in a "
+                "form that can travel: the name of a token file, a dictionary, 'anon', 'google_default' or 'cloud'"
+            ) from None
+        return text
+
+
+class CachedGCSFileSystem(CachedFileSystem):
+    """`cgs://bucket/key`: Google Cloud Storage through the cache, as one protocol, for code that cannot take `::`.
+
+    Options of gcsfs go in `gs={...}`.
+    """
+
+    protocol: ClassVar[str] = "cgs"
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("target_protocol", "gs")
+        super().__init__(**options)
+
+    def _url_prefix(self) -> str:
+        return "cgs://"
+
+
+def _target(
+    fo: str | None, protocol: str | None, target_options: Mapping[str, Any] | None, options: dict[str, Any]
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the target's protocol and options, and what is left: options of ours."""
+    if protocol is None and fo is not None and "://" in fo:
+        protocol = fo.partition("://")[0]
+    nested = {name: value for name, value in options.items() if isinstance(value, Mapping)}
+    if protocol is None and len(nested) == 1:
+        protocol = next(iter(nested))
+    if protocol is None:
+        raise ValueError(
+            "cachedfs needs to know what it fronts: a URL such as 'cachedfs::gs://bucket/key', or target_protocol='gs'"
+        )
+    names = GCS_PROTOCOLS if protocol in GCS_PROTOCOLS else (protocol,)
+    merged = dict(target_options or {})
+    for name in names:
+        merged.update(nested.pop(name, {}))
+    left = {name: value for name, value in options.items() if name not in names}
+    return protocol, merged, left
+
+
+def _strip(own: str, target: str | None, path: Any) -> str:
+    """Return the target's path of any of our forms of URL."""
+    text = stringify_path(path)
+    text = text.removeprefix(f"{own}::").removeprefix(f"{own}://").removeprefix("cachedfs::")
+    protocol, scheme, rest = text.partition("://")
+    if not scheme:
+        protocol, rest = target or "", text
+    if protocol in GCS_PROTOCOLS or not protocol:
+        return rest.strip("/") if protocol else rest.rstrip("/")
+    return str(_rule_of(protocol)(text).rstrip("/"))
+
+
+def _rule_of(protocol: str) -> Callable[[str], str]:
+    rule: Callable[[str], str] = fsspec.get_filesystem_class(protocol)._strip_protocol
+    return rule
+
+
+def _each(value: Any, paths: Any) -> list[Any]:
+    return [value] * len(paths) if value is None or isinstance(value, int) else list(value)

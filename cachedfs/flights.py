@@ -1,0 +1,148 @@
+"""A request on its way: who waits for its bytes, and how far it may run ahead of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cachedfs.errors import CachedFSError
+from cachedfs.model import ObjectInfo, ObjectKey, Range
+
+__all__ = ["Flight", "FlightStopped"]
+
+
+class FlightStopped(Exception):
+    """The request was stopped before the bytes that somebody waited for: ask for them anew. Internal."""
+
+
+class Flight:
+    """The bytes `[start, stop)` of one object version, filled from the front by one request.
+
+    Made and fed on the engine's loop. Any thread may look at `filled` and take bytes below it: the buffer never
+    moves, and bytes once there never change. Only `began`, `arrival`, `want` and `stop_soon` need the loop.
+
+    `demand` is how far the request may read; past it the body is left in the socket until somebody wants more. A
+    flight that nobody wants any more ends at its demand.
+    """
+
+    def __init__(self, *, demand: int) -> None:
+        self.info: ObjectInfo | None = None  # known at the headers
+        self.key: ObjectKey | None = None  # None as well where the origin gives no fingerprint
+        self.start = 0
+        self.stop = 0
+        self.filled = 0  # Invariant: start <= filled <= stop, and it only grows
+        self.demand = demand
+        self.done = False
+        self.stopped = False  # asked to end at `demand`
+        self.paused = False
+        self.error: CachedFSError | None = None
+        self._view = memoryview(b"")
+        self._headers = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._arrivals: list[tuple[int, asyncio.Future[None]]] = []
+
+    # From any thread.
+
+    def covers(self, position: int) -> bool:
+        """True when the byte at `position` is here or is still to come."""
+        return self.start <= position < (self.filled if self.done else self.stop)
+
+    def take(self, position: int, into: memoryview) -> int:
+        """Copy what is here from `position` on into `into`; return the bytes copied, 0 when none is here yet."""
+        n = min(len(into), self.filled - position)
+        if n <= 0 or position < self.start:
+            return 0
+        offset = position - self.start
+        into[:n] = self._view[offset : offset + n]
+        return n
+
+    def piece(self, want: Range) -> memoryview:
+        """Return the bytes of `want`, which must be here, without copying."""
+        return self._view[want.start - self.start : want.stop - self.start]
+
+    # On the loop.
+
+    async def began(self) -> ObjectInfo:
+        """Wait for the headers and return what they say; raises what the request raised."""
+        await self._headers.wait()
+        if self.info is None:
+            raise self.error or FlightStopped
+        return self.info
+
+    async def arrival(self, position: int) -> None:
+        """Wait until all bytes below `position` are here; raises the request's error, or `FlightStopped`."""
+        if self.filled >= position:
+            return
+        if self.done:
+            raise self.error or FlightStopped
+        self.want(position)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._arrivals.append((position, future))
+        await future
+
+    def want(self, position: int) -> None:
+        """Let the request read on up to `position`."""
+        if position > self.demand:
+            self.demand, self.stopped = position, False
+            self._wanted.set()
+
+    def stop_soon(self, position: int) -> None:
+        """Nobody wants more than the bytes below `position`, except those who wait for them."""
+        self.demand = min(self.demand, max([position, *(p for p, f in self._arrivals if not f.done())]))
+        self.stopped = True
+        self._wanted.set()
+
+    async def may_go_on(self, patience_s: float) -> bool:
+        """Wait while the body is as far as the demand; False when the request should end there."""
+        while self.demand <= self.filled < self.stop:
+            if self.stopped:
+                return False
+            self._wanted.clear()
+            self.paused = True
+            try:
+                await asyncio.wait_for(self._wanted.wait(), patience_s)
+            except TimeoutError:
+                return False
+            finally:
+                self.paused = False
+        return True
+
+    def begin(self, info: ObjectInfo, key: ObjectKey | None, bytes_: Range) -> None:
+        """The version and the range are known."""
+        self.info, self.key, self.start, self.stop, self.filled = (
+            info,
+            key,
+            bytes_.start,
+            bytes_.stop,
+            bytes_.start,
+        )
+        self._headers.set()
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes at the end of what is here, and wake those who waited for them."""
+        if not self._view:
+            self._view = memoryview(
+                bytearray(self.stop - self.start)
+            )  # late: a queued request holds no memory
+        offset = self.filled - self.start
+        self._view[offset : offset + len(data)] = data
+        self.filled += len(data)
+        self._wake()
+
+    def finish(self, error: CachedFSError | None = None) -> None:
+        """The request is over: complete, stopped, or failed with `error`."""
+        self.error, self.done = error, True
+        self._headers.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting = []
+        for position, future in self._arrivals:
+            if future.done():
+                continue
+            if self.filled >= position:
+                future.set_result(None)
+            elif self.done:
+                future.set_exception(self.error or FlightStopped())
+            else:
+                waiting.append((position, future))
+        self._arrivals = waiting

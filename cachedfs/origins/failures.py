@@ -1,0 +1,108 @@
+"""From the exceptions of libraries to the errors of cachedfs: one function, used at the room's door.
+
+Libraries are recognised by class names, because importing them to ask would load them.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    IsAFolder,
+    ObjectNotFound,
+    OriginUnavailable,
+)
+
+__all__ = ["mapped", "translate"]
+
+_BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...] = (
+    ((FileNotFoundError, NotADirectoryError), ObjectNotFound),
+    ((PermissionError,), AccessDenied),
+    ((IsADirectoryError,), IsAFolder),
+    ((ConnectionError, TimeoutError, socket.gaierror), OriginUnavailable),
+)
+# Class names of aiohttp, requests and google-auth, looked for among the bases: the most special first.
+_BY_NAME: tuple[tuple[frozenset[str], type[CachedFSError]], ...] = (
+    (frozenset({"ClientConnectionError", "ClientPayloadError", "TransportError"}), OriginUnavailable),
+    (frozenset({"RequestException", "ClientResponseError"}), OriginUnavailable),
+    (frozenset({"GoogleAuthError", "NoCredentialsError"}), AccessDenied),
+)
+_BY_STATUS: dict[int, type[CachedFSError]] = {
+    401: AccessDenied,
+    403: AccessDenied,
+    404: ObjectNotFound,
+    407: AccessDenied,
+    408: OriginUnavailable,
+    410: ObjectNotFound,
+    429: OriginUnavailable,
+}
+_ADVICE: dict[type[CachedFSError], str] = {
+    ObjectNotFound: "no object or folder has this name",
+    IsAFolder: "this is a folder; list it, or name an object in it",
+    AccessDenied: "access denied; check the credentials and what they are allowed to read",
+    OriginUnavailable: "no usable answer from the origin; check the network, or try again later",
+}
+
+
+@contextmanager
+def mapped(url: str, doing: str) -> Iterator[None]:
+    """Turn what libraries raise inside into the errors of cachedfs, which name `url` and what was tried."""
+    try:
+        yield
+    except Exception as error:  # everything passes through; `translate` leaves alone what is not known
+        ours = translate(error, url, doing)
+        if ours is error:
+            raise
+        raise ours from error
+
+
+def translate(error: Exception, url: str, doing: str) -> Exception:
+    """Return the error of cachedfs that says what `error` says, or `error` itself where that is clear enough.
+
+    FileExistsError, NotImplementedError, ValueError and what else is about the call pass as they are.
+    """
+    if isinstance(error, (CachedFSError, FileExistsError)):
+        return error
+    kind = _kind_of(error)
+    if kind is None:
+        return error
+    advice = _ADVICE.get(kind, "the origin failed")
+    ours = kind(f"{url}: {advice} ({doing}: {_text(error)})")
+    if kind is CachedFSError and isinstance(error, OSError) and error.errno:
+        ours.errno = error.errno
+    return ours
+
+
+def _kind_of(error: Exception) -> type[CachedFSError] | None:
+    for types, kind in _BY_TYPE:
+        if isinstance(error, types):
+            return kind
+    if (status := _status_of(error)) is not None:
+        return _BY_STATUS.get(status, OriginUnavailable if status >= 500 else CachedFSError)
+    names = {base.__name__ for base in type(error).__mro__}
+    for known, kind in _BY_NAME:
+        if names & known:
+            return kind
+    if not isinstance(error, OSError):
+        return None
+    # gcsfs says 403 in words only.
+    return AccessDenied if str(error).startswith("Forbidden") else CachedFSError
+
+
+def _status_of(error: Exception) -> int | None:
+    """Return the HTTP status that an exception of any library carries, None without one."""
+    response = getattr(error, "response", None)
+    for holder, name in ((error, "status"), (error, "code"), (response, "status_code")):
+        value = getattr(holder, name, None)
+        if isinstance(value, (int, str)) and str(value).isdigit() and 400 <= int(value) < 600:
+            return int(value)
+    return None
+
+
+def _text(error: Exception) -> str:
+    name, text = type(error).__name__, str(error)
+    return f"{name}: {text}" if text else name

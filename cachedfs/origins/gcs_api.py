@@ -1,0 +1,254 @@
+"""The JSON API of Google Cloud Storage as values: what to ask, and what an answer says. Pure.
+
+Written from cloud.google.com/storage/docs: json_api/v1, request-endpoints, status-codes, transcoding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import email.utils
+import json
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound
+from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.origins.base import clipped
+from cachedfs.origins.retry import Trouble, retry_after_s
+
+__all__ = [
+    "FIELDS",
+    "Head",
+    "bucket_info",
+    "bucket_url",
+    "children",
+    "failure",
+    "folder_info",
+    "head_of",
+    "list_params",
+    "list_url",
+    "media_url",
+    "metadata_url",
+    "object_info",
+    "plain_path",
+    "range_header",
+    "read_headers",
+    "url_of",
+]
+
+# What `info` shows of an object: the same from a lookup and from a listing.
+FIELDS = (
+    "bucket,name,size,generation,metageneration,etag,md5Hash,crc32c,contentType,contentEncoding,"
+    "contentLanguage,contentDisposition,cacheControl,storageClass,timeCreated,updated,metadata,customTime,"
+    "componentCount,customerEncryption,temporaryHold,eventBasedHold"
+)
+_LIST_FIELDS = f"kind,nextPageToken,prefixes,items({FIELDS})"
+_PAGE = 1000  # objects and folders in one answer: the most that the service gives
+_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+_RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
+_HINT_403 = "pass token=..., or ask the owner for roles/storage.objectViewer"
+_HINT_PAYS = "the requester pays for this bucket: pass requester_pays=True (and project=...) or requester_pays='PROJECT'"
+
+
+# Names and addresses
+def plain_path(path: str) -> str:
+    """Return `bucket/key` without protocol and without the slashes around it."""
+    for prefix in ("gs://", "gcs://", "gs::", "gcs::"):
+        path = path.removeprefix(prefix)
+    return path.strip("/")
+
+
+def url_of(path: str) -> str:
+    """Return how errors name `bucket/key`."""
+    return f"gs://{path}"
+
+
+def bucket_url(base: str, bucket: str) -> str:
+    """Return the address of a bucket; `base` is `https://host`, here and below."""
+    return f"{base}/storage/v1/b/{quote(bucket, safe='')}"
+
+
+def list_url(base: str, bucket: str) -> str:
+    return f"{bucket_url(base, bucket)}/o"
+
+
+def metadata_url(base: str, bucket: str, key: str) -> str:
+    return f"{list_url(base, bucket)}/{quote(key, safe='')}"
+
+
+def media_url(base: str, bucket: str, key: str) -> str:
+    return f"{base}/download/storage/v1/b/{quote(bucket, safe='')}/o/{quote(key, safe='')}"
+
+
+def list_params(prefix: str, *, deep: bool, limit: int = _PAGE, token: str | None = None) -> dict[str, str]:
+    """Return the query of one page of a listing."""
+    params = {"prefix": prefix, "maxResults": str(limit), "fields": _LIST_FIELDS}
+    params |= {} if deep else {"delimiter": "/"}
+    params |= {"pageToken": token} if token else {}
+    return {name: value for name, value in params.items() if value}
+
+
+# Reading
+def range_header(want: Range | Suffix | None) -> str | None:
+    """Return the `Range` header for a non-empty range, always with an end; None for the whole object."""
+    if want is None:
+        return None
+    if isinstance(want, Suffix):
+        return f"bytes=-{want.size}"
+    return f"bytes={want.start}-{want.stop - 1}"
+
+
+def read_headers(want: Range | Suffix | None) -> dict[str, str]:
+    """Return the headers of a read. Who takes gzip gets every object as it is stored, in ranges too."""
+    given = range_header(want)
+    return {"Accept-Encoding": "gzip"} | ({"Range": given} if given else {})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """What the headers of a read say: the body is the bytes of the object from `offset` on."""
+
+    offset: int
+    span: Range  # what was wanted, of an object of this size
+    size: int
+    generation: str | None
+    details: Mapping[str, Any]
+
+    def info(self, path: str) -> ObjectInfo:
+        return ObjectInfo(path, "file", self.size, self.generation, details=self.details)
+
+
+def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None) -> Head:
+    """Return what the headers of a 200 or 206 say; ValueError where they contradict what was asked for."""
+    offset, stop, size = 0, None, _number(headers.get("x-goog-stored-content-length"))
+    length = _number(headers.get("Content-Length"))
+    if status == 206:
+        offset, stop, total = _content_range(headers.get("Content-Range", ""))
+        size = total if total is not None else size
+    elif size is None:
+        size = length
+    if size is None:
+        raise ValueError("the answer does not tell the size of the object")
+    span = clipped(want, size)
+    if status == 206 and (offset, stop) != (span.start, span.stop):
+        raise ValueError(f"the answer is of bytes {offset} to {stop}, not {span.start} to {span.stop}")
+    if status == 200 and length not in (None, size):
+        raise ValueError(
+            f"the answer has {length} bytes of an object of {size}: something unpacked it on the way"
+        )
+    return Head(offset, span, size, headers.get("x-goog-generation"), _header_details(headers))
+
+
+def _content_range(text: str) -> tuple[int, int, int | None]:
+    """Return start, stop and total of `bytes a-b/N`, where N may be `*`."""
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", text.strip())
+    if not found:
+        raise ValueError(f"the answer has no usable Content-Range: {text!r}")
+    return int(found[1]), int(found[2]) + 1, _number(found[3])
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _header_details(headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the headers of a read tell of an object, under the names of the JSON API."""
+    hashes = dict(part.strip().split("=", 1) for part in _all(headers, "x-goog-hash") if "=" in part)
+    encoding = headers.get("x-goog-stored-content-encoding", "identity")
+    names = {
+        "generation": headers.get("x-goog-generation"),
+        "metageneration": headers.get("x-goog-metageneration"),
+        "md5Hash": hashes.get("md5"),
+        "crc32c": hashes.get("crc32c"),
+        "contentType": headers.get("Content-Type"),
+        "contentEncoding": None if encoding == "identity" else encoding,
+        "storageClass": headers.get("x-goog-storage-class"),
+        "mtime": _http_date(headers.get("Last-Modified")),
+    }
+    return {name: value for name, value in names.items() if value is not None}
+
+
+def _all(headers: Mapping[str, str], name: str) -> list[str]:
+    """Return the parts of a header that may come once, or several times (in a multi-dictionary)."""
+    many = getattr(headers, "getall", None)
+    lines = many(name, []) if many else [headers.get(name, "")]
+    return [part for line in lines for part in line.split(",")]
+
+
+def _http_date(text: str | None) -> datetime | None:
+    try:
+        return email.utils.parsedate_to_datetime(text) if text else None
+    except ValueError:
+        return None
+
+
+# Metadata and listings
+def object_info(resource: Mapping[str, Any], path: str) -> ObjectInfo:
+    """Return an object from its resource; its details are what gcsfs shows."""
+    details = {name: value for name, value in resource.items() if name not in ("name", "size")}
+    for name, at in (("mtime", "updated"), ("ctime", "timeCreated")):
+        if at in resource:
+            details[name] = datetime.fromisoformat(resource[at])
+    return ObjectInfo(path, "file", int(resource.get("size", 0)), resource["generation"], details=details)
+
+
+def folder_info(path: str) -> ObjectInfo:
+    """Return the folder that the names of its objects imply."""
+    bucket = path.partition("/")[0]
+    return ObjectInfo(path, "directory", details={"bucket": bucket, "storageClass": "DIRECTORY"})
+
+
+def bucket_info(resource: Mapping[str, Any]) -> ObjectInfo:
+    """Return a bucket from its resource."""
+    details = {name: value for name, value in resource.items() if name not in ("name", "size", "type")}
+    return ObjectInfo(resource["name"], "directory", details=details)
+
+
+def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[ObjectInfo]:
+    """Yield what one page of a listing of `prefix` says; markers of folders are not objects."""
+    for name in page.get("prefixes", ()):
+        # "a//": a folder without a name is not addressable, and would be its own child.
+        if name != prefix + "/":
+            yield folder_info(f"{bucket}/{name.removesuffix('/')}")
+    for resource in page.get("items", ()):
+        name = resource["name"]
+        if name != prefix and not (name.endswith("/") and int(resource.get("size", 0)) == 0):
+            yield object_info(resource, f"{bucket}/{name}")
+
+
+# Failures
+def failure(
+    status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
+) -> Trouble | Exception:
+    """Return what an answer that is no success means: trouble that may pass, or the error to raise."""
+    text, reasons = _message(body)
+    said = f"{status}: {text}" if text else str(status)
+    if status in _RETRIED or status > 504 or (status == 403 and reasons & _RATE_REASONS):
+        return Trouble(f"the service answered {said}", retry_after_s(headers.get("Retry-After"), now))
+    if "requester pays" in text.lower():
+        return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {said})")
+    if pinned and status in (404, 412):
+        return ObjectChanged(
+            f"{url}: the object was replaced or removed while it was read ({doing}); open it again"
+        )
+    if status == 404:
+        return ObjectNotFound(f"{url}: no object or folder has this name ({doing}: {said})")
+    if status in (401, 403):
+        return AccessDenied(f"{url}: access denied; {_HINT_403} ({doing}: {said})")
+    if status == 400:
+        return ValueError(f"{url}: the service did not accept the request ({doing}: {said})")
+    return CachedFSError(f"{url}: the service answered in a way that is not understood ({doing}: {said})")
+
+
+def _message(body: bytes) -> tuple[str, set[str]]:
+    """Return Google's own message and reasons from the body of an error: JSON, or short text (of media)."""
+    text = body.decode("utf-8", "replace").strip()
+    try:
+        error = json.loads(text)["error"]
+        reasons = {str(item.get("reason")) for item in error.get("errors", ())}
+        return str(error.get("message", "")), reasons
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return ("" if text.startswith("<") else text[:500]), set()

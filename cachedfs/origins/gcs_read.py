@@ -1,0 +1,187 @@
+"""One read from Google Cloud Storage: a reply that tells its version, and is resumed where it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
+from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.origins import gcs_api as api
+from cachedfs.origins.base import Reply, describe
+from cachedfs.origins.failures import mapped
+from cachedfs.origins.retry import Failed, Trouble
+
+if TYPE_CHECKING:
+    from cachedfs.origins.gcs import GCSOrigin
+    from cachedfs.origins.http import Ask, Exchange
+
+__all__ = ["MediaRead"]
+
+
+class MediaRead:
+    """A read of one generation, resumed where its body breaks."""
+
+    info: ObjectInfo
+    start: int
+    stop: int
+
+    def __init__(
+        self, origin: GCSOrigin, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> None:
+        self._origin, self._path, self._want, self._pinned = origin, path, want, pinned
+        self._attempt = AsyncExitStack()  # holds the slot and the connection of the try that runs
+        self._body: Exchange | None = None
+        self._position = 0  # of the next byte to give
+        self._offset = 0  # of the next byte of the body: before the position where a range was ignored
+
+    async def __aenter__(self) -> Reply:
+        if "/" not in self._path:
+            raise IsAFolder(f"{api.url_of(self._path)}: this is a bucket; list it, or read an object in it")
+        self._to = await self._origin.connection()
+        self._tries = self._to.client.new_tries()
+        try:
+            with mapped(api.url_of(self._path), describe(self._want)):
+                await self._begin()
+        except BaseException:
+            await self._attempt.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._attempt.aclose()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while self._position < self.stop:
+            with mapped(api.url_of(self._path), describe(self._want)):
+                try:
+                    if piece := self._wanted(await self._next_piece()):
+                        return piece
+                except Failed as failed:
+                    await self._recover(failed)
+        raise StopAsyncIteration
+
+    async def _next_piece(self) -> bytes:
+        assert self._body is not None  # there is one wherever bytes are left to give
+        piece = await self._body.read_some()
+        if not piece:
+            raise Failed(Trouble(f"the body ended at byte {self._offset}, before {self.stop}"))
+        return piece
+
+    def _wanted(self, piece: bytes) -> bytes:
+        """Return what of a piece of the body was asked for and not given yet; often all of it, as it is."""
+        skip, left = self._position - self._offset, self.stop - self._position
+        self._offset += len(piece)
+        wanted = piece if not skip and len(piece) <= left else piece[skip : skip + left]
+        self._position += len(wanted)
+        return wanted
+
+    async def _recover(self, failed: Failed) -> None:
+        """Ask for what is left, of the same generation."""
+        await self._attempt.aclose()
+        left = Range(self._position, self.stop)
+        ask = self._to.media(self._path, left, self.info.fingerprint)
+        await self._to.client.pause(failed, ask, self._tries)
+
+        async def attempt() -> None:
+            self._offset = (await self._headers(ask, left, self.info.fingerprint)).offset
+
+        await self._to.client.retried(attempt, ask, self._tries)
+
+    # Beginning
+    async def _begin(self) -> None:
+        if isinstance(self._want, Range) and self._want.size == 0:
+            self._settle_empty(await self._current())  # HTTP has no words for an empty range
+            return
+        known = self._pinned if self._pinned and self._pinned.fingerprint is not None else None
+        ask = self._to.media(self._path, self._want, known.fingerprint if known else None)
+        await self._to.client.retried(partial(self._open, ask, known), ask, self._tries)
+
+    async def _open(self, ask: Ask, known: ObjectInfo | None) -> None:
+        """Settle what is read by the headers of one try; `known` is the version that it is pinned to."""
+        try:
+            head = await self._headers(ask, self._want, known.fingerprint if known else None)
+        except _BehindTheEnd:
+            info = known if known and known.size is not None else await self._current()
+            if _reaches(self._want, info.size or 0):
+                raise  # it grew meanwhile
+            self._settle_empty(info)
+            return
+        if known is None and head.generation is None:
+            await self._open_blind()
+            return
+        self._settle(_merged(known, head.info(self._path)), head.span)
+        self._offset = head.offset
+
+    async def _open_blind(self) -> None:
+        """Ask again for a generation that is looked up first: something on the way hides which one came."""
+        await self._attempt.aclose()
+        known = await self._current()
+        await self._open(self._to.media(self._path, self._want, known.fingerprint), known)
+
+    async def _headers(self, ask: Ask, want: Range | Suffix | None, pin: str | None) -> api.Head:
+        """Send one try and return what its headers say; its body is then the one that is read."""
+        await self._attempt.aclose()
+        self._body = body = await self._attempt.enter_async_context(self._to.client.exchange(ask))
+        if body.status == 416:
+            await self._attempt.aclose()
+            raise _BehindTheEnd(Trouble("no byte of the object is in the range"))
+        try:
+            head = api.head_of(body.status, body.headers, want)
+        except ValueError as error:
+            await self._attempt.aclose()
+            raise Failed(Trouble(str(error))) from error
+        if pin is not None and head.generation not in (None, pin):
+            self._raise_changed(f"generation {head.generation} came instead of {pin}")
+        return head
+
+    async def _current(self) -> ObjectInfo:
+        """Return what the object is by a lookup: the pinned version, if one is."""
+        try:
+            info = await self._origin.lookup(self._path)
+        except ObjectNotFound as error:
+            if self._pinned is None:
+                raise
+            raise ObjectChanged(f"{api.url_of(self._path)}: the object was removed; open it again") from error
+        if self._pinned and info.fingerprint != self._pinned.fingerprint:
+            self._raise_changed(f"it is generation {info.fingerprint} now, not {self._pinned.fingerprint}")
+        if info.kind == "directory":
+            raise IsAFolder(f"{api.url_of(self._path)}: this is a folder; list it, or read an object in it")
+        return info
+
+    def _settle(self, info: ObjectInfo, span: Range) -> None:
+        self.info, self.start, self.stop = info, span.start, span.stop
+        self._position = span.start
+
+    def _settle_empty(self, info: ObjectInfo) -> None:
+        size = info.size or 0
+        at = min(self._want.start, size) if isinstance(self._want, Range) else size
+        self._settle(info, Range(at, at))
+
+    def _raise_changed(self, how: str) -> NoReturn:
+        raise ObjectChanged(
+            f"{api.url_of(self._path)}: the object was replaced while it was read ({how}); open it again"
+        )
+
+
+class _BehindTheEnd(Failed):
+    """416: no byte of the object is in the range, as far as this try could see."""
+
+
+def _merged(known: ObjectInfo | None, info: ObjectInfo) -> ObjectInfo:
+    """Return what the headers of a pinned read say with what was known of its version before."""
+    if known is None:
+        return info
+    # The service kept to the pin, whether the headers show it or not.
+    return replace(info, fingerprint=known.fingerprint, details={**info.details, **known.details})
+
+
+def _reaches(want: Range | Suffix | None, size: int) -> bool:
+    """Return whether any byte that is wanted is in an object of this size."""
+    return size > (want.start if isinstance(want, Range) else 0)

@@ -1,0 +1,204 @@
+"""Requests over one aiohttp session: bounded, counted, retried. The only importer of aiohttp.
+
+Whose service it is does not show here: an `Ask` says what to send, `judge` what an answer means, an
+`Auth` which headers prove who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from cachedfs.errors import OriginUnavailable
+from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
+
+__all__ = ["Ask", "Auth", "Client", "Exchange", "timeout_of"]
+
+T = TypeVar("T")
+_GOOD = frozenset({200, 206, 416})
+_ERROR_BODY = 64 << 10
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One GET, before it is sent; `subject` and `doing` are what an error names."""
+
+    url: str  # percent-encoded, without a query
+    params: Mapping[str, str]
+    subject: str
+    doing: str
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    as_stored: bool = False  # the body is bytes of an object: never unpack it
+    is_pinned: bool = False
+
+
+class Auth(Protocol):
+    """Who asks."""
+
+    async def headers(self) -> dict[str, str]:
+        """Return the headers to send, from credentials that are valid now."""
+        ...
+
+    async def renew(self, refused: Mapping[str, str]) -> bool:
+        """Get other credentials than the refused headers; False where there are none to be had."""
+        ...
+
+
+class Exchange:
+    """A request whose headers are here."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    async def read_some(self) -> bytes:
+        """Return the next bytes of the body, empty at its end; raises Failed."""
+        with _troubled():
+            return await self._response.content.readany()
+
+    async def read_all(self) -> bytes:
+        """Return the whole body; raises Failed."""
+        with _troubled():
+            return await self._response.read()
+
+
+class Client:
+    """Sends requests; every try takes a slot for as long as its answer is being read."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        auth: Auth,
+        judge: Callable[[Ask, int, Mapping[str, str], bytes], Trouble | Exception],
+        *,
+        slots: asyncio.Semaphore,
+        on_request: Callable[[], None],
+        new_tries: Callable[[], Tries],
+        timeout: aiohttp.ClientTimeout,
+        keeps_session_timeout: bool = False,
+    ) -> None:
+        self._session, self._auth, self._judge = session, auth, judge
+        self._slots, self._on_request, self.new_tries = slots, on_request, new_tries
+        self._kwargs: dict[str, Any] = {} if keeps_session_timeout else {"timeout": timeout}
+
+    async def json(self, ask: Ask) -> Any:
+        """Return the answer to `ask`, after retries."""
+
+        async def attempt() -> Any:
+            async with self.exchange(ask) as exchange:
+                text = await exchange.read_all()
+            try:
+                return json.loads(text)
+            except ValueError as error:
+                raise Failed(Trouble("the answer is not JSON")) from error
+
+        return await self.retried(attempt, ask, self.new_tries())
+
+    async def retried(self, attempt: Callable[[], Awaitable[T]], ask: Ask, tries: Tries) -> T:
+        """Return what `attempt` returns, tried again while there is hope."""
+        while True:
+            try:
+                return await attempt()
+            except Failed as failed:
+                await self.pause(failed, ask, tries)
+
+    async def pause(self, failed: Failed, ask: Ask, tries: Tries) -> None:
+        """Wait before the next try; raises OriginUnavailable when there shall be none."""
+        wait_s = tries.next_wait_s(failed.trouble)
+        if wait_s is None:
+            raise OriginUnavailable(
+                f"{ask.subject}: {ask.doing} failed after {tries.summary()}; the last time: {failed}. "
+                "Check the network and the endpoint, or try again later"
+            ) from (failed.__cause__ or failed)
+        await asyncio.sleep(wait_s)
+
+    @asynccontextmanager
+    async def exchange(self, ask: Ask) -> AsyncIterator[Exchange]:
+        """Send `ask` once; leaving before the end of the body drops the connection. Raises Failed, or what is final."""
+        async with self._slots:
+            response = await self._send(ask)
+            try:
+                yield Exchange(response)
+            finally:
+                response.close()
+
+    async def _send(self, ask: Ask) -> aiohttp.ClientResponse:
+        """Return a good response; a refusal of the credentials is answered with other ones, once."""
+        proof = await self._auth.headers()
+        response = await self._request(ask, proof)
+        if response.status == 401 and await self._renewed(response, proof):
+            response = await self._request(ask, await self._auth.headers())
+        if response.status in _GOOD:
+            return response
+        try:
+            with _troubled():
+                body = await response.content.read(_ERROR_BODY)
+        finally:
+            response.close()
+        verdict = self._judge(ask, response.status, response.headers, body)
+        raise Failed(verdict) if isinstance(verdict, Trouble) else verdict
+
+    async def _renewed(self, response: aiohttp.ClientResponse, proof: Mapping[str, str]) -> bool:
+        try:
+            is_renewed = await self._auth.renew(proof)
+        except BaseException:
+            response.close()
+            raise
+        if is_renewed:
+            response.close()
+        return is_renewed
+
+    async def _request(self, ask: Ask, proof: Mapping[str, str]) -> aiohttp.ClientResponse:
+        self._on_request()
+        with _troubled():
+            return await self._session.get(
+                URL(ask.url, encoded=True),
+                params=ask.params,
+                headers={**ask.headers, **proof},
+                auto_decompress=not ask.as_stored,
+                raise_for_status=False,
+                **self._kwargs,
+            )
+
+
+def timeout_of(
+    policy: Policy, *, given: float | aiohttp.ClientTimeout | None = None, can_wait_for_pool: bool = False
+) -> aiohttp.ClientTimeout:
+    """Return the limits of one request: ours have none for the whole, but for connecting and for silence.
+
+    `given` is the user's limit, in seconds for the whole or as aiohttp's own value.
+    """
+    if isinstance(given, aiohttp.ClientTimeout):
+        return given
+    return aiohttp.ClientTimeout(
+        total=given,
+        # aiohttp counts finding the host's address only here, and with it waiting for a free connection.
+        connect=None if can_wait_for_pool else policy.connect_s,
+        sock_connect=policy.connect_s,
+        sock_read=policy.stall_s,
+    )
+
+
+@contextmanager
+def _troubled() -> Iterator[None]:
+    """Turn what aiohttp raises for a broken connection into Failed."""
+    try:
+        yield
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise Failed(Trouble(_text(error), is_unreachable=True)) from error
+    except aiohttp.InvalidURL:
+        raise
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise Failed(Trouble(_text(error))) from error
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

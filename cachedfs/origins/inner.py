@@ -1,0 +1,118 @@
+"""The inner fsspec filesystem of an origin: made once and late, and called as a coroutine or in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Generic, TypeVar
+
+import fsspec
+from fsspec.asyn import AsyncFileSystem
+from fsspec.dircache import DirCache
+from fsspec.spec import AbstractFileSystem
+
+__all__ = ["Once", "close_session", "invoke", "make_filesystem", "make_private", "without_listing_cache"]
+
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """A value made at the first call, once for all who wait; a failure is told to all of them and forgotten."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._make = make
+        self._task: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """Return the value; a caller that is cancelled does not stop the making for the others."""
+        if self._task is None or _has_failed(self._task):
+            self._task = asyncio.ensure_future(self._make())
+            # Looking at the outcome keeps asyncio from logging it where all who waited have gone.
+            self._task.add_done_callback(_has_failed)
+        return await asyncio.shield(self._task)
+
+    def take(self) -> T | None:
+        """Return the value if it has been made, and forget it: the next `get` makes another."""
+        task, self._task = self._task, None
+        if task is None or not task.done():
+            if task is not None:
+                task.cancel()
+            return None
+        return None if _has_failed(task) else task.result()
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def make_filesystem(
+    protocol: str, options: Mapping[str, Any], loop: asyncio.AbstractEventLoop
+) -> AbstractFileSystem:
+    """Return a filesystem of our own, never the instance that fsspec shares; blocks, so call it in a thread."""
+    cls = _class_of(protocol)
+    given = make_private(options)
+    if cls.async_impl:
+        given |= {"asynchronous": False, "loop": loop}
+    return without_listing_cache(cls(**given))
+
+
+def _class_of(protocol: str) -> Any:
+    try:
+        return fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        raise ImportError(
+            f"{protocol}:// needs a package that is not installed: {error}. "
+            'For Google Cloud Storage: pip install "cachedfs[gcs]"'
+        ) from error
+    except ValueError as error:
+        raise ValueError(
+            f"no installed package knows the protocol {protocol}://; install the one that registers it with "
+            'fsspec (for Google Cloud Storage: pip install "cachedfs[gcs]"), or correct the URL'
+        ) from error
+
+
+def make_private(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with instance sharing off, for the filesystem and for the ones that it wraps."""
+    private = {**options, "skip_instance_cache": True}
+    if private.get("target_protocol"):
+        private["target_options"] = make_private(private.get("target_options") or {})
+    return private
+
+
+def without_listing_cache(inner: Any) -> Any:
+    """Return the filesystem, which from now on asks the origin each time: the facts are kept above."""
+    wrapped = inner
+    while isinstance(wrapped, AbstractFileSystem):
+        wrapped.dircache = DirCache(use_listings_cache=False)
+        wrapped = getattr(wrapped, "fs", None)
+    return inner
+
+
+async def invoke(inner: Any, method: str, *args: Any, **options: Any) -> Any:
+    """Return what the filesystem's `method` returns: awaited on this loop where it can be, else from a thread."""
+    if method.startswith("_"):
+        raise ValueError(f"{method!r} is not one of fsspec's public methods")
+    if _is_native(inner, method):
+        return await getattr(inner, "_" + method)(*args, **options)
+    return await asyncio.to_thread(getattr(inner, method), *args, **options)
+
+
+def _is_native(inner: Any, method: str) -> bool:
+    """Return whether `_method` does the work itself, on the loop it is awaited on."""
+    # A filesystem that wraps another made that one without our loop, or it may be a sync one.
+    if not inner.async_impl or hasattr(inner, "fs"):
+        return False
+    cls, hidden = type(inner), "_" + method
+    if not inspect.iscoroutinefunction(getattr(cls, hidden, None)):
+        return False
+    is_default = getattr(cls, hidden) is getattr(AsyncFileSystem, hidden, None)
+    return not is_default or getattr(cls, method, None) is getattr(AbstractFileSystem, method, None)
+
+
+async def close_session(inner: Any) -> None:
+    """Close the network session that a filesystem keeps as `_session`, as those over aiohttp do."""
+    session: Any = getattr(inner, "_session", None)
+    if inspect.iscoroutinefunction(getattr(session, "close", None)):
+        await session.close()
+        inner._session = None

@@ -1,0 +1,136 @@
+"""Blocks and facts on their way to the disk, behind the readers who already have them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from cachedfs.cache import BlockCache, Fact
+from cachedfs.errors import CacheError
+from cachedfs.model import BlockKey, Bounds
+
+__all__ = ["Arrived", "WriteBehind"]
+
+logger = logging.getLogger("cachedfs.engine")
+
+BATCH_BYTES = 8 << 20  # one transaction: large enough to amortise it, small enough to let a drain end in time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrived:
+    """One whole block that came from the origin and is not on the disk yet."""
+
+    key: BlockKey
+    data: memoryview
+    bounds: Bounds
+
+
+class WriteBehind:
+    """One thread that stores what arrived, oldest first; started by the first thing to store.
+
+    `behind` is the number of bytes that wait; the engine stops feeding flights while it is too large.
+    """
+
+    def __init__(self, cache: BlockCache, stored: Callable[[Sequence[Arrived]], None]) -> None:
+        self._cache = cache
+        self._stored = stored  # told of every block, whether it could be kept or not
+        self._changed = threading.Condition()
+        self._blocks: list[Arrived] = []
+        self._facts: list[Fact] = []
+        self._afterwards: list[Callable[[], object]] = []
+        self._busy = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self.behind = 0  # Invariant: bytes of _blocks and of the batch being written
+
+    def add(self, block: Arrived) -> None:
+        """Store `block` soon."""
+        with self._changed:
+            self._blocks.append(block)
+            self.behind += len(block.data)
+            self._start()
+
+    def keep(self, fact: Fact) -> None:
+        """Store `fact` soon."""
+        with self._changed:
+            self._facts.append(fact)
+            self._start()
+
+    def after_facts(self, function: Callable[[], object]) -> None:
+        """Call `function` once the facts added so far are stored."""
+        with self._changed:
+            self._afterwards.append(function)
+            self._start()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until all that was added is stored; False when that took longer than `timeout_s` seconds."""
+        until = time.monotonic() + timeout_s
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not (self._waiting() or self._busy), max(0.0, until - time.monotonic())
+            )
+
+    def close(self) -> None:
+        """End the thread after the batch it is writing."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="cachedfs-write", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting() or self._closed)
+                if not self._waiting():
+                    return
+                blocks, facts, afterwards = self._batch(), self._facts, self._afterwards
+                self._facts, self._afterwards, self._busy = [], [], True
+            self._store(facts, blocks, afterwards)
+            with self._changed:
+                self.behind -= sum(len(block.data) for block in blocks)
+                self._busy = False
+                self._changed.notify_all()
+            self._stored(blocks)
+            del blocks  # an idle thread must not keep the last batch in memory
+
+    def _batch(self) -> list[Arrived]:
+        """Take the oldest blocks of one bound, up to a batch."""
+        size = taken = 0
+        for block in self._blocks:
+            if taken and (size + len(block.data) > BATCH_BYTES or block.bounds != self._blocks[0].bounds):
+                break
+            size += len(block.data)
+            taken += 1
+        batch, self._blocks = self._blocks[:taken], self._blocks[taken:]
+        return batch
+
+    def _waiting(self) -> bool:
+        return bool(self._blocks or self._facts or self._afterwards)
+
+    def _store(
+        self, facts: list[Fact], blocks: list[Arrived], afterwards: list[Callable[[], object]]
+    ) -> None:
+        # Facts first: another process that learns of the object then finds its blocks claimed, not unknown.
+        self._attempt(lambda: self._cache.keep_facts(facts), bool(facts))
+        for function in afterwards:
+            function()
+        self._attempt(
+            lambda: self._cache.put([(block.key, block.data) for block in blocks], blocks[0].bounds),
+            bool(blocks),
+        )
+
+    def _attempt(self, store: Callable[[], object], needed: bool) -> None:
+        if not needed:
+            return
+        try:
+            store()
+        except CacheError as error:
+            logger.debug("not kept: %s", error)  # the cache says it aloud, once; a read never fails for it

@@ -1,0 +1,44 @@
+"""A machine of its own for every test: cache directory, fsspec configuration, simulated cloud."""
+
+import itertools
+
+import fsspec
+import fsspec.config
+import pytest
+
+from cachedfs import engine
+from cachedfs.filesystem import CachedFileSystem, CachedGCSFileSystem
+from cachedfs.sim import GCSServer
+from tests.support import Cloud
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Point all filesystems of the test at a fresh cache directory, and leave nothing running behind."""
+    directory = tmp_path / "cache"
+    monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_dir": str(directory), "keep_free": 0})
+    yield directory
+    engine._close_all()
+    for cls in (CachedFileSystem, CachedGCSFileSystem):
+        cls.clear_instance_cache()
+
+
+@pytest.fixture(scope="session")
+def gcs_server():
+    with GCSServer(profile="off") as server:
+        yield server
+
+
+@pytest.fixture()
+def cloud(gcs_server, own_cache, monkeypatch):
+    """A simulated GCS with one empty bucket of this test's own; `gs` is configured to go there."""
+    monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon", "endpoint_url": gcs_server.endpoint_url})
+    monkeypatch.delenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", raising=False)
+    gcs_server.heal()
+    bucket = f"bucket-{next(_numbers)}"
+    gcs_server.make_bucket(bucket)
+    gcs_server.reset()
+    yield Cloud(gcs_server, bucket, own_cache)
+    gcs_server.heal()

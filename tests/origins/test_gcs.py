@@ -1,0 +1,812 @@
+"""Google Cloud Storage over the simulated service: the contract, request counts, options, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import gzip
+import hashlib
+import itertools
+import json
+import random
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+import aiohttp.web
+import fsspec
+import google.auth.credentials
+import google.auth.exceptions
+import google.oauth2.credentials
+import pytest
+from gcsfs.core import GCSFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.errors import AccessDenied, IsAFolder, ObjectChanged, ObjectNotFound, OriginUnavailable
+from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.origins import gcs_api as api
+from cachedfs.origins import identity_of, open_origin
+from cachedfs.origins.gcs import GCSOrigin
+from cachedfs.origins.generic import GenericOrigin
+from cachedfs.origins.retry import Policy, Trouble
+from cachedfs.sim import Fault, GCSServer
+from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, read
+
+QUICK = Policy(base_s=0.001, cap_s=0.001, stall_s=0.2)
+MakeOrigin = Callable[..., GCSOrigin]
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[GCSServer]:
+    with GCSServer(profile="off") as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: GCSServer) -> Iterator[GCSServer]:
+    shared_server.reset()
+    yield shared_server
+    shared_server.heal()
+    shared_server.require_no_token()
+
+
+@pytest.fixture
+async def make(server: GCSServer) -> AsyncIterator[MakeOrigin]:
+    """Return what makes origins; they are closed in the end."""
+    made: list[GCSOrigin] = []
+
+    def make_origin(policy: Policy = QUICK, slots: int = CONCURRENCY, **options: Any) -> GCSOrigin:
+        options = {"token": "anon", "endpoint_url": server.endpoint_url, **options}
+        origin = GCSOrigin(
+            options,
+            identity=identity_of("gs", options),
+            loop=asyncio.get_running_loop(),
+            on_request=lambda: None,
+            concurrency=slots,
+            policy=policy,
+            rng=random.Random(1),
+        )
+        made.append(origin)
+        return origin
+
+    yield make_origin
+    for origin in made:
+        await origin.aclose()
+
+
+@pytest.fixture
+async def origin(make: MakeOrigin) -> GCSOrigin:
+    return make()
+
+
+_buckets = (f"bucket-{n}" for n in itertools.count())
+
+
+class Bucket:
+    def __init__(self, server: GCSServer) -> None:
+        self.server, self.root = server, next(_buckets)
+        server.make_bucket(self.root)
+
+    def put(self, name: str, data: bytes) -> None:
+        self.server.put(self.root, name, data)
+
+    def get(self, name: str) -> bytes:
+        with urllib.request.urlopen(api.media_url(self.server.endpoint_url, self.root, name)) as reply:
+            return bytes(reply.read())
+
+    def delete(self, name: str) -> None:
+        self.server.delete(self.root, name)
+
+
+@pytest.fixture
+def world(server: GCSServer) -> Bucket:
+    return Bucket(server)
+
+
+@pytest.fixture
+def path(world: Bucket) -> str:
+    world.put("a/b.bin", DATA)
+    return f"{world.root}/a/b.bin"
+
+
+class TestGenericOverGCS(OriginContract):
+    """The generic origin over an async filesystem: gcsfs as anybody would use it."""
+
+    missing_folder_is_an_error = True
+
+    @pytest.fixture
+    async def origin(
+        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[GenericOrigin]:
+        monkeypatch.setattr(GCSFileSystem, "protocol", ("gs", "gcs", "plaingcs"))
+        fsspec.register_implementation("plaingcs", GCSFileSystem, clobber=True)
+        origin = open_origin(
+            "plaingcs",
+            {"token": "anon", "endpoint_url": server.endpoint_url},
+            loop=asyncio.get_running_loop(),
+            on_request=lambda: None,
+            concurrency=CONCURRENCY,
+        )
+        yield origin
+        await origin.aclose()
+
+
+async def test_generic_over_http(server: GCSServer, world: Bucket) -> None:
+    world.put("x y.bin", DATA)
+    url = f"{server.endpoint_url}/{world.root}/x%20y.bin"
+    origin = open_origin("http", {}, loop=asyncio.get_running_loop(), on_request=lambda: None)
+    data, info, start, stop = await read(origin, url, Range(5, 50_000))
+    assert (data, start, stop) == (DATA[5:], 5, len(DATA))
+    assert (info.fingerprint or "").startswith("etag:")
+    with pytest.raises(ObjectNotFound, match=url + "none"):
+        await origin.lookup(url + "none")
+    world.put("x y.bin", DATA[::-1])
+    with pytest.raises(ObjectChanged, match=url):
+        await read(origin, url, None, info)
+    await origin.aclose()
+
+
+class TestContract(OriginContract):
+    folder_read = ObjectNotFound  # telling would cost a request for every missing object
+
+
+def kinds(server: GCSServer) -> list[str]:
+    return [request.kind for request in server.requests]
+
+
+# What it costs
+async def test_a_read_is_one_request(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+    pinned = await origin.lookup(path)
+    server.reset()
+    for want in (None, Range(0, 8 << 20), Range(3, 9), Suffix(10), Suffix(1 << 20)):
+        await read(origin, path, want)
+        await read(origin, path, want, pinned)
+    await read(origin, path, Range(1 << 20, 2 << 20), pinned)
+    assert kinds(server) == ["media"] * 11
+
+
+async def test_a_missing_object_is_one_request(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+    with pytest.raises(ObjectNotFound):
+        await read(origin, path + ".none", Range(0, 10))
+    assert kinds(server) == ["media"]
+
+
+async def test_a_lookup_is_one_request_and_two_for_what_is_no_object(
+    origin: GCSOrigin, server: GCSServer, path: str, world: Bucket
+) -> None:
+    await origin.lookup(path)
+    assert kinds(server) == ["metadata"]
+    await origin.lookup(f"{world.root}/a")
+    assert kinds(server) == ["metadata", "metadata", "list"]
+    assert server.requests[-1].query["maxResults"] == "1"
+    server.reset()
+    with pytest.raises(ObjectNotFound):
+        await origin.lookup(f"{world.root}/none")
+    assert kinds(server) == ["metadata", "list"]
+    server.reset()
+    assert (await origin.lookup("")).kind == (await origin.lookup(world.root)).kind == "directory"
+    assert kinds(server) == ["bucket"]
+
+
+async def test_a_listing_is_one_request_for_every_thousand(
+    origin: GCSOrigin, server: GCSServer, world: Bucket
+) -> None:
+    for i in range(2001):
+        world.put(f"many/{i:04}", b"")
+    server.reset()
+    assert len(await names(origin.list(f"{world.root}/many"))) == 2001
+    assert len(await names(origin.list(world.root, deep=True))) == 2001
+    assert kinds(server) == ["list"] * 6
+
+
+async def test_every_request_is_counted(make: MakeOrigin, server: GCSServer, path: str) -> None:
+    origin, n_requests = make(), 0
+
+    def count() -> None:
+        nonlocal n_requests
+        n_requests += 1
+
+    origin.on_request = count
+    server.fail(Fault(kind="media", status=503, times=2))
+    await read(origin, path)
+    await origin.lookup(path)
+    await names(origin.list(path))
+    assert n_requests == len(server.requests) == 5
+
+
+async def test_requests_in_flight_are_bounded(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+    await asyncio.gather(*(read(origin, path, Range(i, i + 5)) for i in range(30)))
+    assert server.peak_concurrency <= CONCURRENCY
+
+
+async def test_one_slot_is_enough(make: MakeOrigin, server: GCSServer, path: str) -> None:
+    origin = make(slots=1)
+    server.fail(Fault(kind="media", nth=2, close_after=100))
+    for want in (Range(1 << 20, 2 << 20), None, Range(5, 5)):
+        await read(origin, path, want)
+    async with origin.read(path, None, None):
+        await origin.call("pipe_file", path + ".new", b"x")  # a write waits for no body
+
+
+# What is asked, and what the answers mean
+async def test_media_is_asked_for_as_stored_in_closed_ranges_and_pinned_by_condition(
+    origin: GCSOrigin, server: GCSServer, path: str
+) -> None:
+    pinned = await origin.lookup(path)
+    server.reset()
+    for want in (None, Range(5, 8), Suffix(7)):
+        await read(origin, path, want, pinned)
+    asked = server.requests
+    assert [r.headers.get("range") for r in asked] == [None, "bytes=5-7", "bytes=-7"]
+    assert all(r.headers["accept-encoding"] == "gzip" for r in asked)
+    assert all(r.query["ifGenerationMatch"] == pinned.fingerprint for r in asked)
+    assert not any("generation" in r.query for r in asked)
+
+
+async def test_a_gzipped_object_is_read_as_stored_in_ranges(
+    origin: GCSOrigin, server: GCSServer, world: Bucket
+) -> None:
+    stored = gzip.compress(DATA * 10)
+    server.put(world.root, "z.json", stored, content_encoding="gzip")
+    path = f"{world.root}/z.json"
+    data, info, _, stop = await read(origin, path)
+    assert (data, info.size, stop, info.details["contentEncoding"]) == (
+        stored,
+        len(stored),
+        len(stored),
+        "gzip",
+    )
+    assert (await read(origin, path, Range(3, 50)))[0] == stored[3:50]
+    assert (await read(origin, path, Suffix(9)))[0] == stored[-9:]
+    assert await origin.lookup(path) == info
+
+
+async def test_details_show_what_gcsfs_shows(origin: GCSOrigin, path: str) -> None:
+    info = await origin.lookup(path)
+    shown = {**await origin.call("info", path)}
+    names = (
+        "generation",
+        "metageneration",
+        "etag",
+        "md5Hash",
+        "crc32c",
+        "contentType",
+        "storageClass",
+        "bucket",
+    )
+    for name in (*names, "updated", "timeCreated", "mtime", "ctime"):
+        assert info.as_info()[name] == shown[name], name
+    _, from_read, _, _ = await read(origin, path, Range(0, 1))
+    for name in ("generation", "metageneration", "md5Hash", "crc32c", "contentType", "storageClass"):
+        assert from_read.details[name] == shown[name]
+    assert abs(from_read.details["mtime"] - shown["mtime"]) < timedelta(seconds=1)
+    assert from_read.details["md5Hash"] == base64.b64encode(hashlib.md5(DATA).digest()).decode()
+    _, pinned_read, _, _ = await read(origin, path, Range(0, 1), info)
+    assert pinned_read.details == info.details
+
+
+async def test_markers_of_folders_are_no_objects(origin: GCSOrigin, world: Bucket, path: str) -> None:
+    for name in ("a/", "a/empty/", "a//odd"):
+        world.put(name, b"")
+    root = world.root
+    assert await names(origin.list(f"{root}/a")) == {(path, "file"), (f"{root}/a/empty", "directory")}
+    assert await names(origin.list(root, deep=True)) == {(path, "file"), (f"{root}/a//odd", "file")}
+    assert (await origin.lookup(f"{root}/a/empty")).kind == "directory"
+
+
+async def test_buckets_are_listed_and_cannot_be_read(origin: GCSOrigin, world: Bucket) -> None:
+    assert (world.root, "directory") in await names(origin.list(""))
+    with pytest.raises(IsAFolder, match=f"gs://{world.root}"):
+        await read(origin, world.root)
+
+
+async def test_every_form_of_a_path_is_one_path(origin: GCSOrigin, path: str) -> None:
+    for form in (f"gs://{path}", f"gcs://{path}", f"/{path}", path):
+        assert (await origin.lookup(form)).path == path
+        assert (await read(origin, form, Range(0, 1)))[1].path == path
+
+
+async def test_a_bucket_that_only_lists_is_a_folder(
+    origin: GCSOrigin, server: GCSServer, world: Bucket
+) -> None:
+    server.fail(Fault(kind="bucket", status=403, times=None))
+    assert (await origin.lookup(world.root)).kind == "directory"
+    assert kinds(server) == ["bucket", "list"]
+
+
+async def test_a_named_generation_is_read(make: MakeOrigin, server: GCSServer, path: str) -> None:
+    origin = make(version_aware=True)
+    generation = (await origin.lookup(path)).fingerprint
+    assert (await read(origin, f"{path}#{generation}"))[0] == DATA
+    assert server.requests[-1].query["generation"] == generation
+    with pytest.raises(ObjectNotFound):
+        await origin.lookup(f"{path}#1")
+
+
+# Options: one row each; all reach gcsfs, and ours is what gcsfs would send
+async def ask_all(origin: GCSOrigin, path: str) -> None:
+    await read(origin, path)
+    await origin.lookup(path)
+    await names(origin.list(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "project"),
+    [({"requester_pays": "me"}, "me"), ({"requester_pays": True, "project": "p"}, "p"), ({}, None)],
+)
+async def test_requester_pays(
+    make: MakeOrigin, server: GCSServer, path: str, options: Any, project: str | None
+) -> None:
+    await ask_all(make(**options), path)
+    assert [(r.kind, r.query.get("userProject")) for r in server.requests] == [
+        ("media", project),
+        ("metadata", project),
+        ("list", project),
+    ]
+
+
+async def test_session_headers_are_sent(make: MakeOrigin, server: GCSServer, path: str) -> None:
+    key = {"x-goog-encryption-algorithm": "AES256", "x-goog-encryption-key": "a2V5"}
+    await origin_with_headers(make, key).lookup(path)
+    await ask_all(origin_with_headers(make, {"x-mine": "1"}), path)
+    first, *others = server.requests
+    assert key.items() <= first.headers.items()
+    assert [r.headers["x-mine"] for r in others] == ["1"] * 3
+
+
+def origin_with_headers(make: MakeOrigin, headers: dict[str, str]) -> GCSOrigin:
+    return make(session_kwargs={"headers": headers})
+
+
+async def test_a_customer_key_reads_what_it_wrote(make: MakeOrigin, world: Bucket) -> None:
+    raw = b"k" * 32
+    headers = {
+        "x-goog-encryption-algorithm": "AES256",
+        "x-goog-encryption-key": base64.b64encode(raw).decode(),
+        "x-goog-encryption-key-sha256": base64.b64encode(hashlib.sha256(raw).digest()).decode(),
+    }
+    origin, path = origin_with_headers(make, headers), f"{world.root}/secret"
+    await origin.call("pipe_file", path, b"hidden")
+    assert (await read(origin, path, Range(0, 3)))[0] == b"hid"
+    with pytest.raises(ValueError, match=r"gs://.*secret"):
+        await read(make(), path)
+
+
+async def test_a_proxy_is_used(make: MakeOrigin, server: GCSServer, path: str) -> None:
+    origin = make(endpoint_url="http://storage.invalid", session_kwargs={"proxy": server.endpoint_url})
+    with pytest.raises(Exception):  # noqa: B017 - the stand-in for a proxy only records
+        await read(origin, path)
+    assert server.requests[0].headers["host"] == "storage.invalid"
+
+
+async def test_the_emulator_of_the_environment_is_used(
+    make: MakeOrigin, server: GCSServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint_url)
+    origin = make(endpoint_url=None)
+    assert (await read(origin, path))[0] == DATA
+    assert origin.identity == f"gs|{server.endpoint_url.removeprefix('http://')}|anon"
+
+
+async def test_other_options_reach_gcsfs(make: MakeOrigin) -> None:
+    options = {"project": "p", "consistency": "md5", "default_location": "EU", "version_aware": True}
+    options |= {"block_size": 1 << 20, "access": "read_only", "requests_timeout": 7, "cache_timeout": 9}
+    origin = make(**options)
+    inner = await origin.filesystem()
+    for name in ("project", "consistency", "default_location", "version_aware", "requests_timeout"):
+        assert getattr(inner, name) == options[name]
+    assert (inner.default_block_size, inner.credentials.access) == (1 << 20, "read_only")
+    assert type(inner).__module__ == "gcsfs.core"
+    assert inner.loop is asyncio.get_running_loop()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"requests_timeout": 0.05}, {"session_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.05)}}],
+)
+async def test_the_users_time_limit_holds(
+    make: MakeOrigin, server: GCSServer, path: str, options: dict[str, Any]
+) -> None:
+    server.fail(Fault(kind="media", stall_s=5, times=2))
+    started = time.monotonic()
+    assert (await read(make(**options), path))[0] == DATA
+    assert time.monotonic() - started < 2
+    assert server.count(kind="media") == 3
+
+
+# Credentials
+class Renewable(google.auth.credentials.Credentials):
+    """Credentials that get the next token of a list when they are refreshed."""
+
+    def __init__(self, *tokens: str, expired: bool = False) -> None:
+        super().__init__()
+        self.tokens, self.token = list(tokens[1:]), tokens[0]
+        self.n_refreshed = 0
+        self.expiry = _utc(-60) if expired else None
+        self.threads: set[int] = set()
+
+    def refresh(self, request: Any) -> None:
+        self.threads.add(threading.get_ident())
+        self.n_refreshed += 1
+        if not self.tokens:
+            raise google.auth.exceptions.RefreshError("no more tokens")
+        self.token, self.expiry = self.tokens.pop(0), _utc(3600)
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.now(UTC).replace(tzinfo=None) + timedelta(seconds=seconds)
+
+
+async def test_a_token_is_sent_with_everything(make: MakeOrigin, server: GCSServer, path: str) -> None:
+    server.require_token("good")
+    await ask_all(make(token=google.oauth2.credentials.Credentials("good")), path)
+    assert [r.headers["authorization"] for r in server.requests] == ["Bearer good"] * 3
+
+
+async def test_a_raw_access_token_is_sent(
+    make: MakeOrigin, server: GCSServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FETCH_RAW_TOKEN_EXPIRY", "false")
+    server.require_token("ya29.raw")
+    assert (await read(make(token="ya29.raw"), path))[0] == DATA
+
+
+async def test_a_token_as_a_dictionary_is_renewed_before_it_is_used(
+    make: MakeOrigin, server: GCSServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refresh(self: Any, request: Any) -> None:
+        self.token = f"for-{self.refresh_token}"
+
+    monkeypatch.setattr(google.oauth2.credentials.Credentials, "refresh", refresh)
+    server.require_token("for-r")
+    token = {"refresh_token": "r", "client_id": "i", "client_secret": "s", "type": "authorized_user"}
+    assert (await read(make(token=token), path))[0] == DATA
+
+
+async def test_expired_credentials_are_renewed_once_in_a_thread(
+    make: MakeOrigin, server: GCSServer, path: str
+) -> None:
+    server.require_token("new")
+    credentials = Renewable("old", "new", expired=True)
+    origin = make(token=credentials)
+    await asyncio.gather(*(read(origin, path) for _ in range(5)))
+    assert [r.status for r in server.requests] == [200] * 5
+    assert credentials.n_refreshed == 1
+    assert threading.get_ident() not in credentials.threads
+
+
+async def test_refused_credentials_are_renewed_once(make: MakeOrigin, server: GCSServer, path: str) -> None:
+    server.require_token("new")
+    credentials = Renewable("revoked", "new")
+    origin = make(token=credentials)
+    replies = await asyncio.gather(*(read(origin, path) for _ in range(5)))
+    assert [r[0] for r in replies] == [DATA] * 5
+    assert credentials.n_refreshed == 1
+
+
+async def test_credentials_that_stay_refused_are_access_denied(
+    make: MakeOrigin, server: GCSServer, path: str
+) -> None:
+    server.require_token("other")
+    with pytest.raises(AccessDenied, match=rf"gs://{path}.*Invalid Credentials"):
+        await read(make(token=Renewable("one", "two")), path)
+    assert [r.status for r in server.requests] == [401, 401]
+    with pytest.raises(AccessDenied, match="no more tokens"):
+        await read(make(token=Renewable("one")), path)
+
+
+async def test_anonymous_refusal_says_what_to_do(make: MakeOrigin, server: GCSServer, path: str) -> None:
+    server.require_token()
+    for ask in (read(make(), path), make().lookup(path), names(make().list(path))):
+        with pytest.raises(AccessDenied, match=r"Anonymous caller .*|token=\.\.\..*objectViewer"):
+            await ask
+    assert len(server.requests) == 3
+
+
+async def test_a_forbidden_bucket_is_access_denied_without_retries(
+    origin: GCSOrigin, server: GCSServer, path: str, world: Bucket
+) -> None:
+    server.forbid(world.root)
+    with pytest.raises(AccessDenied, match=r"does not have storage\.objects"):
+        await read(origin, path)
+    assert server.count() == 1
+    server.forbid(world.root, False)
+
+
+# Faults
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+async def test_what_may_pass_is_tried_again(
+    origin: GCSOrigin, server: GCSServer, path: str, status: int
+) -> None:
+    server.fail(Fault(status=status, times=2))
+    assert (await read(origin, path))[0] == DATA
+    server.fail(Fault(kind="metadata", status=status, html=True))
+    assert (await origin.lookup(path)).size == len(DATA)
+    server.fail(Fault(kind="list", status=status, close_before=True))
+    assert await names(origin.list(path)) == set()
+    assert server.count() == 7
+
+
+async def test_a_rate_limit_said_by_403_is_tried_again(
+    origin: GCSOrigin, server: GCSServer, path: str
+) -> None:
+    server.fail(Fault(status=403, reason="rateLimitExceeded"))
+    assert (await read(origin, path))[0] == DATA
+
+
+async def test_six_failures_are_origin_unavailable(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+    server.fail(Fault(kind="media", status=503, times=None))
+    with pytest.raises(OriginUnavailable, match=rf"gs://{path}.*reading bytes 0 to 5.*6 tries in .* s.*503"):
+        await read(origin, path, Range(0, 5))
+    assert server.count() == 6
+
+
+async def test_retry_after_is_waited(make: MakeOrigin, server: GCSServer, path: str) -> None:
+    server.fail(Fault(status=429, headers={"Retry-After": "1"}))
+    started = time.monotonic()
+    await read(make(), path)
+    assert time.monotonic() - started >= 1.0
+    server.fail(Fault(status=503, headers={"Retry-After": "3600"}))
+    with pytest.raises(OriginUnavailable, match="1 try"):
+        await read(make(), path)
+
+
+async def test_a_broken_body_is_resumed_where_it_broke_and_pinned(
+    origin: GCSOrigin, server: GCSServer, path: str
+) -> None:
+    server.fail(Fault(kind="media", close_after=1000))
+    server.fail(Fault(kind="media", nth=2, close_after=500))
+    data, info, _, _ = await read(origin, path, Range(10, 9000))
+    assert data == DATA[10:9000]
+    asked = [(r.headers["range"], r.query.get("ifGenerationMatch")) for r in server.requests]
+    assert asked[0] == ("bytes=10-8999", None)
+    assert len(asked) == 3
+    for text, pin in asked[1:]:
+        assert text.endswith("-8999")
+        assert pin == info.fingerprint
+    assert asked[1][0] == "bytes=1010-8999"
+
+
+async def test_a_short_body_is_resumed(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+    server.fail(Fault(kind="media", short_by=100))
+    data, _, _, _ = await read(origin, path, Range(0, 5000))
+    assert data == DATA[:5000]
+    assert [r.headers["range"] for r in server.requests] == ["bytes=0-4999", "bytes=4900-4999"]
+
+
+async def test_a_stalled_body_is_resumed(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+    server.fail(Fault(kind="media", stall_after=3000, stall_s=5))
+    assert (await read(origin, path))[0] == DATA
+    assert server.requests[1].headers["range"] == f"bytes=3000-{len(DATA) - 1}"
+
+
+async def test_an_object_replaced_while_its_body_broke_is_object_changed(
+    origin: GCSOrigin, server: GCSServer, world: Bucket, path: str
+) -> None:
+    server.fail(Fault(kind="media", close_after=1000))
+    async with origin.read(path, None, None) as reply:
+        assert DATA.startswith(await anext(aiter(reply)))
+        world.put("a/b.bin", DATA[::-1])
+        with pytest.raises(ObjectChanged, match=path):
+            [piece async for piece in reply]
+
+
+async def test_a_body_that_always_breaks_is_origin_unavailable(
+    origin: GCSOrigin, server: GCSServer, path: str
+) -> None:
+    server.fail(Fault(kind="media", close_after=10, times=None))
+    with pytest.raises(OriginUnavailable, match="6 tries"):
+        await read(origin, path)
+    assert server.count() == 6
+
+
+async def test_a_refused_connection_is_told_within_three_seconds(make: MakeOrigin) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        origin = make(Policy(), endpoint_url=f"http://127.0.0.1:{unused.getsockname()[1]}")
+        started = time.monotonic()
+        with pytest.raises(OriginUnavailable, match=r"gs://b/k: reading all bytes.*endpoint"):
+            await read(origin, "b/k")
+    assert time.monotonic() - started < 3
+
+
+async def test_an_unresolved_host_is_told_within_three_seconds(make: MakeOrigin) -> None:
+    started = time.monotonic()
+    with pytest.raises(OriginUnavailable, match="gs://b/k"):
+        await make(Policy(), endpoint_url="http://no-such-host.invalid").lookup("b/k")
+    assert time.monotonic() - started < 3
+
+
+async def test_requester_pays_is_hinted(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+    message = "Bucket is a requester pays bucket but no user project provided."
+    server.fail(Fault(status=400, body=json.dumps({"error": {"code": 400, "message": message}})))
+    with pytest.raises(AccessDenied, match="requester_pays=True"):
+        await read(origin, path)
+
+
+# Services that do less than Google's
+class Proxy:
+    """Answers media by a function of (headers, data), and everything else as told: a service that misbehaves."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[str | None], tuple[int, dict[str, str], bytes]] = lambda asked: (500, {}, b"")
+        self.asked: list[str] = []
+
+    async def handle(self, request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
+        self.asked.append(request.path_qs)
+        if "/download/" not in request.path:
+            resource = {"name": "k", "bucket": "b", "size": str(len(DATA)), "generation": "7"}
+            return aiohttp.web.json_response(resource)
+        status, headers, body = self.answer(request.headers.get("Range"))
+        return aiohttp.web.Response(status=status, headers=headers, body=body)
+
+
+@pytest.fixture
+async def proxy(make: MakeOrigin) -> AsyncIterator[tuple[Proxy, GCSOrigin]]:
+    proxy = Proxy()
+    server = aiohttp.web.Server(proxy.handle)
+    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    yield proxy, make(endpoint_url=f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+    listener.close()
+    await server.shutdown(0.1)
+
+
+SEVEN = {"x-goog-generation": "7"}
+
+
+async def test_a_service_that_ignores_ranges_is_read_right(proxy: tuple[Proxy, GCSOrigin]) -> None:
+    service, origin = proxy
+    service.answer = lambda asked: (200, SEVEN, DATA)
+    assert (await read(origin, "b/k", Range(3, 5000)))[0] == DATA[3:5000]
+    assert (await read(origin, "b/k", Suffix(9)))[0] == DATA[-9:]
+    data, _, start, stop = await read(origin, "b/k", Range(1 << 20, 2 << 20))
+    assert (data, start, stop) == (b"", len(DATA), len(DATA))
+
+
+async def test_a_wrong_content_range_is_never_used(proxy: tuple[Proxy, GCSOrigin]) -> None:
+    service, origin = proxy
+    wrong = {**SEVEN, "Content-Range": f"bytes 4-9/{len(DATA)}"}
+    right = {**SEVEN, "Content-Range": f"bytes 3-8/{len(DATA)}"}
+    answers = [(206, wrong, DATA[4:10]), (206, SEVEN, DATA[3:9]), (206, right, DATA[3:9])]
+    service.answer = lambda asked: answers.pop(0)
+    assert (await read(origin, "b/k", Range(3, 9)))[0] == DATA[3:9]
+
+
+async def test_a_body_longer_than_announced_is_cut(proxy: tuple[Proxy, GCSOrigin]) -> None:
+    service, origin = proxy
+    headers = {**SEVEN, "Content-Range": f"bytes 3-8/{len(DATA)}"}
+    service.answer = lambda asked: (206, headers, DATA[3:100])
+    data, _, start, stop = await read(origin, "b/k", Range(3, 9))
+    assert (data, start, stop) == (DATA[3:9], 3, 9)
+
+
+async def test_a_hidden_generation_is_looked_up_and_then_pinned(proxy: tuple[Proxy, GCSOrigin]) -> None:
+    service, origin = proxy
+    service.answer = lambda asked: (206, {"Content-Range": f"bytes 3-8/{len(DATA)}"}, DATA[3:9])
+    data, info, _, _ = await read(origin, "b/k", Range(3, 9))
+    assert (data, info.fingerprint) == (DATA[3:9], "7")
+    assert len(service.asked) == 3
+    assert "ifGenerationMatch=7" in service.asked[2]
+    pinned = ObjectInfo("b/k", size=len(DATA), fingerprint="7")
+    assert (await read(origin, "b/k", Range(3, 9), pinned))[1].fingerprint == "7"
+    assert len(service.asked) == 4
+
+
+async def test_another_generation_than_the_pinned_one_is_object_changed(
+    proxy: tuple[Proxy, GCSOrigin],
+) -> None:
+    service, origin = proxy
+    service.answer = lambda asked: (200, SEVEN, DATA)
+    with pytest.raises(ObjectChanged, match="generation 7 came instead of 6"):
+        await read(origin, "b/k", None, ObjectInfo("b/k", size=len(DATA), fingerprint="6"))
+
+
+async def test_unpacked_bodies_are_refused(proxy: tuple[Proxy, GCSOrigin]) -> None:
+    service, origin = proxy
+    service.answer = lambda asked: (200, {**SEVEN, "x-goog-stored-content-length": "99"}, DATA)
+    with pytest.raises(OriginUnavailable, match="something unpacked it"):
+        await read(origin, "b/k")
+
+
+# Closing
+async def test_aclose_closes_all_sessions(make: MakeOrigin, path: str) -> None:
+    origin = make()
+    await read(origin, path)
+    await origin.call("pipe_file", path, b"x")
+    inner, connection = await origin.filesystem(), await origin.connection()
+    sessions = [connection.session, inner._session]
+    assert not any(session.closed for session in sessions)
+    await origin.aclose()
+    assert all(session.closed for session in sessions)
+    await origin.aclose()
+
+
+async def test_a_token_that_still_works_is_used_though_it_cannot_be_renewed(
+    make: MakeOrigin, server: GCSServer, path: str
+) -> None:
+    server.require_token("old")
+    credentials = Renewable("old")
+    credentials.expiry = datetime.now(UTC).replace(tzinfo=None) + timedelta(seconds=290)
+    assert (await read(make(token=credentials), path))[0] == DATA
+    assert credentials.n_refreshed == 1
+
+
+async def test_a_missing_file_of_credentials_is_no_missing_object(
+    make: MakeOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(self: Any, method: Any) -> None:
+        raise FileNotFoundError("/no/such/key.json")
+
+    monkeypatch.setattr("gcsfs.credentials.GoogleCredentials.connect", connect)
+    with pytest.raises(AccessDenied, match=r"gs://.*key\.json"):
+        await make().lookup("b/k")
+
+
+async def test_errors_in_the_constructor_name_the_url(make: MakeOrigin) -> None:
+    with pytest.raises(ValueError, match="access"):
+        await make(access="all").lookup("b/k")
+
+
+# Pure parts
+@given(size=st.integers(0, 50), first=st.integers(0, 60), length=st.integers(1, 60))
+def test_a_true_206_is_understood(size: int, first: int, length: int) -> None:
+    want = Range(first, first + length)
+    if first >= size:
+        return
+    last = min(want.stop, size) - 1
+    head = api.head_of(206, {"Content-Range": f"bytes {first}-{last}/{size}"}, want)
+    assert (head.offset, head.span, head.size) == (first, Range(first, last + 1), size)
+    assert api.range_header(want) == f"bytes={first}-{first + length - 1}"
+
+
+@pytest.mark.parametrize("text", ["", "bytes */5", "bytes 3-8", "items 3-8/9", "bytes 3-8/x", "bytes 3-8/*"])
+def test_a_206_that_tells_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="answer"):
+        api.head_of(206, {"Content-Range": text}, Range(3, 9))
+
+
+@pytest.mark.parametrize(
+    ("status", "pinned", "kind"),
+    [
+        (404, False, ObjectNotFound),
+        (404, True, ObjectChanged),
+        (412, True, ObjectChanged),
+        (401, True, AccessDenied),
+        (403, False, AccessDenied),
+        (400, False, ValueError),
+        (503, True, Trouble),
+        (599, False, Trouble),
+        (418, False, OSError),
+    ],
+)
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>no</html>", b'{"error": "x"}', b"[1]", b"\xff", b'{"error": {}}']
+)
+def test_every_status_means_something(status: int, pinned: bool, kind: type, body: bytes) -> None:
+    now = datetime.now(UTC)
+    verdict = api.failure(status, {}, body, url="gs://b/k", doing="reading", pinned=pinned, now=now)
+    assert isinstance(verdict, kind)
+    if not isinstance(verdict, Trouble):
+        assert "gs://b/k" in str(verdict)
+        assert "<html>" not in str(verdict)
+
+
+def test_a_listed_object_and_a_looked_up_one_are_equal_values() -> None:
+    resource = {
+        "name": "k",
+        "bucket": "b",
+        "size": "3",
+        "generation": "7",
+        "updated": "2026-01-02T03:04:05.678Z",
+    }
+    looked_up = api.object_info(resource, "b/k")
+    (listed,) = api.children({"items": [resource]}, "b", "")
+    assert dataclasses.asdict(looked_up) == dataclasses.asdict(listed)
+    assert listed.details["mtime"] == datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)

@@ -1,0 +1,403 @@
+"""The generic origin over memory and local files; its fingerprint; filesystems that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
+from cachedfs.model import Range
+from cachedfs.origins import identity_of, open_origin
+from cachedfs.origins.failures import translate
+from cachedfs.origins.generic import GenericOrigin, fingerprint, jsonable
+from cachedfs.origins.inner import Once, make_private
+from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
+
+
+def make_origin(protocol: str, **options: Any) -> GenericOrigin:
+    origin = open_origin(
+        protocol,
+        options,
+        loop=asyncio.get_running_loop(),
+        on_request=lambda: None,
+        concurrency=CONCURRENCY,
+    )
+    assert isinstance(origin, GenericOrigin)
+    return origin
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self.root = f"/{uuid.uuid4().hex}"
+        self._fs = MemoryFileSystem()
+
+    def put(self, name: str, data: bytes) -> None:
+        self._fs.pipe_file(f"{self.root}/{name}", data)
+
+    def get(self, name: str) -> bytes:
+        return bytes(self._fs.cat_file(f"{self.root}/{name}"))
+
+    def delete(self, name: str) -> None:
+        self._fs.rm_file(f"{self.root}/{name}")
+
+
+class FilesWorld:
+    def __init__(self, folder: Path) -> None:
+        self.root = str(folder)
+
+    def put(self, name: str, data: bytes) -> None:
+        path = Path(self.root, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name("temporary")
+        temporary.write_bytes(data)
+        os.replace(temporary, path)  # another inode, however coarse the clock of the disk is
+
+    def get(self, name: str) -> bytes:
+        return Path(self.root, name).read_bytes()
+
+    def delete(self, name: str) -> None:
+        Path(self.root, name).unlink()
+
+
+class TestOverMemory(OriginContract):
+    missing_folder_is_an_error = True
+
+    @pytest.fixture
+    def world(self) -> Iterator[MemoryWorld]:
+        world = MemoryWorld()
+        yield world
+        MemoryFileSystem().rm(world.root, recursive=True) if MemoryFileSystem().exists(world.root) else None
+
+    @pytest.fixture
+    async def origin(self) -> AsyncIterator[GenericOrigin]:
+        origin = make_origin("memory")
+        yield origin
+        await origin.aclose()
+
+
+class TestOverLocalFiles(OriginContract):
+    missing_folder_is_an_error = True
+
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> FilesWorld:
+        (tmp_path / "root").mkdir()
+        return FilesWorld(tmp_path / "root")
+
+    @pytest.fixture
+    async def origin(self) -> AsyncIterator[GenericOrigin]:
+        origin = make_origin("file")
+        yield origin
+        await origin.aclose()
+
+
+class TestOverAFolderOfMemory(OriginContract):
+    """A filesystem that wraps another: its options lead to the inner one."""
+
+    missing_folder_is_an_error = True
+
+    @pytest.fixture
+    def world(self) -> Iterator[MemoryWorld]:
+        world = MemoryWorld()
+        world.put("root/.keep", b"")
+        world.outer, world.root = world.root, f"{world.root}/root"  # type: ignore[attr-defined]
+        yield _Below(world)  # type: ignore[misc]
+        MemoryFileSystem().rm(world.outer, recursive=True)  # type: ignore[attr-defined]
+
+    @pytest.fixture
+    async def origin(self, world: Any) -> AsyncIterator[GenericOrigin]:
+        origin = make_origin("dir", fo=world.inside.outer, target_protocol="memory", target_options={})
+        yield origin
+        await origin.aclose()
+
+
+class _Below:
+    """A world that the origin sees from one folder down."""
+
+    root = "root"
+
+    def __init__(self, inside: MemoryWorld) -> None:
+        self.inside = inside
+        self.put, self.get, self.delete = inside.put, inside.get, inside.delete
+
+
+# fingerprint and details
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({"size": 3, "generation": "17", "etag": "x", "mtime": 1.0}, "generation:17-3"),
+        ({"size": 3, "ETag": '"abc"', "LastModified": 1}, 'etag:"abc"-3'),
+        ({"size": 3, "md5Hash": "q==", "mtime": 1.0}, "hash:q==-3"),
+        ({"size": 3, "mtime": 1.5, "ino": 9, "created": 1.0}, "time:1.5-3-9"),
+        ({"size": 0, "last_modified": datetime(2026, 1, 2, tzinfo=UTC)}, "time:1767312000.0-0"),
+        ({"size": None, "etag": "x"}, None),
+        ({"etag": "x"}, None),
+        ({"size": 3}, None),
+        ({"size": 3, "etag": "", "mtime": None}, None),
+    ],
+)
+def test_the_fingerprint_is_the_strongest_evidence(info: dict[str, Any], expected: str | None) -> None:
+    assert fingerprint(info) == expected
+
+
+def test_details_become_json_values() -> None:
+    now = datetime.now(UTC)
+    given = {"a": (1, b"x"), "at": now, 3: {"fn": Path("/x")}, "none": None}
+    assert jsonable(given) == {"a": [1, "b'x'"], "at": now, "3": {"fn": "/x"}, "none": None}
+
+
+# filesystems that misbehave
+class _Strange(MemoryFileSystem):
+    """A memory filesystem whose answers a test changes."""
+
+    protocol = "strange"
+    cachable = False
+    store: dict[str, Any] = {}
+    pseudo_dirs = [""]
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        info = super().info(path, **kwargs)
+        return {"name": info["name"], "type": info["type"], **self.evidence(info)}
+
+    def evidence(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {"size": info["size"], "etag": str(info.get("created"))}
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **kwargs: Any) -> bytes:
+        return bytes(self.answer(path, start, end))
+
+    def answer(self, path: str, start: Any, end: Any) -> bytes:
+        return bytes(super().cat_file(path, start, end))
+
+
+@pytest.fixture
+def strange(monkeypatch: pytest.MonkeyPatch) -> type[_Strange]:
+    fsspec.register_implementation("strange", _Strange, clobber=True)
+    monkeypatch.setattr(_Strange, "store", {})
+    monkeypatch.setattr(_Strange, "pseudo_dirs", [""])
+    _Strange().pipe_file("/x", DATA)
+    return _Strange
+
+
+async def test_no_evidence_is_no_fingerprint_one_warning_and_right_bytes(
+    strange: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": info["size"]})
+    origin = make_origin("strange")
+    with pytest.warns(UserWarning, match="nothing of it can be cached safely"):
+        known = await origin.lookup("/x")
+    assert (await read(origin, "/x"))[0] == DATA  # a second warning would be an error
+    data, info, _, _ = await read(origin, "/x", Range(3, 5), known)
+    assert (data, info.fingerprint) == (DATA[3:5], None)
+
+
+async def test_an_object_of_unknown_size_can_be_read(strange: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": None, "etag": "x"})
+    origin = make_origin("strange")
+    with pytest.warns(UserWarning, match="strange:///x"):
+        data, info, start, stop = await read(origin, "/x", Range(3, 50_000))
+    assert (data, start, stop) == (DATA[3:], 3, len(DATA))
+    assert (info.size, info.fingerprint) == (len(DATA), None)
+
+
+async def test_a_server_that_ignores_ranges_is_cut_to_the_range(
+    strange: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strange, "answer", lambda self, path, start, end: DATA)
+    assert (await read(make_origin("strange"), "/x", Range(3, 50)))[0] == DATA[3:50]
+
+
+async def test_short_bytes_are_never_given(strange: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strange, "answer", lambda self, path, start, end: b"short")
+    with pytest.raises(ObjectChanged, match="5 bytes came instead of 47"):
+        await read(make_origin("strange"), "/x", Range(3, 50))
+
+
+async def test_a_replacement_during_a_read_is_read_again_once(
+    strange: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, new = strange.answer, DATA[::-1]
+
+    def answer(self: Any, path: str, start: Any, end: Any) -> bytes:
+        data = honest(self, path, start, end)
+        self.pipe_file(path, new)
+        monkeypatch.setattr(strange, "answer", honest)
+        return bytes(data)
+
+    monkeypatch.setattr(strange, "answer", answer)
+    assert (await read(make_origin("strange"), "/x"))[0] == new
+    monkeypatch.setattr(strange, "answer", answer)
+    strange().pipe_file("/x", DATA)
+    origin = make_origin("strange")
+    pinned = await origin.lookup("/x")
+    with pytest.raises(ObjectChanged):
+        await read(origin, "/x", None, pinned)
+
+
+async def test_a_big_object_comes_in_pieces_each_confirmed(
+    strange: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachedfs.origins.generic._PIECE", 1000)
+    origin = make_origin("strange")
+    assert (await read(origin, "/x"))[0] == DATA
+    async with origin.read("/x", None, None) as reply:
+        assert await anext(aiter(reply)) == DATA[:1000]
+        strange().pipe_file("/x", DATA[::-1])
+        with pytest.raises(ObjectChanged):
+            await anext(aiter(reply))
+
+
+async def test_a_list_cannot_be_stale_by_an_inner_cache() -> None:
+    origin = make_origin("file")
+    inner = await origin.filesystem()
+    inner.dircache["x"] = ["stale"]
+    assert "x" not in inner.dircache
+
+
+# making the filesystem
+async def test_nothing_is_made_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gcsfs", "gcsfs.core"):
+        monkeypatch.setitem(sys.modules, name, None)  # any import of it fails
+    origin = open_origin("gs", {"token": "anon"}, loop=asyncio.get_running_loop(), on_request=lambda: None)
+    assert origin.identity == "gs|storage.googleapis.com|anon"
+    with pytest.raises(ImportError, match=r"gs:// needs gcsfs.*pip install \"cachedfs\[gcs\]\""):
+        await origin.lookup("b/k")
+    await origin.aclose()
+
+
+async def test_an_unknown_protocol_is_a_value_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match=r"no installed package knows the protocol nosuch://"):
+        await make_origin("nosuch").lookup("x")
+
+
+async def test_a_missing_package_is_an_import_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    with pytest.raises(ImportError, match=r"abfs:// needs a package .*adlfs"):
+        await make_origin("abfs").lookup("x")
+
+
+async def test_a_failure_to_make_is_told_to_all_and_forgotten() -> None:
+    n_made = 0
+
+    async def make() -> int:
+        nonlocal n_made
+        n_made += 1
+        await asyncio.sleep(0)
+        if n_made == 1:
+            raise OSError("once")
+        return n_made
+
+    once = Once(make)
+    first, second = await asyncio.gather(once.get(), once.get(), return_exceptions=True)
+    assert isinstance(first, OSError)
+    assert first is second
+    assert await asyncio.gather(once.get(), once.get()) == [2, 2]
+    assert (once.take(), once.take()) == (2, None)
+
+
+def test_wrapped_filesystems_are_private_too() -> None:
+    given = {"fo": "x", "target_protocol": "dir", "target_options": {"target_protocol": "memory"}}
+    private = make_private(given)
+    assert private["target_options"]["skip_instance_cache"]
+    assert private["target_options"]["target_options"] == {"skip_instance_cache": True}
+    assert given == {"fo": "x", "target_protocol": "dir", "target_options": {"target_protocol": "memory"}}
+
+
+async def test_only_public_methods_can_be_called() -> None:
+    with pytest.raises(ValueError, match="_rm"):
+        await make_origin("memory").call("_rm", "/x")
+
+
+# identity
+@pytest.mark.parametrize(
+    ("protocol", "options", "environ", "expected"),
+    [
+        ("gs", {}, {}, "gs|storage.googleapis.com|auth"),
+        ("gcs", {"token": "anon"}, {}, "gs|storage.googleapis.com|anon"),
+        ("gs", {}, {"STORAGE_EMULATOR_HOST": "http://Me:99/"}, "gs|me:99|auth"),
+        ("gs", {}, {"STORAGE_EMULATOR_HOST": "localhost:99"}, "gs|localhost:99|auth"),
+        ("gs", {}, {"STORAGE_EMULATOR_HOST": "default"}, "gs|storage.googleapis.com|auth"),
+        ("gs", {"endpoint_url": "https://x.y:1/"}, {"STORAGE_EMULATOR_HOST": "z"}, "gs|x.y:1|auth"),
+        ("gs", {}, {"GOOGLE_CLOUD_UNIVERSE_DOMAIN": "u.com"}, "gs|storage.u.com|auth"),
+        ("memory", {}, {}, "memory||-"),
+        ("local", {}, {}, "file||-"),
+    ],
+)
+def test_identity(protocol: str, options: Any, environ: Any, expected: str) -> None:
+    assert identity_of(protocol, options, environ=environ) == expected
+
+
+def test_identity_tells_places_apart_and_keeps_no_secret() -> None:
+    def of(**options: Any) -> str:
+        return identity_of("s3", options)
+
+    assert of(endpoint_url="http://u:pw@h:1").startswith("s3|h:1|")
+    assert of(endpoint_url="http://a") != of(endpoint_url="http://b")
+    assert of(anon=True) != of() != of(key="k", secret="s")
+    assert of(key="k", secret="s") == of(key="k2", secret="s2")
+    assert of(client_kwargs={"region_name": "a", "aws_session_token": "1"}) == of(
+        client_kwargs={"aws_session_token": "2", "region_name": "a"}
+    )
+    assert of(session=object()) == of(session=object())
+
+
+def test_identity_counts_fsspec_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "gcs", {"token": "anon"})
+    assert identity_of("gs", {}, environ={}).endswith("|anon")
+    assert identity_of("gs", {"token": None}, environ={}).endswith("|auth")
+
+
+# errors
+class _HttpError(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FileNotFoundError("x"), FileNotFoundError),
+        (NotADirectoryError("x"), FileNotFoundError),
+        (PermissionError("x"), AccessDenied),
+        (OSError("Forbidden: b/k"), AccessDenied),
+        (IsADirectoryError("x"), IsADirectoryError),
+        (ConnectionRefusedError("x"), OriginUnavailable),
+        (TimeoutError(), OriginUnavailable),
+        (_HttpError(401), AccessDenied),
+        (_HttpError(404), FileNotFoundError),
+        (_HttpError(503), OriginUnavailable),
+        (_HttpError(418), CachedFSError),
+        (OSError(28, "No space left"), CachedFSError),
+    ],
+)
+def test_errors_become_ours(error: Exception, kind: type[Exception]) -> None:
+    ours = translate(error, "s3://b/k", "reading")
+    assert isinstance(ours, kind)
+    assert isinstance(ours, CachedFSError)
+    assert "s3://b/k" in str(ours)
+    assert "reading" in str(ours)
+    assert ours.errno == (error.errno if isinstance(error, OSError) and error.errno else type(ours).code)
+
+
+@pytest.mark.parametrize(
+    "error", [FileExistsError("x"), NotImplementedError(), ValueError("x"), KeyError("x")]
+)
+def test_errors_about_the_call_pass(error: Exception) -> None:
+    assert translate(error, "s3://b/k", "writing") is error
+
+
+def test_errors_of_http_libraries_are_known_by_name() -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+    assert isinstance(translate(aiohttp.ServerDisconnectedError(), "u", "d"), OriginUnavailable)
+    auth = pytest.importorskip("google.auth.exceptions")
+    assert isinstance(translate(auth.RefreshError("x"), "u", "d"), AccessDenied)
+    assert isinstance(translate(auth.TransportError("x"), "u", "d"), OriginUnavailable)

@@ -1,0 +1,96 @@
+"""Retries as decisions: the clock and chance are arguments."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.origins.retry import Policy, Tries, Trouble, delay, retry_after_s
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def tries(clock: Clock, **policy: float) -> Tries:
+    return Tries(Policy(**policy), clock=clock, rng=random.Random(1))  # type: ignore[arg-type]
+
+
+@given(attempt=st.integers(1, 40), seed=st.integers())
+def test_delay_is_between_nothing_and_a_bound_that_doubles(attempt: int, seed: int) -> None:
+    wait_s = delay(attempt, Policy(base_s=1.0, cap_s=32.0), random.Random(seed))
+    assert 0.0 <= wait_s <= min(32.0, 2.0 ** (attempt - 1))
+
+
+@given(asked=st.floats(0, 60), seed=st.integers())
+def test_what_the_service_asks_for_is_waited_at_least(asked: float, seed: int) -> None:
+    assert delay(1, Policy(), random.Random(seed), at_least_s=asked) >= asked
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, None),
+        ("7", 7.0),
+        (" 0 ", 0.0),
+        ("Sun, 01 Mar 2026 12:00:30 GMT", 30.0),
+        ("Sun, 01 Mar 2026 11:00:00 GMT", 0.0),
+        ("soon", None),
+        ("-3", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(text: str | None, expected: float | None) -> None:
+    assert retry_after_s(text, NOW) == expected
+
+
+def test_there_are_as_many_tries_as_the_policy_says(clock: Clock) -> None:
+    each = tries(clock, tries=6)
+    waits = [each.next_wait_s(Trouble("503")) for _ in range(6)]
+    assert None not in waits[:5]
+    assert waits[5] is None
+    clock.now += 3.0
+    assert each.summary() == "6 tries in 3.0 s"
+
+
+def test_a_service_that_asks_for_an_hour_is_given_up(clock: Clock) -> None:
+    assert tries(clock).next_wait_s(Trouble("503", retry_after_s=3600.0)) is None
+    assert (tries(clock).next_wait_s(Trouble("503", retry_after_s=5.0)) or 0.0) >= 5.0
+
+
+def test_an_unreachable_service_is_given_up_after_two_seconds(clock: Clock) -> None:
+    each = tries(clock, tries=100, base_s=0.5)
+    while (wait_s := each.next_wait_s(Trouble("refused", is_unreachable=True))) is not None:
+        clock.now += wait_s
+        assert clock.now <= 102.0
+    assert each.n_failed > 1
+
+
+def test_a_connection_that_takes_two_seconds_is_not_tried_again(clock: Clock) -> None:
+    each = tries(clock)
+    clock.now += 2.0
+    assert each.next_wait_s(Trouble("timeout", is_unreachable=True)) is None
+
+
+def test_the_two_seconds_begin_when_the_service_is_lost(clock: Clock) -> None:
+    each = tries(clock, base_s=0.01)
+    clock.now += 60.0
+    assert each.next_wait_s(Trouble("broken body")) is not None
+    assert each.next_wait_s(Trouble("refused", is_unreachable=True)) is not None
+    assert each.next_wait_s(Trouble("503")) is not None
+    clock.now += 60.0
+    assert each.next_wait_s(Trouble("refused", is_unreachable=True)) is not None

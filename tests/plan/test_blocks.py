@@ -1,0 +1,71 @@
+"""Ranges to blocks and back."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.model import Range
+from cachedfs.plan.blocks import align, block_range, clip, covering, merge
+
+sizes = st.integers(0, 5000)
+block_sizes = st.integers(1, 700)
+
+
+@given(st.one_of(st.none(), st.integers(-6000, 6000)), st.one_of(st.none(), st.integers(-6000, 6000)), sizes)
+def test_clip_takes_the_bytes_that_a_slice_takes(start, stop, size):
+    data = bytes(i % 251 for i in range(size))
+    want = clip(start, stop, size)
+    assert data[want.start : want.stop] == data[start:stop]
+
+
+@given(sizes, sizes, block_sizes)
+def test_covering_blocks_hold_the_range_and_nothing_less_would(start, length, block_size):
+    want = Range(start, start + length)
+    blocks = covering(want, block_size)
+    if length == 0:
+        assert len(blocks) == 0
+        return
+    assert blocks[0] * block_size <= want.start < (blocks[0] + 1) * block_size
+    assert blocks[-1] * block_size < want.stop <= (blocks[-1] + 1) * block_size
+
+
+@given(st.integers(1, 5000), block_sizes)
+def test_the_blocks_of_an_object_tile_it(size, block_size):
+    ranges = [block_range(i, block_size, size) for i in covering(Range(0, size), block_size)]
+    assert ranges[0].start == 0
+    assert ranges[-1].stop == size
+    assert all(a.stop == b.start for a, b in itertools.pairwise(ranges))
+    assert all(r.size == block_size for r in ranges[:-1])
+
+
+def test_a_block_beyond_the_end_is_refused():
+    with pytest.raises(ValueError, match="block 2 of 10 bytes is not in an object of 20 bytes"):
+        block_range(2, 10, 20)
+
+
+@given(sizes, sizes, block_sizes)
+def test_align_widens_to_whole_blocks_by_less_than_one_on_each_side(start, length, block_size):
+    want = Range(start, start + length)
+    wide = align(want, block_size)
+    assert wide.start % block_size == 0
+    assert wide.stop % block_size == 0
+    assert 0 <= want.start - wide.start < block_size
+    assert 0 <= wide.stop - want.stop < block_size
+
+
+@given(st.integers(1, 3000), st.integers(1, 100), st.integers(1, 500), st.data())
+def test_merged_requests_are_the_missing_blocks_exactly_once_and_no_longer_than_allowed(
+    size, block_size, request_size, data
+):
+    n = -(-size // block_size)
+    missing = sorted(data.draw(st.sets(st.integers(0, n - 1))))
+    requests = list(merge(missing, block_size, size=size, request_size=request_size))
+    asked = [i for r in requests for i in covering(r, block_size)]
+    assert asked == missing
+    assert all(r.size <= max(block_size, request_size) for r in requests)
+    assert all(r.start % block_size == 0 and (r.stop % block_size == 0 or r.stop == size) for r in requests)
+    # Two requests that touch are there only because one would have been too long.
+    limit = max(1, request_size // block_size) * block_size
+    assert all(a.stop < b.start or a.size == limit for a, b in itertools.pairwise(requests))

@@ -1,0 +1,81 @@
+"""What tests share: a handle on the simulated cloud, and processes that are really new."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+from cachedfs import engine
+from cachedfs.filesystem import CachedFileSystem, CachedGCSFileSystem
+from cachedfs.sim import GCSServer
+
+ROOT = pathlib.Path(__file__).parent.parent
+KiB, MiB = 1 << 10, 1 << 20
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    """Return `size` bytes that repeat nowhere near a block's length."""
+    import random
+
+    return random.Random(seed).randbytes(size)
+
+
+def forget() -> None:
+    """Do what the end of this process would: store everything, drop all memory. The next use starts afresh."""
+    engine._close_all()
+    for cls in (CachedFileSystem, CachedGCSFileSystem):
+        cls.clear_instance_cache()
+
+
+@dataclasses.dataclass
+class Cloud:
+    """One bucket at the simulated GCS, and what was asked of it."""
+
+    server: GCSServer
+    bucket: str
+    cache_dir: pathlib.Path
+
+    def url(self, key: str = "", prefix: str = "cachedfs::gs://") -> str:
+        return f"{prefix}{self.bucket}/{key}".rstrip("/")
+
+    def path(self, key: str) -> str:
+        return f"{self.bucket}/{key}"
+
+    def put(self, key: str, data: bytes, **options) -> bytes:
+        """Put an object behind everybody's back."""
+        self.server.put(self.bucket, key, data, **options)
+        return data
+
+    def delete(self, key: str) -> None:
+        self.server.delete(self.bucket, key)
+
+    def asked(self) -> list[str]:
+        """Return the kinds of the requests since the last look, sorted, and forget them."""
+        kinds = sorted(request.kind for request in self.server.requests)
+        self.server.reset()
+        return kinds
+
+    @property
+    def options(self) -> dict:
+        """Storage options for one filesystem, where the configuration is not to be relied on."""
+        return {"gs": {"token": "anon", "endpoint_url": self.server.endpoint_url}}
+
+    def python(self, code: str, *arguments: str, timeout: float = 60) -> str:
+        """Run `code` in a new process that is configured like this one by its environment; return what it printed."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("FSSPEC_", "GCSFS_"))}
+        environment |= {
+            "FSSPEC_CACHEDFS_CACHE_DIR": str(self.cache_dir),
+            "FSSPEC_CACHEDFS_KEEP_FREE": "0",
+            "FSSPEC_GS_TOKEN": "anon",
+            "FSSPEC_GS_ENDPOINT_URL": self.server.endpoint_url,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONWARNINGS": "error::ResourceWarning",
+            "BUCKET": self.bucket,
+        }
+        command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+        assert done.returncode == 0, done.stderr
+        assert not done.stderr, done.stderr
+        return done.stdout

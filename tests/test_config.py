@@ -1,0 +1,91 @@
+"""Options: what is accepted, what it becomes, and what a mistake is told."""
+
+import math
+import pickle
+
+import pytest
+
+from cachedfs.config import Config, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [(0, 0), (8388608, 8388608), ("8MiB", 8 << 20), ("200GB", 200 * 10**9), ("1.5 kB", 1500), ("64 KiB", 65536),
+     ("10%", 0.1), ("100 %", 1.0), ("7", 7)],
+)  # fmt: skip
+def test_sizes_are_bytes_or_a_share_of_the_disk(text, value):
+    assert parse_size(text) == value
+    assert type(parse_size(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", -1, "8 apples", "101%", None, True, "1e6"])
+def test_what_is_not_a_size_is_refused(text):
+    with pytest.raises(ValueError):
+        parse_size(text)
+
+
+def test_the_defaults_are_those_of_the_design():
+    config = Config.resolve({})
+    assert (config.block_size, config.request_size, config.read_ahead) == (1 << 20, 8 << 20, 64 << 20)
+    assert (config.concurrency, config.max_age, config.keep_free) == (16, 60, 0.1)
+    assert (config.stale_if_error, config.offline, config.verify_always) == (True, False, False)
+    assert config.cache_dir is None
+    assert config.cache_size is None
+
+
+def test_arguments_go_before_configuration_and_text_is_understood():
+    config = Config.resolve(
+        {"max_age": "immutable", "cache_size": "auto"},
+        defaults={
+            "max_age": "5",
+            "concurrency": "4",
+            "offline": "false",
+            "stale_if_error": "0",
+            "target_options": {},
+        },
+    )
+    assert config.max_age == math.inf
+    assert config.concurrency == 4
+    assert config.offline is False
+    assert config.stale_if_error is False
+    assert config.cache_size is None
+
+
+def test_offline_never_checks():
+    assert Config.resolve({"offline": True, "max_age": 0}).lifetime_s == math.inf
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"max_agee": 1}, "did you mean 'max_age'"),
+        ({"cachesize": 1}, "did you mean 'cache_size'"),
+        ({"zzz": 1}, "the options are cache_dir"),
+        ({"token": "anon"}, "gs={...}"),
+        ({"block_size": "1MB"}, "block_size='1MB'.*multiple of 64 KiB"),
+        ({"block_size": 4096}, "at least 65536"),
+        ({"cache_size": "big"}, "cache_size='big'.*'200GB'"),
+        ({"max_age": -1}, "max_age=-1.*immutable"),
+        ({"max_age": float("nan")}, "max_age=nan"),
+        ({"concurrency": 0}, "at least 1"),
+        ({"offline": "maybe"}, "True or False"),
+        ({"read_ahead": "10%"}, "read_ahead='10%'"),
+        ({"cache_dir": []}, "a directory, or a list"),
+        ({"cache_dir": 7}, "cache_dir=7"),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_the_option_and_what_is_accepted(option, message):
+    with pytest.raises(ValueError, match=message):
+        Config.resolve(option)
+
+
+def test_cache_dir_is_one_directory_or_a_list(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert Config.resolve({"cache_dir": tmp_path}).cache_dir == (str(tmp_path),)
+    assert Config.resolve({"cache_dir": ["~/a", tmp_path]}).cache_dir == ("/home/somebody/a", str(tmp_path))
+
+
+def test_a_config_is_a_value():
+    config = Config.resolve({"max_age": 1})
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert hash(config) == hash(Config.resolve({"max_age": "1"}))

@@ -1,0 +1,32 @@
+"""Errors are the builtin classes that callers catch, with errno, and they travel between processes."""
+
+import errno
+import pickle
+
+import pytest
+
+from cachedfs import errors
+
+CASES = [
+    (errors.ObjectNotFound, FileNotFoundError, errno.ENOENT),
+    (errors.IsAFolder, IsADirectoryError, errno.EISDIR),
+    (errors.AccessDenied, PermissionError, errno.EACCES),
+    (errors.ObjectChanged, OSError, errno.ESTALE),
+    (errors.OriginUnavailable, OSError, errno.EHOSTUNREACH),
+    (errors.QuotaExceeded, OSError, errno.EDQUOT),
+]
+
+
+@pytest.mark.parametrize(("ours", "builtin", "code"), CASES)
+def test_an_error_is_its_builtin_class_with_errno_and_survives_pickling(ours, builtin, code):
+    error = pickle.loads(pickle.dumps(ours("gs://b/k: what was tried; what to do")))
+    assert type(error) is ours
+    assert isinstance(error, builtin)
+    assert isinstance(error, errors.CachedFSError)
+    assert error.errno == code
+    assert str(error) == "gs://b/k: what was tried; what to do"
+
+
+def test_every_public_error_is_listed_here():
+    ours = {case[0].__name__ for case in CASES} | {"CachedFSError", "CacheError"}
+    assert set(errors.__all__) == ours

@@ -1,0 +1,122 @@
+"""The picture in docs/design.md holds: imports point down, and some libraries have one importer."""
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).parent.parent / "cachedfs"
+
+# Row of each module or room; a room's own modules may import each other.
+ROWS = {
+    "errors": 0, "config": 0, "model": 0,
+    "plan": 1,
+    "cache": 2, "origins": 2,
+    "flights": 3, "facts": 3, "writebehind": 3, "engine": 3, "reader": 3,
+    "file": 4, "filesystem": 4,
+    "demo": 6,
+}  # fmt: skip
+ORDER_IN_ROW = {
+    3: ["flights", "facts", "writebehind", "engine", "reader"],
+    4: ["file", "filesystem"],
+    0: ["errors", "model", "config"],
+}
+ONLY_IMPORTERS = {
+    "torch": {"datasets"}, "zarr": {"datasets", "demo"}, "h5py": {"datasets"}, "gcsfs": {"origins"}, "google": {"origins"},
+    "pydrive2": {"origins"}, "sqlite3": {"cache"}, "fcntl": {"cache"}, "mmap": {"cache"},
+}  # fmt: skip
+
+
+def modules():
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield path, parts[0]
+
+
+def imports(path, *, at_run_time_only=True):
+    """Yield the dotted names that a module imports, but for those under TYPE_CHECKING."""
+    tree = ast.parse(path.read_text())
+    skipped = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            skipped |= {id(child) for statement in node.body for child in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+            if node.module == "cachedfs":
+                yield from (f"cachedfs.{alias.name}" for alias in node.names)
+
+
+def rooms_imported(path):
+    return {name.split(".")[1] for name in imports(path) if name.startswith("cachedfs.")}
+
+
+def test_every_module_has_a_row():
+    assert {room for _, room in modules()} - {"__init__", "sim"} <= set(ROWS)
+
+
+def test_imports_point_down():
+    for path, room in modules():
+        if room in ("__init__", "sim"):
+            continue
+        for other in rooms_imported(path) - {room, "sim"}:
+            lower = ROWS[other] < ROWS[room]
+            order = ORDER_IN_ROW.get(ROWS[room], [])
+            before = ROWS[other] == ROWS[room] and other in order and order.index(other) < order.index(room)
+            assert lower or before, f"{path.relative_to(ROOT)} imports {other}: arrows point down"
+
+
+def test_the_simulation_stands_apart():
+    for path, room in modules():
+        if room == "sim":
+            assert rooms_imported(path) <= {"sim"}
+        elif room != "demo":
+            assert "sim" not in rooms_imported(path), path
+
+
+def test_some_libraries_have_one_importer():
+    for path, room in modules():
+        for name in imports(path):
+            allowed = ONLY_IMPORTERS.get(name.split(".")[0])
+            assert allowed is None or room in allowed or room == "sim", (
+                f"{path.relative_to(ROOT)} imports {name}"
+            )
+
+
+def test_plan_is_pure():
+    impure = {
+        "os",
+        "io",
+        "time",
+        "random",
+        "asyncio",
+        "threading",
+        "logging",
+        "socket",
+        "pathlib",
+        "datetime",
+    }
+    for path, room in modules():
+        if room == "plan":
+            tree = ast.parse(path.read_text())
+            assert not {name.split(".")[0] for name in imports(path)} & impure, path
+            assert not [
+                node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await)
+            ], path
+
+
+def test_no_pickle_and_no_print():
+    for path, room in modules():
+        names = set(imports(path))
+        assert not names & {"pickle", "marshal", "shelve"}, path
+        if room not in ("cli", "demo", "sim"):
+            tree = ast.parse(path.read_text())
+            calls = [
+                node
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            ]
+            assert not [call for call in calls if call.func.id == "print"], path

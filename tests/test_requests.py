@@ -1,0 +1,148 @@
+"""Cost is a promise: how many requests each thing that users do takes; cold, warm, and in a new process."""
+
+import json
+
+import fsspec
+import pytest
+
+from tests.support import MiB, forget, noise
+
+
+@pytest.fixture()
+def fs(cloud):
+    return fsspec.filesystem("cachedfs", target_protocol="gs")
+
+
+def test_an_unknown_small_object_costs_one_request_then_none(cloud):
+    data = cloud.put("a.bin", noise(40_000))
+    for expected in (["media"], []):
+        with fsspec.open(cloud.url("a.bin")) as file:
+            assert file.read() == data
+        assert cloud.asked() == expected
+    forget()
+    with fsspec.open(cloud.url("a.bin")) as file:
+        assert file.read() == data
+    assert cloud.asked() == []
+
+
+def test_a_really_new_process_costs_nothing(cloud):
+    cloud.put("a.json", json.dumps({"x": 1}).encode())
+    code = """
+        import fsspec, json, os
+        with fsspec.open(f"cachedfs::gs://{os.environ['BUCKET']}/a.json") as f:
+            print(json.load(f)["x"])
+    """
+    assert cloud.python(code) == "1\n"
+    assert cloud.asked() == ["media"]
+    assert cloud.python(code) == "1\n"
+    assert cloud.asked() == []
+
+
+def test_exists_then_open_costs_two_requests_then_none(cloud, fs):
+    data = cloud.put("a.bin", noise(1000))
+    for expected in (["media", "metadata"], []):
+        assert fs.exists(cloud.path("a.bin"))
+        assert fs.open(cloud.path("a.bin")).read() == data
+        assert cloud.asked() == expected
+
+
+def test_cat_file_of_an_unknown_object_costs_one_request(cloud, fs):
+    data = cloud.put("a.bin", noise(3 * MiB))
+    assert fs.cat_file(cloud.path("a.bin")) == data
+    assert cloud.asked() == ["media"]
+    assert fs.cat_file(cloud.path("a.bin"), 5, 2 * MiB) == data[5 : 2 * MiB]
+    assert cloud.asked() == []
+
+
+def test_a_suffix_of_an_unknown_object_costs_one_request_and_whole_blocks(cloud, fs):
+    data = cloud.put("a.bin", noise(5 * MiB + 17))
+    assert fs.cat_file(cloud.path("a.bin"), -1000) == data[-1000:]
+    assert cloud.asked() == ["media"]
+    assert fs.cat_file(cloud.path("a.bin"), 5 * MiB) == data[5 * MiB :]
+    assert cloud.asked() == []
+
+
+def test_absence_is_remembered(cloud, fs):
+    for expected in (["media"], []):
+        with pytest.raises(FileNotFoundError):
+            fs.cat_file(cloud.path("nothing"))
+        assert cloud.asked() == expected
+    assert not fs.exists(cloud.path("nothing"))
+    assert cloud.asked() == []
+
+
+def test_a_listing_answers_for_its_children_and_for_what_it_lacks(cloud, fs):
+    for i in range(20):
+        cloud.put(f"d/{i}", noise(100, i))
+    assert len(fs.ls(cloud.path("d"))) == 20
+    assert cloud.asked() == ["list"]
+    assert fs.info(cloud.path("d/7"))["size"] == 100
+    assert not fs.exists(cloud.path("d/nothing"))
+    assert cloud.asked() == []
+    forget()
+    assert len(fs.ls(cloud.path("d"))) == 20
+    assert not fs.exists(cloud.path("d/nothing"))
+    assert cloud.asked() == []
+
+
+def test_opening_a_listed_object_costs_its_data_only(cloud, fs):
+    cloud.put("d/a", noise(100))
+    fs.ls(cloud.path("d"))
+    cloud.asked()
+    with fs.open(cloud.path("d/a")) as file:
+        assert cloud.asked() == []
+        file.read()
+    assert cloud.asked() == ["media"]
+
+
+def test_find_costs_one_request_a_thousand_objects_then_none(cloud, fs):
+    for i in range(60):
+        cloud.put(f"t/{i % 5}/{i % 3}/{i}", b"x")
+    found = fs.find(cloud.path("t"))
+    assert len(found) == 60
+    assert cloud.asked() == ["list"]
+    forget()
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    assert fs.find(cloud.path("t")) == found
+    assert len(fs.glob(cloud.path("t/*/1/*"))) == 20
+    assert len(list(fs.walk(cloud.path("t")))) == 1 + 5 + 15
+    assert cloud.asked() == []
+
+
+def test_the_end_of_a_big_object_costs_two_requests_and_three_mebibytes(cloud, fs, tmp_path):
+    cloud.put("big", bytes(64 * MiB))
+    with fs.open(cloud.path("big")) as file:
+        file.seek(-65536, 2)
+        assert len(file.read()) == 65536
+    assert cloud.server.bytes_sent() <= 3 * MiB
+    assert len(cloud.asked()) <= 2
+
+
+def test_open_files_of_a_hundred_costs_a_request_each_then_none(cloud):
+    for i in range(100):
+        cloud.put(f"f/{i:03}", noise(200, i))
+    for expected in (["media"] * 100, []):
+        for i, opened in enumerate(fsspec.open_files([cloud.url(f"f/{i:03}") for i in range(100)])):
+            with opened as file:
+                assert file.read() == noise(200, i)
+        assert cloud.asked() == expected
+
+
+def test_many_objects_at_once_cost_a_request_each_then_none(cloud, fs):
+    paths = [cloud.path(f"f/{i:03}") for i in range(50)]
+    for i, path in enumerate(paths):
+        cloud.put(path.partition("/")[2], noise(200, i))
+    for expected in (["media"] * 50, []):
+        assert fs.cat(paths) == {path: noise(200, i) for i, path in enumerate(paths)}
+        assert cloud.asked() == expected
+
+
+def test_cat_ranges_costs_one_request_a_run_of_blocks(cloud, fs):
+    data = cloud.put("big", noise(12 * MiB))
+    path = cloud.path("big")
+    fs.info(path)
+    cloud.asked()
+    starts = [0, 100, 5 * MiB, 9 * MiB - 5]
+    ends = [50, 200, 5 * MiB + 10, 9 * MiB + 5]
+    assert fs.cat_ranges([path] * 4, starts, ends) == [data[a:b] for a, b in zip(starts, ends, strict=True)]
+    assert cloud.asked() == ["media"] * 3
