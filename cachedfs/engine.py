@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import logging
 import os
 import sys
@@ -168,8 +169,9 @@ class Engine:
     def _stored(self, blocks: Sequence[Arrived]) -> None:
         for block in blocks:
             self.give_up(block.key.name, block.key.hash64)
-        if blocks:
-            self.call_soon(self._room.set)
+        if blocks and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for room any more
+                self._loop.call_soon_threadsafe(self._room.set)
 
     def give_up(self, name: str, hash64: int) -> None:
         """The block is on the disk, or nobody is fetching it any more: other processes may see for themselves."""
@@ -184,6 +186,7 @@ class Engine:
 
     def close(self) -> None:
         """Store what arrived, close sessions, end both threads. For the end of the process."""
+        self.pid = 0  # whoever still holds this engine gets a new one
         self.drain()
         self.writer.close()
         if self._loop is None or self._thread is None or not self._thread.is_alive():
@@ -194,6 +197,9 @@ class Engine:
             logger.debug("requests did not end in time")
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(1.0)
+        if not self._thread.is_alive():
+            self._loop.close()
+        self.cache.close()
 
     async def _wind_up(self) -> None:
         tasks = [*self._tasks]
@@ -202,6 +208,7 @@ class Engine:
         await asyncio.gather(*tasks, return_exceptions=True)
         for origin in self._origins.values():
             await origin.aclose()
+        await asyncio.get_running_loop().shutdown_default_executor()
 
 
 # One engine per (real paths of the cache directories); a child process starts with none.

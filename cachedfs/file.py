@@ -39,17 +39,12 @@ class CachedFile(io.BufferedReader):
         self.fs = fs
         self.path = path
         self.size = raw.size
-        self.blocksize = reader.config.block_size
-        self.mode = "rb"
+        self.blocksize = reader.source.config.block_size
 
     @property
     def loc(self) -> int:
         """Offset of the next byte that will be read."""
         return self.tell()
-
-    @property
-    def name(self) -> str:  # type: ignore[override]  # the stub's attribute is a property of the raw file
-        return self.path
 
     @property
     def full_name(self) -> str:
@@ -104,23 +99,31 @@ class RawReader(io.RawIOBase):
         self.info: ObjectInfo = known.info
         self._reader = reader
         self._known = known
-        self._key = reader.key(known)
-        self._engine = reader.engine
+        self._key = reader.source.key(known)
+        self._engine = reader.source.engine
         self._cache = self._engine.cache
-        self._verify = reader.config.verify_always
-        self._block_size = reader.config.block_size
+        self._verify = reader.source.config.verify_always
+        self._block_size = reader.source.config.block_size
         self._position = 0
         self._history = History()
         self._cold = flight is not None  # something of this file had to be fetched: then look ahead
         self._opening = flight  # the request that open() sent; ours to stop
         self._flight = flight  # the last request that served us
         if known.info.size is None:
-            data = reader.engine.run(reader.collect(known, None, None))
+            data = reader.source.engine.run(reader.collect(known, None, None))
             self._whole: bytes | None = data
             self.size = len(data)
         else:
             self._whole = None
             self.size = known.info.size
+
+    @property
+    def name(self) -> str:
+        return self._known.path
+
+    @property
+    def mode(self) -> str:
+        return "rb"
 
     def readable(self) -> bool:
         return True
@@ -167,7 +170,9 @@ class RawReader(io.RawIOBase):
         else:
             want = Range(self._position, self.size)
             self._same_process()
-            here = self._reader._from_cache(self._key, want) if self._key is not None else None
+            if self._flight is None or not self._flight.covers(self._position):
+                self._let_go()
+            here = self._reader.cached_range(self._key, want) if self._key is not None else None
             data = here if here is not None else self._collect(want)
         self._position = self.size
         return data
@@ -239,7 +244,7 @@ class RawReader(io.RawIOBase):
         if key is None:
             flight = self._flight
             if flight is None or not flight.covers(position):
-                flight = reader.launch_uncached(known, position)
+                flight = reader.fetcher.launch_uncached(known, position)
             await flight.arrival(min(position + size, flight.stop))
             return flight
         return await reader.fetch(known, key, Range(position, min(position + size, self.size)))
@@ -250,7 +255,7 @@ class RawReader(io.RawIOBase):
         if index == self._history.last:
             return
         self._history = self._history.after(index)
-        config = self._reader.config
+        config = self._reader.source.config
         wanted = ahead(
             self._history,
             n_blocks=-(-self.size // self._block_size),
@@ -262,7 +267,7 @@ class RawReader(io.RawIOBase):
             self._opening = None
         if wanted and self._key is not None:
             self._history = self._history.having_requested(wanted.stop)
-            self._engine.call_soon(self._reader.launch_ahead, self._known, self._key, wanted)
+            self._engine.call_soon(self._reader.fetcher.launch_ahead, self._known, self._key, wanted)
 
     def _collect(self, want: Range) -> bytes:
         return self._engine.run(self._reader.collect(self._known, want.start, want.stop, self._flight))
@@ -277,7 +282,7 @@ class RawReader(io.RawIOBase):
     def _same_process(self) -> None:
         """After a fork: requests in flight stayed with the parent."""
         if self._engine.pid != os.getpid():
-            self._engine = self._reader.engine
+            self._engine = self._reader.source.engine
             self._cache = self._engine.cache
             self._flight = self._opening = None
 

@@ -7,8 +7,8 @@ import contextlib
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
@@ -23,6 +23,7 @@ from cachedfs.file import CachedFile, WrittenFile
 from cachedfs.model import ObjectInfo, Stats
 from cachedfs.plan.blocks import block_range
 from cachedfs.reader import Reader
+from cachedfs.source import Source
 
 if sys.platform == "win32":
     raise ImportError(
@@ -33,10 +34,11 @@ __all__ = ["CachedFileSystem", "CachedGCSFileSystem"]
 
 GCS_PROTOCOLS = ("gs", "gcs")
 WINDOW = 64 << 20  # bytes of one object that `get` holds in memory at once
+T = TypeVar("T")
 _NO_LOOP = object()  # keeps fsspec from starting its own loop thread: ours starts with the first miss
 
 
-class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc]  # fsspec ships no types
+class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
     """Any fsspec filesystem, read through a persistent cache that all processes of the machine share.
 
     `cachedfs::gs://bucket/key` as a URL, or `fsspec.filesystem("cachedfs", target_protocol="gs")`. Options are those of
@@ -66,7 +68,8 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
         self.target_protocol = target_protocol
         self.target_options = target_options
         self.config = Config.resolve(options, defaults=conf.get("cachedfs"))
-        self._reader = Reader(target_protocol, target_options, self.config, self.unstrip_protocol)
+        self._source = Source(target_protocol, target_options, self.config, self.unstrip_protocol)
+        self._reader = Reader(self._source)
         # Instances know the target's rules for bare paths; the class can only tell from a protocol in the URL.
         self._strip_protocol = self._strip  # type: ignore[method-assign]
 
@@ -75,11 +78,11 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of this process's engine."""
-        return self._reader.engine.loop
+        return self._source.engine.loop
 
     @property
     def fsid(self) -> str:
-        return f"cachedfs-{self._reader.identity}"
+        return f"cachedfs-{self._source.identity}"
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -103,25 +106,25 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
     @property
     def origin_fs(self) -> Any:
         """The inner filesystem, made now if it was not: uncached reads, and whatever only it can do."""
-        engine = self._reader.engine
-        return engine.run(self._reader.origin.filesystem())
+        engine = self._source.engine
+        return engine.run(self._source.origin.filesystem())
 
     # Reading.
 
     def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         """Return name, size, type and the origin's details; from memory when that is young enough."""
         path = self._strip(path)
-        known = self._reader.existing(path)
+        known = self._source.existing(path)
         if known is not None and known.info is not None:
             return known.info.as_info()
-        return self._run(self._reader.know(path)).as_info()
+        return self._run(self._reader.catalog.know(path)).as_info()
 
     async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         path = self._strip(path)
-        known = self._reader.existing(path)
+        known = self._source.existing(path)
         if known is not None and known.info is not None:
             return known.info.as_info()
-        return (await self._hop(self._reader.know(path))).as_info()
+        return (await self._hop(self._reader.catalog.know(path))).as_info()
 
     def exists(self, path: Any, **kwargs: Any) -> bool:
         """Return whether there is an object or a folder; an origin that cannot tell raises."""
@@ -198,7 +201,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
     ) -> CachedFile | WrittenFile:
         # block_size, cache_type and cache_options are what libraries pass to make other filesystems fast.
         if mode in ("rb", "r"):
-            known = self._reader.existing(path)
+            known = self._source.existing(path)
             flight = None
             if known is None or known.info is None or known.info.kind == "directory":
                 known, flight = self._run(self._reader.open(path))
@@ -211,7 +214,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
         self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any
     ) -> None:
         path = self._strip(rpath)
-        info = await self._hop(self._reader.know(path))
+        info = await self._hop(self._reader.catalog.know(path))
         if info.kind == "directory":
             os.makedirs(lpath, exist_ok=True)
             return
@@ -231,7 +234,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
 
     async def _copy_out(self, path: str, file: Any, callback: Any) -> None:
         for last in (False, True):
-            known = self._reader.existing(path)
+            known = self._source.existing(path)
             if known is None:
                 known, _ = await self._hop(self._reader.open(path))
             assert known.info is not None
@@ -247,7 +250,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
             except ObjectChanged:
                 if last or not file.seekable():
                     raise
-                self._reader.facts.expire(path)
+                self._source.facts.expire(path)
                 file.seek(0)
                 file.truncate()
                 callback.absolute_update(0)
@@ -258,7 +261,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
         path = self._strip(path)
         if refresh:
             self.invalidate_cache(path)
-        found = await self._hop(self._reader.listing(path))
+        found = await self._hop(self._reader.catalog.listing(path))
         return [info.as_info() for info in found] if detail else [info.path for info in found]
 
     async def _find(
@@ -273,7 +276,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
         if maxdepth is not None:
             return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
         path = self._strip(path)
-        found = await self._hop(self._reader.find(path))
+        found = await self._hop(self._reader.catalog.find(path))
         if not found:
             found = await self._itself(path, withdirs)
         elif withdirs and path:
@@ -292,7 +295,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
 
     async def _itself(self, path: str, withdirs: bool) -> list[ObjectInfo]:
         try:
-            info = await self._hop(self._reader.know(path))
+            info = await self._hop(self._reader.catalog.know(path))
         except FileNotFoundError:
             return []
         return [info] if withdirs or info.kind == "file" else []
@@ -375,34 +378,36 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
         for name in names:
             if hasattr(details.get(name), "isoformat"):
                 return details[name]
-        return self._run(self._reader.origin.call(method, self._strip(path)))
+        return self._run(self._source.origin.call(method, self._strip(path)))
 
     def _object(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
-        known = self._reader.existing(path)
+        known = self._source.existing(path)
         return (
-            known.info if known is not None and known.info is not None else self._run(self._reader.know(path))
+            known.info
+            if known is not None and known.info is not None
+            else self._run(self._reader.catalog.know(path))
         )
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
         """Return a signed URL of the origin."""
-        return self._run(self._reader.origin.call("sign", self._strip(path), expiration=expiration, **kwargs))
+        return self._run(self._source.origin.call("sign", self._strip(path), expiration=expiration, **kwargs))
 
     # The cache.
 
     def stats(self) -> Stats:
         """Return what this process hit, missed and fetched, and what the cache holds."""
-        return self._reader.engine.stats()
+        return self._source.engine.stats()
 
     def cached_extent(self, path: Any) -> list[tuple[int, int]]:
         """Return the byte ranges `(start, stop)` of the object's present version that are in the cache, merged."""
         path = self._strip(path)
         info = self._object(path)
-        known = self._reader.facts.get(path)
-        key = known and self._reader.key(known)
+        known = self._source.facts.get(path)
+        key = None if known is None else self._source.key(known)
         if key is None or not info.size:
             return []
-        cache, size = self._reader.engine.cache, key.block_size
+        cache, size = self._source.engine.cache, key.block_size
         extent: list[tuple[int, int]] = []
         for index in range(-(-info.size // size)):
             if cache.has(key, index):
@@ -416,17 +421,17 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
 
     def pin(self, path: Any) -> None:
         """Keep the blocks of an object, those here and those to come, until `unpin`; in all processes, over restarts."""
-        self._reader.engine.cache.pin(self._reader.identity, self._strip(path))
+        self._source.engine.cache.pin(self._source.identity, self._strip(path))
 
     def unpin(self, path: Any) -> None:
         """Let the blocks of an object be evicted again."""
-        self._reader.engine.cache.unpin(self._reader.identity, self._strip(path))
+        self._source.engine.cache.unpin(self._source.identity, self._strip(path))
 
     def evict(self, path: Any = None) -> int:
         """Drop the cached blocks of one object, or of everything of this origin; return the bytes freed."""
-        self._reader.engine.drain()
+        self._source.engine.drain()
         name = None if path is None else self._strip(path)
-        return self._reader.engine.cache.evict(self._reader.identity, name)
+        return self._source.engine.cache.evict(self._source.identity, name)
 
     @contextlib.contextmanager
     def local_path(self, path: Any) -> Iterator[str]:
@@ -439,7 +444,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
         if info.kind == "directory":
             raise IsAFolder(f"{self.unstrip_protocol(path)} is a folder, not an object")
         with self.open(path, "rb") as file:
-            lease = self._reader.engine.cache.lease(file.size, self.config.bounds)
+            lease = self._source.engine.cache.lease(file.size, self.config.bounds)
             try:
                 offset = 0
                 while data := file.read(WINDOW // 8):
@@ -452,7 +457,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
 
     def invalidate_cache(self, path: Any = None) -> None:
         """Forget what is known of a path, or of everything: the next use asks the origin. Blocks stay."""
-        cache, identity = self._reader.engine.cache, self._reader.identity
+        cache, identity = self._source.engine.cache, self._source.identity
         if path is None:
             cache.changed(identity, [], tree=True)
         else:
@@ -461,11 +466,11 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):  # type: ignore[misc
 
     # To the engine's loop.
 
-    def _run(self, coroutine: Any) -> Any:
-        return self._reader.engine.run(coroutine)
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._source.engine.run(coroutine)
 
-    async def _hop(self, coroutine: Any) -> Any:
-        return await self._reader.engine.hop(coroutine)
+    async def _hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await self._source.engine.hop(coroutine)
 
     def to_json(self, *, include_password: bool = True) -> str:
         """Return JSON that makes this filesystem again. Live credentials cannot travel so: TypeError says what can."""

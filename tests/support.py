@@ -64,7 +64,9 @@ class Cloud:
 
     def python(self, code: str, *arguments: str, timeout: float = 60) -> str:
         """Run `code` in a new process that is configured like this one by its environment; return what it printed."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("FSSPEC_", "GCSFS_"))}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("FSSPEC_", "GCSFS_"))
+        }
         environment |= {
             "FSSPEC_CACHEDFS_CACHE_DIR": str(self.cache_dir),
             "FSSPEC_CACHEDFS_KEEP_FREE": "0",

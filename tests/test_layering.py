@@ -10,12 +10,15 @@ ROWS = {
     "errors": 0, "config": 0, "model": 0,
     "plan": 1,
     "cache": 2, "origins": 2,
-    "flights": 3, "facts": 3, "writebehind": 3, "engine": 3, "reader": 3,
+    "flights": 3, "facts": 3, "writebehind": 3, "engine": 3, "source": 3,
+    "fetcher": 3,
+    "catalog": 3,
+    "reader": 3,
     "file": 4, "filesystem": 4,
     "demo": 6,
 }  # fmt: skip
 ORDER_IN_ROW = {
-    3: ["flights", "facts", "writebehind", "engine", "reader"],
+    3: ["flights", "facts", "writebehind", "engine", "source", "fetcher", "catalog", "reader"],
     4: ["file", "filesystem"],
     0: ["errors", "model", "config"],
 }

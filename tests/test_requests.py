@@ -1,11 +1,13 @@
 """Cost is a promise: how many requests each thing that users do takes; cold, warm, and in a new process."""
 
 import json
+import random
 
 import fsspec
 import pytest
 
-from tests.support import MiB, forget, noise
+from cachedfs.sim import GCSServer
+from tests.support import Cloud, MiB, forget, noise
 
 
 @pytest.fixture()
@@ -109,13 +111,34 @@ def test_find_costs_one_request_a_thousand_objects_then_none(cloud, fs):
     assert cloud.asked() == []
 
 
-def test_the_end_of_a_big_object_costs_two_requests_and_three_mebibytes(cloud, fs, tmp_path):
-    cloud.put("big", bytes(64 * MiB))
-    with fs.open(cloud.path("big")) as file:
+@pytest.fixture()
+def far_cloud(own_cache, tmp_path, monkeypatch):
+    """A simulated GCS at a distance, as in the tables, with two objects larger than memory should hold."""
+    for name, size in (("one", 1 << 30), ("ten", 10 << 30)):
+        file = tmp_path / "origin" / "far" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as out:
+            out.truncate(size)
+    with GCSServer(profile="table", folder=tmp_path / "origin") as server:
+        monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon", "endpoint_url": server.endpoint_url})
+        yield Cloud(server, "far", own_cache)
+
+
+def test_the_end_of_a_big_object_costs_two_requests_and_three_mebibytes(far_cloud):
+    with fsspec.open(far_cloud.url("one")) as file:
         file.seek(-65536, 2)
         assert len(file.read()) == 65536
-    assert cloud.server.bytes_sent() <= 3 * MiB
-    assert len(cloud.asked()) <= 2
+    assert far_cloud.server.bytes_sent() <= 3 * MiB
+    assert len(far_cloud.asked()) <= 2
+
+
+def test_random_reads_of_a_huge_object_cost_their_blocks_only(far_cloud):
+    rng = random.Random(0)
+    with fsspec.open(far_cloud.url("ten")) as file:
+        for _ in range(60):
+            file.seek(rng.randrange((10 << 30) - 65536))
+            assert len(file.read(65536)) == 65536
+    assert far_cloud.server.bytes_sent() <= 400 * MiB * 60 / 300
 
 
 def test_open_files_of_a_hundred_costs_a_request_each_then_none(cloud):

@@ -1,0 +1,260 @@
+"""What the objects and listings of an origin are: known, or asked for, once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from cachedfs.errors import CacheError, ObjectNotFound, OriginUnavailable
+from cachedfs.facts import Known
+from cachedfs.fetcher import Fetcher
+from cachedfs.flights import Flight
+from cachedfs.model import ObjectInfo, ObjectKey, Range, Suffix
+from cachedfs.plan.freshness import is_fresh
+from cachedfs.source import Source
+
+__all__ = ["Catalog"]
+
+logger = logging.getLogger("cachedfs.reader")
+
+POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at what another process asks
+
+
+class Catalog:
+    """Answers what a path is and what a folder holds: from what is known, else from the origin, which is asked once.
+
+    The coroutines run on the engine's loop.
+    """
+
+    def __init__(self, source: Source, fetcher: Fetcher) -> None:
+        self.source = source
+        self._fetcher = fetcher
+        self._warned_stale = False
+
+    async def know(self, path: str) -> ObjectInfo:
+        """Return what `path` is; asks when that is unknown or too old. Raises ObjectNotFound."""
+        known = self.source.fresh(path) or await self._ask(path)
+        if known.info is None:
+            raise self.source.not_found(path)
+        return known.info
+
+    async def resolve(self, path: str, want: Range | Suffix, *, demand: int) -> tuple[Known, Flight | None]:
+        """Return what `path` is; the question is the read of `want` itself where that is cheapest.
+
+        `demand`: how far into the object that read may go by itself.
+        """
+        known = self.source.fresh(path)
+        if known is not None:
+            return known, None
+        old = self.source.facts.get(path)
+        key = None if old is None else self.source.key(old)
+        if self.source.config.offline or (key is not None and self.source.engine.cache.has(key, 0)):
+            return await self._ask(path), None  # too old, but probably unchanged: ask without a body
+        return await self._once(path, lambda: self._ask_by_reading(path, want, demand, old))
+
+    async def _ask(self, path: str) -> Known:
+        """Ask the origin what `path` is now."""
+        known, _ = await self._once(path, lambda: self._lookup(path, self.source.facts.get(path)))
+        return known
+
+    async def _once(
+        self, path: str, ask: Callable[[], Coroutine[Any, Any, tuple[Known, Flight | None]]]
+    ) -> tuple[Known, Flight | None]:
+        """Ask, or wait for the answer to the same question that somebody in this process asked already.
+
+        With max_age=0 everyone asks for himself: the answer on its way may be older than this question.
+        """
+        if self.source.config.lifetime_s == 0:
+            return await ask()
+        asking = self.source.engine.asking
+        slot = (self.source.identity, path)
+        task = asking.get(slot)
+        if task is None:
+            task = asking[slot] = self.source.engine.spawn(ask())
+            task.add_done_callback(lambda _: asking.pop(slot, None))
+        return await asyncio.shield(task)
+
+    async def _lookup(self, path: str, old: Known | None) -> tuple[Known, Flight | None]:
+        if (standby := self._standby(path, old)) is not None:
+            return standby, None
+        now, mark = time.time(), self.source.facts.mark(path)
+        info: ObjectInfo | None = None
+        try:
+            info = await self.source.origin.lookup(path)
+        except ObjectNotFound:
+            pass
+        except OriginUnavailable as error:
+            return self._despite(error, old), None
+        return self.source.facts.learn(path, info, checked_at=now, mark=mark), None
+
+    async def _ask_by_reading(
+        self, path: str, want: Range | Suffix, demand: int, old: Known | None
+    ) -> tuple[Known, Flight | None]:
+        """Send the read of `want` and learn from its headers what the object is.
+
+        Across processes one asks, the others wait for the fact: their reads then meet the claims on its blocks.
+        """
+        if (standby := self._standby(path, old)) is not None:
+            return standby, None
+        claim = ObjectKey(self.source.identity, path, "what is it?", 0).hash64(0)
+        cache = self.source.engine.cache
+        pause = POLL_S[0]
+        while self.source.config.lifetime_s > 0 and not cache.take_claim(claim):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, POLL_S[1])
+            if (known := self.source.fresh(path)) is not None:
+                return known, None
+        try:
+            if (known := self.source.fresh(path)) is not None:
+                return known, None
+            flight = Flight(demand=demand)
+            learnt: list[Known] = []
+            self.source.engine.spawn(
+                self._fetcher.fly(flight, self._fetcher.unknown(flight, path, want, learnt))
+            )
+            try:
+                await flight.began()
+            except ObjectNotFound:
+                return learnt[0], None
+            except OriginUnavailable as error:
+                return self._despite(error, old), None
+            return learnt[0], flight
+        finally:
+            if self.source.config.lifetime_s > 0:
+                self.source.engine.writer.after_facts(lambda: cache.drop_claim(claim))
+
+    def _standby(self, path: str, old: Known | None) -> Known | None:
+        """Return the old fact while the origin may not or cannot be asked; raises when there is none."""
+        if not self.source.config.offline and not self.source.engine.is_away(self.source.identity):
+            return None
+        if (
+            old is not None
+            and old.info is not None
+            and (self.source.config.offline or self.source.config.stale_if_error)
+        ):
+            return old
+        if self.source.config.offline:
+            raise OriginUnavailable(
+                f"{self.source.url(path)} is not in the cache, and offline=True forbids asking for it"
+            )
+        return None
+
+    def _despite(self, error: OriginUnavailable, old: Known | None) -> Known:
+        """Return the known version although the origin is away, or raise that it is."""
+        self.source.engine.mark_away(self.source.identity)
+        if old is None or old.info is None or not self.source.config.stale_if_error:
+            raise error
+        if not self._warned_stale:
+            self._warned_stale = True
+            logger.warning(
+                "%s; serving the versions known to the cache (stale_if_error=False forbids it)", error
+            )
+        return old
+
+    async def listing(self, folder: str) -> list[ObjectInfo]:
+        """Return the children of `folder` by name; the object itself for an object. Raises ObjectNotFound."""
+        here = self._listed(folder)
+        if here is not None:
+            return here
+        known = self.source.fresh(folder)
+        if known is not None and known.info is not None and known.info.kind == "file":
+            return [known.info]
+        children = await self._list(folder, deep=False)
+        if not children:
+            info = await self.know(folder)
+            return [info] if info.kind == "file" else []
+        return children
+
+    async def find(self, folder: str) -> list[ObjectInfo]:
+        """Return all objects below `folder`, and the folders between, by name."""
+        here = self._listed_below(folder)
+        if here is not None:
+            return here
+        return await self._list(folder, deep=True)
+
+    async def _list(self, folder: str, *, deep: bool) -> list[ObjectInfo]:
+        """Ask for a listing, one level or all, and remember it with every child it names."""
+        cache, now = self.source.engine.cache, time.time()
+        epoch, mark = cache.epoch(self.source.identity), self.source.facts.mark(folder)
+        found: list[ObjectInfo] = []
+        try:
+            async for info in self.source.origin.list(folder, deep=deep):
+                found.append(info)
+        except OriginUnavailable:
+            self.source.engine.mark_away(self.source.identity)
+            raise
+        listings = _by_folder(folder, found) if deep else {folder: found}
+        if found:  # nothing at all may also be an object, or absence: only a lookup can tell
+            self.source.facts.learn(folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark)
+            await asyncio.to_thread(self._keep_listings, listings, now, epoch)
+        return sorted(
+            (child for children in listings.values() for child in children), key=lambda info: info.path
+        )
+
+    async def is_folder(self, path: str) -> bool:
+        """Return whether something is below `path`; asks the origin, and remembers a folder."""
+        now, mark = time.time(), self.source.facts.mark(path)
+        async for _ in self.source.origin.list(path):
+            folder = ObjectInfo(path, kind="directory", size=0)
+            self.source.facts.learn(path, folder, checked_at=now, mark=mark)
+            return True
+        return False
+
+    def _keep_listings(self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int) -> None:
+        cache, identity = self.source.engine.cache, self.source.identity
+        marks = {
+            info.path: cache.mark(identity, info.path) for children in listings.values() for info in children
+        }
+        folder_marks = {folder: cache.listing_mark(identity, folder) for folder in listings}
+        if cache.epoch(identity) != epoch:
+            return  # something was written while the origin answered: the answer is given, not kept
+        try:
+            cache.keep_listings(identity, listings, checked_at=now, marks=marks, folder_marks=folder_marks)
+        except CacheError as error:
+            logger.debug("not kept: %s", error)  # the cache says it aloud, once; a listing never fails for it
+
+    def _listed(self, folder: str) -> list[ObjectInfo] | None:
+        """Return a listing that is here and young enough."""
+        listing = self.source.engine.cache.listing(self.source.identity, folder)
+        if listing is None or listing.mark != self.source.engine.cache.listing_mark(
+            self.source.identity, folder
+        ):
+            return None
+        if is_fresh(listing.checked_at, time.time(), lifetime_s=self.source.config.lifetime_s):
+            return sorted(listing.infos, key=lambda info: info.path)
+        return None
+
+    def _listed_below(self, folder: str) -> list[ObjectInfo] | None:
+        """Return all that is below `folder` when every listing of it is here."""
+        children = self._listed(folder)
+        if children is None:
+            return None
+        found = []
+        for child in children:
+            found.append(child)
+            if child.kind == "directory":
+                below = self._listed_below(child.path)
+                if below is None:
+                    return None
+                found += below
+        return sorted(found, key=lambda info: info.path)
+
+
+def _by_folder(folder: str, found: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
+    """Return the complete listings that a listing of all that is below `folder` amounts to."""
+    listings: dict[str, dict[str, ObjectInfo]] = {folder: {}}
+    for info in found:
+        child = info
+        while child.path != folder:
+            parent = child.path.rpartition("/")[0]
+            known = child.path in listings.get(parent, {})
+            listings.setdefault(parent, {}).setdefault(child.path, child)
+            if child.kind == "directory":
+                listings.setdefault(child.path, {})
+            if known or parent == folder or not parent or not parent.startswith(folder):
+                break
+            child = ObjectInfo(path=parent, kind="directory", size=0)
+    return {name: list(children.values()) for name, children in listings.items()}

@@ -1,0 +1,174 @@
+"""Requests: which blocks one brings, who may make it, and what becomes of its body."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from cachedfs.errors import CachedFSError, ObjectNotFound, OriginUnavailable
+from cachedfs.facts import Known
+from cachedfs.flights import Flight
+from cachedfs.model import BlockKey, ObjectInfo, ObjectKey, Range, Suffix
+from cachedfs.origins import Reply
+from cachedfs.plan.blocks import block_range, covering, merge
+from cachedfs.source import Source
+from cachedfs.writebehind import Arrived
+
+__all__ = ["Fetcher"]
+
+PATIENCE_S = 0.2  # how long a request waits, unread, for its handle to read on
+
+
+class Fetcher:
+    """Sends requests and takes their bodies: into flights for those who wait, behind them to the disk.
+
+    Everything runs on the engine's loop.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def launch(self, known: Known, key: ObjectKey, indexes: Iterable[int]) -> dict[int, Flight]:
+        """Send the requests for those blocks that nobody fetches yet; return the flights that bring each block.
+
+        Adjacent blocks share a request. A block that is not in the answer is being fetched by another process, or
+        has just been stored. Claims are held from here until the block is stored or given up. On the loop.
+        """
+        engine, info = self.source.engine, known.info
+        assert info is not None
+        assert info.size is not None
+        if self.source.config.offline:
+            raise OriginUnavailable(
+                f"{self.source.url(known.path)}: not all of it is in the cache, and offline=True forbids asking for the rest"
+            )
+        flights: dict[int, Flight] = {}
+        mine = []
+        for index in indexes:
+            flight = engine.flights.get(key.name(index))
+            if flight is not None and flight.covers(index * key.block_size):
+                flights[index] = flight
+            elif flight is None and engine.cache.take_claim(key.hash64(index)):
+                if engine.cache.has(key, index):  # stored between the look and the claim
+                    engine.cache.drop_claim(key.hash64(index))
+                else:
+                    mine.append(index)
+        for bytes_ in merge(
+            mine, key.block_size, size=info.size, request_size=self.source.config.request_size
+        ):
+            flight = self._launch_one(known, key, info, bytes_)
+            flights.update(dict.fromkeys(covering(bytes_, key.block_size), flight))
+        return flights
+
+    def _launch_one(self, known: Known, key: ObjectKey | None, info: ObjectInfo, bytes_: Range) -> Flight:
+        flight = Flight(demand=bytes_.stop)
+        flight.begin(info, key, bytes_)
+        if key is not None:
+            for index in covering(bytes_, key.block_size):
+                self.source.engine.flights[key.name(index)] = flight
+        self._make_room_in_the_air()
+        self.source.engine.spawn(self.fly(flight, self._pinned(flight, known.path, info, bytes_)))
+        return flight
+
+    def launch_ahead(self, known: Known, key: ObjectKey, blocks: Iterable[int]) -> None:
+        """Send the requests for blocks that a reader will probably want next. On the loop."""
+        if not self.source.config.offline:
+            self.launch(known, key, [i for i in blocks if not self.source.engine.cache.has(key, i)])
+
+    def launch_uncached(self, known: Known, position: int) -> Flight:
+        """Send a request from `position` on for an object that has no fingerprint: one handle's alone."""
+        info = known.info
+        assert info is not None
+        assert info.size is not None
+        bytes_ = Range(position, min(info.size, position + self.source.config.request_size))
+        return self._launch_one(known, None, info, bytes_)
+
+    def _make_room_in_the_air(self) -> None:
+        """Stop requests that wait for their handles to read on, when a new one would have to wait for them."""
+        if len(self.source.engine.airborne) >= self.source.config.concurrency:
+            for flight in self.source.engine.airborne:
+                if flight.paused:
+                    flight.stop_soon(flight.filled)
+
+    async def fly(self, flight: Flight, request: Coroutine[Any, Any, None]) -> None:
+        """Run one request to its end and tell those who wait how it ended."""
+        self.source.engine.airborne.add(flight)
+        error: CachedFSError | None = None
+        try:
+            await request
+        except CachedFSError as failure:
+            error = failure
+        except OSError as failure:  # of a kind that no origin names: still an answer, with the URL on top
+            error = CachedFSError(f"{self.source.url(flight.info.path if flight.info else '')}: {failure}")
+            error.__cause__ = failure
+        finally:
+            self.source.engine.airborne.discard(flight)
+            self._give_up_the_rest(flight)
+            flight.finish(error)
+
+    def _give_up_the_rest(self, flight: Flight) -> None:
+        """Let go of the blocks that did not arrive."""
+        if flight.key is None or flight.info is None or not flight.info.size:
+            return
+        size = flight.key.block_size
+        for index in covering(Range(flight.start, flight.stop), size):
+            bytes_ = block_range(index, size, flight.info.size)
+            whole = flight.start <= bytes_.start and bytes_.stop <= flight.filled
+            if not whole and self.source.engine.flights.get(flight.key.name(index)) is flight:
+                self.source.engine.give_up(flight.key.name(index), flight.key.hash64(index))
+
+    async def _pinned(self, flight: Flight, path: str, info: ObjectInfo, bytes_: Range) -> None:
+        async with self.source.origin.read(path, bytes_, info) as reply:
+            await self._pump(flight, reply)
+
+    async def unknown(self, flight: Flight, path: str, want: Range | Suffix, learnt: list[Known]) -> None:
+        now, mark = time.time(), self.source.facts.mark(path)
+        self._make_room_in_the_air()
+        try:
+            async with self.source.origin.read(path, want, None) as reply:
+                known = self.source.facts.learn(path, reply.info, checked_at=now, mark=mark)
+                learnt.append(known)
+                key = self.source.key(known)
+                flight.begin(reply.info, key, Range(reply.start, reply.stop))
+                if key is not None:
+                    self._register(flight, key)
+                await self._pump(flight, reply)
+        except ObjectNotFound:
+            if not learnt:
+                learnt.append(self.source.facts.learn(path, None, checked_at=now, mark=mark))
+            raise
+
+    def _register(self, flight: Flight, key: ObjectKey) -> None:
+        """Announce the whole blocks that a request for an unknown object turned out to bring."""
+        engine = self.source.engine
+        for index in covering(Range(flight.start, flight.stop), key.block_size):
+            if index * key.block_size >= flight.start and key.name(index) not in engine.flights:
+                engine.cache.take_claim(key.hash64(index))  # taken elsewhere: then it comes twice, once
+                engine.flights[key.name(index)] = flight
+
+    async def _pump(self, flight: Flight, reply: Reply) -> None:
+        """Take the body as fast as somebody wants it, and pass on every block that is whole."""
+        engine, key, info = self.source.engine, flight.key, flight.info
+        assert info is not None
+        size = key.block_size if key is not None else self.source.config.block_size
+        index = -(-flight.start // size)
+        async for data in reply:
+            flight.feed(data)
+            engine.bytes_fetched += len(data)
+            while key is not None and (bytes_ := _whole(index, size, info.size, flight.filled)) is not None:
+                if engine.flights.get(key.name(index)) is flight:
+                    engine.landed(
+                        Arrived(BlockKey(key, index), flight.piece(bytes_), self.source.config.bounds)
+                    )
+                index += 1
+            if not await flight.may_go_on(PATIENCE_S):
+                return
+            await engine.room()
+
+
+def _whole(index: int, block_size: int, size: int | None, filled: int) -> Range | None:
+    """Return the bytes of block `index` when all of them are below `filled`."""
+    if size is None or index * block_size >= size:
+        return None
+    bytes_ = block_range(index, block_size, size)
+    return bytes_ if bytes_.stop <= filled else None

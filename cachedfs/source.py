@@ -1,0 +1,88 @@
+"""One origin as this process sees it: what its filesystem instances have in common, and what is known already."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cachedfs.config import Config
+from cachedfs.engine import Engine, engine_for
+from cachedfs.errors import IsAFolder, ObjectNotFound, OriginUnavailable
+from cachedfs.facts import Facts, Known
+from cachedfs.model import ObjectKey
+from cachedfs.origins import Origin, identity_of
+from cachedfs.plan import freshness
+
+__all__ = ["Source"]
+
+
+class Source:
+    """Where objects come from: an origin behind an engine, under one config.
+
+    Cheap to make: engine, origin and inner filesystem come with the first need, and anew after a fork.
+    """
+
+    def __init__(
+        self, protocol: str, options: Mapping[str, Any], config: Config, url: Callable[[str], str]
+    ) -> None:
+        self.protocol = protocol
+        self.options = options
+        self.config = config
+        self.url = url  # a path's full URL, for messages
+        self.identity = identity_of(protocol, options)
+        self._engine: Engine | None = None
+        self._facts: Facts | None = None
+
+    @property
+    def engine(self) -> Engine:
+        engine = self._engine
+        if engine is None or engine.pid != os.getpid():
+            engine = self._engine = engine_for(self.config)
+            self._facts = engine.facts(self.identity)
+        return engine
+
+    @property
+    def facts(self) -> Facts:
+        _ = self.engine
+        assert self._facts is not None
+        return self._facts
+
+    @property
+    def origin(self) -> Origin:
+        if self.config.offline:
+            raise OriginUnavailable(f"{self.url('')}: offline=True forbids calling the origin")
+        return self.engine.origin(self.protocol, self.options, concurrency=self.config.concurrency)
+
+    def fresh(self, path: str) -> Known | None:
+        """Return what is known of `path` and young enough to count."""
+        known = self.facts.get(path)
+        if known is None or not self.is_fresh(known):
+            return None
+        return known
+
+    def existing(self, path: str) -> Known | None:
+        """Return what is known of the object or folder; raises ObjectNotFound for a known absence."""
+        known = self.fresh(path)
+        if known is not None and known.info is None:
+            raise self.not_found(path)
+        return known
+
+    def key(self, known: Known) -> ObjectKey | None:
+        """Return the key of the version known; None for what cannot be cached."""
+        return known.key(self.identity, self.config.block_size)
+
+    def is_fresh(self, known: Known) -> bool:
+        return freshness.is_fresh(
+            known.checked_at,
+            time.time(),
+            lifetime_s=self.config.lifetime_s,
+            absence=known.info is None and not known.by_listing,
+        )
+
+    def not_found(self, path: str) -> ObjectNotFound:
+        return ObjectNotFound(f"{self.url(path)}: no such object")
+
+    def is_a_folder(self, path: str) -> IsAFolder:
+        return IsAFolder(f"{self.url(path)} is a folder: read one of the objects in it (ls shows them)")
