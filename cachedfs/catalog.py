@@ -65,16 +65,20 @@ class Catalog:
     ) -> tuple[Known, Flight | None]:
         """Ask, or wait for the answer to the same question that somebody in this process asked already.
 
-        With max_age=0 everyone asks for himself: the answer on its way may be older than this question.
+        Not when something was written to the path since that was asked, and never with max_age=0: then the answer on its
+        way may be older than this question.
         """
         if self.source.config.lifetime_s == 0:
             return await ask()
-        asking = self.source.engine.asking
-        slot = (self.source.identity, path)
-        task = asking.get(slot)
-        if task is None:
-            task = asking[slot] = self.source.engine.spawn(ask())
-            task.add_done_callback(lambda _: asking.pop(slot, None))
+        asking, slot = self.source.engine.asking, (self.source.identity, path)
+        mark = self.source.facts.mark(path)
+        asked_at, task = asking.get(slot, (None, None))
+        if task is None or asked_at != mark:
+            task = self.source.engine.spawn(ask())
+            asking[slot] = (mark, task)
+            task.add_done_callback(
+                lambda done: asking.pop(slot) if asking.get(slot, (0, 0))[1] is done else None
+            )
         return await asyncio.shield(task)
 
     async def _lookup(self, path: str, old: Known | None) -> tuple[Known, Flight | None]:

@@ -51,7 +51,8 @@ class Engine:
         # its request failed. Changed on the loop and, for what is stored, in the writer's thread.
         self.flights: dict[str, Flight] = {}
         self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
-        self.asking: dict[tuple[str, str], asyncio.Task[Any]] = {}  # one question per path; loop only
+        # One question per path: the change mark it was asked at, and its answer to come. Loop only.
+        self.asking: dict[tuple[str, str], tuple[int, asyncio.Task[Any]]] = {}
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._origins: dict[str, Origin] = {}
         self._facts: dict[str, Facts] = {}

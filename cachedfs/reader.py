@@ -55,30 +55,42 @@ class Reader:
         return self.cached_range(key, want, nowait=nowait)
 
     def cached_range(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
+        """Return the bytes of `want` when all of them are here; see `cached`."""
         engine, size = self.source.engine, key.block_size
         first = want.start // size
-        verify = self.source.config.verify_always
         if want.stop <= (first + 1) * size:
             if want.start == want.stop:
                 return b""
             data = engine.cache.read(
-                key, first, want.start - first * size, want.stop - first * size, nowait=nowait, verify=verify
+                key,
+                first,
+                want.start - first * size,
+                want.stop - first * size,
+                nowait=nowait,
+                verify=self.source.config.verify_always,
             )
-            if data is not None:
-                engine.hits += 1
-                engine.bytes_served += len(data)
+            if data is None or len(data) != want.size:
+                return None
+            engine.hits += 1
+            engine.bytes_served += want.size
             return data
         blocks = covering(want, size)
         if not all(engine.cache.has(key, index) for index in blocks):
             return None
         out = Assembly(want)
-        for index in blocks:
-            place, offset = out.place(index, size)
-            if engine.cache.read_into(key, index, offset, place, nowait=nowait, verify=verify) != len(place):
-                return None
+        if not all(self._copy(key, index, out, nowait=nowait) for index in blocks):
+            return None
         engine.hits += len(blocks)
         engine.bytes_served += want.size
         return out.finish()
+
+    def _copy(self, key: ObjectKey, index: int, out: Assembly, *, nowait: bool = False) -> bool:
+        """Copy one block into place; False for a miss."""
+        place, offset = out.place(index, key.block_size)
+        n = self.source.engine.cache.read_into(
+            key, index, offset, place, nowait=nowait, verify=self.source.config.verify_always
+        )
+        return n == len(place)
 
     async def open(self, path: str) -> tuple[Known, Flight | None]:
         """Return the version that a new handle reads, and the request that already brings its first bytes, if any.
@@ -190,14 +202,7 @@ class Reader:
             return indexes
 
         def copy() -> set[int]:
-            done = set()
-            for index in here:
-                place, offset = out.place(index, key.block_size)
-                if cache.read_into(key, index, offset, place, verify=self.source.config.verify_always) == len(
-                    place
-                ):
-                    done.add(index)
-            return done
+            return {index for index in here if self._copy(key, index, out)}
 
         done = copy() if len(here) <= HITS_INLINE else await asyncio.to_thread(copy)
         self.source.engine.hits += len(done)

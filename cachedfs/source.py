@@ -34,6 +34,7 @@ class Source:
         self.identity = identity_of(protocol, options)
         self._engine: Engine | None = None
         self._facts: Facts | None = None
+        self._origin: Origin | None = None
 
     @property
     def engine(self) -> Engine:
@@ -41,6 +42,7 @@ class Source:
         if engine is None or engine.pid != os.getpid():
             engine = self._engine = engine_for(self.config)
             self._facts = engine.facts(self.identity)
+            self._origin = None
         return engine
 
     @property
@@ -53,7 +55,10 @@ class Source:
     def origin(self) -> Origin:
         if self.config.offline:
             raise OriginUnavailable(f"{self.url('')}: offline=True forbids calling the origin")
-        return self.engine.origin(self.protocol, self.options, concurrency=self.config.concurrency)
+        engine = self.engine
+        if self._origin is None:
+            self._origin = engine.origin(self.protocol, self.options, concurrency=self.config.concurrency)
+        return self._origin
 
     def fresh(self, path: str) -> Known | None:
         """Return what is known of `path` and young enough to count."""

@@ -76,7 +76,8 @@ class Origin(Protocol):
     def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
     ) -> AsyncIterator[ObjectInfo]:
-        """Give the children of `folder`: objects and folders, each once; `deep`: all objects below it.
+        """Give the children of `folder`: objects and folders, each once; `deep`: all objects below it,
+        and, where the origin has folders of its own, those too: an empty one would be missed otherwise.
 
         Nothing at all for an empty folder, and for a missing one where the origin cannot tell them apart; where it
         can, `ObjectNotFound`.

@@ -110,12 +110,12 @@ class GenericOrigin:
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
     ) -> AsyncIterator[ObjectInfo]:
-        """Give the children of `folder` by one `ls`, or all objects below it by one `find`."""
+        """Give the children of `folder` by one `ls`, or all that is below it by one `find`."""
         inner = await self.filesystem()
         folder = plain_path(inner, folder)
         with mapped(self.url(folder), "listing it"):
             if deep:
-                found = list((await self.ask("find", folder, detail=True, withdirs=False)).values())
+                found = list((await self.ask("find", folder, detail=True, withdirs=True)).values())
             else:
                 found = await self.ask("ls", folder, detail=True)
         for info in found:
