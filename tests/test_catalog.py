@@ -1,0 +1,85 @@
+"""What is known of objects and listings: never older than a write of this machine, never more than was said."""
+
+import threading
+
+import fsspec
+import pytest
+
+from cachedfs.sim import Fault
+from tests.support import noise
+
+
+@pytest.fixture()
+def fs(cloud):
+    return fsspec.filesystem("cachedfs", target_protocol="gs")
+
+
+def test_a_listing_says_nothing_of_what_is_deeper(cloud, fs):
+    cloud.put("z/a/array", b"data")
+    cloud.put("z/group", b"{}")
+    assert fs.ls(cloud.path("z"), detail=False) == [cloud.path("z/a"), cloud.path("z/group")]
+    assert fs.cat_file(cloud.path("z/a/array")) == b"data"
+    assert fs.ls(cloud.path("z/a"), detail=False) == [cloud.path("z/a/array")]
+
+
+def test_an_object_lists_as_itself_every_time(cloud, fs):
+    cloud.put("a", b"data")
+    for _ in range(2):
+        assert fs.ls(cloud.path("a"), detail=False) == [cloud.path("a")]
+        assert fs.find(cloud.path("a")) == [cloud.path("a")]
+
+
+def test_a_missing_folder_is_told_every_time(cloud, fs):
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match="cachedfs::gs://.*nothing"):
+            fs.ls(cloud.path("nothing"))
+        assert fs.find(cloud.path("nothing")) == []
+
+
+def test_a_question_from_before_a_write_does_not_answer_one_from_after_it(cloud, fs):
+    path = cloud.path("late")
+    cloud.server.fail(Fault(kind="metadata", key="late", stall_s=1.0))
+    first: list[bool] = []
+    asking = threading.Thread(target=lambda: first.append(fs.exists(path)))
+    asking.start()
+    while not cloud.server.count(kind="metadata"):
+        pass  # until the question is on its way
+    fs.pipe_file(path, b"here")
+    assert fs.exists(path)
+    assert asking.is_alive(), "the second answer did not wait for the first one"
+    asking.join()
+    assert fs.exists(path)
+    assert fs.cat_file(path) == b"here"
+
+
+def test_what_is_written_is_read_at_once_by_every_instance(cloud, fs):
+    path = cloud.path("x")
+    other = fsspec.filesystem("cachedfs", target_protocol="gs", max_age="immutable")
+    assert not other.exists(path)
+    for content in (b"one", b"two!"):
+        with fs.open(path, "wb") as file:
+            file.write(content)
+        assert other.cat_file(path) == content
+        assert other.info(path)["size"] == len(content)
+        assert path in other.ls(cloud.bucket, detail=False)
+    fs.rm(path)
+    assert not other.exists(path)
+    assert other.ls(cloud.bucket, detail=False) == []
+
+
+def test_a_removed_tree_is_gone_from_all_that_was_known_of_it(cloud, fs):
+    for i in range(5):
+        cloud.put(f"tree/{i}/leaf", noise(10, i))
+    assert len(fs.find(cloud.path("tree"))) == 5
+    assert fs.cat_file(cloud.path("tree/3/leaf")) == noise(10, 3)
+    fs.rm(cloud.path("tree"), recursive=True)
+    assert not fs.exists(cloud.path("tree/3/leaf"))
+    assert not fs.isdir(cloud.path("tree"))
+    assert fs.find(cloud.path("tree")) == []
+
+
+def test_reading_an_object_keeps_the_details_that_a_lookup_told(cloud, fs):
+    cloud.put("a", b"data")
+    before = fs.info(cloud.path("a"))
+    assert fs.cat_file(cloud.path("a")) == b"data"
+    assert fs.info(cloud.path("a")) == before
