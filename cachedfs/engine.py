@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-import platformdirs
 from fsspec.utils import tokenize
 
 from cachedfs.cache import BlockCache, is_network
@@ -234,6 +233,8 @@ def engine_for(config: Config) -> Engine:
 
 
 def _default_directory() -> str:
+    import platformdirs  # here: most processes name their cache_dir, or have it configured
+
     global _warned
     directory = platformdirs.user_cache_dir()
     if not is_network(directory):

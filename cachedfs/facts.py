@@ -29,6 +29,12 @@ class Known:
     by_listing: bool = False
     _key: ObjectKey | None = None
 
+    @property
+    def object(self) -> ObjectInfo:
+        """What exists at the path. REQUIRES: it is no absence."""
+        assert self.info is not None
+        return self.info
+
     def key(self, identity: str, block_size: int) -> ObjectKey | None:
         """Return the key of this version's blocks; None for a folder and where there is no fingerprint."""
         key = self._key

@@ -115,15 +115,15 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
         """Return name, size, type and the origin's details; from memory when that is young enough."""
         path = self._strip(path)
         known = self._source.existing(path)
-        if known is not None and known.info is not None:
-            return known.info.as_info()
+        if known is not None:
+            return known.object.as_info()
         return self._run(self._reader.catalog.know(path)).as_info()
 
     async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         path = self._strip(path)
         known = self._source.existing(path)
-        if known is not None and known.info is not None:
-            return known.info.as_info()
+        if known is not None:
+            return known.object.as_info()
         return (await self._hop(self._reader.catalog.know(path))).as_info()
 
     def exists(self, path: Any, **kwargs: Any) -> bool:
@@ -203,7 +203,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
         if mode in ("rb", "r"):
             known = self._source.existing(path)
             flight = None
-            if known is None or known.info is None or known.info.kind == "directory":
+            if known is None or known.object.kind == "directory":
                 known, flight = self._run(self._reader.open(path))
             return CachedFile(self, path, self._reader, known, flight)
         if block_size is not None:
@@ -224,7 +224,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
         # Complete or not there: a reader of lpath never meets half a file.
         temporary = f"{os.fspath(lpath)}.{uuid.uuid4().hex[:8]}.part"
         try:
-            with open(temporary, "wb") as file:
+            with await asyncio.to_thread(open, temporary, "wb") as file:
                 await self._copy_out(path, file, callback)
             os.replace(temporary, lpath)
         except BaseException:
@@ -234,11 +234,8 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
 
     async def _copy_out(self, path: str, file: Any, callback: Any) -> None:
         for last in (False, True):
-            known = self._source.existing(path)
-            if known is None:
-                known, _ = await self._hop(self._reader.open(path))
-            assert known.info is not None
-            size = known.info.size
+            known = self._source.existing(path) or (await self._hop(self._reader.open(path)))[0]
+            size = known.object.size
             callback.set_size(size)
             try:
                 for start in range(0, size or 1, WINDOW):
@@ -383,11 +380,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
     def _object(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
         known = self._source.existing(path)
-        return (
-            known.info
-            if known is not None and known.info is not None
-            else self._run(self._reader.catalog.know(path))
-        )
+        return known.object if known is not None else self._run(self._reader.catalog.know(path))
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
         """Return a signed URL of the origin."""
@@ -523,7 +516,7 @@ def _target(
 
 def _strip(own: str, target: str | None, path: Any) -> str:
     """Return the target's path of any of our forms of URL."""
-    text = stringify_path(path)
+    text: str = stringify_path(path)
     text = text.removeprefix(f"{own}::").removeprefix(f"{own}://").removeprefix("cachedfs::")
     protocol, scheme, rest = text.partition("://")
     if not scheme:

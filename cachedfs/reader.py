@@ -49,10 +49,9 @@ class Reader:
         key = None if known is None else self.source.key(known)
         if known is None or key is None:
             return None
-        assert known.info is not None
-        assert known.info.size is not None
-        want = clip(start, stop, known.info.size)
-        return self.cached_range(key, want, nowait=nowait)
+        size = known.object.size
+        assert size is not None  # what has a key has a size
+        return self.cached_range(key, clip(start, stop, size), nowait=nowait)
 
     def cached_range(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
         """Return the bytes of `want` when all of them are here; see `cached`."""

@@ -134,3 +134,7 @@ class WriteBehind:
             store()
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache says it aloud, once; a read never fails for it
+        except (
+            Exception
+        ):  # whatever it is: readers wait for this thread to make room, and reads go on without storing
+            logger.exception("blocks could not be stored")

@@ -1,11 +1,13 @@
 """What tests share: a handle on the simulated cloud, and processes that are really new."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 
 from cachedfs import engine
 from cachedfs.filesystem import CachedFileSystem, CachedGCSFileSystem
@@ -64,10 +66,36 @@ class Cloud:
 
     def python(self, code: str, *arguments: str, timeout: float = 60) -> str:
         """Run `code` in a new process that is configured like this one by its environment; return what it printed."""
-        environment = {
+        command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+        done = subprocess.run(
+            command, env=self._environment(), capture_output=True, text=True, timeout=timeout
+        )
+        assert done.returncode == 0, done.stderr
+        assert not done.stderr, done.stderr
+        return done.stdout
+
+    @contextlib.contextmanager
+    def talking(self, code: str) -> Iterator[Callable[[str], str]]:
+        """Give a function that sends a line to a process running `code` and returns the line that it answers."""
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, env=self._environment(), text=True, stdin=pipe, stdout=pipe) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+
+            def ask(line: str) -> str:
+                print(line, file=process.stdin, flush=True)
+                return process.stdout.readline().rstrip("\n")
+
+            yield ask
+            process.stdin.close()
+        assert process.returncode == 0
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("FSSPEC_", "GCSFS_"))
         }
-        environment |= {
+        return inherited | {
             "FSSPEC_CACHEDFS_CACHE_DIR": str(self.cache_dir),
             "FSSPEC_CACHEDFS_KEEP_FREE": "0",
             "FSSPEC_GS_TOKEN": "anon",
@@ -76,8 +104,3 @@ class Cloud:
             "PYTHONWARNINGS": "error::ResourceWarning",
             "BUCKET": self.bucket,
         }
-        command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
-        assert done.returncode == 0, done.stderr
-        assert not done.stderr, done.stderr
-        return done.stdout

@@ -1,0 +1,420 @@
+"""The cache: the local, persistent set of blocks that all processes of a machine share, and what is known of objects.
+
+`BlockCache` is the one door of this room. Everything is sync, safe in threads, across processes and over forks. A read
+never raises for the cache's sake: what is absent, damaged or out of reach is a miss. What cannot be stored is a
+`CacheError`, which only the reader handles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cachedfs.cache import blocks, disk
+from cachedfs.cache.audit import Report
+from cachedfs.cache.blocks import FORMAT, BadBlock, Handle
+from cachedfs.cache.claims import Claims
+from cachedfs.cache.directory import Directory, layer_roots, open_directory, readable_root
+from cachedfs.cache.disk import Buffer, is_network
+from cachedfs.cache.facts import Fact, Listing
+from cachedfs.cache.handles import Handles
+from cachedfs.cache.index import Index, Rows
+from cachedfs.cache.leases import Lease
+from cachedfs.cache.shared import Marks, Touches, touch_slots
+from cachedfs.cache.store import Store
+from cachedfs.errors import CacheError
+from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey
+
+__all__ = ["FORMAT", "BlockCache", "Fact", "Lease", "Listing", "Report", "is_network"]
+
+log = logging.getLogger("cachedfs.cache")
+
+_LOOK_S = 1.0  # how often we look whether the shared files at our paths are still those that we have mapped
+_MOST_REJECTED = 4096  # bad blocks of read-only layers that are remembered, so that each is logged once
+
+
+class BlockCache:
+    """The cache in `cache_dirs`: the first is written, the others are read-only layers.
+
+    `root` is our own subdirectory of the first, None when nothing can be stored; `cannot_store` says why, also
+    after the last put failed. `explicit`: the user named the directory, so that one that is not safely ours is a
+    ValueError and not a warning.
+    """
+
+    def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
+        directory, self.cannot_store = open_directory(cache_dirs[0], explicit=explicit)
+        self._directory = directory
+        self.root = directory.root if directory else None
+        own = self.root or readable_root(cache_dirs[0])
+        self._roots = [*([own] if own else []), *layer_roots(cache_dirs[1:])]
+        self._handles = Handles()
+        self._rejected: dict[str, None] = {}  # bad files of layers, oldest first
+        self._mapped: dict[str, Any] = {}  # the two below, while they are current
+        self._marks: Marks | None = None
+        self._touches: Touches | None = None
+        self._look_at = 0.0
+        self._said = False
+        has_claims = directory is not None and not directory.is_network
+        self._claims = Claims(directory.claims if directory and has_claims else None)
+        self._index: Index | None = None
+        self._store: Store | None = None
+        if directory is not None:
+            self._open_store(directory)
+        elif self.cannot_store:
+            self._say_once(self.cannot_store)
+
+    def __repr__(self) -> str:
+        return f"<BlockCache {self.root or self.cannot_store}>"
+
+    # Reading blocks: no SQLite, no lock
+
+    def read(
+        self,
+        key: ObjectKey,
+        index: int,
+        start: int,
+        stop: int,
+        *,
+        touch: bool = True,
+        nowait: bool = False,
+        verify: bool = False,
+    ) -> bytes | None:
+        """Return bytes `[start, stop)` of a block, clipped to its length; None is a miss: absent, or found bad.
+
+        With `nowait` only the page cache is asked: BlockingIOError when it lacks the bytes, or cannot be asked.
+        `verify` checks the touched pages even if this process did before.
+        """
+        handle = self._handles.take(key, index) or self._open(key, index, nowait)
+        if handle is None:
+            return None
+        try:
+            data = handle.read(start, stop, nowait=nowait, verify=verify)
+        except BaseException as error:
+            self._failed(key, index, handle, error)
+            return None
+        self._handles.give(key, index, handle)
+        if touch:
+            (self._touches or self._open_touches()).touch(key.hash64(index))
+        return data
+
+    def read_into(
+        self,
+        key: ObjectKey,
+        index: int,
+        start: int,
+        buffer: memoryview,
+        *,
+        touch: bool = True,
+        nowait: bool = False,
+        verify: bool = False,
+    ) -> int:
+        """Fill `buffer` (bytes) from offset `start` of a block; return how many bytes it had, -1 for a miss.
+
+        Otherwise like `read`. After a miss the buffer may hold anything.
+        """
+        handle = self._handles.take(key, index) or self._open(key, index, nowait)
+        if handle is None:
+            return -1
+        try:
+            size = handle.read_into(start, buffer, nowait=nowait, verify=verify)
+        except BaseException as error:
+            self._failed(key, index, handle, error)
+            return -1
+        self._handles.give(key, index, handle)
+        if touch:
+            (self._touches or self._open_touches()).touch(key.hash64(index))
+        return size
+
+    def has(self, key: ObjectKey, index: int) -> bool:
+        """Return whether the block's file is there, without looking into it."""
+        place = blocks.place(key.digest, index)
+        return any(disk.exists(f"{root}/{place}") for root in self._roots)
+
+    # Writing blocks
+
+    def put(self, given: Sequence[tuple[BlockKey, Buffer]], bounds: Bounds) -> None:
+        """Store blocks, dropping others to stay within `bounds`; those that are there already are skipped.
+
+        Raises CacheError when not all could be stored. No block is ever there in part.
+        """
+        self._look()
+        try:
+            self._writable().put(given, bounds)
+        except CacheError as error:
+            self.cannot_store = error.message
+            self._say_once(error.message)
+            raise
+        self.cannot_store = None
+
+    def evict(self, identity: str, path: str | None) -> int:
+        """Drop the blocks of `path`, pinned or not, or of the whole origin; return the bytes that came free."""
+        return self._writable().evict(identity, path)
+
+    def discard(self, key: ObjectKey, index: int) -> None:
+        """Drop one block because it is bad. Never raises: without its file it is a miss."""
+        if self._store is None:
+            return
+        self._handles.drop([(key.digest, index)])
+        try:
+            self._store.discard(key, index)
+        except CacheError:  # the index is away: the file counts
+            with contextlib.suppress(OSError):
+                disk.unlink(f"{self.root}/{blocks.place(key.digest, index)}")
+
+    def pin(self, identity: str, path: str) -> None:
+        """Store the wish that blocks of `path` stay, those that are here and those to come. Raises CacheError."""
+        self._writable().pin(identity, path, wanted=True)
+
+    def unpin(self, identity: str, path: str) -> None:
+        self._writable().pin(identity, path, wanted=False)
+
+    def pins(self) -> list[tuple[str, str]]:
+        """Return (identity, path) of every pin."""
+        with self._reading() as rows:
+            return rows.pins() if rows else []
+        return []
+
+    def lease(self, size: int, bounds: Bounds) -> Lease:
+        """Return a private file of `size` bytes, counted in the bound until it is closed. Raises CacheError."""
+        return self._writable().lease(size, bounds)
+
+    # What is known of objects
+
+    def lookup(self, identity: str, path: str) -> Fact | None:
+        """Return what was learnt last of `path`; the caller compares its mark with the path's mark of now."""
+        self._look()
+        with self._reading() as rows:
+            return rows.lookup(identity, path) if rows else None
+        return None
+
+    def keep_facts(self, facts: Sequence[Fact]) -> None:
+        """Store facts, each instead of an older one of its path. Raises CacheError."""
+        if not facts:
+            return
+        with self._writing("facts cannot be kept") as rows:
+            rows.keep_facts(facts)
+            rows.forget_old(time.time(), added=len(facts))
+
+    def listing(self, identity: str, folder: str) -> Listing | None:
+        """Return the children that the last listing of `folder` gave, whatever was learnt of one of them since."""
+        self._look()
+        with self._reading() as rows:
+            return rows.listing(identity, folder) if rows else None
+        return None
+
+    def listing_has(self, identity: str, folder: str, path: str) -> tuple[float, int, bool] | None:
+        """Return checked_at and mark of the listing of `folder`, and whether it had `path`; None: never listed."""
+        self._look()
+        with self._reading() as rows:
+            return rows.listing_has(identity, folder, path) if rows else None
+        return None
+
+    def keep_listings(
+        self,
+        identity: str,
+        listings: Mapping[str, Sequence[ObjectInfo]],
+        *,
+        checked_at: float,
+        marks: Mapping[str, int],
+        folder_marks: Mapping[str, int],
+    ) -> None:
+        """Store complete listings: all direct children, by folder. Raises CacheError.
+
+        `marks` has the children's own marks by path (a child without one is listed, but answers no lookup),
+        `folder_marks` the listing marks of the folders; all read before the origin was asked.
+        """
+        with self._writing("listings cannot be kept") as rows:
+            for folder, infos in listings.items():
+                mark = folder_marks[folder]
+                rows.keep_listing(identity, folder, infos, checked_at=checked_at, mark=mark, marks=marks)
+            rows.forget_old(time.time(), added=sum(map(len, listings.values())))
+
+    # Change marks: shared memory, no SQLite
+
+    def mark(self, identity: str, path: str) -> int:
+        """Return the change mark of `path`: another number after something happened to it, in any process."""
+        marks = self._open_marks()
+        return marks.at(marks.slots_of(identity, path))
+
+    def listing_mark(self, identity: str, folder: str) -> int:
+        """Return the change mark of the listing of `folder`: another number after something happened below it."""
+        marks = self._open_marks()
+        return marks.at(marks.listing_slots_of(identity, folder))
+
+    def epoch(self, identity: str) -> int:
+        """Return a number that is another one after any change at this origin."""
+        return self._open_marks().epoch(identity)
+
+    def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
+        """Change the marks of `paths` and of everything above; with `tree` of everything at this origin."""
+        self._look()
+        self._open_marks().change(identity, paths, tree=tree)
+
+    def mark_slots(self, identity: str, path: str) -> tuple[int, int]:
+        """Return what `mark_at` wants; the same in every process, for ever. A folder's name with "/" is its listing."""
+        return self._open_marks().slots_of(identity, path)
+
+    def mark_at(self, slots: tuple[int, int]) -> int:
+        """Return the mark whose slots these are."""
+        return (self._marks or self._open_marks()).at(slots)
+
+    # Claims
+
+    def take_claim(self, hash64: int) -> bool:
+        """Take the right to fetch a block; False when another process, or another thread, has it."""
+        return self._claims.take(hash64)
+
+    def drop_claim(self, hash64: int) -> None:
+        self._claims.drop(hash64)
+
+    # The whole
+
+    @property
+    def evictions(self) -> int:
+        """How many blocks this process dropped to make room, or when told to."""
+        return self._store.room.evictions if self._store else 0
+
+    def usage(self) -> tuple[int, int]:
+        """Return the number of blocks and the bytes of blocks and leases; zeros when nobody can tell."""
+        with self._reading() as rows:
+            return (rows.number("blocks") or 0, rows.number("bytes") or 0) if rows else (0, 0)
+        return 0, 0
+
+    def check(self, *, repair: bool = False) -> Report:
+        """Compare every file with its row and its checksums; with `repair` set right what can be. Raises CacheError."""
+        return self._store.check(repair=repair) if self._store else Report()
+
+    def rebuild(self) -> None:
+        """Forget what is counted and count the files anew. A lost index does so by itself. Raises CacheError."""
+        self._writable().rebuild()
+
+    def close(self) -> None:
+        """Close files and connections; they open again when needed. Claims are kept until the process ends."""
+        self._handles.close_all()
+        if self._index is not None:
+            self._index.close()
+
+    # Opening what is shared, late
+
+    def _open_store(self, directory: Directory) -> None:
+        directory.remove_stale(time.time())
+        self._index = Index(
+            directory.index, is_network=directory.is_network, claims=self._claims, temp=directory.temp
+        )
+        self._store = Store(
+            directory,
+            index=self._index,
+            handles=self._handles,
+            claims=self._claims,
+            touches=self._open_touches,
+        )
+
+    def _open_marks(self) -> Marks:
+        if self._marks is None:
+            path, temp = (self._directory.marks, self._directory.temp()) if self._directory else (None, "")
+            self._mapped.setdefault("marks", Marks(path, temp))  # of two threads one wins
+            self._marks = self._mapped["marks"]
+        return self._marks
+
+    def _open_touches(self, *, size: int | None = None, clock: int = 0) -> Touches:
+        """Return the touch records; `size` of the cache and `clock` to go on from count when they are made anew."""
+        if self._touches is None:
+            path, temp = (self._directory.touches, self._directory.temp()) if self._directory else (None, "")
+            self._mapped.setdefault("touches", Touches(path, temp, touch_slots(size), clock=clock))
+            self._touches = self._mapped["touches"]
+        return self._touches
+
+    def _look(self) -> None:
+        """Once a second: let go of mapped files that somebody deleted, so that all processes map the same ones."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        self._claims.look_again()
+        if self._marks is not None and not self._marks.is_current():
+            self._mapped.pop("marks", None)
+            self._marks = None
+        if self._touches is not None and not self._touches.is_current():
+            self._mapped.pop("touches", None)
+            self._touches = None
+
+    def _open(self, key: ObjectKey, index: int, nowait: bool) -> Handle | None:
+        """Open the block in the first layer that has it; bad ones are removed from ours and skipped in others."""
+        place = blocks.place(key.digest, index)
+        for root in self._roots:
+            path = f"{root}/{place}"
+            try:
+                return self._handles.open(path, key, index, nowait=nowait)
+            except FileNotFoundError:
+                continue
+            except BlockingIOError:
+                raise
+            except (BadBlock, OSError) as error:
+                self._reject(key, index, path, error)
+        return None
+
+    def _failed(self, key: ObjectKey, index: int, handle: Handle, error: BaseException) -> None:
+        """Deal with a read that failed: a bad block becomes a miss, everything else is raised again."""
+        if isinstance(error, BlockingIOError):
+            self._handles.give(key, index, handle)
+            raise error
+        disk.close(handle.fd)
+        if not isinstance(error, (BadBlock, OSError)):
+            raise error
+        self._reject(key, index, handle.path, error)
+
+    def _reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> None:
+        """Log a bad block once, and remove it if it is in our own layer and bad in itself (not just out of reach)."""
+        if path in self._rejected:
+            return
+        log.warning("a cached block of %s is not used: %s (%s)", key.path, error, path)
+        is_bad = isinstance(error, BadBlock) or error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+        if is_bad and self.root is not None and path.startswith(self.root + "/"):
+            self.discard(key, index)
+            return
+        self._rejected[path] = None
+        if len(self._rejected) > _MOST_REJECTED:
+            self._rejected.clear()
+
+    # Trouble
+
+    def _writable(self) -> Store:
+        if self._store is None:
+            raise CacheError(self.cannot_store or "nothing can be stored")
+        return self._store
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Rows | None]:
+        """Lend the rows to read, None when there is no index. What fails inside ends the block: the index is no oracle."""
+        trouble = (sqlite3.Error, OSError, ValueError, TypeError)
+        with contextlib.ExitStack() as stack:
+            rows = None
+            try:
+                rows = stack.enter_context(self._index.reading()) if self._index is not None else None
+            except trouble as error:
+                log.debug("the index of %s cannot be opened: %s", self.root, error)
+            try:
+                yield rows
+            except trouble as error:
+                log.debug("the index of %s cannot be read: %s", self.root, error)
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[Rows]:
+        self._look()
+        if self._index is None:
+            raise CacheError(self.cannot_store or "nothing can be stored")
+        try:
+            with self._index.writing() as rows:
+                yield rows
+        except (sqlite3.Error, OSError, ValueError, TypeError) as error:
+            raise CacheError(f"{what} in {self.root}: {error}") from error
+
+    def _say_once(self, reason: str) -> None:
+        if not self._said:
+            self._said = True
+            log.warning("blocks are not cached: %s", reason)

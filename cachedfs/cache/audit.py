@@ -1,0 +1,194 @@
+"""The audit: are the rows and the files the same blocks, and are the blocks sound? And the recount of a fresh index."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+from cachedfs.cache import blocks, disk
+from cachedfs.cache.blocks import BadBlock, Trailer
+from cachedfs.cache.claims import Claims
+from cachedfs.cache.directory import Directory
+from cachedfs.cache.index import BlockRow, Index, Rows
+from cachedfs.cache.space import Room, remove_dead_leases
+
+__all__ = ["Report", "check", "count_all", "count_if_fresh"]
+
+_BATCH = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """What an audit found; every problem names the file. `repaired`: what could be set right was."""
+
+    blocks: int = 0
+    bytes: int = 0
+    orphans: tuple[str, ...] = ()  # files that no row counts
+    missing: tuple[str, ...] = ()  # rows without their file
+    wrong_size: tuple[str, ...] = ()  # files of another size than their row says
+    corrupt: tuple[str, ...] = ()  # files that are not the block they should be
+    leftovers: tuple[str, ...] = ()  # temporary files, and leased ones, of dead processes
+    wrong_sums: tuple[str, ...] = ()  # recorded numbers that are not what the rows add up to
+    repaired: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return not any(
+            (self.orphans, self.missing, self.wrong_size, self.corrupt, self.leftovers, self.wrong_sums)
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class _Findings:
+    """Files and rows that do not fit, while they are looked for."""
+
+    orphans: list[disk.Found] = dataclasses.field(default_factory=list)
+    missing: list[BlockRow] = dataclasses.field(default_factory=list)
+    wrong_size: list[tuple[BlockRow, int]] = dataclasses.field(default_factory=list)
+    corrupt: list[disk.Found] = dataclasses.field(default_factory=list)
+    corrupt_rows: list[BlockRow] = dataclasses.field(default_factory=list)
+
+
+def check(
+    index: Index, directory: Directory, room: Room, claims: Claims, *, repair: bool, now_s: float
+) -> Report:
+    """Audit all files against all rows, reading every byte. Files first, then rows, then whether the file still is there:
+    so what other processes put or evict meanwhile is no problem. Raises sqlite3.Error, OSError.
+    """
+    with index.writing() as rows:
+        count_if_fresh(rows, directory, now_s)
+    files = {found.name: found for found in directory.files()}
+    findings = _Findings(corrupt=[found for found in files.values() if not _is_sound(found)])
+    with index.writing() as rows:
+        _compare(rows, files, findings, room, now_s)
+        leftovers = [*directory.stale(now_s), *_dead_leases(rows, directory, claims)]
+        sums = rows.sums()
+        wrong_sums = [name for name, value in sums.items() if rows.number(name) != value]
+        report = _report(findings, sums, leftovers, wrong_sums, repaired=repair)
+        if repair:
+            _repair(rows, findings, directory, now_s)
+            remove_dead_leases(rows, directory, claims)
+            for path in leftovers:
+                disk.unlink(path)
+            rows.recount_objects()
+            for name, value in rows.sums().items():
+                rows.record(name, value)
+    return report
+
+
+def count_if_fresh(rows: Rows, directory: Directory, now_s: float) -> None:
+    """Count the files of an index that was just made, before anything is stored by it: never under-count."""
+    if not rows.number("counted"):
+        count_all(rows, directory, now_s)
+
+
+def count_all(rows: Rows, directory: Directory, now_s: float) -> None:
+    """Make the rows from the files: each sound trailer is a row, each other file is removed, leases are leases."""
+    for found in directory.files():
+        _adopt(rows, found, now_s)
+    for lease in directory.leases():
+        rows.add_lease(lease.name, lease.size)
+    rows.record("counted", 1)
+
+
+def _adopt(rows: Rows, found: disk.Found, now_s: float) -> None:
+    """Count a file that no row counts as an old block; remove it when it is no block."""
+    trailer = _trailer(found)
+    if trailer is None:
+        with contextlib.suppress(OSError):
+            disk.unlink(found.path)
+        return
+    rows.add_block(
+        trailer.key, trailer.index, size=found.size, clock=0, since=min(found.modified_s, now_s), writer=0
+    )
+
+
+def _trailer(found: disk.Found, *, whole: bool = False) -> Trailer | None:
+    """Return what a file says of itself if that is what its name says, and with `whole` if every byte is right."""
+    try:
+        handle = blocks.open_block(found.path)
+    except (BadBlock, OSError):
+        return None
+    try:
+        if whole:
+            handle.check_all()
+    except (BadBlock, OSError):
+        return None
+    finally:
+        disk.close(handle.fd)
+    place = blocks.place(handle.trailer.key.digest, handle.trailer.index)
+    return handle.trailer if found.path.endswith("/" + place) else None
+
+
+def _is_sound(found: disk.Found) -> bool:
+    return _trailer(found, whole=True) is not None or disk.state(found.path) is None
+
+
+def _all_rows(rows: Rows) -> Iterator[BlockRow]:
+    last = 0
+    while batch := rows.blocks_after(last, _BATCH, with_pinned=True):
+        yield from batch
+        last = batch[-1].id
+
+
+def _compare(rows: Rows, files: dict[str, disk.Found], findings: _Findings, room: Room, now_s: float) -> None:
+    corrupt = {found.name for found in findings.corrupt}
+    uncounted = dict(files)
+    for block in _all_rows(rows):
+        place = blocks.place(block.digest, block.number)
+        found = uncounted.pop(place.rpartition("/")[2], None)
+        if found is None:
+            if not disk.exists(room.path(place)) and not room.is_being_written(block, now_s):
+                findings.missing.append(block)
+        elif found.name in corrupt:
+            findings.corrupt_rows.append(block)
+        elif found.size != block.size:
+            findings.wrong_size.append((block, found.size))
+    findings.orphans = [
+        found
+        for found in uncounted.values()
+        if found.name not in corrupt and disk.state(found.path) is not None
+    ]
+
+
+def _dead_leases(rows: Rows, directory: Directory, claims: Claims) -> list[str]:
+    """Return the leased files whose claim is free; where claims do not work nobody can tell, and none are dead."""
+    dead = []
+    for lease in rows.leases():
+        if claims.works_across_processes and claims.take(lease.claim):
+            claims.drop(lease.claim)
+            dead.append(f"{directory.root}/leases/{lease.name}")
+    return dead
+
+
+def _repair(rows: Rows, findings: _Findings, directory: Directory, now_s: float) -> None:
+    for found in findings.corrupt:
+        status = disk.state(found.path)
+        if status is not None and status.st_ino == found.inode and not found.is_folder:
+            disk.unlink(found.path)
+    for found in findings.orphans:
+        _adopt(rows, found, now_s)
+    for block, size in findings.wrong_size:
+        rows.resize_block(block.id, size)
+    for block in findings.missing:
+        rows.remove_block(block.id)
+    for block in findings.corrupt_rows:
+        if not disk.exists(f"{directory.root}/{blocks.place(block.digest, block.number)}"):
+            rows.remove_block(block.id)
+
+
+def _report(
+    findings: _Findings, sums: dict[str, int], leftovers: list[str], wrong_sums: list[str], *, repaired: bool
+) -> Report:
+    return Report(
+        blocks=sums["blocks"],
+        bytes=sums["bytes"],
+        orphans=tuple(found.path for found in findings.orphans),
+        missing=tuple(blocks.place(block.digest, block.number) for block in findings.missing),
+        wrong_size=tuple(blocks.place(block.digest, block.number) for block, _ in findings.wrong_size),
+        corrupt=tuple(found.path for found in findings.corrupt),
+        leftovers=tuple(leftovers),
+        wrong_sums=tuple(wrong_sums),
+        repaired=repaired,
+    )

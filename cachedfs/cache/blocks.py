@@ -1,0 +1,244 @@
+"""A block as bytes on disk: its name, its trailer, its page checksums. `docs/cache-format.md` shows the layout.
+
+The data comes first, so that offset n of a block is offset n of its file; the trailer follows and repeats the
+whole key, so that a block proves what it is. There is no fsync: a torn block fails its check and is a miss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+import struct
+import zlib
+
+from cachedfs.cache import disk
+from cachedfs.cache.disk import Buffer
+from cachedfs.model import ObjectKey
+
+__all__ = [
+    "FORMAT",
+    "PAGE",
+    "BadBlock",
+    "Handle",
+    "Trailer",
+    "encode_trailer",
+    "open_block",
+    "parse_trailer",
+    "place",
+]
+
+FORMAT = 1  # part of the directory's name: another format never sees these files
+PAGE = 65536  # bytes under one checksum: small enough to check for a 4 KiB read (9 us)
+
+_MAGIC = b"cachedfs"
+_HEAD = struct.Struct("<8sIQ")  # magic, format, length of the data
+_PLACE = struct.Struct("<QQ")  # index, block size
+_TAIL = struct.Struct("<II")  # CRC-32 of the trailer up to here, size of the whole trailer
+_LENGTH = struct.Struct("<I")
+_PROBE = 4096  # bytes read from the file's end at open: all of the trailer, unless block or path are huge
+
+
+class BadBlock(Exception):
+    """The file is not the block that its name promises; the message says in what."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trailer:
+    """What a block's file says of itself."""
+
+    identity: str
+    path: str
+    fingerprint: str
+    block_size: int
+    index: int
+    length: int
+    checksums: tuple[int, ...]
+
+    @property
+    def key(self) -> ObjectKey:
+        return ObjectKey(self.identity, self.path, self.fingerprint, self.block_size)
+
+
+def place(digest: str, index: int) -> str:
+    """Return where the block lies below the root: fanned out over 256 folders, neighbours in different ones."""
+    return f"blocks/{int(digest[:2], 16) + index & 255:02x}/{digest}-{index:x}"
+
+
+def encode_trailer(key: ObjectKey, index: int, data: Buffer) -> bytes:
+    """Return the bytes that follow `data` in the file of block `index`."""
+    view = memoryview(data).cast("B")
+    checksums = [zlib.crc32(view[at : at + PAGE]) for at in range(0, len(view), PAGE)]
+    parts = [_HEAD.pack(_MAGIC, FORMAT, len(view)), struct.pack(f"<{len(checksums)}I", *checksums)]
+    for text in (key.identity, key.path, key.fingerprint):
+        field = text.encode("utf-8", "surrogatepass")
+        parts += [_LENGTH.pack(len(field)), field]
+    parts.append(_PLACE.pack(index, key.block_size))
+    body = b"".join(parts)
+    return body + _TAIL.pack(zlib.crc32(body), len(body) + _TAIL.size)
+
+
+def parse_trailer(trailer: bytes) -> Trailer:
+    """Return what the trailer says, or raise `BadBlock`: nothing of a damaged trailer is believed."""
+    body, tail = trailer[: -_TAIL.size], trailer[-_TAIL.size :]
+    if len(trailer) < _HEAD.size + _PLACE.size + _TAIL.size or not body.startswith(_MAGIC):
+        raise BadBlock("it has no trailer")
+    if _TAIL.unpack(tail) != (zlib.crc32(body), len(trailer)):
+        raise BadBlock("its trailer is damaged")
+    try:
+        return _parse_body(body)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise BadBlock(f"its trailer makes no sense: {error}") from error
+
+
+def _parse_body(body: bytes) -> Trailer:
+    _, version, length = _HEAD.unpack_from(body)
+    if version != FORMAT:
+        raise BadBlock(f"it has format {version}, not {FORMAT}")
+    n_pages = -(-length // PAGE)
+    checksums = struct.unpack_from(f"<{n_pages}I", body, _HEAD.size)
+    at, fields = _HEAD.size + 4 * n_pages, []
+    for _ in range(3):
+        (size,) = _LENGTH.unpack_from(body, at)
+        fields.append(body[at + 4 : at + 4 + size].decode("utf-8", "surrogatepass"))
+        at += 4 + size
+    index, block_size = _PLACE.unpack_from(body, at)
+    if at + _PLACE.size != len(body):
+        raise BadBlock("its trailer has the wrong size")
+    return Trailer(fields[0], fields[1], fields[2], block_size, index, length, checksums)
+
+
+class Handle:
+    """An open block whose trailer was found right. One thread uses it at a time.
+
+    `unchecked` has bit n set while page n was not checked by this process; `stamp` names this very file, so that
+    what was checked of it is not believed of another one in its place.
+    """
+
+    __slots__ = ("checksums", "fd", "inode", "length", "path", "stamp", "trailer", "unchecked")
+
+    def __init__(self, fd: int, path: str, trailer: Trailer, stamp: tuple[int, int]) -> None:
+        self.fd = fd
+        self.path = path
+        self.trailer = trailer
+        self.length = trailer.length
+        self.checksums = trailer.checksums
+        self.unchecked = (1 << len(trailer.checksums)) - 1
+        self.stamp = stamp
+        self.inode = stamp[0]
+
+    def read(self, start: int, stop: int, *, nowait: bool = False, verify: bool = False) -> bytes:
+        """Return bytes `[start, stop)` of the block, clipped to its length. Raises BadBlock, BlockingIOError, OSError."""
+        if stop > self.length:
+            stop = self.length
+        if start >= stop:
+            return b""
+        if verify or (self.unchecked and self._unchecked_of(start, stop)):
+            first, last = start // PAGE, (stop - 1) // PAGE
+            data = self._load(first * PAGE, min((last + 1) * PAGE, self.length), nowait)
+            self._check(first, memoryview(data))
+            return data[start - first * PAGE : stop - first * PAGE]
+        return self._load(start, stop, nowait)
+
+    def read_into(self, start: int, buffer: memoryview, *, nowait: bool = False, verify: bool = False) -> int:
+        """Fill `buffer` from offset `start` on; return how many bytes the block had. Raises as `read` does."""
+        size = min(len(buffer), self.length - start)
+        if size <= 0:
+            return 0
+        if size < len(buffer):
+            buffer = buffer[:size]
+        read = disk.read_cached_into if nowait else disk.read_into
+        if read(self.fd, buffer, start) != size:
+            raise self._short(nowait)
+        if verify or (self.unchecked and self._unchecked_of(start, start + size)):
+            self._check_filled(start, buffer, nowait)
+        return size
+
+    def check_all(self) -> None:
+        """Check every page, whatever was checked before. Raises BadBlock, OSError."""
+        for first in range(0, len(self.checksums), 16):
+            start = first * PAGE
+            self._check(first, memoryview(self._load(start, min(start + 16 * PAGE, self.length), False)))
+
+    def _unchecked_of(self, start: int, stop: int) -> int:
+        first, last = start // PAGE, (stop - 1) // PAGE
+        return self.unchecked >> first & (1 << last - first + 1) - 1
+
+    def _load(self, start: int, stop: int, nowait: bool) -> bytes:
+        if not nowait:
+            data = disk.read(self.fd, stop - start, start)
+        else:
+            filled = bytearray(stop - start)
+            data = bytes(memoryview(filled)[: disk.read_cached_into(self.fd, filled, start)])
+        if len(data) != stop - start:
+            raise self._short(nowait)
+        return data
+
+    def _short(self, nowait: bool) -> Exception:
+        """Return the error for fewer bytes than asked for: the page cache lacks the rest, or the file does."""
+        return (
+            BlockingIOError("not all of it is in memory")
+            if nowait
+            else BadBlock("it is shorter than it says")
+        )
+
+    def _check_filled(self, start: int, buffer: memoryview, nowait: bool) -> None:
+        """Check `buffer`, just filled from offset `start`: whole pages in place, edge pages through a copy.
+
+        The bytes of an edge page are then taken from the copy: what was checked is what is handed out.
+        """
+        stop = start + len(buffer)
+        for page in range(start // PAGE, (stop - 1) // PAGE + 1):
+            low, high = page * PAGE, min((page + 1) * PAGE, self.length)
+            if start <= low and high <= stop:
+                self._check(page, buffer[low - start : high - start])
+                continue
+            whole = memoryview(self._load(low, high, nowait))
+            self._check(page, whole)
+            begin, end = max(start, low), min(stop, high)
+            buffer[begin - start : end - start] = whole[begin - low : end - low]
+
+    def _check(self, page: int, data: memoryview) -> None:
+        """Compare whole pages, `page` first, with their checksums and remember that they are right."""
+        for at in range(0, len(data), PAGE):
+            if zlib.crc32(data[at : at + PAGE]) != self.checksums[page]:
+                raise BadBlock(f"its page {page} is damaged")
+            self.unchecked &= ~(1 << page)
+            page += 1
+
+
+def open_block(path: str, *, nowait: bool = False) -> Handle:
+    """Open the block at `path`. Raises BadBlock, BlockingIOError, OSError; FileNotFoundError: it is not there."""
+    fd = disk.open_to_read(path)
+    try:
+        status = disk.state_of_open(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadBlock("it is not a file")
+        trailer = _read_trailer(fd, status.st_size, nowait)
+        return Handle(fd, path, trailer, (status.st_ino, status.st_mtime_ns))
+    except BaseException:
+        disk.close(fd)
+        raise
+
+
+def _read_trailer(fd: int, file_size: int, nowait: bool) -> Trailer:
+    tail = _read_end(fd, file_size, min(_PROBE, file_size), nowait)
+    if len(tail) < _TAIL.size:
+        raise BadBlock("it is cut off")
+    size = _TAIL.unpack_from(tail, len(tail) - _TAIL.size)[1]
+    if not _TAIL.size < size <= file_size:
+        raise BadBlock("it has no trailer")
+    if size > len(tail):
+        tail = _read_end(fd, file_size, size, nowait)
+    trailer = parse_trailer(tail[-size:])
+    if trailer.length + size != file_size:
+        raise BadBlock("it has the wrong size")
+    return trailer
+
+
+def _read_end(fd: int, file_size: int, size: int, nowait: bool) -> bytes:
+    if not nowait:
+        return disk.read(fd, size, file_size - size)
+    filled = bytearray(size)
+    if disk.read_cached_into(fd, filled, file_size - size) != size:
+        raise BlockingIOError("not all of it is in memory")
+    return bytes(filled)

@@ -1,0 +1,265 @@
+"""The connections of this process to the index: when they are opened, replaced, and left alone.
+
+Two hazards shape this module. A file of SQLite must never be opened or closed by us: closing any descriptor of it
+drops SQLite's locks. And a connection must not cross a fork: SQLite keeps the locks of a file in memory, per process, so
+that even a *new* connection in the child would believe in locks that only the parent holds. So connections are
+closed before a fork and opened again when they are needed; one that a thread was using at that moment is left
+alone for ever in the child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import sqlite3
+import threading
+import time
+import urllib.parse
+import weakref
+from collections.abc import Callable, Iterator
+
+from cachedfs.cache import disk
+from cachedfs.cache.claims import Claims
+
+__all__ = ["Database"]
+
+log = logging.getLogger("cachedfs.cache")
+
+_REPLACING = 0x0DB5_ADBA_C0DE_0001  # the claim on replacing the index
+_LOOK_S = 1.0  # how old a reader's belief may be that its file is still the one at the path
+_WRITER_WAIT_S = 2.0
+_READER_WAIT_S = 0.05
+_FORK_WAIT_S = 1.0
+_STATEMENTS = 128
+
+
+class _Connection:
+    """One SQLite connection and the lock of who uses it. Invariant: `sqlite` was opened by process `pid`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.sqlite: sqlite3.Connection | None = None
+        self.pid = 0
+        self.inode = 0
+        self.looked_s = 0.0
+
+    def close(self) -> None:
+        if self.sqlite is not None and self.pid == disk.process_id():
+            self.sqlite.close()
+        self.sqlite = None
+
+    def abandon(self) -> None:
+        """Forget an inherited connection without closing it, now or at exit: closing would act on the parent's locks.
+
+        Python closes what nobody refers to any more, modules at exit included; a reference that nobody holds prevents it.
+        """
+        if self.sqlite is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.sqlite))
+        self.lock = threading.Lock()
+        self.sqlite = None
+
+
+class Database:
+    """The index file: one connection to read and one to write, opened late, never older than the file."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        schema: str,
+        version: int,
+        is_network: bool,
+        claims: Claims,
+        temp: Callable[[], str],
+    ) -> None:
+        self._path = path
+        self._schema = schema
+        self._version = version
+        self._journal = "DELETE" if is_network else "WAL"
+        self._claims = claims
+        self._temp = temp
+        self._reader = _Connection()
+        self._writer = _Connection()
+        self._broken_inode = 0  # the file that was found damaged: the next writer replaces it
+        self.wal_pages = 256
+        _DATABASES.add(self)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Lend the reading connection. Raises sqlite3.Error, also when there is no index yet."""
+        with self._lent(self._reader, self._open_reader) as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Lend the writing connection inside one immediate transaction: committed at the end, undone by an exception.
+
+        Raises sqlite3.Error, and OSError when the directory is gone.
+        """
+        with self._lent(self._writer, self._open_writer) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    with contextlib.suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        for each in (self._reader, self._writer):
+            with each.lock:
+                each.close()
+
+    @contextlib.contextmanager
+    def _lent(
+        self, slot: _Connection, opened: Callable[[_Connection], sqlite3.Connection]
+    ) -> Iterator[sqlite3.Connection]:
+        if slot.pid not in (0, disk.process_id()):  # a fork that no hook saw
+            slot.abandon()
+        with slot.lock:
+            try:
+                yield opened(slot)
+            except sqlite3.Error as error:
+                if _is_damage(error):
+                    log.warning("the index %s is damaged (%s) and will be made anew", self._path, error)
+                    self._broken_inode = slot.inode
+                    slot.close()
+                raise
+
+    def _open_reader(self, slot: _Connection) -> sqlite3.Connection:
+        now = time.monotonic()
+        if slot.sqlite is not None and now < slot.looked_s + _LOOK_S:
+            return slot.sqlite
+        slot.looked_s = now
+        if self._inode() != slot.inode:
+            slot.close()
+        if slot.sqlite is None:
+            self._connect(slot, _READER_WAIT_S)
+        return _given(slot)
+
+    def _open_writer(self, slot: _Connection) -> sqlite3.Connection:
+        inode = self._inode()
+        if inode == 0 or inode == self._broken_inode:
+            slot.close()
+            self._replace()
+        elif inode != slot.inode:
+            slot.close()
+        if slot.sqlite is None:
+            self._reader.looked_s = 0.0  # it may be another file than the one that the reader has open
+            self._connect(slot, _WRITER_WAIT_S)
+        return _given(slot)
+
+    def _inode(self) -> int:
+        status = disk.state(self._path)
+        return status.st_ino if status is not None else 0
+
+    def _connect(self, slot: _Connection, wait_s: float) -> None:
+        """Open what is at the path, and prove that it is an index of this version."""
+        slot.inode = self._inode()
+        if slot.inode == 0 or slot.inode == self._broken_inode:
+            raise sqlite3.OperationalError("there is no index")
+        slot.pid = disk.process_id()
+        slot.sqlite = _connect(self._path, wait_s)
+        slot.sqlite.execute(f"PRAGMA journal_mode={self._journal}")
+        slot.sqlite.execute("PRAGMA synchronous=NORMAL")
+        slot.sqlite.execute(f"PRAGMA wal_autocheckpoint={self.wal_pages}")
+        slot.sqlite.execute(f"PRAGMA journal_size_limit={self.wal_pages * 4096}")
+        if slot.sqlite.execute("PRAGMA user_version").fetchone()[0] != self._version:
+            raise sqlite3.DatabaseError("it is not an index of this version")
+
+    def limit_wal(self, pages: int) -> None:
+        """Have the write-ahead log hold at most about `pages` pages of 4 KiB; for connections opened from now on."""
+        if pages != self.wal_pages:
+            self.wal_pages = pages
+            self.close()
+
+    def _replace(self) -> None:
+        """Put a fresh index into place, unless another process just did. Its rows are counted by who writes first.
+
+        One process at a time, by a claim: between the removal of an old write-ahead log and the new index nobody
+        may open anything, or SQLite would play the old log into the new file.
+        """
+        for _ in range(50):
+            if self._claims.take(_REPLACING):
+                break
+            disk.pause(0.02)
+        else:
+            raise sqlite3.OperationalError("another process is making the index anew")
+        try:
+            if self._inode() in (0, self._broken_inode):
+                self._put_fresh()
+        finally:
+            self._claims.drop(_REPLACING)
+
+    def _put_fresh(self) -> None:
+        temp = self._temp()
+        fresh = _connect(temp, _WRITER_WAIT_S, create=True)
+        try:
+            fresh.executescript(
+                f"PRAGMA synchronous=OFF; BEGIN; {self._schema}; PRAGMA user_version={self._version}; COMMIT"
+            )
+        finally:
+            fresh.close()
+        for suffix in ("", "-wal", "-shm", "-journal"):  # set aside, not removed: an hour to look at them
+            with contextlib.suppress(FileNotFoundError):
+                disk.rename(self._path + suffix, f"{temp}-old{suffix}")
+        disk.rename(temp, self._path)
+
+
+def _connect(path: str, wait_s: float, *, create: bool = False) -> sqlite3.Connection:
+    uri = f"file:{urllib.parse.quote(path)}?mode={'rwc' if create else 'rw'}"
+    return sqlite3.connect(
+        uri,
+        uri=True,
+        timeout=wait_s,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_STATEMENTS,
+    )
+
+
+def _given(slot: _Connection) -> sqlite3.Connection:
+    if slot.sqlite is None:
+        raise sqlite3.OperationalError("the index is not open")
+    return slot.sqlite
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Return whether the file itself is bad, as against busy, full or away."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if isinstance(error, sqlite3.OperationalError) and "no such" in str(error):
+        return True
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:  # cut off while it was open
+        return True
+    return type(error) is sqlite3.DatabaseError and code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+_DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
+_FORKING: list[_Connection] = []  # the connections whose locks are held while this process forks
+
+
+def _before_fork() -> None:
+    for database in list(_DATABASES):
+        for slot in (database._reader, database._writer):
+            if slot.lock.acquire(timeout=_FORK_WAIT_S):
+                _FORKING.append(slot)
+                with contextlib.suppress(sqlite3.Error):
+                    slot.close()
+
+
+def _after_fork_in_parent() -> None:
+    while _FORKING:
+        _FORKING.pop().lock.release()
+
+
+def _after_fork_in_child() -> None:
+    _FORKING.clear()
+    for database in list(_DATABASES):
+        database._reader.abandon()
+        database._writer.abandon()
+
+
+disk.on_fork(_before_fork, _after_fork_in_parent, _after_fork_in_child)

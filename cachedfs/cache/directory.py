@@ -1,0 +1,161 @@
+"""Our own subdirectory of a cache directory: what may be used, what must be refused, and where things lie in it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import stat
+from collections.abc import Iterator, Sequence
+
+from cachedfs.cache import disk
+from cachedfs.cache.blocks import FORMAT
+
+__all__ = ["Directory", "layer_roots", "open_directory", "readable_root"]
+
+log = logging.getLogger("cachedfs.cache")
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_STALE_S = 3600  # a temporary file of this age has no living writer
+_LEASE = re.compile(r"[0-9a-f]{16}")
+_LAYER = re.compile(rf"cachedfs-{FORMAT}-\d+")
+
+
+class _Refused(Exception):
+    """The subdirectory is not safely ours."""
+
+
+class Directory:
+    """Our root on disk: `blocks/`, `leases/`, `tmp/`, the index and the mapped files."""
+
+    def __init__(self, root: str, *, is_network: bool) -> None:
+        self.root = root
+        self.is_network = is_network
+        self.index = f"{root}/index.db"
+        self.claims = f"{root}/claims"
+        self.touches = f"{root}/touches"
+        self.marks = f"{root}/marks"
+        self.bookkeeping = [self.index, self.index + "-wal", self.index + "-shm", self.touches, self.marks]
+
+    def make(self) -> None:
+        """Make what is missing of the root and its folders. Raises OSError, or ValueError when the root is not ours."""
+        for folder in _chain(self.root):
+            disk.make_folder(folder)
+            try:
+                _verify(folder)
+            except _Refused as error:
+                raise ValueError(str(error)) from error
+        for name in ("blocks", "leases", "tmp"):
+            disk.make_folder(f"{self.root}/{name}")
+
+    def make_again_if_gone(self) -> None:
+        """Make the folders again that somebody removed while we were running; raises as `make` does."""
+        if not (disk.exists(f"{self.root}/blocks") and disk.exists(f"{self.root}/tmp")):
+            disk.make_folders(_chain(self.root)[0].rpartition("/")[0])
+            self.make()
+
+    def temp(self) -> str:
+        """Return a new name for a temporary file."""
+        return f"{self.root}/tmp/{disk.nonce():016x}"
+
+    def lease(self, name: str) -> str:
+        return f"{self.root}/leases/{name}"
+
+    def move_into_place(self, temp: str, path: str) -> None:
+        """Rename `temp` to the block at `path`, making its folder if this is the first block there."""
+        try:
+            disk.rename(temp, path)
+        except FileNotFoundError:
+            disk.make_folder(path.rpartition("/")[0])
+            disk.rename(temp, path)
+
+    def files(self) -> Iterator[disk.Found]:
+        """Yield what lies in the folders of the blocks."""
+        for folder in disk.scan(f"{self.root}/blocks"):
+            if folder.is_folder:
+                yield from disk.scan(folder.path)
+
+    def leases(self) -> Iterator[disk.Found]:
+        """Yield the files in the folder of the leases that are named as leases are."""
+        return (found for found in disk.scan(f"{self.root}/leases") if _LEASE.fullmatch(found.name))
+
+    def stale(self, now_s: float) -> Iterator[str]:
+        """Yield the temporary files that no living process writes."""
+        for found in disk.scan(f"{self.root}/tmp"):
+            if found.modified_s < now_s - _STALE_S:
+                yield found.path
+
+    def remove_stale(self, now_s: float) -> None:
+        with contextlib.suppress(OSError):
+            for path in self.stale(now_s):
+                disk.unlink(path)
+
+
+def open_directory(cache_dir: str, *, explicit: bool) -> tuple[Directory | None, str | None]:
+    """Return our directory in `cache_dir`, or None and why nothing can be stored there.
+
+    A subdirectory that others could have prepared (a symlink, another owner, writable by others) is a ValueError when
+    the user named `cache_dir` (`explicit`): nothing in it may be believed, and he can say what he meant.
+    """
+    path = disk.absolute(cache_dir)
+    is_network = disk.is_network(path)
+    root = f"{path}/cachedfs-{FORMAT}-{disk.user_id()}"
+    if is_network:  # locks and mapped files hold on one machine only
+        root += f"/host-{disk.host_name()}"
+    directory = Directory(root, is_network=is_network)
+    try:
+        disk.make_folders(path)
+        directory.make()
+        if not disk.writable(root):
+            raise PermissionError(f"{root} is read-only")
+    except ValueError as error:
+        if explicit:
+            raise
+        return None, str(error)
+    except OSError as error:
+        return None, f"{path} cannot be written ({error.strerror or error}); give another cache_dir"
+    return directory, None
+
+
+def readable_root(cache_dir: str) -> str | None:
+    """Return the root in `cache_dir` that we cannot write but may read: it is ours, and nobody else can write it."""
+    root = f"{disk.absolute(cache_dir)}/cachedfs-{FORMAT}-{disk.user_id()}"
+    try:
+        _verify(root)
+    except (_Refused, OSError):
+        return None
+    return root
+
+
+def layer_roots(cache_dirs: Sequence[str]) -> list[str]:
+    """Return the roots, of any owner, below read-only `cache_dirs`; directories that are not there have none."""
+    roots = []
+    for cache_dir in cache_dirs:
+        with contextlib.suppress(OSError):
+            for found in sorted(disk.scan(disk.absolute(cache_dir))):
+                if found.is_folder and _LAYER.fullmatch(found.name):
+                    roots.append(found.path)
+                    roots += sorted(
+                        host.path for host in disk.scan(found.path) if host.name.startswith("host-")
+                    )
+    return roots
+
+
+def _chain(root: str) -> list[str]:
+    """Return our folders from the outermost to `root`: two on a network file system, else one."""
+    above, _, name = root.rpartition("/")
+    return [above, root] if name.startswith("host-") else [root]
+
+
+def _verify(folder: str) -> None:
+    status = disk.state(folder)
+    if status is None:
+        raise FileNotFoundError(f"{folder} vanished")
+    if not stat.S_ISDIR(status.st_mode):
+        raise _Refused(
+            f"{folder} is not a folder (a symlink, or a file): remove it, or give another cache_dir"
+        )
+    if status.st_uid != disk.user_id():
+        raise _Refused(f"{folder} belongs to user {status.st_uid}: give another cache_dir")
+    if status.st_mode & _OTHERS_WRITE:
+        raise _Refused(f"{folder} can be written by others: chmod 700 it, or give another cache_dir")

@@ -1,0 +1,415 @@
+"""The bookkeeping of the cache in SQLite: every SQL statement of the package is here.
+
+The files are the truth about blocks, the rows only count them: a row is written before its file and removed after it,
+so a crash over-counts and never under-counts. Sums are kept by triggers, in the same transaction as the rows, and
+cannot drift from them. Names and paths are BLOBs: object names may hold what is not Unicode text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cachedfs.cache.claims import Claims
+from cachedfs.cache.database import Database
+from cachedfs.cache.facts import Fact, Listing, decode_info, encode_info, folder_of
+from cachedfs.model import ObjectInfo, ObjectKey
+
+__all__ = ["BlockRow", "Index", "LeaseRow", "Rows"]
+
+_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO meta VALUES ('blocks', 0), ('bytes', 0), ('fixed', 0), ('facts', 0), ('counted', 0);
+
+CREATE TABLE objects (
+    id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, origin INTEGER NOT NULL, path BLOB NOT NULL,
+    pinned INTEGER NOT NULL, bytes INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX objects_by_path ON objects (origin, path);
+CREATE TRIGGER object_grown AFTER UPDATE OF bytes, pinned ON objects BEGIN
+    UPDATE meta SET value = value + new.bytes * new.pinned - old.bytes * old.pinned WHERE name = 'fixed';
+END;
+CREATE TRIGGER object_out AFTER DELETE ON objects WHEN old.pinned BEGIN
+    UPDATE meta SET value = value - old.bytes WHERE name = 'fixed';
+END;
+
+CREATE TABLE blocks (
+    id INTEGER PRIMARY KEY, object INTEGER NOT NULL, number INTEGER NOT NULL, size INTEGER NOT NULL,
+    hash INTEGER NOT NULL, clock INTEGER NOT NULL, since REAL NOT NULL, writer INTEGER NOT NULL,
+    UNIQUE (object, number));
+CREATE TRIGGER block_in AFTER INSERT ON blocks BEGIN
+    UPDATE meta SET value = value + 1 WHERE name = 'blocks';
+    UPDATE meta SET value = value + new.size WHERE name = 'bytes';
+    UPDATE objects SET bytes = bytes + new.size WHERE id = new.object;
+END;
+CREATE TRIGGER block_out AFTER DELETE ON blocks BEGIN
+    UPDATE meta SET value = value - 1 WHERE name = 'blocks';
+    UPDATE meta SET value = value - old.size WHERE name = 'bytes';
+    UPDATE objects SET bytes = bytes - old.size WHERE id = old.object;
+    DELETE FROM objects WHERE id = old.object AND bytes <= 0;
+END;
+CREATE TRIGGER block_resized AFTER UPDATE OF size ON blocks BEGIN
+    UPDATE meta SET value = value + new.size - old.size WHERE name = 'bytes';
+    UPDATE objects SET bytes = bytes + new.size - old.size WHERE id = new.object;
+END;
+
+CREATE TABLE pins (origin INTEGER NOT NULL, path BLOB NOT NULL, identity BLOB NOT NULL, PRIMARY KEY (origin, path))
+    WITHOUT ROWID;
+
+CREATE TABLE leases (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, size INTEGER NOT NULL);
+CREATE TRIGGER lease_in AFTER INSERT ON leases BEGIN
+    UPDATE meta SET value = value + new.size WHERE name IN ('bytes', 'fixed');
+END;
+CREATE TRIGGER lease_out AFTER DELETE ON leases BEGIN
+    UPDATE meta SET value = value - old.size WHERE name IN ('bytes', 'fixed');
+END;
+
+CREATE TABLE facts (
+    id INTEGER PRIMARY KEY, origin INTEGER NOT NULL, path BLOB NOT NULL, info TEXT, checked_at REAL NOT NULL,
+    mark INTEGER NOT NULL, UNIQUE (origin, path));
+CREATE INDEX facts_by_age ON facts (checked_at);
+CREATE TABLE listings (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, origin INTEGER NOT NULL, folder BLOB NOT NULL, checked_at REAL NOT NULL,
+    mark INTEGER NOT NULL, UNIQUE (origin, folder));
+CREATE INDEX listings_by_age ON listings (checked_at);
+CREATE TABLE children (
+    listing INTEGER NOT NULL, path BLOB NOT NULL, info TEXT NOT NULL, mark INTEGER, PRIMARY KEY (listing, path))
+    WITHOUT ROWID;
+CREATE TABLE graves (listing INTEGER PRIMARY KEY)
+"""
+# graves: listings that are gone and whose children are deleted a few at a time, by whoever writes.
+
+_BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, since, writer
+    FROM blocks JOIN objects ON objects.id = blocks.object """
+
+_LOOKUP = """SELECT info, checked_at, mark FROM facts WHERE origin = ?1 AND path = ?2
+    UNION ALL SELECT children.info, checked_at, children.mark FROM listings
+    JOIN children ON children.listing = listings.id AND children.path = ?2
+    WHERE origin = ?1 AND folder = ?3 AND children.mark IS NOT NULL
+    ORDER BY 2 DESC LIMIT 1"""
+
+_OLDEST_FACT_S = 7 * 86400.0
+_MOST_FACTS = 1_000_000
+_FEW = 512  # facts forgotten at one write, beyond twice what it adds
+
+
+class BlockRow(NamedTuple):
+    """The row of one block; `clock` is the touch clock when it was put, `since` the time in seconds, by process `writer`."""
+
+    id: int
+    digest: str
+    number: int
+    size: int
+    hash: int
+    clock: int
+    since: float
+    writer: int
+
+    @property
+    def hash64(self) -> int:
+        return self.hash & (1 << 64) - 1
+
+
+class LeaseRow(NamedTuple):
+    """The row of one leased file. Its name is a random number in hex, and the claim on that number is its owner's."""
+
+    name: str
+    size: int
+
+    @property
+    def claim(self) -> int:
+        return int(self.name, 16)
+
+
+def _origin(identity: str) -> int:
+    """Return a number for an identity, the same in every index."""
+    data = identity.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def _blob(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _text(blob: bytes) -> str:
+    return blob.decode("utf-8", "surrogatepass")
+
+
+class Index:
+    """The index of one cache: `reading` and `writing` lend its rows; writing is one transaction."""
+
+    def __init__(self, path: str, *, is_network: bool, claims: Claims, temp: Callable[[], str]) -> None:
+        self.database = Database(
+            path, schema=_SCHEMA.strip(), version=_VERSION, is_network=is_network, claims=claims, temp=temp
+        )
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Rows]:
+        with self.database.reading() as connection:
+            yield Rows(connection)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Rows]:
+        with self.database.writing() as connection:
+            yield Rows(connection)
+
+    def close(self) -> None:
+        self.database.close()
+
+
+class Rows:
+    """The statements. Those that change something need a lender that was asked for `writing`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._run = connection.execute
+        self._run_many = connection.executemany
+
+    # Numbers about the whole
+
+    def number(self, name: str) -> int | None:
+        """Return a recorded number, None when it is not recorded.
+
+        "blocks", "bytes" (of blocks and leases), "fixed" (those of them that are pinned or leased), "facts"; "counted"
+        (1: every file has its row) and "auto_size" (the bound when the user gave none).
+        """
+        row = self._run("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return row and int(row[0])
+
+    def record(self, name: str, value: int) -> None:
+        self._run("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+    def sums(self) -> dict[str, int]:
+        """Return what "blocks", "bytes", "fixed" and "facts" should be, counted from the rows."""
+        blocks, block_bytes = self._run("SELECT count(*), total(size) FROM blocks").fetchone()
+        (lease_bytes,) = self._run("SELECT total(size) FROM leases").fetchone()
+        (facts,) = self._run(
+            "SELECT (SELECT count(*) FROM facts) + (SELECT count(*) FROM children)"
+        ).fetchone()
+        (pinned_bytes,) = self._run("SELECT total(bytes) FROM objects WHERE pinned").fetchone()
+        total, fixed = int(block_bytes + lease_bytes), int(pinned_bytes + lease_bytes)
+        return {"blocks": blocks, "bytes": total, "fixed": fixed, "facts": facts}
+
+    def recount_objects(self) -> None:
+        self._run("UPDATE objects SET bytes = (SELECT total(size) FROM blocks WHERE object = objects.id)")
+        self._run("DELETE FROM objects WHERE bytes <= 0")
+
+    # Blocks
+
+    def block(self, key: ObjectKey, index: int) -> BlockRow | None:
+        return self._one(_BLOCK + "WHERE digest = ? AND number = ?", (key.digest, index))
+
+    def block_by_id(self, id: int) -> BlockRow | None:
+        return self._one(_BLOCK + "WHERE blocks.id = ?", (id,))
+
+    def add_block(
+        self, key: ObjectKey, index: int, *, size: int, clock: int, since: float, writer: int
+    ) -> None:
+        """Count a block that will be written, or that was found; one that is counted already is counted anew."""
+        hash64 = key.hash64(index)
+        signed = hash64 - (1 << 64) if hash64 >> 63 else hash64
+        self._run(
+            "INSERT INTO blocks (object, number, size, hash, clock, since, writer) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (object, number) DO UPDATE SET size = excluded.size, clock = excluded.clock,"
+            " since = excluded.since, writer = excluded.writer",
+            (self._object(key), index, size, signed, clock, since, writer),
+        )
+
+    def remove_block(self, id: int) -> None:
+        self._run("DELETE FROM blocks WHERE id = ?", (id,))
+
+    def forget_blocks(self) -> None:
+        self._run("DELETE FROM blocks")
+
+    def resize_block(self, id: int, size: int) -> None:
+        self._run("UPDATE blocks SET size = ? WHERE id = ?", (size, id))
+
+    def blocks_after(self, id: int, limit: int, *, with_pinned: bool = False) -> list[BlockRow]:
+        """Return up to `limit` blocks, oldest row first, of those with a row id beyond `id`."""
+        pinned = "" if with_pinned else " AND NOT pinned"
+        return self._all(_BLOCK + f"WHERE blocks.id > ?{pinned} ORDER BY blocks.id LIMIT ?", (id, limit))
+
+    def blocks_of(self, identity: str, path: str | None, *, after: int, limit: int) -> list[BlockRow]:
+        """Return up to `limit` blocks of one path (all its versions), or of all paths of an origin."""
+        where = "WHERE origin = ? AND blocks.id > ?" + ("" if path is None else " AND path = ?")
+        values: list[Any] = [_origin(identity), after] + ([] if path is None else [_blob(path)])
+        return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (*values, limit))
+
+    def last_clock(self) -> int:
+        """Return the touch clock of the block that was put last; 0 when there is none."""
+        row = self._run("SELECT clock FROM blocks ORDER BY id DESC LIMIT 1").fetchone()
+        return int(row[0]) if row else 0
+
+    def _object(self, key: ObjectKey) -> int:
+        row = self._run("SELECT id FROM objects WHERE digest = ?", (key.digest,)).fetchone()
+        if row:
+            return int(row[0])
+        pinned = self.is_pinned(key.identity, key.path)
+        values = (key.digest, _origin(key.identity), _blob(key.path), pinned)
+        return int(
+            self._run(
+                "INSERT INTO objects (digest, origin, path, pinned) VALUES (?, ?, ?, ?)", values
+            ).lastrowid
+            or 0
+        )
+
+    def _one(self, statement: str, values: Sequence[Any]) -> BlockRow | None:
+        row = self._run(statement, values).fetchone()
+        return row and BlockRow._make(row)
+
+    def _all(self, statement: str, values: Sequence[Any]) -> list[BlockRow]:
+        return [BlockRow._make(row) for row in self._run(statement, values)]
+
+    # Pins
+
+    def pin(self, identity: str, path: str, wanted: bool) -> None:
+        """Store or forget the wish that the blocks of `path` stay, those that are here and those to come."""
+        origin, blob = _origin(identity), _blob(path)
+        if wanted:
+            self._run("INSERT OR IGNORE INTO pins VALUES (?, ?, ?)", (origin, blob, _blob(identity)))
+        else:
+            self._run("DELETE FROM pins WHERE origin = ? AND path = ?", (origin, blob))
+        self._run("UPDATE objects SET pinned = ? WHERE origin = ? AND path = ?", (wanted, origin, blob))
+
+    def pins(self) -> list[tuple[str, str]]:
+        rows = self._run("SELECT identity, path FROM pins ORDER BY identity, path")
+        return [(_text(identity), _text(path)) for identity, path in rows]
+
+    def is_pinned(self, identity: str, path: str) -> bool:
+        values = (_origin(identity), _blob(path))
+        return self._run("SELECT 1 FROM pins WHERE origin = ? AND path = ?", values).fetchone() is not None
+
+    # Leases
+
+    def add_lease(self, name: str, size: int) -> None:
+        self._run("INSERT OR IGNORE INTO leases (name, size) VALUES (?, ?)", (name, size))
+
+    def remove_lease(self, name: str) -> None:
+        self._run("DELETE FROM leases WHERE name = ?", (name,))
+
+    def leases(self) -> list[LeaseRow]:
+        return [LeaseRow._make(row) for row in self._run("SELECT name, size FROM leases")]
+
+    # Facts and listings
+
+    def lookup(self, identity: str, path: str) -> Fact | None:
+        """Return what was learnt last of `path`, by itself or as a child in a listing."""
+        values = (_origin(identity), _blob(path), _blob(folder_of(path)))
+        row = self._run(_LOOKUP, values).fetchone()
+        if row is None:
+            return None
+        info, checked_at, mark = row
+        return Fact(identity, path, info and decode_info(path, info), checked_at, mark)
+
+    def keep_facts(self, facts: Iterable[Fact]) -> None:
+        rows = [
+            (
+                _origin(fact.identity),
+                _blob(fact.path),
+                fact.info and encode_info(fact.info),
+                fact.checked_at,
+                fact.mark,
+            )
+            for fact in facts
+        ]
+        (before,) = self._run("SELECT total_changes()").fetchone()
+        self._run_many(
+            "INSERT OR IGNORE INTO facts (origin, path, info, checked_at, mark) VALUES (?, ?, ?, ?, ?)", rows
+        )
+        (after,) = self._run("SELECT total_changes()").fetchone()
+        self._count_facts(after - before)
+        if after - before < len(rows):
+            self._run_many(
+                "UPDATE facts SET info = ?3, checked_at = ?4, mark = ?5"
+                " WHERE origin = ?1 AND path = ?2 AND checked_at <= ?4",
+                rows,
+            )
+
+    def listing(self, identity: str, folder: str) -> Listing | None:
+        found = self._listing(identity, folder)
+        if found is None:
+            return None
+        id, checked_at, mark = found
+        children = self._run("SELECT path, info FROM children WHERE listing = ? ORDER BY path", (id,))
+        infos = [decode_info(_text(path), info) for path, info in children]
+        return Listing(infos, checked_at, mark)
+
+    def listing_has(self, identity: str, folder: str, path: str) -> tuple[float, int, bool] | None:
+        """Return when and under which mark `folder` was listed, and whether `path` was in it."""
+        found = self._listing(identity, folder)
+        if found is None:
+            return None
+        id, checked_at, mark = found
+        child = self._run(
+            "SELECT 1 FROM children WHERE listing = ? AND path = ?", (id, _blob(path))
+        ).fetchone()
+        return checked_at, mark, child is not None
+
+    def keep_listing(
+        self,
+        identity: str,
+        folder: str,
+        infos: Sequence[ObjectInfo],
+        *,
+        checked_at: float,
+        mark: int,
+        marks: Mapping[str, int],
+    ) -> None:
+        """Store all children of `folder` in place of an older listing; `marks` are the children's own, by path."""
+        found = self._listing(identity, folder)
+        if found is not None:
+            self._bury(found[0])
+        values = (_origin(identity), _blob(folder), checked_at, mark)
+        listing = self._run(
+            "INSERT INTO listings (origin, folder, checked_at, mark) VALUES (?, ?, ?, ?)", values
+        ).lastrowid
+        children = {
+            _blob(info.path): (listing, _blob(info.path), encode_info(info), marks.get(info.path))
+            for info in infos
+        }
+        self._run_many("INSERT INTO children VALUES (?, ?, ?, ?)", children.values())
+        self._count_facts(len(children))
+
+    def forget_old(self, now_s: float, *, added: int) -> None:
+        """Delete some facts that are too old or too many, and children of buried listings: more than were `added`."""
+        too_many = (self.number("facts") or 0) > _MOST_FACTS
+        limit = now_s if too_many else now_s - _OLDEST_FACT_S
+        gone = self._run(
+            "DELETE FROM facts WHERE id IN (SELECT id FROM facts WHERE checked_at < ? ORDER BY checked_at LIMIT ?)",
+            (limit, _FEW + 2 * added),
+        ).rowcount
+        oldest = "SELECT id FROM listings WHERE checked_at < ? ORDER BY checked_at LIMIT ?"
+        for (listing,) in self._run(oldest, (limit, 1 if too_many else _FEW)).fetchall():
+            self._bury(listing)
+        self._count_facts(-gone - self._clear_graves(_FEW + 2 * added))
+
+    def _listing(self, identity: str, folder: str) -> tuple[int, float, int] | None:
+        values = (_origin(identity), _blob(folder))
+        row = self._run(
+            "SELECT id, checked_at, mark FROM listings WHERE origin = ? AND folder = ?", values
+        ).fetchone()
+        return row and tuple(row)
+
+    def _bury(self, listing: int) -> None:
+        """Delete a listing at once and leave its children, perhaps a million, to later writes."""
+        self._run("DELETE FROM listings WHERE id = ?", (listing,))
+        self._run("INSERT INTO graves VALUES (?)", (listing,))
+
+    def _clear_graves(self, limit: int) -> int:
+        grave = self._run("SELECT listing FROM graves LIMIT 1").fetchone()
+        if grave is None:
+            return 0
+        gone = self._run(
+            "DELETE FROM children WHERE listing = ?1 AND path IN"
+            " (SELECT path FROM children WHERE listing = ?1 LIMIT ?2)",
+            (grave[0], limit),
+        ).rowcount
+        if gone == 0:
+            self._run("DELETE FROM graves WHERE listing = ?", grave)
+        return gone
+
+    def _count_facts(self, change: int) -> None:
+        self._run("UPDATE meta SET value = value + ? WHERE name = 'facts'", (change,))

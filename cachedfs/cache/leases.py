@@ -1,0 +1,72 @@
+"""A lease: a whole object as a private file of ours, counted in the bound while it is in use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import TracebackType
+
+from cachedfs.cache import disk
+from cachedfs.cache.disk import Buffer
+from cachedfs.errors import CacheError
+
+__all__ = ["Lease"]
+
+
+class Lease:
+    """A reserved file of a fixed size at `path`: written, sealed (then read-only), removed by `close`.
+
+    Its room was reserved and allocated before it was made. Whoever closes it last is the process that made it: in a
+    forked child `close` does nothing.
+    """
+
+    def __init__(self, path: str, size: int, removed: Callable[[], None]) -> None:
+        self.path = path
+        self.size = size
+        self._removed = removed
+        self._pid = disk.process_id()
+        self._fd: int | None = disk.create(path)
+        if size:
+            disk.allocate(self._fd, size)
+
+    def write_at(self, offset: int, buffer: Buffer) -> None:
+        """Write `buffer` at `offset`. Raises CacheError beyond the size, after `seal`, or when the disk refuses."""
+        if self._fd is None:
+            raise CacheError(f"{self.path} is sealed")
+        if offset < 0 or offset + memoryview(buffer).nbytes > self.size:
+            raise CacheError(f"{self.path} was reserved for {self.size} bytes")
+        try:
+            disk.write_all(self._fd, [buffer], offset)
+        except OSError as error:
+            raise CacheError(f"{self.path} cannot be written: {error}") from error
+
+    def seal(self) -> None:
+        """End writing: from now on the file is read-only (0400)."""
+        if self._fd is not None:
+            self._close_file()
+            disk.make_read_only(self.path)
+
+    def close(self) -> None:
+        """Remove the file and give its room back. Those who have it open keep its bytes."""
+        if self._fd is not None:
+            self._close_file()
+        if self._pid != disk.process_id():
+            return
+        self._pid = 0  # once
+        with contextlib.suppress(OSError):
+            disk.unlink(self.path)
+        # dies here: a row without a file, removed when its claim is found free
+        self._removed()
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            disk.close(fd)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

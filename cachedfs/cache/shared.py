@@ -1,0 +1,248 @@
+"""Small files that all processes of the machine have mapped: change marks and touch records.
+
+Both are arrays of 64-bit slots indexed by hash, written without a lock. That is sound because no slot is ever
+read, changed and written back where it matters: a change mark is replaced by a random number, so a lost update
+still is an update; a lost touch costs at most a hit.
+
+A file is made complete under a temporary name and linked into place. Its room is allocated first: a mapped page
+without room on a full disk would kill the process. Where that fails, memory of this process stands in, which is
+right for one process (and those forked from it), and `is_private` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import struct
+import zlib
+from collections.abc import Iterable
+
+from cachedfs.cache import disk
+
+__all__ = ["Marks", "SharedSlots", "Touches", "touch_slots"]
+
+log = logging.getLogger("cachedfs.cache")
+
+_HEADER = struct.Struct("<8sQ")  # magic, number of slots
+_HEADER_SIZE = 4096
+_CLOCK_AT = 4  # as a 32-bit word of the header
+_MARK_SLOTS = 1 << 16
+_FEWEST_TOUCHES, _DEFAULT_TOUCHES, _MOST_TOUCHES = 1 << 12, 1 << 16, 1 << 21
+_USUAL_BLOCK = 1 << 20
+_MASK32 = (1 << 32) - 1
+_MASK63 = (1 << 63) - 1  # marks are kept in SQLite, whose integers are signed
+
+
+class SharedSlots:
+    """One mapped file of 64-bit slots; `slots` is the view of them, `words` the header as 32-bit words."""
+
+    magic = b""
+
+    def __init__(self, path: str | None, temp: str, n_slots: int, *, fill: int = 0, clock: int = 0) -> None:
+        """Map the file at `path`, making it by way of `temp` if need be; `path` None: memory of this process."""
+        self.path = path
+        self.inode = 0
+        self.is_private = True
+        found: mmap.mmap | None = None
+        if path is not None:
+            try:
+                found = self._open(path) or self._make(path, temp, _content(self.magic, n_slots, fill, clock))
+            except OSError as error:
+                log.warning("%s cannot be shared with other processes: %s", path, error)
+        if found is None:
+            found = _private(_content(self.magic, n_slots, fill, clock))
+        self._use(found)
+
+    def is_current(self) -> bool:
+        """Return whether other processes would find this very file; always so for private memory."""
+        if self.is_private or self.path is None:
+            return True
+        status = disk.state(self.path)
+        return status is not None and status.st_ino == self.inode
+
+    def _use(self, found: mmap.mmap) -> None:
+        self.n_slots = _HEADER.unpack_from(found)[1]
+        view = memoryview(found)
+        self.words = view[:_HEADER_SIZE].cast("I")
+        self.slots = view[_HEADER_SIZE:].cast("Q")
+
+    def _open(self, path: str) -> mmap.mmap | None:
+        """Return the mapping of a sound file, None when there is none; a file of another shape is removed."""
+        try:
+            fd = disk.open_mappable(path)
+        except FileNotFoundError:
+            return None
+        try:
+            status = disk.state_of_open(fd)
+            header = disk.read(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+            magic, n_slots = _HEADER.unpack(header)
+            if magic != self.magic or n_slots & (n_slots - 1) or status.st_size != _HEADER_SIZE + 8 * n_slots:
+                disk.unlink(path)
+                return None
+            self.inode, self.is_private = status.st_ino, False
+            return disk.map_file(fd, status.st_size)
+        finally:
+            disk.close(fd)  # the mapping stays
+
+    def _make(self, path: str, temp: str, content: bytes) -> mmap.mmap | None:
+        """Put the file into place, whole, and map it, or the one that another process put there first."""
+        fd = disk.create(temp)
+        try:
+            disk.allocate(fd, len(content))
+            disk.write_all(fd, [content], 0)
+            _publish(temp, path)
+        finally:
+            disk.close(fd)
+            with contextlib.suppress(OSError):
+                disk.unlink(temp)
+        return self._open(path)
+
+
+def _content(magic: bytes, n_slots: int, fill: int, clock: int) -> bytes:
+    header = bytearray(_HEADER_SIZE)
+    _HEADER.pack_into(header, 0, magic, n_slots)
+    struct.pack_into("=I", header, 4 * _CLOCK_AT, clock)
+    return bytes(header) + struct.pack("=Q", fill) * n_slots
+
+
+def _private(content: bytes) -> mmap.mmap:
+    found = disk.map_private(len(content))
+    found[:] = content
+    return found
+
+
+def _publish(temp: str, path: str) -> None:
+    try:
+        disk.link(temp, path)  # fails when another process was first: then its file is the one
+    except FileExistsError:
+        return
+    except OSError:  # a file system without hard links
+        disk.rename(temp, path)
+
+
+class Marks(SharedSlots):
+    """Change marks: numbers that differ after something happened to a path, seen by all processes at once.
+
+    A new file starts with one random number everywhere, so that facts from before it are not believed.
+    """
+
+    magic = b"cfsmarks"
+
+    def __init__(self, path: str | None, temp: str) -> None:
+        super().__init__(path, temp, _MARK_SLOTS, fill=disk.nonce())
+
+    def slots_of(self, identity: str, path: str) -> tuple[int, int]:
+        """Return the two slots whose change changes the mark of `path`: its own, and that of whole trees."""
+        base = _crc(identity)
+        return _slot(path, base), _slot("\0tree", base)
+
+    def listing_slots_of(self, identity: str, folder: str) -> tuple[int, int]:
+        return self.slots_of(identity, folder + "/")
+
+    def at(self, slots: tuple[int, int]) -> int:
+        """Return the mark that the slots make now: 63 bits."""
+        own, tree = slots
+        return (self.slots[own] ^ self.slots[tree] << 1) & _MASK63
+
+    def epoch(self, identity: str) -> int:
+        """Return a number that differs after any change at this origin."""
+        return self.slots[_slot("\0epoch", _crc(identity))] & _MASK63
+
+    def change(self, identity: str, paths: Iterable[str], *, tree: bool) -> None:
+        """Change the marks of `paths`, of the folders above them and of those folders' listings.
+
+        The epoch first: who sees an old epoch saw nothing of this change, in particular no half of it. Every
+        slot gets a number that it never had, without being read: of two writers at once, either number will do.
+        """
+        base, fresh = _crc(identity), disk.nonce()
+        self.slots[_slot("\0epoch", base)] = fresh
+        if tree:
+            self.slots[_slot("\0tree", base)] = fresh
+        for name in _names_touched(paths):
+            self.slots[_slot(name, base)] = fresh
+
+
+def _names_touched(paths: Iterable[str]) -> set[str]:
+    """Return the paths, all folders above them, and (with a "/" behind) the listings of these and of the paths."""
+    names: set[str] = set()
+    for path in paths:
+        names.add(path)
+        names.add(path + "/")
+        above = path
+        while above:
+            above = above.rpartition("/")[0]
+            if above in names and above + "/" in names:
+                break
+            names.add(above)
+            names.add(above + "/")
+    return names
+
+
+def _crc(identity: str) -> int:
+    return zlib.crc32(identity.encode("utf-8", "surrogatepass") + b"\0")
+
+
+def _slot(name: str, base: int) -> int:
+    return zlib.crc32(name.encode("utf-8", "surrogatepass"), base) & (_MARK_SLOTS - 1)
+
+
+class Touches(SharedSlots):
+    """When, and how often, a block was last used: records of clock (32 bits), count (16) and tag (16).
+
+    The clock counts touches, not seconds. A record has four places, those of its bucket; the tag tells whose
+    it is. When all four are other blocks' it takes the least recently touched one's place.
+    """
+
+    magic = b"cfstouch"
+
+    def __init__(self, path: str | None, temp: str, n_slots: int, *, clock: int = 0) -> None:
+        super().__init__(path, temp, n_slots, clock=clock)
+
+    @property
+    def now(self) -> int:
+        return self.words[_CLOCK_AT]
+
+    def touch(self, hash64: int) -> None:
+        """Note one use of a block. Racy by design: a lost touch is no harm."""
+        words, slots = self.words, self.slots
+        words[_CLOCK_AT] = clock = words[_CLOCK_AT] + 1 & _MASK32
+        tag = hash64 >> 48
+        at = hash64 & self.n_slots - 1
+        record = slots[at]
+        if record >> 48 != tag:
+            at, record = self._place(at, tag)
+        count = record >> 32 & 0xFFFF
+        slots[at] = tag << 48 | (count + 1 if count < 0xFFFF else count) << 32 | clock
+
+    def clock_of(self, hash64: int) -> int | None:
+        """Return the clock at the block's last touch; None when there is no record of it."""
+        _, record = self._place(hash64 & self.n_slots - 1, hash64 >> 48)
+        return record & _MASK32 if record else None
+
+    def age(self, clock: int) -> int:
+        """Return how many touches ago `clock` was."""
+        return self.now - clock & _MASK32
+
+    def _place(self, at: int, tag: int) -> tuple[int, int]:
+        """Return slot and record of the tag in the bucket of `at`; a free or the oldest slot and 0 when it has none."""
+        oldest, most = at, -1
+        for place in (at, at ^ 1, at ^ 2, at ^ 3):
+            record = self.slots[place]
+            if record >> 48 == tag and record & _MASK63 >> 15:
+                return place, record
+            age = self.age(record & _MASK32) if record else _MASK32 + 1
+            if age > most:
+                oldest, most = place, age
+        return oldest, 0
+
+
+def touch_slots(size: int | None) -> int:
+    """Return how many touch records a cache of `size` bytes (None: not known) should have: twice the usual blocks.
+
+    It is a power of two, as a mask has to do for a remainder.
+    """
+    if size is None:
+        return _DEFAULT_TOUCHES
+    wanted = 2 * (size // _USUAL_BLOCK)
+    return min(max(1 << max(wanted - 1, 0).bit_length(), _FEWEST_TOUCHES), _MOST_TOUCHES)

@@ -1,0 +1,278 @@
+"""The write side: putting blocks, dropping them, leasing whole files.
+
+Put: row (a reservation, in the transaction that also makes room), temporary file, rename. Evict: unlink, then row.
+A crash between any two steps leaves at worst a row without a file: over-counted, never under-counted. There is no lock
+here: transactions are serialised by the index, and files are written outside of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from cachedfs.cache import audit, blocks, disk
+from cachedfs.cache.claims import Claims
+from cachedfs.cache.directory import Directory
+from cachedfs.cache.disk import Buffer
+from cachedfs.cache.handles import Handles
+from cachedfs.cache.index import Index, Rows
+from cachedfs.cache.leases import Lease
+from cachedfs.cache.shared import Touches
+from cachedfs.cache.space import UNWRITTEN_S, Room, wal_pages_of
+from cachedfs.errors import CacheError
+from cachedfs.model import BlockKey, Bounds, ObjectKey
+
+__all__ = ["Store"]
+
+_DROPPED_AT_ONCE = 1000  # rows in one transaction of `evict`, so that others get their turn to write
+_WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, others may take the reservation for a remnant
+
+
+class _NewBlock:
+    """A block on its way to the disk."""
+
+    __slots__ = ("data", "index", "object", "place", "size", "trailer")
+
+    def __init__(self, key: BlockKey, data: Buffer) -> None:
+        self.object = key.object
+        self.index = key.index
+        self.place = blocks.place(key.object.digest, key.index)
+        self.data = data
+        self.trailer = blocks.encode_trailer(key.object, key.index, data)
+        self.size = memoryview(data).nbytes + len(self.trailer)
+
+
+class Store:
+    """What one process writes into one cache. Every method raises CacheError when it cannot do its work."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        *,
+        index: Index,
+        handles: Handles,
+        claims: Claims,
+        touches: Callable[..., Touches],
+    ) -> None:
+        self._directory = directory
+        self._index = index
+        self._handles = handles
+        self._claims = claims
+        self._touches = touches
+        self.room = Room(directory, handles, claims)
+
+    def put(self, given: Sequence[tuple[BlockKey, Buffer]], bounds: Bounds) -> None:
+        """Store the blocks that are not there yet: each is then there in full, or not at all."""
+        with self._explained("blocks cannot be stored"):
+            self._index.database.limit_wal(wal_pages_of(bounds))
+            unique = {key.name: (key, data) for key, data in given}
+            waiting = [_NewBlock(key, data) for key, data in unique.values() if not self._is_here(key)]
+            while waiting:
+                waiting = self._put_some(waiting, bounds)
+
+    def evict(self, identity: str, path: str | None) -> int:
+        """Drop the blocks of one path, pinned or not, or of all paths of an origin; return the bytes that came free."""
+        freed = last = 0
+        now_s = time.time()
+        with self._explained("blocks cannot be dropped"):
+            while True:
+                with self._writing(now_s) as rows:
+                    found = rows.blocks_of(identity, path, after=last, limit=_DROPPED_AT_ONCE)
+                    sizes = [self.room.remove(rows, block, now_s) for block in found]
+                freed += sum(sizes)
+                self.room.evictions += sum(size > 0 for size in sizes)
+                if len(found) < _DROPPED_AT_ONCE:
+                    return freed
+                last = found[-1].id
+
+    def discard(self, key: ObjectKey, index: int) -> None:
+        """Drop one block, because it is bad. What another process is just writing in its place stays counted."""
+        now_s = time.time()
+        with self._explained("a damaged block cannot be removed"), self._writing(now_s) as rows:
+            disk.unlink(self.room.path(blocks.place(key.digest, index)))
+            block = rows.block(key, index)
+            if block is not None:
+                self.room.remove(rows, block, now_s)
+
+    def pin(self, identity: str, path: str, *, wanted: bool) -> None:
+        with self._explained("the pin cannot be stored"), self._writing(time.time()) as rows:
+            rows.pin(identity, path, wanted)
+
+    def lease(self, size: int, bounds: Bounds) -> Lease:
+        """Reserve room for `size` bytes and return the private file that has it."""
+        name = f"{disk.nonce():016x}"
+        claim = int(name, 16)
+        with self._explained(f"a file of {size} bytes cannot be kept"):
+            self._claims.take(claim)
+            try:
+                self._reserve_lease(name, size, bounds)
+                return Lease(self._directory.lease(name), size, lambda: self._give_back(name))
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    disk.unlink(self._directory.lease(name))
+                self._give_back(name)
+                raise
+
+    def check(self, *, repair: bool) -> audit.Report:
+        with self._explained("the cache cannot be checked"):
+            return audit.check(
+                self._index, self._directory, self.room, self._claims, repair=repair, now_s=time.time()
+            )
+
+    def rebuild(self) -> None:
+        """Forget the rows of all blocks and count the files anew."""
+        now_s = time.time()
+        with self._explained("the index cannot be rebuilt"), self._writing(now_s) as rows:
+            rows.forget_blocks()
+            audit.count_all(rows, self._directory, now_s)
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Turn every trouble of disk and index into a CacheError that says what does not work, and why."""
+        try:
+            self._directory.make_again_if_gone()
+            yield
+        except CacheError:
+            raise
+        except (OSError, ValueError, sqlite3.Error) as error:
+            raise CacheError(f"{what} in {self._directory.root}: {error}") from error
+
+    @contextlib.contextmanager
+    def _writing(self, now_s: float) -> Iterator[Rows]:
+        with self._index.writing() as rows:
+            audit.count_if_fresh(rows, self._directory, now_s)
+            yield rows
+
+    def _is_here(self, key: BlockKey) -> bool:
+        return disk.exists(self.room.path(blocks.place(key.object.digest, key.index)))
+
+    # Putting
+
+    def _put_some(self, waiting: list[_NewBlock], bounds: Bounds) -> list[_NewBlock]:
+        """Reserve and write as many blocks as fit the cache at once; return the others that are still to be put."""
+        now_s, deadline = time.time(), time.monotonic() + _WRITE_WITHIN_S
+        reserved: list[_NewBlock] = []
+        try:
+            with self._writing(now_s) as rows:
+                batch, rest = self._choose(rows, waiting, bounds, now_s)
+                if self._make_room(rows, sum(block.size for block in batch), bounds, now_s):
+                    reserved = batch
+                    self._reserve(rows, reserved, now_s)
+            if batch and not reserved:
+                raise CacheError(f"{self._directory.root} is full of blocks that other processes are writing")
+            # dies here: rows without files, over-counted until they are evicted
+            self._write_all(reserved, deadline)
+        finally:
+            self.room.writing.difference_update(block.place for block in reserved)
+        return rest
+
+    def _choose(
+        self, rows: Rows, waiting: list[_NewBlock], bounds: Bounds, now_s: float
+    ) -> tuple[list[_NewBlock], list[_NewBlock]]:
+        """Return the first blocks that fit together and the rest, without those that another process is writing.
+
+        Raises CacheError for a block that can never fit.
+        """
+        wanted = [block for block in waiting if self._is_ours_to_write(rows, block, now_s)]
+        allowed, fixed = self.room.allowance(rows, bounds), rows.number("fixed") or 0
+        _refuse_unfitting(rows, wanted, allowed, fixed)
+        total = 0
+        for n, block in enumerate(wanted):
+            total += block.size
+            if total > allowed - fixed:
+                return wanted[:n], wanted[n:]
+        return wanted, []
+
+    def _is_ours_to_write(self, rows: Rows, block: _NewBlock, now_s: float) -> bool:
+        row = rows.block(block.object, block.index)
+        if row is None:
+            return True
+        if self._exists(block) or self.room.is_being_written(row, now_s):
+            return False
+        rows.remove_block(row.id)  # what a crash or a deleted file left
+        return True
+
+    def _exists(self, block: _NewBlock) -> bool:
+        return disk.exists(self.room.path(block.place))
+
+    def _make_room(self, rows: Rows, size: int, bounds: Bounds, now_s: float) -> bool:
+        allowed = self.room.allowance(rows, bounds)
+        touches = self._touches(size=allowed, clock=rows.last_clock())
+        return self.room.make(rows, (rows.number("bytes") or 0) + size - allowed, touches, now_s)
+
+    def _reserve(self, rows: Rows, batch: list[_NewBlock], now_s: float) -> None:
+        """Count the blocks before they are written; a put is a touch."""
+        touches, writer = self._touches(), disk.process_id()
+        for block in batch:
+            touches.touch(block.object.hash64(block.index))
+            rows.add_block(
+                block.object, block.index, size=block.size, clock=touches.now, since=now_s, writer=writer
+            )
+            self.room.writing.add(block.place)
+
+    def _write_all(self, batch: list[_NewBlock], deadline: float) -> None:
+        """Write reserved blocks; after a failure the reservations of those not written are given up."""
+        done = 0
+        try:
+            for block in batch:
+                self._write(block, deadline)
+                self.room.writing.discard(block.place)
+                done += 1
+        except BaseException:
+            with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
+                for block in batch[done:]:
+                    self._give_up(rows, block)
+            raise
+
+    def _write(self, block: _NewBlock, deadline: float) -> None:
+        temp = self._directory.temp()
+        fd = disk.create(temp)
+        try:
+            try:
+                disk.write_all(fd, [block.data, block.trailer], 0)
+            finally:
+                disk.close(fd)
+            # dies here: a temporary file, removed after an hour, and a row without a file
+            if time.monotonic() > deadline:
+                raise CacheError("the disk is too slow to keep blocks")
+            self._directory.move_into_place(temp, self.room.path(block.place))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                disk.unlink(temp)
+            raise
+
+    def _give_up(self, rows: Rows, block: _NewBlock) -> None:
+        row = rows.block(block.object, block.index)
+        if row is not None and not self._exists(block):
+            rows.remove_block(row.id)
+
+    # Leases
+
+    def _reserve_lease(self, name: str, size: int, bounds: Bounds) -> None:
+        now_s = time.time()
+        with self._writing(now_s) as rows:
+            fits = size <= self.room.allowance(rows, bounds) and self._make_room(rows, size, bounds, now_s)
+            if fits:
+                rows.add_lease(name, size)
+        # dies here: a row without a file, removed when its claim is found free
+        if not fits:
+            raise CacheError(f"{self._directory.root} has no room for a file of {size} bytes")
+
+    def _give_back(self, name: str) -> None:
+        with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
+            rows.remove_lease(name)
+        self._claims.drop(int(name, 16))
+
+
+def _refuse_unfitting(rows: Rows, wanted: list[_NewBlock], allowed: int, fixed: int) -> None:
+    """Raise CacheError if one of the blocks, or those of them that are pinned together, can never fit."""
+    largest = max((block.size for block in wanted), default=0)
+    if largest > allowed:
+        raise CacheError(
+            f"a block of {largest} bytes does not fit the cache, which may hold {allowed} bytes now"
+        )
+    pinned = sum(block.size for block in wanted if rows.is_pinned(block.object.identity, block.object.path))
+    if max(largest, pinned) > allowed - fixed:
+        raise CacheError(f"{fixed} of the {allowed} bytes that the cache may hold now are pinned or in use")

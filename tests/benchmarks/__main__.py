@@ -1,0 +1,154 @@
+"""Measure cachedfs against its floor and its peers: `python -m tests.benchmarks --json bench.json`.
+
+Exits 1 when a number that is due now is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from cachedfs.sim import GCSServer
+from tests.benchmarks import bounds, data, process, report
+from tests.benchmarks.harness import BUCKET, CONTENDERS, Figure, Plan, Result, measure
+from tests.benchmarks.workloads import FLOORS, WORKLOADS, Workload
+
+# Who takes part where not all do: peers would need minutes, or have nothing to show.
+PEERS = {
+    "whole": ["gcsfs"],
+    "seek_big": ["blockcache", "filecache", "simplecache"],
+    "cat_4k": [],
+    "text_lines": [],
+    "binary_lines": [],
+}
+# How many items of a workload slow peers do; what they take is scaled. --full: all.
+SAMPLES = {
+    ("random", "gcsfs"): 40,
+    ("one_by_one", "gcsfs"): 30,
+    ("one_by_one", "blockcache"): 20,
+    ("one_by_one", "filecache"): 20,
+    ("one_by_one", "simplecache"): 20,
+    ("batched", "blockcache"): 32,
+    ("batched", "filecache"): 32,
+    ("batched", "simplecache"): 32,
+    ("samples", "gcsfs"): 30,
+    ("samples", "blockcache"): 30,
+}
+OUR_COLD = {"one_by_one": 1, "random": 2, "samples": 2}  # passes with an empty cache; elsewhere 3
+IMPORTS = 9
+
+
+def plan(workload: Workload, contender: str, options: argparse.Namespace) -> Plan:
+    """Return how often and on how much a contender does a workload."""
+    n = workload.n if options.full else SAMPLES.get((workload.name, contender), workload.n)
+    if options.quick and workload.name == "one_by_one":
+        n = min(n, 30)
+    ours, local = contender == "cachedfs", contender == "local"
+    n_cold = (
+        OUR_COLD.get(workload.name, 3) if ours and not workload.is_warm else 3 if contender == "floor" else 1
+    )
+    n_second = 9 if ours else 5 if local or workload.is_warm else 1
+    if options.quick or (contender == "floor" and workload.name == "one_by_one"):
+        n_cold, n_second = 1, min(n_second, 3)
+    n_new = 5 if ours and not workload.is_warm else 0
+    return Plan(workload.name, contender, n, workload.n, n_cold, n_second, n_new, workload.is_warm)
+
+
+def contenders(workload: Workload, options: argparse.Namespace) -> list[str]:
+    """Return who does a workload."""
+    if options.ours:
+        return ["cachedfs"]
+    peers = PEERS.get(
+        workload.name, [name for name in CONTENDERS if name not in ("local", "floor", "cachedfs")]
+    )
+    floor = ["floor"] if workload.name in FLOORS else []
+    return ["local", *peers, *floor, "cachedfs"]
+
+
+def run(options: argparse.Namespace, folder: Path) -> list[Result]:
+    """Return all results, after saying each."""
+    results: list[Result] = []
+    cloud = folder / "cloud"
+    wanted = [workload for name, workload in WORKLOADS.items() if not options.only or name in options.only]
+    if wanted:
+        data.make(cloud / BUCKET)
+    for workload in wanted:
+        for contender in contenders(workload, options):
+            # A server for each, so that all meet the same latencies.
+            with GCSServer("table", folder=cloud, process=True) as server:
+                results.append(measure(server, folder, plan(workload, contender, options)))
+            say(results[-1])
+    for name, extra in (("import", import_result), ("memory", memory_result)):
+        if not options.only or name in options.only:
+            results.append(extra(folder, options))
+            say(results[-1])
+    return results
+
+
+def import_result(folder: Path, options: argparse.Namespace) -> Result:
+    took, size = process.import_cost(IMPORTS)
+    return Result("import", "cachedfs", {"ms": Figure.of(took, 1e3), "MB": Figure.of(size, 1e-6)})
+
+
+def memory_result(folder: Path, options: argparse.Namespace) -> Result:
+    size = 2 if options.quick else 10
+    took, growth = process.memory_growth(folder, size * 10**9)
+    result = Result("memory", "cachedfs", {"s": Figure.of([took]), "MB": Figure.of([growth], 1e-6)})
+    result.sample = f"{size} of 10" if size < 10 else ""
+    return result
+
+
+def say(result: Result) -> None:
+    figures = ", ".join(
+        f"{name} {figure.median:.4g} ({figure.low:.4g}-{figure.high:.4g})"
+        for name, figure in result.figures.items()
+    )
+    asked = ", ".join(f"{name} {count:.0f}" for name, count in result.requests.items())
+    sample = f" [{result.sample}, scaled]" if result.sample else ""
+    print(
+        f"{result.row:12} {result.contender:11} {result.error or figures}{sample}; requests: {asked}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def main() -> int:
+    """Return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    names = [*WORKLOADS, "import", "memory"]
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument(
+        "--tables", type=Path, metavar="JSON", help="print the tables of an earlier run, measure nothing"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=names, metavar="ROW", help=f"one of {', '.join(names)}; repeatable"
+    )
+    parser.add_argument("--ours", action="store_true", help="without peers, floor and local files")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer repetitions; the slowest of ours on a sample"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="no samples: slow peers do all of it (10 minutes more)"
+    )
+    options = parser.parse_args()
+    if options.tables:
+        print(report.tables(*report.load(options.tables)), end="")
+        return 0
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as name:
+        results = run(options, Path(name))
+        verdicts = bounds.judge(results)
+        path = options.json or Path(name) / "bench.json"
+        report.save(path, results, verdicts, time.monotonic() - start)
+        print(report.tables(*report.load(path)), end="")
+    missed = [verdict for verdict in verdicts if verdict.verdict == "MISSED"]
+    for v in missed:
+        print(f"MISSED: {v.row}, {v.what}: {v.value:.4g} {v.unit}, at most {v.at_most:g}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The data of all workloads: one folder that the simulated cloud serves and local readers read directly."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+__all__ = ["BIG", "DENSE", "LINES", "SAMPLES", "SMALL", "make"]
+
+KiB, MiB = 1 << 10, 1 << 20
+BIG, LINES, DENSE, SAMPLES = "big.bin", "lines.jsonl", "dense.zarr", "samples.zarr"
+BIG_SIZE = 192 * MiB
+SMALL = [f"small/{number:03}.json" for number in range(300)]
+N_LINES, LINE_SIZE = 98_000, 1000
+DENSE_SHAPE, DENSE_CHUNK = (360, 256, 256), (1, 256, 256)  # float32: 360 chunks of 256 KiB, 94 MB
+SAMPLES_SHAPE, SAMPLES_CHUNK, SAMPLES_SHARD = (
+    (1600, 64, 256),
+    (1, 64, 256),
+    (200, 64, 256),
+)  # uint8: 16 KiB a sample
+
+
+def make(folder: Path) -> None:
+    """Fill an empty folder; the same bytes every time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(0)
+    (folder / BIG).write_bytes(rng.randbytes(BIG_SIZE))
+    (folder / "small").mkdir()
+    for number, name in enumerate(SMALL):
+        record = {"id": number, "text": rng.randbytes(900).hex(), "box": [rng.random() for _ in range(4)]}
+        (folder / name).write_text(json.dumps(record))
+    with open(folder / LINES, "w") as file:
+        for number in range(N_LINES):
+            head = f'{{"id": {number:06}, "text": "'
+            file.write(f'{head}{rng.randbytes(LINE_SIZE).hex()[: LINE_SIZE - len(head) - 3]}"}}\n')
+    _make_arrays(folder)
+
+
+def _make_arrays(folder: Path) -> None:
+    import numpy as np
+    import zarr
+
+    rng = np.random.default_rng(0)
+    dense: dict[str, Any] = {"shape": DENSE_SHAPE, "chunks": DENSE_CHUNK, "dtype": "float32"}
+    zarr.create_array(folder / DENSE, **dense)[:] = rng.standard_normal(DENSE_SHAPE, "float32")
+    sharded: dict[str, Any] = {"shape": SAMPLES_SHAPE, "chunks": SAMPLES_CHUNK, "shards": SAMPLES_SHARD}
+    array = zarr.create_array(folder / SAMPLES, dtype="uint8", **sharded)
+    array[:] = rng.integers(0, 256, SAMPLES_SHAPE, "uint8")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    make(Path(sys.argv[1]))

@@ -1,0 +1,201 @@
+"""How it is measured: processes, passes, medians. Nothing here knows a workload or a bound."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from cachedfs.sim import GCSServer
+
+__all__ = ["CONTENDERS", "Figure", "Result", "Session", "clean_environment", "measure"]
+
+ROOT = Path(__file__).parents[2]
+BUCKET = "bench"
+# Imported before the clock starts. A new process of ours goes without gcsfs: a hit must not need it.
+MODULES = ("aiohttp", "fsspec.implementations.cached", "gcsfs", "cachedfs.filesystem")
+MODULES_OF_HITS = ("aiohttp", "cachedfs.filesystem")
+# Contender: the start of its URLs; None: no fsspec filesystem.
+CONTENDERS: dict[str, str | None] = {
+    "local": None,
+    "gcsfs": "gs://",
+    "blockcache": "blockcache::gs://",
+    "filecache": "filecache::gs://",
+    "simplecache": "simplecache::gs://",
+    "floor": None,
+    "cachedfs": "cachedfs::gs://",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Several measurements of one thing: their median, and their spread."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values: list[float], scale: float = 1) -> Self:
+        scaled = [value * scale for value in values]
+        return cls(statistics.median(scaled), min(scaled), max(scaled), len(scaled))
+
+
+@dataclass(slots=True)
+class Result:
+    """What one contender took for one workload; seconds and requests of the whole, scaled where sampled."""
+
+    row: str
+    contender: str
+    figures: dict[str, Figure] = field(
+        default_factory=dict
+    )  # cold, second, new; second_local: alternating with it
+    requests: dict[str, float] = field(default_factory=dict)
+    sent: dict[str, float] = field(default_factory=dict)
+    sample: str = ""  # "20 of 300": the figures are scaled from it
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Result:
+        figures = {name: Figure(**figure) for name, figure in values["figures"].items()}
+        return cls(**{**values, "figures": figures})
+
+
+def clean_environment() -> dict[str, str]:
+    """Return an environment without anybody's settings, in which modules are compiled once, as where installed."""
+    own = ("FSSPEC_", "GCSFS_", "STORAGE_EMULATOR", "PYTHONDONTWRITEBYTECODE")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    compiled = Path(tempfile.gettempdir()) / f"cachedfs-benchmarks-{os.getuid()}"
+    return environ | {
+        "FSSPEC_CONFIG_DIR": os.devnull,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONPYCACHEPREFIX": str(compiled),
+    }
+
+
+class ContenderError(Exception):
+    """The contender cannot do the workload."""
+
+
+class Session:
+    """A process of its own in which one contender works, with one cache directory."""
+
+    def __init__(
+        self, server: GCSServer, contender: str, cache_dir: Path, *, modules: tuple[str, ...] = ()
+    ) -> None:
+        self._server = server
+        environ = clean_environment()
+        environ |= {"FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url}
+        if contender == "cachedfs":
+            environ |= {"FSSPEC_CACHEDFS_CACHE_DIR": str(cache_dir), "FSSPEC_CACHEDFS_KEEP_FREE": "0"}
+        else:
+            environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+            environ |= {
+                f"FSSPEC_{name}_CACHE_STORAGE": str(cache_dir)
+                for name in ("BLOCKCACHE", "FILECACHE", "SIMPLECACHE")
+            }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.benchmarks.worker", *modules],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ, cwd=ROOT,
+        )  # fmt: skip
+
+    def order(self, **order: Any) -> dict[str, Any]:
+        """Return the worker's answer, with the requests and bytes of content that the server counted."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._server.reset()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"error": "the process died"}
+        if "error" in answer:
+            raise ContenderError(answer["error"])
+        return {**answer, "requests": self._server.count(), "sent": self._server.bytes_sent()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind:
+            self._process.kill()
+        self._process.communicate()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How often and on how much one contender does one workload."""
+
+    row: str
+    contender: str
+    n: int  # items that it does
+    n_whole: int
+    n_cold: int = 1
+    n_second: int = 3
+    n_new: int = 1
+    is_warm: bool = False
+
+
+def measure(server: GCSServer, folder: Path, plan: Plan) -> Result:
+    """Return all figures of one contender for one workload; an error of the contender is a result, too."""
+    sample = "" if plan.n == plan.n_whole else f"{plan.n} of {plan.n_whole}"
+    result = Result(plan.row, plan.contender, sample=sample)
+    try:
+        if plan.contender == "floor":
+            _measure_floor(server, folder, plan, result)
+        else:
+            _measure_passes(server, folder, plan, result)
+    except ContenderError as error:
+        result.error = str(error)
+    return result
+
+
+def _measure_floor(server: GCSServer, folder: Path, plan: Plan, result: Result) -> None:
+    with Session(server, "floor", folder, modules=MODULES) as session:
+        order = {"row": plan.row, "endpoint": server.endpoint_url, "bucket": BUCKET}
+        _keep(result, "cold", [session.order(**order) for _ in range(plan.n_cold)], 1)
+
+
+def _measure_passes(server: GCSServer, folder: Path, plan: Plan, result: Result) -> None:
+    local = str(folder / "cloud" / BUCKET)
+    prefix = CONTENDERS[plan.contender]
+    order = {"row": plan.row, "base": f"{prefix}{BUCKET}" if prefix else local, "n": plan.n}
+    cold, second, new, beside = [], [], [], []
+    for number in range(plan.n_cold):
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f"{plan.contender}-") as cache:
+            with Session(server, plan.contender, Path(cache), modules=MODULES) as session:
+                cold.append(session.order(**order))
+                if number == 0:
+                    for _ in range(plan.n_second):
+                        second.append(session.order(**order))
+                        if plan.contender == "cachedfs":
+                            beside.append(session.order(**{**order, "base": local}))
+            for _ in range(plan.n_new if number == 0 else 0):
+                with Session(server, plan.contender, Path(cache), modules=MODULES_OF_HITS) as session:
+                    new.append(session.order(**order))
+    scale = plan.n_whole / plan.n
+    if not plan.is_warm:
+        _keep(result, "cold", cold, scale)
+        _keep(result, "new", new, scale)
+    _keep(result, "second", second, scale)
+    _keep(result, "beside", beside[1:], scale)  # local, each after one pass of ours in the same process
+    if beside and any(answer["check"] != beside[0]["check"] for answer in cold + second + new):
+        result.error = "WRONG BYTES"
+
+
+def _keep(result: Result, name: str, answers: list[dict[str, Any]], scale: float) -> None:
+    if answers:
+        result.figures[name] = Figure.of([answer["seconds"] for answer in answers], scale)
+        result.requests[name] = statistics.median(answer["requests"] for answer in answers) * scale
+        result.sent[name] = statistics.median(answer["sent"] for answer in answers) * scale

@@ -1,0 +1,90 @@
+"""What one process costs: importing cachedfs, and reading 10 GB through one handle."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from cachedfs.sim import GCSServer
+from tests.benchmarks.harness import BUCKET, clean_environment
+
+__all__ = ["import_cost", "memory_growth"]
+
+_RSS = """
+import os, sys, time
+def resident():
+    if sys.platform == "linux":
+        return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import psutil
+    return psutil.Process().memory_info().rss
+"""
+_IMPORT = (
+    _RSS
+    + """
+import fsspec, aiohttp
+before, start = resident(), time.perf_counter()
+fsspec.get_filesystem_class("cachedfs")
+took = time.perf_counter() - start
+print(f'[{took}, {resident() - before}]')
+"""
+)
+_READ = (
+    _RSS
+    + """
+import fsspec
+url, size, piece = sys.argv[1], int(sys.argv[2]), bytearray(1 << 20)
+total, start, base = 0, time.perf_counter(), None
+with fsspec.open(url) as file:
+    while total < size:
+        n = file.readinto(piece)
+        if n == 0:
+            file.seek(0)
+        total += n
+        if base is None and total > size // 10:
+            base = resident()
+print(f'[{time.perf_counter() - start}, {resident() - base}]')
+"""
+)
+_OBJECT_SIZE = 2 << 30
+
+
+def import_cost(n: int) -> tuple[list[float], list[float]]:
+    """Return the seconds and bytes that cachedfs adds to fsspec and aiohttp, each in n fresh processes."""
+    pairs = [_run(_IMPORT, {}) for _ in range(n + 1)][1:]  # the first one warms the disk
+    return [seconds for seconds, _ in pairs], [float(size) for _, size in pairs]
+
+
+def memory_growth(folder: Path, size: int) -> tuple[float, float]:
+    """Return the seconds and the growth in bytes of reading `size` bytes through one handle, after its first tenth.
+
+    The object is a sparse file of 2 GiB and the cache holds 1 GiB of it, so that every pass fetches, stores, hits and
+    evicts; the simulated network is off.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        bucket = Path(name) / "cloud" / BUCKET
+        bucket.mkdir(parents=True)
+        with open(bucket / "sparse.bin", "wb") as file:
+            file.truncate(_OBJECT_SIZE)
+        with GCSServer("off", folder=bucket.parent, process=True) as server:
+            environ = {"FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url}
+            environ |= {f"FSSPEC_CACHEDFS_{k}": v for k, v in _options(name).items()}
+            seconds, growth = _run(_READ, environ, f"cachedfs::gs://{BUCKET}/sparse.bin", str(size))
+    return seconds, growth
+
+
+def _options(name: str) -> dict[str, str]:
+    return {"CACHE_DIR": f"{name}/cache", "CACHE_SIZE": "1GiB", "KEEP_FREE": "0"}
+
+
+def _run(code: str, environ: dict[str, str], *arguments: str) -> tuple[float, float]:
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(
+        command, env=clean_environment() | environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    seconds, size = json.loads(done.stdout)
+    return seconds, size

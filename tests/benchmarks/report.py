@@ -1,0 +1,138 @@
+"""What is written: bench.json, and the markdown tables made from it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shutil
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from cachedfs.sim import PROFILES
+from tests.benchmarks.bounds import LATER, Verdict
+from tests.benchmarks.harness import CONTENDERS, Result
+from tests.benchmarks.workloads import WORKLOADS
+
+__all__ = ["load", "save", "tables"]
+
+NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches that a user may have: looked for, not driven
+TITLES = {"import": "import over fsspec and aiohttp", "memory": "10 GB through one handle"}
+TITLES |= {workload.name: workload.title for workload in WORKLOADS.values()}
+
+
+def save(path: Path, results: list[Result], verdicts: list[Verdict], took_s: float) -> None:
+    """Write everything that `tables` needs."""
+    profile = PROFILES["table"]
+    packages = ("cachedfs", "fsspec", "gcsfs", "zarr", "aiohttp", "numpy")
+    about = {
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "took_s": round(took_s, 1),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "load": os.getloadavg()[0],
+        "packages": {name: version(name) for name in packages},
+        "cloud": f"simulated Google Cloud Storage: {profile.media.median_s * 1e3:.0f} ms to the first byte (lognormal, "
+        f"sigma {profile.media.sigma}), {profile.stream_rate / 1e6:.0f} MB/s a stream, "
+        f"{profile.total_rate / 1e6:.0f} MB/s in all, seed 0",
+        "others": {
+            name: "installed, not measured" if shutil.which(name) else "not installed"
+            for name in NOT_MEASURED
+        },
+    }
+    rows = {"results": [r.to_json() for r in results], "verdicts": [asdict(v) for v in verdicts]}
+    path.write_text(json.dumps({"about": about, **rows}, indent=1) + "\n")
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[Result], list[Verdict]]:
+    """Return what `save` wrote."""
+    saved = json.loads(path.read_text())
+    results = [Result.from_json(values) for values in saved["results"]]
+    return saved["about"], results, [Verdict(**values) for values in saved["verdicts"]]
+
+
+def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]) -> str:
+    """Return the markdown of everything: the comparison, our numbers against their bounds, and what was done."""
+    parts = [_comparison(results), _about(about), _bounds(verdicts), _definitions(results)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _comparison(results: list[Result]) -> str:
+    contenders = [name for name in CONTENDERS if any(result.contender == name for result in results)]
+    found = {(result.row, result.contender): result for result in results}
+    heads = ["**cachedfs**" if name == "cachedfs" else _HEADS.get(name, name) for name in contenders]
+    lines = [_line(["seconds: first / second pass", *heads]), _line(["---"] * (len(heads) + 1))]
+    for name, workload in WORKLOADS.items():
+        cells = [_cell(found.get((name, contender))) for contender in contenders]
+        if any(cells):
+            lines.append(_line([workload.title, *cells]))
+        if name == "one_by_one" and any(cells):
+            cells = [_requests(found.get((name, contender))) for contender in contenders]
+            lines.append(_line(["requests a file", *cells]))
+    return "\n".join(lines)
+
+
+_HEADS = {"local": "local file", "blockcache": "fsspec blockcache", "floor": "floor (raw client)"}
+
+
+def _cell(result: Result | None) -> str:
+    if result is None:
+        return ""
+    if result.error:
+        return f"error ({result.error.split(':')[0]})"
+    shown = " / ".join(seconds(result.figures[k].median) for k in ("cold", "second") if k in result.figures)
+    if result.contender == "cachedfs":
+        new = result.figures.get("new")
+        shown = f"**{shown}**" + (f" (new process {seconds(new.median)})" if new else "")
+    return shown + ("*" if result.sample else "")
+
+
+def _requests(result: Result | None) -> str:
+    if result is None or result.error or result.contender in ("local", "floor"):
+        return ""
+    return " / ".join(f"{result.requests[name] / 300:.1f}" for name in ("cold", "second"))
+
+
+def _bounds(verdicts: list[Verdict]) -> str:
+    lines = [_line(["ours", "measured", "at most", ""]), _line(["---"] * 4)]
+    for v in verdicts:
+        value, at_most = (f"{number:.4g} {v.unit}".strip() for number in (v.value, v.at_most))
+        lines.append(_line([f"{TITLES[v.row]}: {v.what}", value, at_most, v.verdict]))
+    return "\n".join([*lines, "", "Later, and not measured yet:", "", *(f"- {text}" for text in LATER)])
+
+
+def _about(about: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
+    others = ", ".join(f"{name}: {state}" for name, state in about["others"].items())
+    return (
+        f"The cloud is a {about['cloud']}. Medians; `*`: measured on a sample and scaled. {about['when'][:10]}, "
+        f"{about['system']}, Python {about['python']}, {packages}. Other caches: {others}."
+    )
+
+
+def _definitions(results: list[Result]) -> str:
+    measured = {result.row for result in results}
+    lines = ["What each row does, by the same code for all; Python's start and imports are not counted:", ""]
+    lines += [f"- {w.title}: {w.definition}." for name, w in WORKLOADS.items() if name in measured]
+    samples = [f"{TITLES[r.row]} by {r.contender}: {r.sample}" for r in results if r.sample]
+    return "\n".join(lines + ([f"- Samples: {'; '.join(samples)}."] if samples else []))
+
+
+def seconds(value: float) -> str:
+    """Return a time with three digits, never in powers of ten."""
+    return (
+        f"{value:.1f}"
+        if value >= 10
+        else f"{value:.2f}"
+        if value >= 0.1
+        else f"{value:.2g}"
+        if value >= 0.01
+        else f"{value:.4f}"
+    )
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,65 @@
+"""A process that measures when told: orders come as lines of JSON, answers go back so.
+
+Its arguments are the modules to import before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import json
+import sys
+import time
+import zlib
+from typing import Any
+
+from tests.benchmarks.workloads import FLOORS, WORKLOADS, Place, fetch_rounds
+
+
+def check(value: Any) -> int:
+    """Return a number that differs when what was read differs."""
+    total = 0
+    for piece in value if isinstance(value, list) else [value]:
+        data = piece if isinstance(piece, bytes) or hasattr(piece, "dtype") else str(piece).encode()
+        total = zlib.crc32(data, total)
+    return total
+
+
+def measure(row: str, base: str, n: int) -> dict[str, Any]:
+    """Return the seconds of one pass over a workload, and a check of what it read."""
+    workload = WORKLOADS[row]
+    for module in workload.modules:
+        importlib.import_module(module)
+    run = workload.prepare(Place(base), n)
+    gc.collect()
+    start = time.perf_counter()
+    value = run()
+    return {"seconds": time.perf_counter() - start, "check": check(value)}
+
+
+def measure_floor(row: str, endpoint: str, bucket: str) -> dict[str, Any]:
+    """Return the seconds in which a raw client fetches what a workload needs."""
+    start = time.perf_counter()
+    asyncio.run(fetch_rounds(endpoint, bucket, FLOORS[row]))
+    return {"seconds": time.perf_counter() - start}
+
+
+def main() -> None:
+    """Answer orders until there are no more."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        order = json.loads(line)
+        act = measure_floor if "endpoint" in order else measure
+        try:
+            answer = act(**order)
+        except Exception as error:  # a contender that cannot do it is a result
+            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""What is measured: every workload's definition in words and in code, the same code for every contender."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import fsspec
+
+from tests.benchmarks import data
+from tests.benchmarks.data import BIG, BIG_SIZE, DENSE, LINES, SAMPLES, SMALL, KiB, MiB
+
+__all__ = ["FLOORS", "WORKLOADS", "Place", "Run", "Workload"]
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a contender finds the data: a local folder, or the start of a URL."""
+
+    base: str
+
+    def url(self, key: str) -> str:
+        return f"{self.base}/{key}"
+
+    def open(self, key: str, mode: str = "rb") -> Any:
+        """Return an open file, by the builtin where the data are local."""
+        return fsspec.open(self.url(key), mode).open() if "://" in self.base else open(self.url(key), mode)
+
+    def cat(self, keys: list[str]) -> list[bytes]:
+        if "://" not in self.base:
+            return [Path(self.url(key)).read_bytes() for key in keys]
+        fs, root = fsspec.url_to_fs(self.base)
+        found = fs.cat([f"{root}/{key}" for key in keys])
+        return [found[f"{root}/{key}"] for key in keys]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`prepare(place, n)` does what is not timed and returns what is; `n` items are the whole of it."""
+
+    name: str
+    title: str
+    definition: str
+    n: int
+    prepare: Callable[[Place, int], Run]
+    is_warm: bool = False  # of cached data only: there is no cold figure
+    modules: tuple[str, ...] = ()  # imported before the clock starts
+
+
+# Whole files.
+
+
+def sequential(place: Place, n: int) -> Run:
+    def run() -> int:
+        total = 0
+        with place.open(BIG) as file:
+            while piece := file.read(MiB):
+                total += len(piece)
+        return total
+
+    return run
+
+
+def whole(place: Place, n: int) -> Run:
+    if "://" not in place.base:
+        return Path(place.url(BIG)).read_bytes
+
+    def run() -> Any:
+        fs, path = fsspec.url_to_fs(place.url(BIG))
+        return fs.cat_file(path)
+
+    return run
+
+
+def one_by_one(place: Place, n: int) -> Run:
+    def run() -> list[int]:
+        found = []
+        for key in SMALL[:n]:
+            with fsspec.open(place.url(key)) as file:
+                found.append(json.load(file)["id"])
+        return found
+
+    return run
+
+
+def batched(place: Place, n: int) -> Run:
+    def run() -> list[int]:
+        found: list[int] = []
+        for start in range(0, n, 16):
+            found += [json.loads(text)["id"] for text in place.cat(SMALL[start : min(n, start + 16)])]
+        return found
+
+    return run
+
+
+# Parts of one file.
+
+
+def random_reads(place: Place, n: int) -> Run:
+    rng = random.Random(1)
+    offsets = [rng.randrange(BIG_SIZE - 64 * KiB) for _ in range(n)]
+
+    def run() -> list[bytes]:
+        found = []
+        with place.open(BIG) as file:
+            for offset in offsets:
+                file.seek(offset)
+                found.append(file.read(64 * KiB))
+        return found
+
+    return run
+
+
+def seeks(span: int) -> Callable[[Place, int], Run]:
+    def prepare(place: Place, n: int) -> Run:
+        rng = random.Random(2)
+        offsets = [rng.randrange(span - 4 * KiB) for _ in range(n)]
+        file = place.open(BIG)
+        for _ in range(span // MiB):
+            file.read(MiB)
+
+        def run() -> int:
+            total = 0
+            for offset in offsets:
+                file.seek(offset)
+                total += len(file.read(4 * KiB))
+            return total
+
+        return run
+
+    return prepare
+
+
+def cat_4k(place: Place, n: int) -> Run:
+    offsets = [4 * KiB * (number % 256) for number in range(n)]
+    if "://" not in place.base:
+
+        def read(start: int) -> bytes:
+            with open(place.url(BIG), "rb", 0) as file:
+                file.seek(start)
+                return file.read(4 * KiB)
+    else:
+        fs, path = fsspec.url_to_fs(place.url(BIG))
+
+        def read(start: int) -> bytes:
+            return fs.cat_file(path, start, start + 4 * KiB)
+
+    for start in set(offsets):
+        read(start)
+
+    def run() -> int:
+        return sum([len(read(start)) for start in offsets])
+
+    return run
+
+
+def lines(mode: str) -> Callable[[Place, int], Run]:
+    def prepare(place: Place, n: int) -> Run:
+        with place.open(LINES) as file:
+            while file.read(8 * MiB):
+                pass
+
+        def run() -> int:
+            total = 0
+            with place.open(LINES, mode) as file:
+                for line in file:
+                    total += len(line)
+            return total
+
+        return run
+
+    return prepare
+
+
+# Zarr.
+
+
+def dense(place: Place, n: int) -> Run:
+    import zarr
+
+    return lambda: zarr.open_array(place.url(DENSE), mode="r")[:]
+
+
+def samples(place: Place, n: int) -> Run:
+    import zarr
+
+    rng = random.Random(3)
+    order = rng.sample(range(data.SAMPLES_SHAPE[0]), n)
+
+    def run() -> list[Any]:
+        array = zarr.open_array(place.url(SAMPLES), mode="r")
+        return [array[index] for index in order]
+
+    return run
+
+
+_ZARR = ("zarr",)
+_LIST = [
+    Workload("sequential", "192 MiB in sequence", "one object of random bytes, opened by `fsspec.open(url)`, read 1 MiB at a time to its end", 192, sequential),
+    Workload("whole", "192 MiB by one `cat_file`", "the same object by one `fs.cat_file(path)`", 192, whole),
+    Workload("random", "300 random 64 KiB reads of it", "the same object opened once; seek to a random byte, read 64 KiB", 300, random_reads),
+    Workload("one_by_one", "300 small JSON files one by one", "2 KB each: `with fsspec.open(url) as f: json.load(f)`", 300, one_by_one),
+    Workload("batched", "the same, 16 a batch by `fs.cat`", "`fs.cat` of 16 paths at a time, each parsed", 300, batched),
+    Workload("dense", "Zarr v3, 360 chunks, `[:]`", "float32 noise (360, 256, 256), 94 MB, chunks (1, 256, 256), zarr's own compression: `zarr.open_array(url)[:]`", 360, dense, modules=_ZARR),
+    Workload("samples", "300 random samples of a sharded array (25 MB)", "uint8 (1600, 64, 256), a sample is one inner chunk of 16 KiB, 8 shards of 200: `zarr.open_array(url)`, then `array[i]` for 300 random i", 300, samples, modules=_ZARR),
+    Workload("seek_small", "5000 seek + 4 KiB reads over 1 MiB", "one open file, cached data, random bytes of its first MiB", 5000, seeks(MiB), is_warm=True),
+    Workload("seek_big", "5000 seek + 4 KiB reads over 192 MiB", "the same over the whole object", 5000, seeks(BIG_SIZE), is_warm=True),
+    Workload("cat_4k", "`cat_file` of 4 KiB from the cache", "`fs.cat_file(path, start, start + 4096)`, cached and touched before; seconds a call", 5000, cat_4k, is_warm=True),
+    Workload("text_lines", "98 MB of lines, text", "98,000 lines of 1000 bytes: `for line in fsspec.open(url, 'rt')`, cached data", 98_000, lines("rt"), is_warm=True),
+    Workload("binary_lines", "98 MB of lines, binary", "the same by `'rb'`", 98_000, lines("rb"), is_warm=True),
+]  # fmt: skip
+WORKLOADS = {workload.name: workload for workload in _LIST}
+
+
+# The floor: the same bytes by a raw client that knows names, sizes and ranges beforehand; 16 requests at a time.
+
+Wanted = tuple[str, int, int]  # key, first and last byte; 0, -1: all of it
+_BIG = [[(BIG, start, start + 8 * MiB - 1) for start in range(0, BIG_SIZE, 8 * MiB)]]
+_FILES: list[Wanted] = [(key, 0, -1) for key in SMALL]
+_CHUNKS: list[Wanted] = [(f"{DENSE}/c/{index}/0/0", 0, -1) for index in range(data.DENSE_SHAPE[0])]
+_SHARDS: list[Wanted] = [(f"{SAMPLES}/c/{index}/0/0", 0, -1) for index in range(8)]
+FLOORS: dict[str, list[list[Wanted]]] = {  # rounds, one after the other
+    "sequential": _BIG,
+    "whole": _BIG,
+    "random": _BIG,
+    "one_by_one": [[wanted] for wanted in _FILES],
+    "batched": [_FILES[start : start + 16] for start in range(0, len(_FILES), 16)],
+    "dense": [[(f"{DENSE}/zarr.json", 0, -1)], _CHUNKS],
+    "samples": [[(f"{SAMPLES}/zarr.json", 0, -1)], _SHARDS],
+}
+
+
+async def fetch_rounds(endpoint: str, bucket: str, rounds: list[list[Wanted]]) -> int:
+    """Return how many bytes came; they are dropped as they come."""
+    import aiohttp
+
+    gate = asyncio.Semaphore(16)
+
+    async def fetch(client: aiohttp.ClientSession, key: str, first: int, last: int) -> int:
+        url = f"{endpoint}/download/storage/v1/b/{bucket}/o/{quote(key, safe='')}?alt=media"
+        headers = {"Range": f"bytes={first}-{last}"} if last >= 0 else {}
+        async with gate, client.get(aiohttp.client.URL(url, encoded=True), headers=headers) as reply:
+            reply.raise_for_status()
+            return sum([len(piece) async for piece in reply.content.iter_any()])
+
+    async with aiohttp.ClientSession(read_bufsize=1 << 20) as client:
+        return sum([sum(await asyncio.gather(*(fetch(client, *w) for w in wanted))) for wanted in rounds])

@@ -1,0 +1,23 @@
+import pytest
+
+from cachedfs.cache import BlockCache
+
+
+@pytest.fixture
+def open_cache(tmp_path):
+    """Open caches, on one directory unless told otherwise; all are closed in the end."""
+    opened = []
+
+    def open_one(*directories, explicit=True):
+        cache = BlockCache([str(each) for each in directories or (tmp_path / "c",)], explicit=explicit)
+        opened.append(cache)
+        return cache
+
+    yield open_one
+    for cache in opened:
+        cache.close()
+
+
+@pytest.fixture
+def cache(open_cache):
+    return open_cache()

@@ -1,0 +1,81 @@
+"""What the tests of the cache share: keys, bytes, other processes, and a look at the files."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from cachedfs.cache import BlockCache
+from cachedfs.model import Bounds, ObjectKey
+
+BLOCK = 64 << 10
+PAGE = 64 << 10
+AMPLE = Bounds(size=1 << 30, keep_free=0)
+ROOT = Path(__file__).parents[2]
+
+
+def key_of(
+    path: str = "b/x", version: str = "v1", *, block_size: int = BLOCK, identity: str = "gs://test"
+) -> ObjectKey:
+    return ObjectKey(identity, path, version, block_size)
+
+
+def content(key: ObjectKey, index: int, size: int | None = None) -> bytes:
+    """Return the bytes of a block: always the same for the same block, different for different ones."""
+    return random.Random(f"{key.digest}-{index}").randbytes(key.block_size if size is None else size)
+
+
+def put(
+    cache: BlockCache, key: ObjectKey, *indexes: int, bounds: Bounds = AMPLE, size: int | None = None
+) -> None:
+    cache.put([(key.block(index), content(key, index, size)) for index in indexes], bounds)
+
+
+def whole(cache: BlockCache, key: ObjectKey, index: int, **options: bool) -> bytes | None:
+    return cache.read(key, index, 0, key.block_size, **options)
+
+
+def file_of(cache: BlockCache, key: ObjectKey, index: int) -> Path:
+    (found,) = Path(cache.root or "").glob(f"blocks/*/{key.name(index)}")
+    return found
+
+
+def flip(path: Path, offset: int) -> None:
+    """Damage one byte of a file in place."""
+    with path.open("r+b") as file:
+        file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+def disk_usage(cache: BlockCache) -> int:
+    """Return the bytes of all files of the cache at one moment: nobody makes room or reserves while we look."""
+    sizes: dict[int, int] = {}  # by inode, as a file may move from one folder to the next under our eyes
+    with cache._index.writing():
+        for folder, _, names in os.walk(cache.root or ""):
+            for name in names:
+                try:
+                    status = os.lstat(os.path.join(folder, name))
+                except FileNotFoundError:
+                    continue
+                sizes[status.st_ino] = status.st_size
+    return sum(sizes.values())
+
+
+def start(code: str, *args: object) -> subprocess.Popen[str]:
+    """Run `code` in another process; it finds this module's names imported and its arguments in `sys.argv[1:]`."""
+    prelude = "import os, sys\nfrom tests.cache.rig import *\nfrom cachedfs.cache import BlockCache\n"
+    command = [sys.executable, "-W", "error", "-c", prelude + code, *map(str, args)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+
+
+def finish(process: subprocess.Popen[str], text: str = "") -> str:
+    """Let the process end, and return what it printed."""
+    output, _ = process.communicate(text, timeout=60)
+    assert process.returncode == 0
+    return output

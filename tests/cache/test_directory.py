@@ -1,0 +1,173 @@
+"""Which directories are used, which are refused, and read-only layers beside the one that is written."""
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tests.cache.rig import content, file_of, flip, key_of, put, whole
+
+from cachedfs.cache import FORMAT, disk
+from cachedfs.errors import CacheError
+
+NAME = f"cachedfs-{FORMAT}-{os.getuid()}"
+
+
+def symlinked(root):
+    target = root.with_name("elsewhere")
+    target.mkdir(0o700)
+    root.symlink_to(target)
+
+
+def a_file(root):
+    root.write_text("in the way")
+
+
+def writable_by_others(root):
+    root.mkdir()
+    root.chmod(0o770)
+
+
+def foreign(root):
+    root.mkdir(0o700)
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(root, 12345, -1)
+
+
+UNSAFE = pytest.mark.parametrize("prepare", [symlinked, a_file, writable_by_others, foreign])
+
+
+@UNSAFE
+def test_an_unsafe_subdirectory_of_a_named_directory_is_a_value_error(open_cache, tmp_path, prepare):
+    prepare(tmp_path / NAME)
+    with pytest.raises(ValueError, match="give another cache_dir"):
+        open_cache(tmp_path)
+
+
+@UNSAFE
+def test_an_unsafe_subdirectory_of_the_default_directory_is_not_used(open_cache, tmp_path, prepare, caplog):
+    prepare(tmp_path / NAME)
+    cache = open_cache(tmp_path, explicit=False)
+    assert cache.root is None
+    assert "give another cache_dir" in cache.cannot_store
+    for _ in range(2):
+        with pytest.raises(CacheError, match="give another cache_dir"):
+            put(cache, key_of(), 0)
+    assert len(caplog.records) == 1
+    assert whole(cache, key_of(), 0) is None
+    assert cache.usage() == (0, 0)
+    assert cache.check().ok
+    assert cache.take_claim(7)
+    mark = cache.mark("gs://test", "b/x")
+    cache.changed("gs://test", ["b/x"])
+    assert cache.mark("gs://test", "b/x") != mark
+
+
+def test_the_directory_itself_may_be_anybody_s(open_cache, tmp_path):
+    tmp_path.chmod(0o777)
+    assert open_cache(tmp_path).root == str(tmp_path / NAME)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert open_cache(tmp_path / "link").root == str(tmp_path / NAME)
+
+
+def test_a_directory_that_cannot_be_written_is_read_and_says_why(open_cache, tmp_path, monkeypatch):
+    put(open_cache(tmp_path), key_of(), 0)
+    monkeypatch.setattr(disk, "writable", lambda path: False)
+    cache = open_cache(tmp_path)
+    assert cache.root is None
+    assert "read-only" in cache.cannot_store
+    assert whole(cache, key_of(), 0) == content(key_of(), 0)
+    with pytest.raises(CacheError):
+        put(cache, key_of(), 1)
+
+
+def test_a_directory_that_cannot_be_made_is_no_error_of_the_constructor(open_cache, tmp_path, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(disk, "make_folders", refuse)
+    cache = open_cache(tmp_path / "new")
+    assert "Read-only file system" in cache.cannot_store
+    assert whole(cache, key_of(), 0) is None
+
+
+def test_layers_are_read_verified_and_never_written(open_cache, tmp_path, caplog):
+    key = key_of()
+    below = open_cache(tmp_path / "below")
+    put(below, key, 0, 1)
+    os.rename(below.root, Path(below.root).with_name(f"cachedfs-{FORMAT}-99999"))  # of another user
+    cache = open_cache(tmp_path / "own", tmp_path / "missing", tmp_path / "below")
+    assert whole(cache, key, 0) == content(key, 0)
+    assert cache.has(key, 1)
+    (bad,) = (tmp_path / "below").rglob(key.name(1))
+    flip(bad, 5)
+    for _ in range(3):
+        assert whole(cache, key, 1) is None
+    assert bad.exists()
+    assert len(caplog.records) == 1
+    put(cache, key, 1)  # a bad block below does not stand in the way of a good one
+    assert whole(cache, key, 1) == content(key, 1)
+    cache.evict(key.identity, None)
+    assert whole(cache, key, 0) == content(key, 0)
+
+
+def test_blocks_of_our_own_layer_come_first(open_cache, tmp_path):
+    put(open_cache(tmp_path / "below"), key_of(), 0)
+    cache = open_cache(tmp_path / "own", tmp_path / "below")
+    put(cache, key_of(), 0)
+    whole(cache, key_of(), 0)
+    assert Path(cache._handles.take(key_of(), 0).path) == file_of(cache, key_of(), 0)
+
+
+def test_only_old_temporary_files_are_removed_at_opening(open_cache, tmp_path):
+    folder = Path(open_cache(tmp_path).root, "tmp")
+    (folder / "old").write_text("x")
+    (folder / "new").write_text("x")
+    os.utime(folder / "old", (0, time.time() - 3700))
+    open_cache(tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["new"]
+
+
+def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
+    open_cache, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(disk, "is_network", lambda path: True)
+    monkeypatch.setattr(disk, "host_name", lambda: "one")
+    cache = open_cache(tmp_path)
+    assert cache.root == str(tmp_path / NAME / "host-one")
+    put(cache, key_of(), 0)
+    assert cache.take_claim(7)
+    assert not Path(cache.root, "claims").exists()
+    assert not Path(cache.root, "index.db-wal").exists()
+    monkeypatch.setattr(disk, "host_name", lambda: "two")
+    assert not open_cache(tmp_path).has(key_of(), 0)
+    assert open_cache(tmp_path / "else", tmp_path).has(key_of(), 0)
+
+
+MOUNTS = [
+    "1 0 8:1 / / rw - ext4 /dev/sda rw",
+    "2 1 0:50 / /content/drive rw - fuse.drive drive rw",
+    "3 1 0:51 / /mnt/my\\040nfs rw shared:1 - nfs4 host:/x rw",
+    "4 3 8:2 / /mnt/my\\040nfs/local rw - fuseblk /dev/sdb rw",
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/me", "ext4"),
+        ("/content/drive", "fuse"),
+        ("/content/drive/My Drive/x", "fuse"),
+        ("/content/drivers", "ext4"),
+        ("/mnt/my nfs/x", "nfs4"),
+        ("/mnt/my nfs/local/x", "fuseblk"),
+    ],
+)
+def test_the_innermost_mount_tells_the_file_system(path, kind):
+    assert disk._type_of_mount(path, MOUNTS) == kind
+
+
+def test_this_machine_s_disk_is_no_network(tmp_path):
+    assert disk.is_network(str(tmp_path / "not" / "there")) is False

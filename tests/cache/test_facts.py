@@ -1,0 +1,184 @@
+"""What is known of objects and listings: the newest answer counts, and a listing is what was listed."""
+
+import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.cache import Fact, index
+from cachedfs.cache.facts import decode_info, encode_info
+from cachedfs.errors import CacheError
+from cachedfs.model import ObjectInfo
+
+ORIGIN, NOW = "gs://test", 1_700_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch):
+    monkeypatch.setattr("cachedfs.cache.time.time", lambda: NOW)
+
+
+def info_of(path, version="1"):
+    return ObjectInfo(path, size=3, fingerprint=version)
+
+
+def learn(cache, path, info, age=0.0, mark=5):
+    cache.keep_facts([Fact(ORIGIN, path, info, NOW - age, mark)])
+
+
+def listed(cache, folder, *paths, age=0.0, mark=9, version="1"):
+    infos = [info_of(path, version) for path in paths]
+    marks = {path: 5 for path in paths}
+    cache.keep_listings(
+        ORIGIN, {folder: infos}, checked_at=NOW - age, marks=marks, folder_marks={folder: mark}
+    )
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+times = st.datetimes(timezones=st.none() | st.just(datetime.UTC))
+values = st.recursive(
+    scalars | times, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
+)
+
+
+@given(
+    st.text(),
+    st.none() | st.integers(0),
+    st.none() | st.text(),
+    st.dictionaries(st.text(), values, max_size=4),
+)
+def test_infos_survive_as_they_are(path, size, fingerprint, details):
+    info = ObjectInfo(path, "file", size, fingerprint, "id", details)
+    found = decode_info(path, encode_info(info))
+    assert found == info
+    assert found.details == details
+
+
+def test_metadata_that_looks_like_our_own_is_left_alone():
+    info = ObjectInfo("b/x", details={"metadata": {"$datetime": "tomorrow"}})
+    assert decode_info("b/x", encode_info(info)).details == info.details
+
+
+def test_details_that_are_no_json_are_a_cache_error(cache):
+    with pytest.raises(CacheError, match="neither JSON nor a datetime"):
+        learn(cache, "b/x", ObjectInfo("b/x", details={"x": object()}))
+
+
+def test_a_fact_comes_back_as_it_was_also_elsewhere_and_with_odd_names(cache, open_cache):
+    assert cache.lookup(ORIGIN, "b/x") is None
+    for path in ("b/x", "", "b/\udcff\0", "b/" + "x" * 5000):
+        learn(cache, path, info_of(path))
+        assert open_cache().lookup(ORIGIN, path) == Fact(ORIGIN, path, info_of(path), NOW, 5)
+    assert cache.lookup("gs://elsewhere", "b/x") is None
+
+
+def test_absence_is_a_fact_too(cache):
+    learn(cache, "b/x", None)
+    assert cache.lookup(ORIGIN, "b/x") == Fact(ORIGIN, "b/x", None, NOW, 5)
+
+
+def test_the_fact_checked_last_wins_whatever_is_stored_last(cache):
+    learn(cache, "b/x", info_of("b/x", "new"), age=1)
+    learn(cache, "b/x", info_of("b/x", "old"), age=5)
+    assert cache.lookup(ORIGIN, "b/x").info.fingerprint == "new"
+    learn(cache, "b/x", None, age=0)
+    assert cache.lookup(ORIGIN, "b/x").info is None
+
+
+def test_a_listed_child_is_known_and_the_newer_answer_wins(cache):
+    listed(cache, "b", "b/x", "b/y", age=5)
+    assert cache.lookup(ORIGIN, "b/x") == Fact(ORIGIN, "b/x", info_of("b/x"), NOW - 5, 5)
+    learn(cache, "b/x", info_of("b/x", "newer"), age=1)
+    assert cache.lookup(ORIGIN, "b/x").info.fingerprint == "newer"
+    listed(cache, "b", "b/x", version="newest")
+    assert cache.lookup(ORIGIN, "b/x").info.fingerprint == "newest"
+    assert cache.lookup(ORIGIN, "b/y") is None
+
+
+def test_a_listing_is_what_was_listed_whatever_was_learnt_of_its_children_since(cache):
+    listed(cache, "b", "b/x", "b/y", age=5)
+    learn(cache, "b/x", None)
+    learn(cache, "b/y", info_of("b/y", "newer"))
+    learn(cache, "b/z", info_of("b/z"))
+    listing = cache.listing(ORIGIN, "b")
+    assert listing.infos == [info_of("b/x"), info_of("b/y")]
+    assert (listing.checked_at, listing.mark) == (NOW - 5, 9)
+
+
+def test_absence_from_a_listing_is_one_question(cache):
+    assert cache.listing_has(ORIGIN, "b", "b/x") is None
+    assert cache.listing(ORIGIN, "b") is None
+    listed(cache, "b", "b/x", age=2)
+    assert cache.listing_has(ORIGIN, "b", "b/x") == (NOW - 2, 9, True)
+    assert cache.listing_has(ORIGIN, "b", "b/nothing") == (NOW - 2, 9, False)
+
+
+def test_an_empty_folder_is_listed_empty(cache):
+    listed(cache, "b")
+    assert cache.listing(ORIGIN, "b").infos == []
+
+
+def test_a_child_without_a_mark_is_listed_but_answers_nothing(cache):
+    cache.keep_listings(ORIGIN, {"b": [info_of("b/x")]}, checked_at=NOW, marks={}, folder_marks={"b": 1})
+    assert cache.listing(ORIGIN, "b").infos == [info_of("b/x")]
+    assert cache.lookup(ORIGIN, "b/x") is None
+
+
+def test_a_listing_is_replaced_whole(cache):
+    listed(cache, "b", *(f"b/{n:04}" for n in range(3000)))
+    listed(cache, "b", "b/1")
+    assert cache.listing(ORIGIN, "b").infos == [info_of("b/1")]
+    for n in range(9):
+        learn(cache, f"c/{n}", None)
+    with cache._index.reading() as rows:
+        assert rows.number("facts") == 1 + 9 == rows.sums()["facts"]
+
+
+def test_old_facts_and_listings_go(cache):
+    learn(cache, "b/old", info_of("b/old"), age=8 * 86400)
+    listed(cache, "b", "b/listed", age=8 * 86400)
+    learn(cache, "b/new", info_of("b/new"))
+    learn(cache, "b/new", info_of("b/new"))
+    assert cache.lookup(ORIGIN, "b/old") is None
+    assert cache.lookup(ORIGIN, "b/listed") is None
+    assert cache.lookup(ORIGIN, "b/new") is not None
+    assert cache.check().ok
+
+
+def test_there_is_a_limit_to_what_is_known(cache, monkeypatch):
+    monkeypatch.setattr(index, "_MOST_FACTS", 1000)
+    for n in range(2000):
+        learn(cache, f"b/{n}", None, age=2000 - n)
+    with cache._index.reading() as rows:
+        assert rows.number("facts") <= 1000
+    assert cache.lookup(ORIGIN, "b/0") is None
+    assert cache.lookup(ORIGIN, "b/1999") is not None
+    assert cache.check().ok
+
+
+def test_without_a_store_nothing_is_known_and_storing_says_why(tmp_path, open_cache):
+    (tmp_path / "file").write_text("in the way")
+    cache = open_cache(tmp_path / "file" / "c")
+    assert (
+        cache.lookup(ORIGIN, "b")
+        is cache.listing(ORIGIN, "b")
+        is cache.listing_has(ORIGIN, "b", "b/x")
+        is None
+    )
+    with pytest.raises(CacheError):
+        learn(cache, "b/x", None)
+
+
+def test_marks_refuse_a_fact_that_a_write_overtook(cache):
+    mark = cache.mark(ORIGIN, "b/x")
+    cache.changed(ORIGIN, ["b/x"])  # while the origin was answering
+    learn(cache, "b/x", info_of("b/x"), mark=mark)
+    assert cache.lookup(ORIGIN, "b/x").mark != cache.mark(ORIGIN, "b/x")
+
+
+def test_the_index_is_counted_in_the_bound(cache):
+    listed(cache, "b", *(f"b/{n:05}" for n in range(20_000)))
+    grown = sum(path.stat().st_size for path in Path(cache.root).glob("index.db*"))
+    assert cache._store.room._overhead(0) >= grown > 500_000

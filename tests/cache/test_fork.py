@@ -1,0 +1,113 @@
+"""Forks, threads, and both: connections, handles and claims of the parent are not the child's."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from tests.cache.rig import content, finish, key_of, put, start, whole
+
+from cachedfs.cache import Fact
+from cachedfs.cache.database import _after_fork_in_child
+
+FORKER = """
+from cachedfs.cache import Fact
+def used(cache, n):
+    key = key_of()
+    put(cache, key, n)
+    assert whole(cache, key, 0) == content(key, 0)
+    assert whole(cache, key, n) == content(key, n)
+    cache.keep_facts([Fact('gs://test', f'b/{n}', None, 1e12, 1)])
+    assert cache.lookup('gs://test', f'b/{n}') is not None
+cache = BlockCache([sys.argv[1]], explicit=True)
+used(cache, 0)
+assert cache.take_claim(7)
+children = []
+for n in range(1, 5):
+    pid = os.fork()
+    if pid == 0:
+        assert not cache.take_claim(7)
+        assert cache.take_claim(100 + n)
+        used(cache, n)
+        sys.exit(0)
+    children.append(pid)
+    used(cache, 10 + n)
+for pid in children:
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert not cache.take_claim(7) and cache.take_claim(101)
+used(cache, 20)
+print(cache.usage()[0], cache.check().ok)
+"""
+
+
+def test_parent_and_children_go_on_after_a_fork_with_everything_open(cache):
+    assert finish(start(FORKER, Path(cache.root).parent)) == "10 True\n"
+
+
+def test_a_fork_in_the_middle_of_a_transaction_harms_nobody(cache):
+    """A thread holds the index while another forks: the child leaves that connection alone and opens its own."""
+    code = (
+        "import threading\n"
+        "from cachedfs.cache import database\n"
+        "database._FORK_WAIT_S = 0.05\n"
+        "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+        "put(cache, key_of(), 0)\n"
+        "holding, done = threading.Event(), threading.Event()\n"
+        "def hold():\n"
+        "    with cache._index.reading() as rows:\n"
+        "        holding.set(); done.wait()\n"
+        "thread = threading.Thread(target=hold); thread.start(); holding.wait()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    ok = cache.usage()[0] == 1 and whole(cache, key_of(), 0) == content(key_of(), 0)\n"
+        "    put(cache, key_of(), 1)\n"
+        "    os._exit(0 if ok else 1)\n"
+        "status = os.waitpid(pid, 0)[1]\n"
+        "done.set(); thread.join()\n"
+        "assert status == 0\n"
+        "put(cache, key_of(), 2)\n"
+        "print(cache.usage()[0], cache.check().ok)\n"
+    )
+    assert finish(start(code, Path(cache.root).parent)) == "3 True\n"
+
+
+def test_a_child_neither_closes_nor_uses_an_inherited_connection(cache):
+    put(cache, key_of(), 0)
+    inherited = cache._index.database._writer.sqlite
+    _after_fork_in_child()
+    assert cache._index.database._writer.sqlite is None
+    assert inherited.execute("SELECT 1").fetchone() == (1,)  # still open: nobody closed it
+    put(cache, key_of(), 1)
+    assert cache._index.database._writer.sqlite is not inherited
+    inherited.close()
+
+
+def test_threads_share_a_cache(cache):
+    """Eight threads read, put, evict and learn at once: every read is right or a miss."""
+    key, wrong, start_together = key_of(), [], threading.Barrier(8)
+
+    def work(me):
+        start_together.wait()
+        for n in range(60):
+            index = (n * 7 + me * 3) % 20
+            data = whole(cache, key, index)
+            if data is None:
+                put(cache, key, index)
+            elif data != content(key, index):
+                wrong.append(index)
+            if n % 20 == me:
+                cache.evict(key.identity, key.path)
+            cache.keep_facts([Fact("gs://test", f"b/{index}", None, float(n), 1)])
+            cache.lookup("gs://test", f"b/{index}")
+
+    threads = [threading.Thread(target=work, args=(me,)) for me in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert cache.check().ok
+    before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else pytest.skip("no /proc")
+    n_handles = len(cache._handles._idle)
+    cache._handles.close_all()
+    assert len(os.listdir("/proc/self/fd")) == before - n_handles  # no descriptor was lost

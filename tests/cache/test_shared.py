@@ -1,0 +1,239 @@
+"""Change marks, touch records and claims: what processes share without a database."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cache.rig import finish, key_of, put, start
+
+from cachedfs.cache import disk
+from cachedfs.cache.shared import Marks, Touches, touch_slots
+
+ORIGIN = "gs://test"
+
+
+def marks_of(cache, *paths):
+    return [cache.mark(ORIGIN, path) for path in paths]
+
+
+def test_a_change_moves_the_marks_of_the_path_and_of_all_above_and_of_nothing_else(cache):
+    own = ["b/k/x", "b/k", "b", ""]
+    others = ["b/k/y", "b/z", "c", "b/k/x/below"]
+    folders = ["b/k", "b", ""]
+    before = (
+        marks_of(cache, *own),
+        marks_of(cache, *others),
+        [cache.listing_mark(ORIGIN, each) for each in folders],
+    )
+    beside = (
+        cache.listing_mark(ORIGIN, "b/z"),
+        cache.mark("gs://elsewhere", "b/k/x"),
+        cache.epoch("gs://elsewhere"),
+    )
+    epoch = cache.epoch(ORIGIN)
+    cache.changed(ORIGIN, ["b/k/x"])
+    assert all(old != new for old, new in zip(before[0], marks_of(cache, *own), strict=True))
+    assert before[1] == marks_of(cache, *others)
+    assert all(old != cache.listing_mark(ORIGIN, each) for old, each in zip(before[2], folders, strict=True))
+    assert beside == (
+        cache.listing_mark(ORIGIN, "b/z"), cache.mark("gs://elsewhere", "b/k/x"), cache.epoch("gs://elsewhere")
+    )  # fmt: skip
+    assert cache.epoch(ORIGIN) != epoch
+
+
+def test_a_change_of_a_tree_moves_every_mark_of_the_origin(cache):
+    before = marks_of(cache, "a", "b/c/d", "e"), cache.listing_mark(ORIGIN, "b")
+    elsewhere = cache.mark("gs://elsewhere", "a")
+    cache.changed(ORIGIN, ["x"], tree=True)
+    after = marks_of(cache, "a", "b/c/d", "e"), cache.listing_mark(ORIGIN, "b")
+    assert all(old != new for old, new in zip(before[0], after[0], strict=True))
+    assert before[1] != after[1]
+    assert cache.mark("gs://elsewhere", "a") == elsewhere
+
+
+@given(st.lists(st.text(alphabet="ab/", max_size=6), max_size=4), st.text(alphabet="ab/", max_size=6))
+@settings(max_examples=50)
+def test_every_name_above_a_changed_path_moves(paths, path):
+    marks = Marks(None, "")
+    above = {path[:at] for at in range(len(path)) if path[at] == "/"} | {"", path}
+    before = {
+        each: (marks.at(marks.slots_of("i", each)), marks.at(marks.listing_slots_of("i", each)))
+        for each in above
+    }
+    marks.change("i", [*paths, path], tree=False)
+    for each, (own, listing) in before.items():
+        assert marks.at(marks.slots_of("i", each)) != own
+        assert marks.at(marks.listing_slots_of("i", each)) != listing
+
+
+def test_another_process_sees_a_change_at_once(cache):
+    before = cache.mark(ORIGIN, "b/x"), cache.epoch(ORIGIN)
+    finish(
+        start(
+            "BlockCache([sys.argv[1]], explicit=True).changed('gs://test', ['b/x'])", Path(cache.root).parent
+        )
+    )
+    assert cache.mark(ORIGIN, "b/x") != before[0]
+    assert cache.epoch(ORIGIN) != before[1]
+
+
+def test_slots_are_kept_and_read_again(cache, open_cache):
+    slots = cache.mark_slots(ORIGIN, "b/x")
+    assert open_cache().mark_slots(ORIGIN, "b/x") == slots
+    assert cache.mark_slots(ORIGIN, "b/x/") == cache._open_marks().listing_slots_of(ORIGIN, "b/x")
+    before = cache.mark_at(slots)
+    assert before == cache.mark(ORIGIN, "b/x")
+    cache.changed(ORIGIN, ["b/x"])
+    assert cache.mark_at(slots) == cache.mark(ORIGIN, "b/x") != before
+
+
+def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
+    """A writer never reads a slot: whichever of two wins, the mark is neither the old one nor a repeated one."""
+    first, second = (
+        Marks(str(tmp_path / "m"), str(tmp_path / "t1")),
+        Marks(str(tmp_path / "m"), str(tmp_path / "t2")),
+    )
+    slots, seen = first.slots_of("i", "p"), set()
+    for _ in range(100):
+        seen.add(first.at(slots))
+        second.change("i", ["p"], tree=False)
+        first.change("i", ["p"], tree=False)
+        assert first.at(slots) == second.at(slots)
+    assert len(seen) == 100
+
+
+def test_facts_from_before_the_marks_were_lost_are_not_valid(cache, open_cache):
+    mark = cache.mark(ORIGIN, "b/x")
+    assert open_cache().mark(ORIGIN, "b/x") == mark
+    Path(cache.root, "marks").unlink()
+    assert open_cache().mark(ORIGIN, "b/x") != mark
+    cache._look_at = 0.0
+    cache.lookup(ORIGIN, "b/x")
+    assert cache.mark(ORIGIN, "b/x") == open_cache().mark(ORIGIN, "b/x") != mark
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda path: os.truncate(path, 100), lambda path: path.write_bytes(bytes(528384))]
+)
+def test_a_damaged_file_of_marks_is_made_anew(cache, open_cache, harm):
+    cache.mark(ORIGIN, "b/x")
+    harm(Path(cache.root, "marks"))
+    assert open_cache().mark(ORIGIN, "b/x") == open_cache().mark(ORIGIN, "b/x") != 0
+
+
+def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, caplog):
+    def full(fd, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk, "allocate", full)
+    before = cache.mark(ORIGIN, "b/x")
+    cache.changed(ORIGIN, ["b/x"])
+    assert cache.mark(ORIGIN, "b/x") != before
+    assert cache._marks.is_private
+    assert not Path(cache.root, "marks").exists()
+    assert list(Path(cache.root, "tmp").iterdir()) == []
+    assert len([record for record in caplog.records if "cannot be shared" in record.message]) == 1
+
+
+# Touches
+
+
+def test_a_touch_is_remembered_with_its_clock():
+    touches = Touches(None, "", 1 << 12)
+    assert touches.clock_of(5) is None
+    touches.touch(5)
+    touches.touch(6 << 48 | 9)
+    touches.touch(5)
+    assert (touches.clock_of(5), touches.clock_of(6 << 48 | 9), touches.now) == (3, 2, 3)
+    assert touches.slots[5] == 2 << 32 | 3
+
+
+def test_counts_stop_at_their_limit_and_the_clock_goes_round():
+    touches = Touches(None, "", 1 << 12, clock=(1 << 32) - 2)
+    for _ in range(3):
+        touches.touch(7)
+    assert touches.now == 1
+    assert touches.age((1 << 32) - 1) == 2
+    touches.slots[7] |= 0xFFFF << 32
+    touches.touch(7)
+    assert touches.slots[7] >> 32 & 0xFFFF == 0xFFFF
+
+
+def test_four_blocks_share_a_bucket_and_the_fifth_displaces_the_oldest():
+    touches = Touches(None, "", 1 << 12)
+    blocks = [tag << 48 | 16 for tag in range(1, 6)]
+    for block in blocks:
+        touches.touch(block)
+    assert [touches.clock_of(block) for block in blocks] == [None, 2, 3, 4, 5]
+
+
+def test_touches_are_shared(cache, open_cache):
+    key, other = key_of(), open_cache()
+    put(cache, key, 0)
+    before = cache._open_touches().now
+    assert other.read(key, 0, 0, 10) is not None
+    assert cache._open_touches().now == before + 1
+
+
+def test_the_number_of_touch_records_follows_the_bound():
+    assert [touch_slots(size) for size in (None, 0, 4 << 30, 5 << 30, 1 << 50)] == [
+        1 << 16,
+        1 << 12,
+        1 << 13,
+        1 << 14,
+        1 << 21,
+    ]
+
+
+# Claims
+
+CLAIMANT = (
+    "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+    "print(cache.take_claim(7), flush=True)\nsys.stdin.readline()\n"
+    "print(cache.take_claim(7), flush=True)\nsys.stdin.readline()\n"
+)
+
+
+def test_a_claim_has_one_owner_at_a_time(cache):
+    assert cache.take_claim(7)
+    assert not cache.take_claim(7)  # nor does another thread of this process get it
+    assert cache.take_claim(8)
+    other = start(CLAIMANT, Path(cache.root).parent)
+    assert other.stdout.readline() == "False\n"
+    cache.drop_claim(7)
+    cache.drop_claim(7)
+    print("", file=other.stdin, flush=True)
+    assert other.stdout.readline() == "True\n"
+    assert not cache.take_claim(7)
+    other.kill()
+    other.communicate()
+    assert cache.take_claim(7)
+
+
+def test_other_caches_in_the_process_do_not_drop_claims(cache, open_cache):
+    assert cache.take_claim(7)
+    other = open_cache()
+    assert other.take_claim(9)
+    put(other, key_of(), 0)
+    other.check()
+    other.close()
+    assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
+
+
+def test_claims_of_all_hashes_are_within_what_kernels_lock(cache):
+    assert cache.take_claim((1 << 64) - 1)
+
+
+def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
+    def refuse(fd, offset):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(disk, "lock_byte", refuse)
+    assert cache.take_claim(7)
+    assert not cache.take_claim(7)
+    cache.drop_claim(7)
+    assert cache.take_claim(7)
+    assert len([record for record in caplog.records if "do not work here" in record.message]) == 1

@@ -1,0 +1,523 @@
+"""Storing and evicting: the bound, the order, the pins, the leases, and disks that are full or gone."""
+
+import contextlib
+import errno
+import os
+import shutil
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+from tests.cache.rig import AMPLE, BLOCK, content, disk_usage, file_of, finish, key_of, put, start, whole
+
+from cachedfs.cache import disk
+from cachedfs.errors import CacheError
+from cachedfs.model import Bounds
+
+MIB = 1 << 20
+
+
+def room_for(cache, n_blocks):
+    """Return bounds within which `n_blocks` and no more fit beside the bookkeeping that is there now."""
+    key = key_of("probe")
+    put(cache, key, 0)
+    size = file_of(cache, key, 0).stat().st_size
+    cache.evict(key.identity, None)
+    directory = cache._directory
+    overhead = cache._store.room._overhead(32 * 4096)
+    assert directory is not None
+    return Bounds(size=overhead + n_blocks * (size + 64) + BLOCK // 2, keep_free=0)
+
+
+def test_what_was_put_is_read_back_also_by_another_cache(open_cache):
+    key = key_of()
+    put(open_cache(), key, 0, 1, 2)
+    other = open_cache()
+    assert [whole(other, key, index) for index in range(3)] == [content(key, index) for index in range(3)]
+    assert other.has(key, 1)
+    assert not other.has(key, 3)
+    assert whole(other, key, 3) is None
+
+
+def test_other_versions_and_block_sizes_are_other_blocks(cache):
+    put(cache, key_of(version="v1"), 0)
+    assert whole(cache, key_of(version="v2"), 0) is None
+    assert whole(cache, key_of(block_size=2 * BLOCK), 0) is None
+
+
+def test_files_are_for_us_alone(cache):
+    put(cache, key_of(), 0)
+    root = Path(cache.root)
+    for path in [root, *root.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (
+            0o700 if path.is_dir() else 0o600
+        ) or path.name.startswith("index")
+        assert not stat.S_IMODE(root.stat().st_mode) & 0o077
+
+
+def test_putting_again_writes_nothing(cache):
+    key = key_of()
+    put(cache, key, 0)
+    inode = file_of(cache, key, 0).stat().st_ino
+    put(cache, key, 0, 0)
+    assert file_of(cache, key, 0).stat().st_ino == inode
+    assert cache.usage()[0] == 1
+
+
+def test_usage_is_the_bytes_of_the_files(cache):
+    put(cache, key_of(), 0, 1)
+    assert cache.usage() == (2, sum(path.stat().st_size for path in Path(cache.root, "blocks").rglob("*-*")))
+
+
+def test_blocks_are_evicted_in_exact_lru_order(cache):
+    bounds, key = room_for(cache, 32), key_of()
+    for index in range(32):
+        put(cache, key, index, bounds=bounds)
+    for index in (0, 5, 9, 20):
+        assert whole(cache, key, index) is not None
+    order = [index for index in range(32) if index not in (0, 5, 9, 20)] + [0, 5, 9, 20]
+    assert cache.evictions == 1  # the probe
+    for n, index in enumerate(order, start=1):
+        put(cache, key_of("other"), index, bounds=bounds)
+        assert not cache.has(key, index)
+        assert sum(cache.has(key, each) for each in range(32)) == 32 - n
+
+
+def test_reads_that_do_not_touch_do_not_keep_a_block(cache):
+    bounds, key = room_for(cache, 3), key_of()
+    put(cache, key, 0, 1, 2, bounds=bounds)
+    whole(cache, key, 0, touch=False)
+    put(cache, key, 3, bounds=bounds)
+    assert [cache.has(key, index) for index in range(4)] == [False, True, True, True]
+
+
+def test_a_batch_larger_than_the_cache_leaves_its_last_blocks(cache):
+    bounds, key = room_for(cache, 4), key_of()
+    put(cache, key, *range(10), bounds=bounds)
+    assert [index for index in range(10) if cache.has(key, index)] == [6, 7, 8, 9]
+    assert disk_usage(cache) <= bounds.size
+
+
+def test_a_block_larger_than_the_bound_is_refused_and_costs_nobody_his_place(cache):
+    put(cache, key_of(), 0)
+    with pytest.raises(CacheError, match="does not fit"):
+        put(cache, key_of("large", block_size=MIB), 0, bounds=Bounds(size=MIB, keep_free=0))
+    assert cache.has(key_of(), 0)
+    assert "does not fit" in cache.cannot_store
+    put(cache, key_of(), 1)
+    assert cache.cannot_store is None
+
+
+def test_the_automatic_bound_is_half_of_what_was_free_and_is_recorded(cache, monkeypatch):
+    space = disk.Space(total=100 * MIB, free=16 * MIB)
+    monkeypatch.setattr(disk, "space", lambda path: space)
+    put(cache, key_of(), 0, bounds=Bounds(None, 0))
+    with cache._index.reading() as rows:
+        assert rows.number("auto_size") == 8 * MIB
+    space = disk.Space(total=100 * MIB, free=90 * MIB)
+    for index in range(200):
+        put(cache, key_of(), index, bounds=Bounds(None, 0))
+    assert disk_usage(cache) <= 8 * MIB
+    assert cache.evictions > 50
+
+
+def test_space_is_kept_free_even_at_the_cost_of_blocks(cache, monkeypatch):
+    key, free = key_of(), 10 * MIB
+    put(cache, key, *range(16))
+    bounds = Bounds(size=1 << 30, keep_free=0.1)
+    before = cache.usage()[1]
+    monkeypatch.setattr(disk, "space", lambda path: disk.Space(total=100 * MIB, free=free))
+    put(cache, key, 16, bounds=bounds)
+    assert cache.usage() == (16, before)
+    monkeypatch.setattr(disk, "space", lambda path: disk.Space(total=100 * MIB, free=10 * MIB - 4 * BLOCK))
+    put(cache, key, 17, bounds=bounds)
+    assert cache.usage()[0] in (11, 12)
+    monkeypatch.setattr(disk, "space", lambda path: disk.Space(total=100 * MIB, free=0))
+    with pytest.raises(CacheError):
+        put(cache, key, 18, bounds=bounds)
+
+
+def test_pinned_blocks_stay_and_unpinned_ones_go(cache):
+    bounds, key, other = room_for(cache, 4), key_of("pinned"), key_of("other")
+    put(cache, key, 0, bounds=bounds)
+    cache.pin(key.identity, key.path)
+    put(cache, key, 1, bounds=bounds)  # born pinned
+    put(cache, other, *range(10), bounds=bounds)
+    assert cache.has(key, 0)
+    assert cache.has(key, 1)
+    assert cache.pins() == [(key.identity, key.path)]
+    cache.unpin(key.identity, key.path)
+    put(cache, other, *range(10, 20), bounds=bounds)
+    assert not cache.has(key, 0)
+    assert cache.pins() == []
+
+
+def test_pins_that_cannot_fit_are_refused_at_the_put(cache):
+    bounds, key = room_for(cache, 2), key_of("pinned")
+    cache.pin(key.identity, key.path)
+    put(cache, key, 0, 1, bounds=bounds)
+    with pytest.raises(CacheError, match="are pinned"):
+        put(cache, key, 2, bounds=bounds)
+    with pytest.raises(CacheError, match="are pinned"):
+        put(cache, key_of("other"), 0, bounds=bounds)
+    assert cache.has(key, 0)
+    assert cache.has(key, 1)
+
+
+def test_evicting_a_path_takes_all_its_versions_and_nothing_else(cache):
+    put(cache, key_of(version="v1"), 0, 1)
+    put(cache, key_of(version="v2"), 0)
+    put(cache, key_of("b/other"), 0)
+    put(cache, key_of(identity="gs://elsewhere"), 0)
+    cache.pin("gs://test", "b/x")
+    before = cache.usage()[1]
+    freed = cache.evict("gs://test", "b/x")
+    assert cache.usage() == (2, before - freed)
+    assert not cache.has(key_of(), 0)
+    assert cache.evict("gs://test", None) > 0
+    assert cache.has(key_of(identity="gs://elsewhere"), 0)
+
+
+def test_a_reader_keeps_the_bytes_of_an_evicted_block_and_space_comes_back(cache, open_cache):
+    key = key_of()
+    put(cache, key, 0)
+    other = open_cache()
+    assert whole(other, key, 0) is not None
+    cache.evict(key.identity, key.path)
+    assert whole(other, key, 0) == content(key, 0)
+    assert len(other._handles._idle) == 1
+    other._handles._sweep()
+    assert len(other._handles._idle) == 0
+    assert whole(other, key, 0) is None
+
+
+def test_a_lease_is_counted_private_and_gone_when_closed(cache):
+    lease = cache.lease(100_000, AMPLE)
+    assert cache.usage() == (0, 100_000)
+    lease.write_at(50_000, b"y" * 50_000)
+    lease.write_at(0, b"x" * 50_000)
+    with pytest.raises(CacheError, match="reserved for"):
+        lease.write_at(99_999, b"xx")
+    lease.seal()
+    with pytest.raises(CacheError, match="sealed"):
+        lease.write_at(0, b"x")
+    assert stat.S_IMODE(os.stat(lease.path).st_mode) == 0o400
+    assert Path(lease.path).read_bytes() == b"x" * 50_000 + b"y" * 50_000
+    lease.close()
+    lease.close()
+    assert cache.usage() == (0, 0)
+    assert not os.path.exists(lease.path)
+
+
+def test_leases_make_room_and_are_refused_without(cache):
+    bounds, key = room_for(cache, 8), key_of()
+    put(cache, key, *range(8), bounds=bounds)
+    with cache.lease(4 * BLOCK, bounds):
+        assert 3 <= cache.usage()[0] <= 4
+        put(cache, key, *range(8), bounds=bounds)
+        assert disk_usage(cache) <= bounds.size
+        with pytest.raises(CacheError, match="no room"):
+            cache.lease(8 * BLOCK, bounds)
+
+
+def test_the_lease_of_a_killed_process_makes_room(cache):
+    process = start(
+        "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+        "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
+        Path(cache.root).parent,
+    )
+    path = process.stdout.readline().strip()
+    bounds = room_for(cache, 2)
+    put(cache, key_of(), 0, 1, 2, bounds=bounds)
+    assert os.path.exists(path)
+    assert cache.check().ok
+    process.kill()
+    process.communicate()
+    assert cache.check().leftovers == (path,)
+    put(cache, key_of(), 3, 4, bounds=bounds)
+    assert not os.path.exists(path)
+
+
+# Disks that fail
+
+
+def full(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("step", ["create", "write_all", "rename"])
+def test_a_full_disk_is_a_cache_error_and_leaves_nothing(cache, monkeypatch, step, caplog):
+    put(cache, key_of(), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, step, full)
+        for _ in range(2):
+            with pytest.raises(CacheError, match="No space left"):
+                put(cache, key_of(), 1, 2)
+    assert list(Path(cache.root, "tmp").iterdir()) == []
+    assert cache.usage()[0] == 1
+    assert cache.check().ok
+    assert "No space left" in cache.cannot_store
+    assert len([record for record in caplog.records if "not cached" in record.message]) == 1
+    put(cache, key_of(), 1)
+    assert cache.cannot_store is None
+
+
+def test_a_disk_that_fills_in_the_middle_keeps_the_blocks_that_are_whole(cache, monkeypatch):
+    calls, write_all = [], disk.write_all
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            full()
+        write_all(*args)
+
+    monkeypatch.setattr(disk, "write_all", failing)
+    put(cache, key_of("first"), 99)
+    calls.clear()
+    with pytest.raises(CacheError):
+        put(cache, key_of(), 0, 1, 2, 3)
+    assert [cache.has(key_of(), index) for index in range(4)] == [True, True, False, False]
+    assert cache.usage()[0] == 3
+    assert cache.check().ok
+
+
+def test_a_row_whose_file_never_came_is_over_counted_then_healed(cache, monkeypatch):
+    put(cache, key_of(), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", full)
+        patch.setattr(cache._store, "_give_up", full)
+        with pytest.raises(CacheError):
+            put(cache, key_of(), 1)
+    assert cache.usage()[0] == 2
+    assert len(cache.check().missing) == 1
+    put(cache, key_of(), 1)
+    assert whole(cache, key_of(), 1) == content(key_of(), 1)
+    assert cache.usage()[0] == 2
+    assert cache.check().ok
+
+
+def test_rows_are_deleted_after_the_files(cache, monkeypatch):
+    bounds, key = room_for(cache, 2), key_of()
+    put(cache, key, 0, 1, bounds=bounds)
+    unlink = disk.unlink
+
+    def dying(path):
+        unlink(path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk, "unlink", dying)
+    with pytest.raises(KeyboardInterrupt):
+        put(cache, key, 2, bounds=bounds)
+    assert cache.usage()[0] == 2  # one of them without its file: over-counted
+
+
+def test_another_process_that_is_writing_a_block_keeps_its_reservation(cache, open_cache, monkeypatch):
+    bounds, key, other = room_for(cache, 2), key_of(), open_cache()
+
+    def meanwhile(source, target):
+        with pytest.raises(CacheError, match="are writing"):
+            put(other, key_of("other"), 0, 1, bounds=bounds)
+        os.rename(source, target)
+
+    monkeypatch.setattr(disk, "process_id", lambda: 1)
+    put(cache, key_of("warm"), 0)
+    cache.evict(key.identity, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", meanwhile)
+        with_pid_2 = other._store.room
+        patch.setattr(with_pid_2, "is_being_written", lambda block, now_s: now_s < block.since + 60)
+        put(cache, key, 0, bounds=bounds)
+    assert whole(cache, key, 0) == content(key, 0)
+    assert cache.check().ok
+
+
+def test_a_removed_directory_is_made_again(cache):
+    key = key_of()
+    put(cache, key, 0)
+    whole(cache, key, 0)
+    shutil.rmtree(Path(cache.root).parent)
+    cache.read(key, 0, 0, 10)
+    assert whole(cache, key, 1) is None
+    put(cache, key, 1)
+    assert whole(cache, key, 1) == content(key, 1)
+    assert cache.check().ok
+
+
+def test_a_directory_that_cannot_be_made_again_is_a_cache_error(cache):
+    put(cache, key_of(), 0)
+    parent = Path(cache.root).parent
+    shutil.rmtree(parent)
+    parent.write_text("in the way")
+    with pytest.raises(CacheError):
+        put(cache, key_of(), 1)
+    assert whole(cache, key_of(), 1) is None
+    assert cache.lookup("gs://test", "b/x") is None
+    assert cache.usage() == (0, 0)
+
+
+def damage_index(path):
+    path.write_bytes(b"no database, " * 1000)
+
+
+def truncate_index(path):
+    os.truncate(path, 0)
+
+
+def cut_index(path):
+    os.truncate(path, 5000)
+
+
+def delete_index(path):
+    path.unlink()
+
+
+def index_of_the_future(path):
+    path.unlink()
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA user_version = 99")
+    other.close()
+
+
+@pytest.mark.parametrize("harm", [damage_index, truncate_index, cut_index, delete_index, index_of_the_future])
+def test_a_lost_index_costs_no_read_and_is_made_again_by_a_put(cache, open_cache, harm):
+    key = key_of()
+    put(cache, key, 0, 1)
+    cache.close()
+    harm(Path(cache.root, "index.db"))
+    assert whole(cache, key, 0) == content(key, 0)
+    assert whole(open_cache(), key, 1) == content(key, 1)
+    assert cache.lookup("gs://test", "b/x") is None
+    put_after_noticing(cache, key, 2)
+    assert cache.usage()[0] == 3  # the files were counted again
+    assert [whole(cache, key, index) for index in range(3)] == [content(key, index) for index in range(3)]
+    assert cache.check().ok
+
+
+@pytest.mark.parametrize("harm", [damage_index, truncate_index, cut_index, delete_index, index_of_the_future])
+def test_an_index_lost_while_it_is_open_costs_no_read_and_heals(cache, harm):
+    """SQLite may notice only when it needs a page that it does not have in memory."""
+    key = key_of()
+    put(cache, key, 0, 1)
+    cache.lookup("gs://test", "b/x")
+    harm(Path(cache.root, "index.db"))
+    cache.lookup("gs://test", "b/x")
+    cache.usage()
+    for index in range(2, 6):
+        put_after_noticing(cache, key, index)
+    with contextlib.suppress(CacheError):  # or only now, as this reads every row
+        cache.check()
+    put_after_noticing(cache, key, 6)
+    assert cache.usage()[0] == 7
+    assert [whole(cache, key, index) for index in range(7)] == [content(key, index) for index in range(7)]
+    assert cache.check().ok
+
+
+def put_after_noticing(cache, key, index):
+    try:
+        put(cache, key, index)
+    except CacheError:
+        put(cache, key, index)
+
+
+def test_a_leftover_log_of_a_lost_index_is_not_played_into_the_new_one(cache, open_cache):
+    put(cache, key_of(), *range(8))
+    Path(cache.root, "index.db").unlink()  # the write-ahead log stays
+    other = open_cache()
+    put(other, key_of(), 8)
+    assert other.usage()[0] == 9
+    assert other.check().ok
+
+
+def test_too_many_open_files_empty_the_pool(cache, monkeypatch):
+    key, opened, open_to_read = key_of(), [], disk.open_to_read
+    put(cache, key, *range(4))
+    for index in range(3):
+        whole(cache, key, index)
+
+    def scarce(path):
+        opened.append(path)
+        if cache._handles._idle:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_to_read(path)
+
+    monkeypatch.setattr(disk, "open_to_read", scarce)
+    assert whole(cache, key, 3) == content(key, 3)
+    assert len(cache._handles._idle) == 1
+
+
+def test_the_pool_stays_within_its_limit(cache):
+    key = key_of()
+    cache._handles._limit = 4
+    put(cache, key, *range(10))
+    for index in range(10):
+        assert whole(cache, key, index) == content(key, index)
+    assert len(cache._handles._idle) <= 5
+
+
+def test_nowait_is_a_hit_a_miss_or_a_blocking_error(cache, monkeypatch):
+    key = key_of()
+    put(cache, key, 0)
+    assert whole(cache, key, 9, nowait=True) is None
+    try:
+        assert whole(cache, key, 0, nowait=True) == content(key, 0)
+    except BlockingIOError:
+        pytest.skip("this file system cannot read from the page cache alone")
+    monkeypatch.setattr(disk, "_NOWAIT", None)
+    with pytest.raises(BlockingIOError):
+        whole(cache, key, 0, nowait=True)
+    assert whole(cache, key, 0) == content(key, 0)
+
+
+def test_many_processes_never_pass_the_bound(cache):
+    bounds = 4 * MIB
+    code = (
+        "cache, me = BlockCache([sys.argv[1]], explicit=True), int(sys.argv[2])\n"
+        "bounds, most = Bounds(size=int(sys.argv[3]), keep_free=0), 0\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "for n in range(150):\n"
+        "    key = key_of(f'b/{(n * 7 + me) % 90}')\n"
+        "    data = whole(cache, key, 0)\n"
+        "    assert data is None or data == content(key, 0)\n"
+        "    if data is None: put(cache, key, 0, bounds=bounds)\n"
+        "    if n % 5 == me: most = max(most, disk_usage(cache))\n"
+        "print(most)\n"
+    )
+    processes = [start(code, Path(cache.root).parent, me, bounds) for me in range(3)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    most = max(int(finish(process)) for process in processes)
+    assert 3 * MIB < most <= bounds
+    assert cache.check().ok
+
+
+def test_a_writer_killed_in_the_middle_leaves_a_sound_cache(cache):
+    code = (
+        "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+        "from cachedfs.cache import disk\n"
+        "import signal\n"
+        "rename, seen = disk.rename, set()\n"
+        "def dying(source, target):\n"
+        "    if '/blocks/' in target:\n"
+        "        seen.add(target)\n"
+        "        if len(seen) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    rename(source, target)\n"
+        "disk.rename = dying\n"
+        "for index in range(0, 8, 2): put(cache, key_of(), index, index + 1)\n"
+    )
+    process = start(code, Path(cache.root).parent)
+    process.communicate()
+    key = key_of()
+    found = [whole(cache, key, index) for index in range(8)]
+    assert [data is not None and data == content(key, index) for index, data in enumerate(found)] == [
+        True,
+        True,
+    ] + 6 * [False]
+    assert cache.usage()[0] == 4  # over-counted by the two that never came
+    cache.check(repair=True)
+    assert cache.check().ok
