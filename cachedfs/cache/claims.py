@@ -17,7 +17,18 @@ __all__ = ["Claims"]
 log = logging.getLogger("cachedfs.cache")
 
 _BYTES = (1 << 62) - 1  # the largest offset that every kernel locks
+
+
+class _Held:
+    """What one process holds of one file. The kernel does not tell threads apart, nor two caches of a process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.bytes: set[int] = set()  # Invariant: bytes that this process has locked
+
+
 _DESCRIPTORS: dict[str, int] = {}  # by path; never closed: see above
+_HELD: dict[tuple[str, int], _Held] = {}  # by path and process: a forked child starts with nothing
 
 
 class Claims:
@@ -25,63 +36,62 @@ class Claims:
 
     def __init__(self, path: str | None) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        self._pid = disk.process_id()
-        self._held: set[int] = set()  # Invariant: bytes whose lock this process, `_pid`, holds
+        self._own = f"memory of cache {id(self)}" if path is None else path
         self.works_across_processes = path is not None
 
     def take(self, hash64: int) -> bool:
         """Take the claim; False when somebody has it: another process, or another thread of this one."""
-        byte = hash64 & _BYTES
-        self._after_fork()
-        with self._lock:
-            if byte in self._held or not self._lock_byte(byte):
+        byte, held = hash64 & _BYTES, self._held()
+        with held.lock:
+            if byte in held.bytes or not self._lock_byte(byte):
                 return False
-            self._held.add(byte)
+            held.bytes.add(byte)
             return True
 
     def drop(self, hash64: int) -> None:
         """Give the claim up; nothing happens when this process does not hold it."""
-        byte = hash64 & _BYTES
-        self._after_fork()
-        with self._lock:
-            if byte not in self._held:
-                return
-            self._held.discard(byte)
-            fd = _DESCRIPTORS.get(self._path or "")
-            if fd is not None:
-                disk.unlock_byte(fd, byte)
+        byte, held = hash64 & _BYTES, self._held()
+        with held.lock:
+            if byte in held.bytes:
+                held.bytes.discard(byte)
+                self._unlock_byte(byte)
+
+    def is_held(self, hash64: int) -> bool:
+        """Return whether somebody, we ourselves included, has the claim; True as well where nobody can tell."""
+        byte, held = hash64 & _BYTES, self._held()
+        with held.lock:
+            if byte in held.bytes or not self.works_across_processes or not self._lock_byte(byte):
+                return True
+            self._unlock_byte(byte)
+            return False
 
     def look_again(self) -> None:
         """Use the file that is at the path now, if ours was deleted. The old one stays open: see above."""
-        fd = None if self._path is None else _DESCRIPTORS.get(self._path)
+        fd = _DESCRIPTORS.get(self._own)
         if fd is None or self._path is None:
             return
         status = disk.state(self._path)
         if status is None or status.st_ino != disk.state_of_open(fd).st_ino:
-            del _DESCRIPTORS[self._path]
+            _DESCRIPTORS.pop(self._own, None)
+
+    def _held(self) -> _Held:
+        return _HELD.setdefault((self._own, disk.process_id()), _Held())
 
     def _lock_byte(self, byte: int) -> bool:
         """Lock the byte; True as well where the file system has no locks: a block is then fetched twice at worst."""
         if not self.works_across_processes or self._path is None:
             return True
         try:
-            fd = _DESCRIPTORS.get(self._path)
+            fd = _DESCRIPTORS.get(self._own)
             if fd is None:
-                fd = _DESCRIPTORS[self._path] = disk.open_lockable(self._path)
+                fd = _DESCRIPTORS.setdefault(self._own, disk.open_lockable(self._path))
             return disk.lock_byte(fd, byte)
         except OSError as error:
             self.works_across_processes = False
-            log.warning(
-                "claims on %s do not work here (%s): processes may fetch the same block twice",
-                self._path,
-                error,
-            )
+            log.warning("claims on %s do not work here (%s): blocks may be fetched twice", self._path, error)
             return True
 
-    def _after_fork(self) -> None:
-        """Start with no claims and a free lock in a forked child: both are the parent's."""
-        if self._pid != disk.process_id():
-            self._lock = threading.Lock()
-            self._held = set()
-            self._pid = disk.process_id()
+    def _unlock_byte(self, byte: int) -> None:
+        fd = _DESCRIPTORS.get(self._own)
+        if fd is not None:
+            disk.unlock_byte(fd, byte)

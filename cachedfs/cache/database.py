@@ -29,6 +29,7 @@ log = logging.getLogger("cachedfs.cache")
 _REPLACING = 0x0DB5_ADBA_C0DE_0001  # the claim on replacing the index
 _LOOK_S = 1.0  # how old a reader's belief may be that its file is still the one at the path
 _WRITER_WAIT_S = 2.0
+_TRY_S = 0.05  # SQLite asks ever more rarely for a lock: asking anew after this keeps busy neighbours from starving us
 _READER_WAIT_S = 0.05
 _FORK_WAIT_S = 1.0
 _STATEMENTS = 128
@@ -98,7 +99,7 @@ class Database:
         Raises sqlite3.Error, and OSError when the directory is gone.
         """
         with self._lent(self._writer, self._open_writer) as connection:
-            connection.execute("BEGIN IMMEDIATE")
+            _begin(connection)
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -149,7 +150,7 @@ class Database:
             slot.close()
         if slot.sqlite is None:
             self._reader.looked_s = 0.0  # it may be another file than the one that the reader has open
-            self._connect(slot, _WRITER_WAIT_S)
+            self._connect(slot, _TRY_S)
         return _given(slot)
 
     def _inode(self) -> int:
@@ -219,6 +220,18 @@ def _connect(path: str, wait_s: float, *, create: bool = False) -> sqlite3.Conne
         check_same_thread=False,
         cached_statements=_STATEMENTS,
     )
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    """Begin to write: wait for other processes, but not for ever."""
+    deadline = time.monotonic() + _WRITER_WAIT_S
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
 
 
 def _given(slot: _Connection) -> sqlite3.Connection:

@@ -98,7 +98,11 @@ _FEW = 512  # facts forgotten at one write, beyond twice what it adds
 
 
 class BlockRow(NamedTuple):
-    """The row of one block; `clock` is the touch clock when it was put, `since` the time in seconds, by process `writer`."""
+    """The row of one block.
+
+    `clock` is the touch clock when it was put, `since` the time in seconds, `writer` the number of the process that
+    did, which has the claim on that number while it lives.
+    """
 
     id: int
     digest: str

@@ -34,12 +34,10 @@ class Room:
         self._handles = handles
         self._claims = claims
         self._cursor = 0  # the row after which the next batch of candidates is read
-        self._queue: dict[
-            int, tuple[Candidate, int]
-        ] = {}  # by row, longest untouched first; with the clock seen then
-        self.writing: set[str] = (
-            set()
-        )  # Invariant: places of blocks reserved by us whose file is not there yet
+        # By row, longest untouched first; with the touch clock of when it was queued.
+        self._queue: dict[int, tuple[Candidate, int]] = {}
+        self._writer = self._writer_pid = 0
+        self.writing: set[str] = set()  # Invariant: places of our reservations whose file is not there yet
         self.evictions = 0
 
     def allowance(self, rows: Rows, bounds: Bounds) -> int:
@@ -88,11 +86,18 @@ class Room:
     def path(self, place: str) -> str:
         return f"{self._directory.root}/{place}"
 
+    def writer(self) -> int:
+        """Return the number under which this process reserves blocks; it holds the claim on it until it ends."""
+        if self._writer_pid != disk.process_id():
+            self._writer, self._writer_pid, self.writing = disk.nonce() >> 2, disk.process_id(), set()
+            self._claims.take(self._writer)
+        return self._writer
+
     def is_being_written(self, block: BlockRow, now_s: float) -> bool:
-        """Return whether a row without a file is a block on its way to the disk, and no remnant."""
-        if block.writer == disk.process_id():
+        """Return whether a row without a file is a block on its way to the disk, and no remnant of a dead process."""
+        if block.writer == self.writer():
             return blocks.place(block.digest, block.number) in self.writing
-        return now_s < block.since + UNWRITTEN_S
+        return now_s < block.since + UNWRITTEN_S and self._claims.is_held(block.writer)
 
     def _overhead(self, wal_limit: int) -> int:
         """Return the bytes of the index and the mapped files; the write-ahead log counts as full, so that it may grow."""

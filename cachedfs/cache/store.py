@@ -204,7 +204,7 @@ class Store:
 
     def _reserve(self, rows: Rows, batch: list[_NewBlock], now_s: float) -> None:
         """Count the blocks before they are written; a put is a touch."""
-        touches, writer = self._touches(), disk.process_id()
+        touches, writer = self._touches(), self.room.writer()
         for block in batch:
             touches.touch(block.object.hash64(block.index))
             rows.add_block(

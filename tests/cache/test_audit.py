@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.cache.rig import content, file_of, flip, key_of, put, whole
 
 

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cache.rig import content, file_of, flip, key_of, put, whole
 
 from cachedfs.cache import FORMAT, disk
 from cachedfs.errors import CacheError
+from tests.cache.rig import content, file_of, flip, key_of, put, whole
 
 NAME = f"cachedfs-{FORMAT}-{os.getuid()}"
 

@@ -30,7 +30,7 @@ def learn(cache, path, info, age=0.0, mark=5):
 
 def listed(cache, folder, *paths, age=0.0, mark=9, version="1"):
     infos = [info_of(path, version) for path in paths]
-    marks = {path: 5 for path in paths}
+    marks = dict.fromkeys(paths, 5)
     cache.keep_listings(
         ORIGIN, {folder: infos}, checked_at=NOW - age, marks=marks, folder_marks={folder: mark}
     )

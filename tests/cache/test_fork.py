@@ -5,10 +5,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.cache.rig import content, finish, key_of, put, start, whole
 
 from cachedfs.cache import Fact
 from cachedfs.cache.database import _after_fork_in_child
+from tests.cache.rig import content, finish, key_of, put, start, whole
 
 FORKER = """
 from cachedfs.cache import Fact

@@ -4,11 +4,11 @@ import os
 import zlib
 
 import pytest
-from tests.cache.rig import AMPLE, BLOCK, PAGE, content, file_of, flip, key_of, put, whole
 
 from cachedfs.cache import blocks
 from cachedfs.cache.blocks import BadBlock
 from cachedfs.model import ObjectKey
+from tests.cache.rig import AMPLE, BLOCK, PAGE, content, file_of, flip, key_of, put, whole
 
 
 def test_the_bytes_of_a_block_do_not_change():

@@ -8,11 +8,11 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.cache.rig import content, disk_usage, flip, key_of, put
 
 from cachedfs.cache import BlockCache
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds
+from tests.cache.rig import content, disk_usage, flip, key_of, put
 
 SIZE = 3 * 65536 + 100  # bytes of a block: four pages, the last one short
 BOUNDS = Bounds(size=3 << 20, keep_free=0)  # about ten such blocks beside the bookkeeping

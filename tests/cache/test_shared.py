@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cache.rig import finish, key_of, put, start
 
 from cachedfs.cache import disk
 from cachedfs.cache.shared import Marks, Touches, touch_slots
+from tests.cache.rig import finish, key_of, put, start
 
 ORIGIN = "gs://test"
 
@@ -55,7 +55,7 @@ def test_a_change_of_a_tree_moves_every_mark_of_the_origin(cache):
 
 
 @given(st.lists(st.text(alphabet="ab/", max_size=6), max_size=4), st.text(alphabet="ab/", max_size=6))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_every_name_above_a_changed_path_moves(paths, path):
     marks = Marks(None, "")
     above = {path[:at] for at in range(len(path)) if path[at] == "/"} | {"", path}
