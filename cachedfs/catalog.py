@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import operator
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
@@ -87,7 +89,7 @@ class Catalog:
         now, mark = time.time(), self.source.facts.mark(path)
         info: ObjectInfo | None = None
         try:
-            info = await self.source.origin.lookup(path)
+            info = await self.source.origin(path).lookup(path)
         except ObjectNotFound:
             pass
         except OriginUnavailable as error:
@@ -132,18 +134,19 @@ class Catalog:
 
     def _standby(self, path: str, old: Known | None) -> Known | None:
         """Return the old fact while the origin may not or cannot be asked; raises when there is none."""
-        if not self.source.config.offline and not self.source.engine.is_away(self.source.identity):
-            return None
-        if (
-            old is not None
-            and old.info is not None
-            and (self.source.config.offline or self.source.config.stale_if_error)
-        ):
+        config, source = self.source.config, self.source
+        if config.offline:
+            if old is None or old.info is None:
+                raise source.offline(path)
             return old
-        if self.source.config.offline:
-            raise OriginUnavailable(
-                f"{self.source.url(path)} is not in the cache, and offline=True forbids asking for it"
-            )
+        if (
+            config.stale_if_error
+            and old is not None
+            and old.info is not None
+            and source.engine.is_away(source.identity)
+        ):
+            self._warn_stale(f"{source.url(path)}: the origin could not be reached a moment ago")
+            return old
         return None
 
     def _despite(self, error: OriginUnavailable, old: Known | None) -> Known:
@@ -151,18 +154,23 @@ class Catalog:
         self.source.engine.mark_away(self.source.identity)
         if old is None or old.info is None or not self.source.config.stale_if_error:
             raise error
+        self._warn_stale(str(error))
+        return old
+
+    def _warn_stale(self, reason: str) -> None:
         if not self._warned_stale:
             self._warned_stale = True
             logger.warning(
-                "%s; serving the versions known to the cache (stale_if_error=False forbids it)", error
+                "%s; serving the versions known to the cache (stale_if_error=False forbids it)", reason
             )
-        return old
 
     async def listing(self, folder: str) -> list[ObjectInfo]:
         """Return the children of `folder` by name; the object itself for an object. Raises ObjectNotFound."""
         here = self._listed(folder)
         if here is not None:
             return here
+        if self.source.config.offline:
+            raise self.source.offline(folder)
         known = self.source.fresh(folder)
         if known is not None and known.info is not None and known.info.kind == "file":
             return [known.info]
@@ -185,23 +193,30 @@ class Catalog:
         epoch, mark = cache.epoch(self.source.identity), self.source.facts.mark(folder)
         found: list[ObjectInfo] = []
         try:
-            async for info in self.source.origin.list(folder, deep=deep):
+            async for info in self.source.origin(folder).list(folder, deep=deep):
                 found.append(info)
-        except OriginUnavailable:
-            self.source.engine.mark_away(self.source.identity)
-            raise
+        except OriginUnavailable as error:
+            return self._listed_before(folder, error, deep=deep)
         listings = _by_folder(folder, found) if deep else {folder: found}
         if found:  # nothing at all may also be an object, or absence: only a lookup can tell
             self.source.facts.learn(folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark)
             await asyncio.to_thread(self._keep_listings, listings, now, epoch)
-        return sorted(
-            (child for children in listings.values() for child in children), key=lambda info: info.path
-        )
+        return sorted((child for children in listings.values() for child in children), key=_by_path)
+
+    def _listed_before(self, folder: str, error: OriginUnavailable, *, deep: bool) -> list[ObjectInfo]:
+        """Return an older listing although the origin is away, or raise that it is."""
+        self.source.engine.mark_away(self.source.identity)
+        look = self._listed_below if deep else self._listed
+        old = look(folder, math.inf) if self.source.config.stale_if_error else None
+        if old is None:
+            raise error
+        self._warn_stale(str(error))
+        return old
 
     async def is_folder(self, path: str) -> bool:
         """Return whether something is below `path`; asks the origin, and remembers a folder."""
         now, mark = time.time(), self.source.facts.mark(path)
-        async for _ in self.source.origin.list(path):
+        async for _ in self.source.origin(path).list(path):
             folder = ObjectInfo(path, kind="directory", size=0)
             self.source.facts.learn(path, folder, checked_at=now, mark=mark)
             return True
@@ -220,31 +235,28 @@ class Catalog:
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache says it aloud, once; a listing never fails for it
 
-    def _listed(self, folder: str) -> list[ObjectInfo] | None:
-        """Return a listing that is here and young enough."""
-        listing = self.source.engine.cache.listing(self.source.identity, folder)
-        if listing is None or listing.mark != self.source.engine.cache.listing_mark(
-            self.source.identity, folder
-        ):
+    def _listed(self, folder: str, lifetime_s: float | None = None) -> list[ObjectInfo] | None:
+        """Return a listing that is here and young enough: for `max_age`, if nothing else is said."""
+        cache, identity = self.source.engine.cache, self.source.identity
+        listing = cache.listing(identity, folder)
+        if listing is None or listing.mark != cache.listing_mark(identity, folder):
             return None
-        if is_fresh(listing.checked_at, time.time(), lifetime_s=self.source.config.lifetime_s):
-            return sorted(listing.infos, key=lambda info: info.path)
-        return None
+        lifetime_s = self.source.config.lifetime_s if lifetime_s is None else lifetime_s
+        if not is_fresh(listing.checked_at, time.time(), lifetime_s=lifetime_s):
+            return None
+        return sorted(listing.infos, key=_by_path)
 
-    def _listed_below(self, folder: str) -> list[ObjectInfo] | None:
+    def _listed_below(self, folder: str, lifetime_s: float | None = None) -> list[ObjectInfo] | None:
         """Return all that is below `folder` when every listing of it is here."""
-        children = self._listed(folder)
-        if children is None:
-            return None
-        found = []
-        for child in children:
-            found.append(child)
-            if child.kind == "directory":
-                below = self._listed_below(child.path)
-                if below is None:
-                    return None
-                found += below
-        return sorted(found, key=lambda info: info.path)
+        found = self._listed(folder, lifetime_s)
+        for child in found or []:
+            if found is not None and child.kind == "directory":
+                below = self._listed_below(child.path, lifetime_s)
+                found = None if below is None else found + below
+        return None if found is None else sorted(found, key=_by_path)
+
+
+_by_path = operator.attrgetter("path")
 
 
 def _by_folder(folder: str, found: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import os
 import re
@@ -137,7 +136,11 @@ def _count(value: Any) -> int:
 def _max_age(value: Any) -> float:
     if value == "immutable":
         return math.inf
-    if isinstance(value, bool) or not (age := float(value)) >= 0:
+    try:
+        age = math.nan if isinstance(value, bool) else float(value)
+    except ValueError:
+        age = math.nan
+    if not age >= 0:
         raise ValueError("expected seconds, 0 or more, or 'immutable'")
     return age
 
@@ -184,6 +187,11 @@ def _parsed(name: str, value: Any) -> Any:
 
 
 def _unknown_option(name: str) -> str:
+    import difflib  # here: for a mistake only
+
     near = difflib.get_close_matches(name, [*_PARSERS, *FSSPEC_KEYWORDS], n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(_PARSERS)}"
-    return f"cachedfs has no option {name!r}; {hint} Options of the target go in gs={{...}} or target_options={{...}}."
+    hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(_PARSERS)}."
+    return (
+        f"cachedfs has no option {name!r}; {hint} Options of the target go in a dictionary named like its protocol: "
+        f"gs={{{name!r}: ...}}, or in target_options={{...}}."
+    )

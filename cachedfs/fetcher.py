@@ -6,7 +6,7 @@ import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from cachedfs.errors import CachedFSError, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import CachedFSError, ObjectNotFound
 from cachedfs.facts import Known
 from cachedfs.flights import Flight
 from cachedfs.model import BlockKey, ObjectInfo, ObjectKey, Range, Suffix
@@ -39,9 +39,7 @@ class Fetcher:
         assert info is not None
         assert info.size is not None
         if self.source.config.offline:
-            raise OriginUnavailable(
-                f"{self.source.url(known.path)}: not all of it is in the cache, and offline=True forbids asking for the rest"
-            )
+            raise self.source.offline(known.path)
         flights: dict[int, Flight] = {}
         mine = []
         for index in indexes:
@@ -93,7 +91,7 @@ class Fetcher:
     async def fly(self, flight: Flight, request: Coroutine[Any, Any, None]) -> None:
         """Run one request to its end and tell those who wait how it ended."""
         self.source.engine.airborne.add(flight)
-        error: CachedFSError | None = None
+        error: Exception | None = None
         try:
             await request
         except CachedFSError as failure:
@@ -101,6 +99,8 @@ class Fetcher:
         except OSError as failure:  # of a kind that no origin names: still an answer, with the URL on top
             error = CachedFSError(f"{self.source.url(flight.info.path if flight.info else '')}: {failure}")
             error.__cause__ = failure
+        except Exception as failure:  # a missing package, an option that the target refuses: theirs who wait
+            error = failure
         finally:
             self.source.engine.airborne.discard(flight)
             self._give_up_the_rest(flight)
@@ -118,14 +118,14 @@ class Fetcher:
                 self.source.engine.give_up(flight.key.name(index), flight.key.hash64(index))
 
     async def _pinned(self, flight: Flight, path: str, info: ObjectInfo, bytes_: Range) -> None:
-        async with self.source.origin.read(path, bytes_, info) as reply:
+        async with self.source.origin(path).read(path, bytes_, info) as reply:
             await self._pump(flight, reply)
 
     async def unknown(self, flight: Flight, path: str, want: Range | Suffix, learnt: list[Known]) -> None:
         now, mark = time.time(), self.source.facts.mark(path)
         self._make_room_in_the_air()
         try:
-            async with self.source.origin.read(path, want, None) as reply:
+            async with self.source.origin(path).read(path, want, None) as reply:
                 known = self.source.facts.learn(path, reply.info, checked_at=now, mark=mark)
                 learnt.append(known)
                 key = self.source.key(known)

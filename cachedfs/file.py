@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cachedfs.cache import BadBlock, Handle
 from cachedfs.facts import Known
 from cachedfs.flights import Flight
 from cachedfs.model import ObjectInfo, Range
@@ -105,6 +106,8 @@ class RawReader(io.RawIOBase):
         self._verify = reader.source.config.verify_always
         self._block_size = reader.source.config.block_size
         self._position = 0
+        self._block: Handle | None = None  # the block in hand, and the bytes of the object that it holds
+        self._block_start = self._block_stop = 0
         self._history = History()
         self._cold = flight is not None  # something of this file had to be fetched: then look ahead
         self._opening = flight  # the request that open() sent; ours to stop
@@ -148,17 +151,15 @@ class RawReader(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill `buffer` with what comes first: at least a byte, unless the file ends here."""
-        into = memoryview(buffer).cast("B")
+        into = buffer if type(buffer) is memoryview else memoryview(buffer).cast("B")
         position = self._position
-        if position >= self.size or not len(into):
-            return 0
-        if not self._cold and self._key is not None and self._engine.pid == os.getpid():
-            n = self._hit(position, into)
-            if n > 0:
-                self._position = position + n
-                return n
-        n = self._read(position, into[: self.size - position])
+        n = self._hit(position, into) if position < self._block_stop else 0  # the commonest case first
+        if n <= 0:
+            if position >= self.size or not len(into):
+                return 0
+            n = self._read(position, into[: self.size - position])
         self._position = position + n
+        self._engine.bytes_served += n
         return n
 
     def readall(self) -> bytes:
@@ -179,6 +180,7 @@ class RawReader(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
+            self._put_down()
             self._let_go()
             self._flight = None
         super().close()
@@ -186,17 +188,15 @@ class RawReader(io.RawIOBase):
     # Where the bytes come from.
 
     def _hit(self, position: int, into: memoryview) -> int:
-        """Copy from the block at `position` if it is here; -1 when it is not."""
-        index, offset = divmod(position, self._block_size)
-        new = index != self._history.last
-        assert self._key is not None
-        n = self._cache.read_into(self._key, index, offset, into, touch=new, verify=self._verify)
-        if n > 0:
-            self._engine.bytes_served += n
-            if new:
-                self._engine.hits += 1
-                self._history = self._history.after(index)
-        return n
+        """Copy from the block in hand; 0 when `position` is not in it, or when it turns out to be bad."""
+        block = self._block
+        if block is None or position < self._block_start:
+            return 0
+        try:
+            return block.read_into(position - self._block_start, into, verify=self._verify)
+        except (BadBlock, OSError) as error:
+            self._put_down(error)
+            return 0
 
     def _read(self, position: int, into: memoryview) -> int:
         if self._whole is not None:
@@ -206,17 +206,40 @@ class RawReader(io.RawIOBase):
         self._same_process()
         if self._key is not None:
             self._look_ahead(position)
-        n = self._from_flight(position, into)
-        if n == 0 and self._key is not None:
-            n = max(0, self._hit(position, into))
+        n = self._from_flight(position, into) if self._cold else 0
+        if n == 0:
+            n = self._from_cache(position, into)
         while n == 0:
             self._cold = True
             self._flight = self._engine.run(self._fetch(position, len(into)))
-            if self._flight is not None:
-                n = self._from_flight(position, into)
-            elif self._key is not None:
-                n = max(0, self._hit(position, into))
+            n = (
+                self._from_flight(position, into)
+                if self._flight is not None
+                else self._from_cache(position, into)
+            )
         return n
+
+    def _from_cache(self, position: int, into: memoryview) -> int:
+        """Copy from the block at `position`, which becomes the one in hand; 0 for a miss."""
+        if self._key is None:
+            return 0
+        self._put_down()
+        index = position // self._block_size
+        self._block = self._cache.borrow(self._key, index)
+        if self._block is None:
+            return 0
+        self._block_start = index * self._block_size
+        self._block_stop = self._block_start + self._block.length
+        n = self._hit(position, into)
+        self._engine.hits += n > 0
+        return n
+
+    def _put_down(self, error: BaseException | None = None) -> None:
+        """Give the block in hand back to the cache."""
+        block, self._block = self._block, None
+        if block is not None and self._key is not None:
+            self._cache.give_back(self._key, self._block_start // self._block_size, block, error)
+        self._block_start = self._block_stop = 0
 
     def _from_flight(self, position: int, into: memoryview) -> int:
         flight = self._flight
@@ -230,7 +253,6 @@ class RawReader(io.RawIOBase):
                 return 0
             self._flight = flight
         n = flight.take(position, into)
-        self._engine.bytes_served += n
         if flight is self._opening and not flight.done:
             run = FIRST_DEMAND * (position + n - flight.start)
             if run > flight.demand - flight.start:
@@ -284,6 +306,7 @@ class RawReader(io.RawIOBase):
         if self._engine.pid != os.getpid():
             self._engine = self._reader.source.engine
             self._cache = self._engine.cache
+            self._block, self._block_start, self._block_stop = None, 0, 0  # the parent's to give back
             self._flight = self._opening = None
 
 
@@ -297,6 +320,12 @@ class WrittenFile(io.IOBase):
         self.path = path
         self.mode = mode
         self.autocommit = autocommit
+        if "a" in mode and fs.target_protocol in ("gs", "gcs"):
+            # gcsfs would write a new object with the new bytes alone.
+            raise ValueError(
+                f"{fs.unstrip_protocol(path)}: objects of Google Cloud Storage cannot be appended to (mode {mode!r}); "
+                "write another object, or read this one and write it anew"
+            )
         self._inner = fs.origin_fs._open(path, mode=mode, autocommit=autocommit, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -348,5 +377,10 @@ class WrittenFile(io.IOBase):
         self.fs.invalidate_cache(self.path)
         try:
             act()
+        except FileExistsError as error:
+            url = self.fs.unstrip_protocol(self.path)
+            raise FileExistsError(
+                errno.EEXIST, f"{url} exists already, and mode {self.mode!r} replaces nothing"
+            ) from error
         finally:
             self.fs.invalidate_cache(self.path)

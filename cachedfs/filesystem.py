@@ -8,6 +8,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
 import fsspec
@@ -15,10 +16,11 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.config import conf
 from fsspec.implementations.chained import ChainedFileSystem
+from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike, stringify_path
 
 from cachedfs.config import FSSPEC_KEYWORDS, Config
-from cachedfs.errors import IsAFolder, ObjectChanged
+from cachedfs.errors import ObjectChanged
 from cachedfs.file import CachedFile, WrittenFile
 from cachedfs.model import ObjectInfo, Stats
 from cachedfs.plan.blocks import block_range
@@ -107,7 +109,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
     def origin_fs(self) -> Any:
         """The inner filesystem, made now if it was not: uncached reads, and whatever only it can do."""
         engine = self._source.engine
-        return engine.run(self._source.origin.filesystem())
+        return engine.run(self._source.origin("").filesystem())
 
     # Reading.
 
@@ -128,18 +130,36 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
 
     def exists(self, path: Any, **kwargs: Any) -> bool:
         """Return whether there is an object or a folder; an origin that cannot tell raises."""
+        return self._kind(path) is not None
+
+    def isfile(self, path: Any) -> bool:
+        """Return whether there is an object; an origin that cannot tell raises."""
+        return self._kind(path) == "file"
+
+    def isdir(self, path: Any) -> bool:
+        """Return whether there is a folder; an origin that cannot tell raises."""
+        return self._kind(path) == "directory"
+
+    def _kind(self, path: Any) -> str | None:
         try:
-            self.info(path)
+            return str(self.info(path)["type"])
         except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+            return None
 
     async def _exists(self, path: Any, **kwargs: Any) -> bool:
+        return await self._kind_of(path) is not None
+
+    async def _isfile(self, path: Any) -> bool:
+        return await self._kind_of(path) == "file"
+
+    async def _isdir(self, path: Any) -> bool:
+        return await self._kind_of(path) == "directory"
+
+    async def _kind_of(self, path: Any) -> str | None:
         try:
-            await self._info(path)
+            return str((await self._info(path))["type"])
         except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+            return None
 
     def cat_file(self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         """Return `[start:end]` of one object, of one version of it."""
@@ -375,7 +395,8 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
         for name in names:
             if hasattr(details.get(name), "isoformat"):
                 return details[name]
-        return self._run(self._source.origin.call(method, self._strip(path)))
+        path = self._strip(path)
+        return self._run(self._source.origin(path).call(method, path))
 
     def _object(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
@@ -384,7 +405,8 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
         """Return a signed URL of the origin."""
-        return self._run(self._source.origin.call("sign", self._strip(path), expiration=expiration, **kwargs))
+        path = self._strip(path)
+        return self._run(self._source.origin(path).call("sign", path, expiration=expiration, **kwargs))
 
     # The cache.
 
@@ -395,6 +417,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
     def cached_extent(self, path: Any) -> list[tuple[int, int]]:
         """Return the byte ranges `(start, stop)` of the object's present version that are in the cache, merged."""
         path = self._strip(path)
+        self._source.engine.drain()  # what was read a moment ago counts
         info = self._object(path)
         known = self._source.facts.get(path)
         key = None if known is None else self._source.key(known)
@@ -435,7 +458,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
         path = self._strip(path)
         info = self._object(path)
         if info.kind == "directory":
-            raise IsAFolder(f"{self.unstrip_protocol(path)} is a folder, not an object")
+            raise self._source.is_a_folder(path)
         with self.open(path, "rb") as file:
             lease = self._source.engine.cache.lease(file.size, self.config.bounds)
             try:
@@ -465,16 +488,16 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
     async def _hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await self._source.engine.hop(coroutine)
 
-    def to_json(self, *, include_password: bool = True) -> str:
-        """Return JSON that makes this filesystem again. Live credentials cannot travel so: TypeError says what can."""
-        try:
-            text: str = super().to_json(include_password=include_password)
-        except TypeError as error:
-            raise TypeError(
-                f"{self._url_prefix()}: an option of the target cannot be written as JSON ({error}); give credentials in a "
-                "form that can travel: the name of a token file, a dictionary, 'anon', 'google_default' or 'cloud'"
-            ) from None
-        return text
+    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
+        """Return JSON values that make this filesystem again. Live credentials cannot travel so: TypeError says what can."""
+        cls = type(self)
+        options = _jsonable(self.storage_options, "storage_options", include_password)
+        return {
+            "cls": f"{cls.__module__}:{cls.__name__}",
+            "protocol": self.protocol,
+            "args": _jsonable(self.storage_args, "storage_args", include_password),
+            **options,
+        }
 
 
 class CachedGCSFileSystem(CachedFileSystem):
@@ -529,6 +552,28 @@ def _strip(own: str, target: str | None, path: Any) -> str:
 def _rule_of(protocol: str) -> Callable[[str], str]:
     rule: Callable[[str], str] = fsspec.get_filesystem_class(protocol)._strip_protocol
     return rule
+
+
+def _jsonable(value: Any, name: str, include_password: bool) -> Any:
+    """Return an option as fsspec writes it into JSON, and None too, which fsspec's own encoder refuses."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {
+            key: _jsonable(item, f"{name}[{key!r}]", include_password)
+            for key, item in value.items()
+            if include_password or key != "password"
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_jsonable(item, f"{name}[...]", include_password) for item in value]
+    if isinstance(value, PurePath):
+        return {"cls": f"{type(value).__module__}.{type(value).__name__}", "str": str(value)}
+    if isinstance(value, AbstractFileSystem):
+        return value.to_dict(include_password=include_password)
+    raise TypeError(
+        f"cachedfs: {name} is a live {type(value).__name__}, which cannot be written as JSON; give what can travel: "
+        "for credentials the name of a token file, its content as a dictionary, 'anon', 'google_default' or 'cloud'"
+    )
 
 
 def _each(value: Any, paths: Any) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from cachedfs.errors import CachedFSError
 from cachedfs.model import ObjectInfo, ObjectKey, Range
 
 __all__ = ["Flight", "FlightStopped"]
@@ -34,7 +33,7 @@ class Flight:
         self.done = False
         self.stopped = False  # asked to end at `demand`
         self.paused = False
-        self.error: CachedFSError | None = None
+        self.error: Exception | None = None
         self._view = memoryview(b"")
         self._headers = asyncio.Event()
         self._wanted = asyncio.Event()
@@ -128,7 +127,7 @@ class Flight:
         self.filled += len(data)
         self._wake()
 
-    def finish(self, error: CachedFSError | None = None) -> None:
+    def finish(self, error: Exception | None = None) -> None:
         """The request is over: complete, stopped, or failed with `error`."""
         self.error, self.done = error, True
         self._headers.set()

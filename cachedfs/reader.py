@@ -218,7 +218,7 @@ class Reader:
                 return bytes(flight.piece(want))
             if want.size == 0:
                 return b""
-        async with self.source.origin.read(
+        async with self.source.origin(known.path).read(
             known.path, want if info.size is not None else None, info
         ) as reply:
             data = b"".join([piece async for piece in reply])
@@ -257,9 +257,10 @@ class Reader:
         The marks move before and after: an answer that the origin gave before or during the write never counts.
         """
         cache, paths = self.source.engine.cache, list(paths)
+        origin = self.source.origin(paths[0])
         cache.changed(self.source.identity, paths, tree=tree)
         try:
-            return await self.source.origin.call(method, *args, **options)
+            return await origin.call(method, *args, **options)
         finally:
             cache.changed(self.source.identity, paths, tree=tree)
 

@@ -51,10 +51,10 @@ class Source:
         assert self._facts is not None
         return self._facts
 
-    @property
-    def origin(self) -> Origin:
+    def origin(self, path: str) -> Origin:
+        """Return the origin, to be called about `path`; raises OriginUnavailable where offline forbids it."""
         if self.config.offline:
-            raise OriginUnavailable(f"{self.url('')}: offline=True forbids calling the origin")
+            raise self.offline(path)
         engine = self.engine
         if self._origin is None:
             self._origin = engine.origin(self.protocol, self.options, concurrency=self.config.concurrency)
@@ -87,7 +87,14 @@ class Source:
         )
 
     def not_found(self, path: str) -> ObjectNotFound:
-        return ObjectNotFound(f"{self.url(path)}: no such object")
+        return ObjectNotFound(
+            f"{self.url(path)}: no such object or folder; check the name, and that of its bucket, with ls"
+        )
 
     def is_a_folder(self, path: str) -> IsAFolder:
         return IsAFolder(f"{self.url(path)} is a folder: read one of the objects in it (ls shows them)")
+
+    def offline(self, path: str) -> OriginUnavailable:
+        return OriginUnavailable(
+            f"{self.url(path)}: not all of it is in the cache, and offline=True forbids asking for it"
+        )

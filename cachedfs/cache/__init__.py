@@ -30,7 +30,7 @@ from cachedfs.cache.store import Store
 from cachedfs.errors import CacheError
 from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey
 
-__all__ = ["FORMAT", "BlockCache", "Fact", "Lease", "Listing", "Report", "is_network"]
+__all__ = ["FORMAT", "BadBlock", "BlockCache", "Fact", "Handle", "Lease", "Listing", "Report", "is_network"]
 
 log = logging.getLogger("cachedfs.cache")
 
@@ -129,6 +129,22 @@ class BlockCache:
         if touch:
             (self._touches or self._open_touches()).touch(key.hash64(index))
         return size
+
+    def borrow(self, key: ObjectKey, index: int) -> Handle | None:
+        """Return a block to read from again and again, touched once; None is a miss. One reader has it until `give_back`."""
+        handle = self._handles.take(key, index) or self._open(key, index, nowait=False)
+        if handle is not None:
+            (self._touches or self._open_touches()).touch(key.hash64(index))
+        return handle
+
+    def give_back(
+        self, key: ObjectKey, index: int, handle: Handle, error: BaseException | None = None
+    ) -> None:
+        """Take back what was borrowed; with the `error` that reading it raised, the block is dropped if it is bad."""
+        if error is None:
+            self._handles.give(key, index, handle)
+        else:
+            self._failed(key, index, handle, error)
 
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the block's file is there, without looking into it."""

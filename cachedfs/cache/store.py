@@ -271,7 +271,8 @@ def _refuse_unfitting(rows: Rows, wanted: list[_NewBlock], allowed: int, fixed: 
     largest = max((block.size for block in wanted), default=0)
     if largest > allowed:
         raise CacheError(
-            f"a block of {largest} bytes does not fit the cache, which may hold {allowed} bytes now"
+            f"a block of {largest} bytes does not fit the cache, which may hold {allowed} bytes now: "
+            "raise cache_size, lower keep_free, or free space on the disk"
         )
     pinned = sum(block.size for block in wanted if rows.is_pinned(block.object.identity, block.object.path))
     if max(largest, pinned) > allowed - fixed:

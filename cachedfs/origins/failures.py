@@ -5,6 +5,7 @@ Libraries are recognised by class names, because importing them to ask would loa
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 
-__all__ = ["mapped", "translate"]
+__all__ = ["mapped", "translate", "without_secrets"]
 
 _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...] = (
     ((FileNotFoundError, NotADirectoryError), ObjectNotFound),
@@ -48,6 +49,16 @@ _ADVICE: dict[type[CachedFSError], str] = {
 }
 
 
+_SECRETS = re.compile(
+    r"(?i)((?:token|secret|password|signature|sig|credential|assertion|code)=)[^&\s'\")]+|(bearer\s+)\S+|()ya29\.[\w.-]+"
+)
+
+
+def without_secrets(text: str) -> str:
+    """Return a library's message without the tokens, signatures and passwords that it may quote."""
+    return _SECRETS.sub(lambda found: f"{found[1] or found[2] or ''}***", text)
+
+
 @contextmanager
 def mapped(url: str, doing: str) -> Iterator[None]:
     """Turn what libraries raise inside into the errors of cachedfs, which name `url` and what was tried."""
@@ -57,7 +68,8 @@ def mapped(url: str, doing: str) -> Iterator[None]:
         ours = translate(error, url, doing)
         if ours is error:
             raise
-        raise ours from error
+        # A cause is printed with its message: where that quotes a secret, it stays behind.
+        raise ours from (error if str(error) == without_secrets(str(error)) else None)
 
 
 def translate(error: Exception, url: str, doing: str) -> Exception:
@@ -104,5 +116,5 @@ def _status_of(error: Exception) -> int | None:
 
 
 def _text(error: Exception) -> str:
-    name, text = type(error).__name__, str(error)
+    name, text = type(error).__name__, without_secrets(str(error))
     return f"{name}: {text}" if text else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -24,11 +25,28 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
         raise ImportError(
             f'gs:// needs gcsfs, which cannot be imported ({error}): pip install "cachedfs[gcs]"'
         ) from error
+    _check_token(options.get("token"))
     given = {**make_private(options), "asynchronous": False, "loop": loop}
     try:
         return without_listing_cache(GCSFileSystem(**given))
     except FileNotFoundError as error:  # never to be taken for an object that is not there
         raise PermissionError(f"a file of credentials is missing: {error}") from error
+
+
+def _check_token(token: Any) -> None:
+    """Raise ValueError for the name of a token file that is not there: gcsfs would take it for a token."""
+    looks_like_a_file = (
+        isinstance(token, str) and ("/" in token or token.endswith(".json")) and len(token) < 1000
+    )
+    if (
+        looks_like_a_file
+        and not token.startswith(("ya29.", "1//"))
+        and not os.path.exists(os.path.expanduser(token))
+    ):
+        raise ValueError(
+            f"gs option token={token!r}: there is no such file; a token is a file's name, a dictionary, credentials, "
+            "or 'anon', 'google_default', 'cloud', 'browser', 'cache'"
+        )
 
 
 class GCSAuth:
