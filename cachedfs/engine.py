@@ -157,6 +157,7 @@ class Engine:
     def landed(self, block: Arrived) -> None:
         """A block arrived in full: store it; until it is stored its flight serves it."""
         self.misses += 1
+        block.flight.n_landed += 1
         self.writer.add(block)
 
     async def room(self) -> None:
@@ -166,9 +167,10 @@ class Engine:
             if self.writer.behind > BEHIND_BYTES:
                 await self._room.wait()
 
-    def _stored(self, blocks: Sequence[Arrived]) -> None:
+    def _stored(self, blocks: Sequence[Arrived], are_kept: bool) -> None:
         for block in blocks:
             self.give_up(block.key.name, block.key.hash64)
+            block.flight.stored(are_kept)
         if blocks and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for room any more
                 self._loop.call_soon_threadsafe(self._room.set)

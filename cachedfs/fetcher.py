@@ -68,10 +68,12 @@ class Fetcher:
         self.source.engine.spawn(self.fly(flight, self._pinned(flight, known.path, info, bytes_)))
         return flight
 
-    def launch_ahead(self, known: Known, key: ObjectKey, blocks: Iterable[int]) -> None:
-        """Send the requests for blocks that a reader will probably want next. On the loop."""
+    def launch_ahead(self, known: Known, key: ObjectKey, blocks: Iterable[int], keep: list[Flight]) -> None:
+        """Send the requests for blocks that a reader will probably want next; add them to `keep`. On the loop."""
         if not self.source.config.offline:
-            self.launch(known, key, [i for i in blocks if not self.source.engine.cache.has(key, i)])
+            missing = [i for i in blocks if not self.source.engine.cache.has(key, i)]
+            flights = self.launch(known, key, missing).values()
+            keep.extend(dict.fromkeys(flights))
 
     def launch_uncached(self, known: Known, position: int) -> Flight:
         """Send a request from `position` on for an object that has no fingerprint: one handle's alone."""
@@ -158,7 +160,7 @@ class Fetcher:
             while key is not None and (bytes_ := _whole(index, size, info.size, flight.filled)) is not None:
                 if engine.flights.get(key.name(index)) is flight:
                     engine.landed(
-                        Arrived(BlockKey(key, index), flight.piece(bytes_), self.source.config.bounds)
+                        Arrived(BlockKey(key, index), flight.piece(bytes_), flight, self.source.config.bounds)
                     )
                 index += 1
             if not await flight.may_go_on(PATIENCE_S):

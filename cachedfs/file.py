@@ -112,6 +112,8 @@ class RawReader(io.RawIOBase):
         self._cold = flight is not None  # something of this file had to be fetched: then look ahead
         self._opening = flight  # the request that open() sent; ours to stop
         self._flight = flight  # the last request that served us
+        # Requests ahead of us: where nothing can be stored, what they bring would otherwise be lost before we get there.
+        self._kept: list[Flight] = []
         if known.info.size is None:
             data = reader.source.engine.run(reader.collect(known, None, None))
             self._whole: bytes | None = data
@@ -183,6 +185,7 @@ class RawReader(io.RawIOBase):
             self._put_down()
             self._let_go()
             self._flight = None
+            self._kept.clear()
         super().close()
 
     # Where the bytes come from.
@@ -242,16 +245,11 @@ class RawReader(io.RawIOBase):
         self._block_start = self._block_stop = 0
 
     def _from_flight(self, position: int, into: memoryview) -> int:
-        flight = self._flight
-        if flight is None or not flight.covers(position):
-            flight = (
-                self._engine.flights.get(self._key.name(position // self._block_size)) if self._key else None
-            )
-            if flight is None or not flight.covers(position):
-                self._let_go()
-                self._flight = None
-                return 0
-            self._flight = flight
+        """Copy what a request in flight has at `position`; 0 when none covers it, or it is not there yet."""
+        flight = self._flight = self._flight_at(position)
+        if flight is None:
+            self._let_go()
+            return 0
         n = flight.take(position, into)
         if flight is self._opening and not flight.done:
             run = FIRST_DEMAND * (position + n - flight.start)
@@ -259,6 +257,16 @@ class RawReader(io.RawIOBase):
                 whole = -(-(flight.start + FIRST_DEMAND * run) // self._block_size) * self._block_size
                 self._engine.call_soon(flight.want, min(flight.stop, whole))
         return n
+
+    def _flight_at(self, position: int) -> Flight | None:
+        """Return the request that brings the byte at `position`: ours, or anybody's."""
+        if self._flight is not None and self._flight.covers(position):
+            return self._flight
+        self._kept = [flight for flight in self._kept if flight.stop > position]
+        name = self._key.name(position // self._block_size) if self._key is not None else ""
+        shared = self._engine.flights.get(name)
+        candidates = self._kept if shared is None else [shared, *self._kept]
+        return next((flight for flight in candidates if flight.covers(position)), None)
 
     async def _fetch(self, position: int, size: int) -> Flight | None:
         """Wait for the bytes at `position`; None when they are in the cache now. On the loop."""
@@ -289,7 +297,9 @@ class RawReader(io.RawIOBase):
             self._opening = None
         if wanted and self._key is not None:
             self._history = self._history.having_requested(wanted.stop)
-            self._engine.call_soon(self._reader.fetcher.launch_ahead, self._known, self._key, wanted)
+            self._engine.call_soon(
+                self._reader.fetcher.launch_ahead, self._known, self._key, wanted, self._kept
+            )
 
     def _collect(self, want: Range) -> bytes:
         return self._engine.run(self._reader.collect(self._known, want.start, want.stop, self._flight))

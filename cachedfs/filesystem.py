@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import sys
 import uuid
@@ -228,7 +229,17 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
             return CachedFile(self, path, self._reader, known, flight)
         if block_size is not None:
             kwargs["block_size"] = block_size
+        if "x" in mode:
+            self._must_be_new(path)
         return WrittenFile(self, path, mode, autocommit=autocommit, **kwargs)
+
+    def _must_be_new(self, path: str) -> None:
+        """Raise FileExistsError for what exists at the origin now; an inner filesystem may see it at close only."""
+        self.invalidate_cache(path)
+        if self.exists(path):
+            raise FileExistsError(
+                errno.EEXIST, f"{self.unstrip_protocol(path)} exists; mode 'w' would replace it"
+            )
 
     async def _get_file(
         self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any
@@ -344,7 +355,12 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
 
     async def _cp_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
         source, target = self._strip(path1), self._strip(path2)
-        await self._write([target], "cp_file", source, target, **kwargs)
+        try:
+            await self._write([target], "cp_file", source, target, **kwargs)
+        except FileNotFoundError:
+            if not await self._isdir(source):
+                raise
+            await self._makedirs(target, exist_ok=True)  # to fsspec, a copied folder is a folder that is made
 
     async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
         path = self._strip(path)

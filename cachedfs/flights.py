@@ -34,6 +34,10 @@ class Flight:
         self.stopped = False  # asked to end at `demand`
         self.paused = False
         self.error: Exception | None = None
+        self.forgotten = False
+        self.n_landed = 0  # blocks that were given to be stored; changed on the loop
+        self._n_stored = 0  # of them, those that were dealt with; changed by the writer
+        self._all_kept = True
         self._view = memoryview(b"")
         self._headers = asyncio.Event()
         self._wanted = asyncio.Event()
@@ -42,21 +46,30 @@ class Flight:
     # From any thread.
 
     def covers(self, position: int) -> bool:
-        """True when the byte at `position` is here or is still to come."""
-        return self.start <= position < (self.filled if self.done else self.stop)
+        """True when the byte at `position` is here or is still to come, and not on the disk yet."""
+        return self.start <= position < (self.filled if self.done else self.stop) and not self.forgotten
 
     def take(self, position: int, into: memoryview) -> int:
         """Copy what is here from `position` on into `into`; return the bytes copied, 0 when none is here yet."""
-        n = min(len(into), self.filled - position)
-        if n <= 0 or position < self.start:
+        view, n = self._view, min(len(into), self.filled - position)
+        if n <= 0 or position < self.start or not view:
             return 0
         offset = position - self.start
-        into[:n] = self._view[offset : offset + n]
+        into[:n] = view[offset : offset + n]
         return n
 
     def piece(self, want: Range) -> memoryview:
-        """Return the bytes of `want`, which must be here, without copying."""
-        return self._view[want.start - self.start : want.stop - self.start]
+        """Return the bytes of `want`, which must have arrived, without copying; FlightStopped: they are on the disk."""
+        piece = self._view[want.start - self.start : want.stop - self.start]
+        if len(piece) != want.size:
+            raise FlightStopped
+        return piece
+
+    def stored(self, is_kept: bool) -> None:
+        """Another block that arrived was stored, or could not be. With all of them on the disk, the bytes here go."""
+        self._n_stored += 1
+        self._all_kept &= is_kept
+        self._forget_if_stored()
 
     # On the loop.
 
@@ -132,6 +145,12 @@ class Flight:
         self.error, self.done = error, True
         self._headers.set()
         self._wake()
+        self._forget_if_stored()
+
+    def _forget_if_stored(self) -> None:
+        if self.done and self.n_landed and self.n_landed == self._n_stored and self._all_kept:
+            self.forgotten = True
+            self._view = memoryview(b"")
 
     def _wake(self) -> None:
         waiting = []

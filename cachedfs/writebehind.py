@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from cachedfs.cache import BlockCache, Fact
 from cachedfs.errors import CacheError
+from cachedfs.flights import Flight
 from cachedfs.model import BlockKey, Bounds
 
 __all__ = ["Arrived", "WriteBehind"]
@@ -25,6 +26,7 @@ class Arrived:
 
     key: BlockKey
     data: memoryview
+    flight: Flight
     bounds: Bounds
 
 
@@ -34,7 +36,7 @@ class WriteBehind:
     `behind` is the number of bytes that wait; the engine stops feeding flights while it is too large.
     """
 
-    def __init__(self, cache: BlockCache, stored: Callable[[Sequence[Arrived]], None]) -> None:
+    def __init__(self, cache: BlockCache, stored: Callable[[Sequence[Arrived], bool], None]) -> None:
         self._cache = cache
         self._stored = stored  # told of every block, whether it could be kept or not
         self._changed = threading.Condition()
@@ -93,12 +95,12 @@ class WriteBehind:
                     return
                 blocks, facts, afterwards = self._batch(), self._facts, self._afterwards
                 self._facts, self._afterwards, self._busy = [], [], True
-            self._store(facts, blocks, afterwards)
+            are_kept = self._store(facts, blocks, afterwards)
             with self._changed:
                 self.behind -= sum(len(block.data) for block in blocks)
                 self._busy = False
                 self._changed.notify_all()
-            self._stored(blocks)
+            self._stored(blocks, are_kept)
             del blocks  # an idle thread must not keep the last batch in memory
 
     def _batch(self) -> list[Arrived]:
@@ -117,24 +119,27 @@ class WriteBehind:
 
     def _store(
         self, facts: list[Fact], blocks: list[Arrived], afterwards: list[Callable[[], object]]
-    ) -> None:
+    ) -> bool:
+        """Store a batch; return whether all its blocks are on the disk now."""
         # Facts first: another process that learns of the object then finds its blocks claimed, not unknown.
         self._attempt(lambda: self._cache.keep_facts(facts), bool(facts))
         for function in afterwards:
             function()
-        self._attempt(
+        return self._attempt(
             lambda: self._cache.put([(block.key, block.data) for block in blocks], blocks[0].bounds),
             bool(blocks),
         )
 
-    def _attempt(self, store: Callable[[], object], needed: bool) -> None:
-        if not needed:
-            return
+    def _attempt(self, store: Callable[[], object], needed: bool) -> bool:
         try:
-            store()
+            if needed:
+                store()
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache says it aloud, once; a read never fails for it
+            return False
         except (
             Exception
         ):  # whatever it is: readers wait for this thread to make room, and reads go on without storing
             logger.exception("blocks could not be stored")
+            return False
+        return True

@@ -79,7 +79,9 @@ class Cloud:
         """Give a function that sends a line to a process running `code` and returns the line that it answers."""
         command = [sys.executable, "-c", textwrap.dedent(code)]
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, env=self._environment(), text=True, stdin=pipe, stdout=pipe) as process:
+        with subprocess.Popen(
+            command, env=self._environment(), text=True, stdin=pipe, stdout=pipe
+        ) as process:
             assert process.stdin is not None
             assert process.stdout is not None
 

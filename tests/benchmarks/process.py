@@ -36,16 +36,16 @@ _READ = (
     + """
 import fsspec
 url, size, piece = sys.argv[1], int(sys.argv[2]), bytearray(1 << 20)
-total, start, base = 0, time.perf_counter(), None
+total, start, samples = 0, time.perf_counter(), []
 with fsspec.open(url) as file:
     while total < size:
         n = file.readinto(piece)
         if n == 0:
             file.seek(0)
         total += n
-        if base is None and total > size // 10:
-            base = resident()
-print(f'[{time.perf_counter() - start}, {resident() - base}]')
+        if total >= size * (len(samples) + 1) / 60:
+            samples.append(resident())
+print(f'[{time.perf_counter() - start}, {max(samples[30:]) - max(samples[:30])}]')
 """
 )
 _OBJECT_SIZE = 2 << 30
@@ -58,10 +58,10 @@ def import_cost(n: int) -> tuple[list[float], list[float]]:
 
 
 def memory_growth(folder: Path, size: int) -> tuple[float, float]:
-    """Return the seconds and the growth in bytes of reading `size` bytes through one handle, after its first tenth.
+    """Return the seconds of reading `size` bytes through one handle, and the growth of the process in bytes.
 
-    The object is a sparse file of 2 GiB and the cache holds 1 GiB of it, so that every pass fetches, stores, hits and
-    evicts; the simulated network is off.
+    Growth: its largest size in the second half of the reading over that in the first half. The object is a sparse file
+    of 2 GiB and the cache holds 1 GiB of it, so that passes fetch, store, hit and evict; the simulated network is off.
     """
     with tempfile.TemporaryDirectory(dir=folder) as name:
         bucket = Path(name) / "cloud" / BUCKET

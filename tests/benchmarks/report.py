@@ -56,7 +56,9 @@ def load(path: Path) -> tuple[dict[str, Any], list[Result], list[Verdict]]:
 
 def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]) -> str:
     """Return the markdown of everything: the comparison, our numbers against their bounds, and what was done."""
-    parts = [_comparison(results), _about(about), _bounds(verdicts), _definitions(results)]
+    parts = [_about(about), _bounds(verdicts), _definitions(results)]
+    if any(result.row in WORKLOADS for result in results):
+        parts.insert(0, _comparison(results))
     return "\n\n".join(parts) + "\n"
 
 
@@ -99,7 +101,8 @@ def _requests(result: Result | None) -> str:
 def _bounds(verdicts: list[Verdict]) -> str:
     lines = [_line(["ours", "measured", "at most", ""]), _line(["---"] * 4)]
     for v in verdicts:
-        value, at_most = (f"{number:.4g} {v.unit}".strip() for number in (v.value, v.at_most))
+        value = "failed" if v.value is None else f"{v.value:.4g} {v.unit}".strip()
+        at_most = f"{v.at_most:.4g} {v.unit}".strip()
         lines.append(_line([f"{TITLES[v.row]}: {v.what}", value, at_most, v.verdict]))
     return "\n".join([*lines, "", "Later, and not measured yet:", "", *(f"- {text}" for text in LATER)])
 
@@ -122,16 +125,9 @@ def _definitions(results: list[Result]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a time with three digits, never in powers of ten."""
-    return (
-        f"{value:.1f}"
-        if value >= 10
-        else f"{value:.2f}"
-        if value >= 0.1
-        else f"{value:.2g}"
-        if value >= 0.01
-        else f"{value:.4f}"
-    )
+    """Return a time with two digits or three."""
+    digits = 1 if value >= 10 else 2 if value >= 0.1 else 3 if value >= 0.01 else 4
+    return f"{value:.{digits}f}"
 
 
 def _line(cells: list[str]) -> str:

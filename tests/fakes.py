@@ -1,0 +1,114 @@
+"""An origin of a dictionary, whose answers a test can hold back, break and change."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+
+from cachedfs import engine
+from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound
+from cachedfs.model import ObjectInfo, Range, Suffix
+
+
+@dataclasses.dataclass
+class FakeReply:
+    info: ObjectInfo
+    start: int
+    stop: int
+    pieces: AsyncIterator[bytes]
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self.pieces
+
+
+class FakeOrigin:
+    """Objects by path, each with a version that `put` raises; `log` has every request made."""
+
+    identity = "fake|nowhere|anon"
+    piece_size = 64 << 10
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[int, bytes]] = {}
+        self.log: list[tuple[str, str, object]] = []
+        self.fail_with: dict[int, CachedFSError] = {}  # number of the request in `log` -> what it raises
+        self.break_after: dict[int, int] = {}  # number of the request -> bytes after which its body raises
+        self.has_fingerprints = True
+        self.has_sizes = True
+        self.gate: asyncio.Event | None = None  # bodies wait for it; made on the loop
+        self.open_bodies = 0
+        self.on_request = lambda: None
+
+    def put(self, path: str, data: bytes) -> bytes:
+        self.objects[path] = (self.objects.get(path, (0, b""))[0] + 1, data)
+        return data
+
+    def install(self, monkeypatch) -> None:
+        """Stand behind every filesystem made from now on."""
+
+        def open_origin(protocol, options, *, loop, on_request, concurrency=16):
+            self.on_request = on_request
+            return self
+
+        monkeypatch.setattr(engine, "open_origin", open_origin)
+
+    async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
+        self._ask("lookup", path, None)
+        return self._info(path)
+
+    @contextlib.asynccontextmanager
+    async def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None):
+        number = self._ask("read", path, want)
+        try:
+            info, data = self._info(path), self.objects[path][1]
+        except ObjectNotFound:
+            if pinned is not None:
+                raise ObjectChanged(f"{path} is gone") from None
+            raise
+        if pinned is not None and pinned.fingerprint != info.fingerprint:
+            raise ObjectChanged(f"{path} was replaced")
+        start, stop = 0, len(data)
+        if isinstance(want, Range):
+            start, stop = min(want.start, len(data)), min(want.stop, len(data))
+        elif isinstance(want, Suffix):
+            start = max(0, len(data) - want.size)
+        self.open_bodies += 1
+        try:
+            yield FakeReply(info, start, stop, self._body(number, data[start:stop]))
+        finally:
+            self.open_bodies -= 1
+
+    async def list(self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False):
+        self._ask("list", folder, deep)
+        for path in list(self.objects):
+            if path.startswith(folder + "/") and (deep or "/" not in path[len(folder) + 1 :]):
+                yield self._info(path)
+
+    async def aclose(self) -> None:
+        pass
+
+    def _ask(self, kind: str, path: str, what: object) -> int:
+        self.on_request()
+        self.log.append((kind, path, what))
+        if error := self.fail_with.pop(len(self.log), None):
+            raise error
+        return len(self.log)
+
+    def _info(self, path: str) -> ObjectInfo:
+        if path not in self.objects:
+            raise ObjectNotFound(f"{path}: 404")
+        version, data = self.objects[path]
+        return ObjectInfo(
+            path,
+            size=len(data) if self.has_sizes else None,
+            fingerprint=str(version) if self.has_fingerprints else None,
+        )
+
+    async def _body(self, number: int, data: bytes) -> AsyncIterator[bytes]:
+        limit = self.break_after.get(number)
+        for start in range(0, len(data), self.piece_size):
+            if self.gate is not None:
+                await self.gate.wait()
+            if limit is not None and start >= limit:
+                raise CachedFSError("the connection broke")
+            yield data[start : start + self.piece_size]
+            await asyncio.sleep(0)

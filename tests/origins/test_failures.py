@@ -1,0 +1,41 @@
+"""What libraries raise becomes an error of ours, which names the URL and quotes no secret."""
+
+import traceback
+
+import pytest
+
+from cachedfs.errors import AccessDenied, OriginUnavailable
+from cachedfs.origins.failures import mapped, without_secrets
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "GET https://host/tokeninfo?access_token=SECRET&x=1",
+        "refresh_token=SECRET",
+        "Authorization: Bearer SECRET",
+        "https://host/b/k?X-Goog-Signature=SECRET",
+        "https://host/b/k?sig=SECRET'",
+        "token 'ya29.SECRET' is bad",
+        "client_secret=SECRET)",
+        "password=SECRET",
+    ],
+)
+def test_messages_lose_their_secrets_and_nothing_else(secret):
+    assert "SECRET" not in without_secrets(secret)
+    assert without_secrets(secret.replace("SECRET", "")) != secret
+    assert without_secrets("no/such/object?alt=media&generation=12") == "no/such/object?alt=media&generation=12"
+
+
+def test_an_error_that_quotes_a_token_leaves_its_cause_behind():
+    with pytest.raises(OriginUnavailable) as caught, mapped("gs://b/k", "reading it"):
+        raise ConnectionError("https://oauth2.googleapis.com/tokeninfo?access_token=SECRET refused")
+    text = "".join(traceback.format_exception(caught.value))
+    assert "gs://b/k" in text
+    assert "SECRET" not in text
+
+
+def test_an_error_without_secrets_keeps_its_cause():
+    with pytest.raises(AccessDenied) as caught, mapped("gs://b/k", "reading it"):
+        raise PermissionError("not yours")
+    assert isinstance(caught.value.__cause__, PermissionError)

@@ -1,0 +1,344 @@
+"""The documentation is true: its code runs and prints what it shows, its links lead somewhere, its names exist.
+
+A ```python block runs, page by page in one namespace, in a new process with a fresh home directory, against a simulated
+GCS. A ```text block right behind it is what it prints: "..." stands for anything, and after `text about` a number may be up to
+twice or half of what is shown (zeros are zeros). `python needs torch` runs where torch is installed, `python not run: <reason>`
+never does.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import doctest
+import importlib.util
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cachedfs.config import Config
+from cachedfs.filesystem import CachedFileSystem
+from cachedfs.sim import GCSServer
+from tests.support import ROOT, noise
+
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+RUN = {  # how many blocks of each page run, where all that they need is installed
+    "README.md": 3,
+    "docs/configuration.md": 4,
+    "docs/guide-gcs.md": 13,
+    "docs/guide-zarr.md": 8,
+    "docs/index.md": 2,
+}
+OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+# What a page's process does with the blocks that it is told; line numbers in a traceback are those of the page. Who types
+# them takes a moment between two, in which what is in the air arrives and what arrived is stored.
+RUNNER = """
+import contextlib, io, json, sys, time
+from cachedfs import engine
+
+def _run(page, blocks):
+    for line, code in blocks:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile("\\n" * line + code, page, "exec"), globals())
+        print(json.dumps(out.getvalue()), flush=True)
+        for each in list(engine._engines.values()):
+            while each.airborne:
+                time.sleep(0.005)
+            each.drain()
+
+_run(*json.load(sys.stdin))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One fenced block: the line of its opening fence, its language, what else the fence says, its text."""
+
+    line: int
+    language: str
+    note: str
+    text: str
+    follows: bool  # nothing but blank lines since the block before
+
+    @property
+    def lacks(self) -> bool:
+        """True for a block that needs a package that is not installed."""
+        return self.note.startswith("needs ") and importlib.util.find_spec(self.note[6:]) is None
+
+    @property
+    def runs(self) -> bool:
+        """True for a block that is run here and now."""
+        return self.language == "python" and not self.note.startswith("not run:") and not self.lacks
+
+
+def blocks_of(text: str) -> Iterator[Block]:
+    """Give the fenced blocks of a page, first to last."""
+    lines = text.splitlines()
+    line, end = 0, None
+    while line < len(lines):
+        if fence := re.fullmatch(r"```(\w*) ?(.*)", lines[line]):
+            stop = next(i for i in range(line + 1, len(lines)) if lines[i] == "```")
+            follows = end is not None and not any(lines[end:line])
+            yield Block(line + 1, fence[1], fence[2], "\n".join(lines[line + 1 : stop]), follows)
+            line = end = stop + 1
+        else:
+            line += 1
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def prose(page: str) -> str:
+    """Return the page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", read(page), flags=re.MULTILINE | re.DOTALL)
+
+
+# What the pages assume to be there.
+
+
+@contextlib.contextmanager
+def cloud_with_data(folder: Path) -> Iterator[GCSServer]:
+    """A simulated GCS with the objects that the pages name."""
+    lines = b"".join(b'{"text": "line %d"}\n' % i for i in range(1000))
+    with GCSServer(profile="off") as server:
+        for bucket in ("my-bucket", "private-bucket"):
+            server.make_bucket(bucket)
+        server.put("my-bucket", "train.jsonl", lines)
+        server.put("my-bucket", "big.bin", noise(32 << 20))
+        for i in range(100):
+            server.put("my-bucket", f"texts/{i:03}.txt", b"text %d" % i)
+        server.forbid("private-bucket")
+        yield server
+
+
+def expectations(page: str) -> list[tuple[Block, Block | None]]:
+    """Return the blocks that run, each with the block that shows what it prints."""
+    blocks = list(blocks_of(read(page)))
+    pairs = zip(blocks, [*blocks[1:], None], strict=True)
+    return [
+        (block, then if then and then.follows and then.language == "text" else None)
+        for block, then in pairs
+        if block.runs
+    ]
+
+
+def is_shown(printed: str, by: Block | None) -> bool:
+    """True when a block prints what the page shows."""
+    shown = by.text + "\n" if by else ""
+    if by is None or by.note != "about":
+        return doctest.OutputChecker().check_output(shown, printed, OUTPUT)
+    ours, theirs = re.split(r"(\d+)", printed), re.split(r"(\d+)", shown)
+    numbers = zip(map(int, ours[1::2]), map(int, theirs[1::2]), strict=False)
+    return ours[::2] == theirs[::2] and all(a <= 2 * b and b <= 2 * a for a, b in numbers)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page in RUN])
+def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, tmp_path):
+    expected = expectations(page)
+    missing = [block for block in blocks_of(read(page)) if block.lacks]
+    assert len(expected) + len(missing) == RUN[page]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FSSPEC_", "GCSFS_", "XDG_"))}
+    with cloud_with_data(tmp_path) as server:
+        environment = {
+            **kept,
+            "HOME": str(tmp_path),
+            "FSSPEC_GS_TOKEN": "anon",
+            "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url,
+            "FSSPEC_CACHEDFS_KEEP_FREE": "0",  # the disk under the tests may be nearly full
+            "PYTHONPATH": str(ROOT),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", RUNNER],
+            input=json.dumps([page, [(block.line, block.text) for block, _ in expected]]),
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
+    assert done.returncode == 0, done.stderr
+    for (block, shown), line in zip(expected, done.stdout.splitlines(), strict=True):
+        printed = json.loads(line)
+        assert is_shown(printed, shown), (
+            f"{page}, line {block.line}, prints\n{printed}\nand not\n{shown and shown.text}"
+        )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_run_or_says_why_not(page):
+    for block in blocks_of(read(page)):
+        where = f"{page}, line {block.line}"
+        assert block.language in ("python", "text", "sh", "json", ""), where
+        if block.language == "python":
+            assert re.fullmatch(r"|needs \w+|not run: \S.{5,}", block.note), where
+            assert page in RUN or block.note.startswith("not run:"), f"{where}: give the page a number in RUN"
+            compile(block.text, where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        elif block.language == "text":
+            assert block.note in ("", "about"), where
+        elif block.language == "json":
+            json.loads(block.text)
+
+
+# Names and links.
+
+
+def slugs(page: str) -> set[str]:
+    """Return the anchors that a page's headings make."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"https?:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        there = (ROOT / page).parent / name if name else ROOT / page
+        assert there.exists(), f"{page}: {target}"
+        if anchor:
+            assert anchor in slugs(str(there.resolve().relative_to(ROOT))), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_is_linked_from_the_first_one(page):
+    if page not in ("README.md", "docs/index.md"):
+        assert f"({page.removeprefix('docs/')})" in read("docs/index.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_the_pages_call_exists(page):
+    for name in re.findall(r"`fs\.(\w+)", prose(page)):
+        assert hasattr(CachedFileSystem, name), f"{page}: fs.{name}"
+
+
+def test_the_table_of_options_is_the_config():
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.+?) \| .+ \| `(\w+)` \|$", read("docs/configuration.md"), re.MULTILINE
+    )
+    assert [name for name, _, _ in rows] == [field.name for field in dataclasses.fields(Config)]
+    for name, default, variable in rows:
+        assert variable == f"FSSPEC_CACHEDFS_{name.upper()}"
+        if name == "cache_dir":
+            assert Config().cache_dir is None  # the table says in words what that means
+        else:
+            said = Config.resolve({name: default.strip('`"').replace("0 B", "0")})
+            assert getattr(said, name) == getattr(Config(), name), f"{name}: {default}"
+
+
+def test_variables_named_in_the_pages_are_read():
+    import gcsfs
+
+    folder = Path(gcsfs.__file__).parent
+    sources = "".join(path.read_text() for path in folder.glob("*.py"))
+    of_gcsfs = inspect.signature(importlib.import_module("gcsfs.core").GCSFileSystem.__init__).parameters
+    for page in PAGES:
+        for section, name in re.findall(r"FSSPEC_(CACHEDFS|CGS|GS)(?:_([A-Z_]*[A-Z]))?", read(page)):
+            known = of_gcsfs if section == "GS" else [field.name for field in dataclasses.fields(Config)]
+            assert not name or name.lower() in known, f"{page}: FSSPEC_{section}_{name}"
+        for name in re.findall(r"\b(?:GCSFS|STORAGE|NO_GCE)_[A-Z_]+[A-Z]\b", read(page)):
+            assert name in sources, f"{page}: {name}"
+
+
+# Shell blocks: every command in them exists, with the options that are given.
+
+
+def check_make(arguments: list[str]) -> None:
+    for target in arguments:
+        assert re.search(rf"^{target}:", read("Makefile"), re.MULTILINE), target
+
+
+def check_pip(arguments: list[str]) -> None:
+    assert arguments[0] == "install"
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    for given in arguments[1:]:
+        name, _, wanted = given.partition("[")
+        assert name in (".", "cachedfs"), given
+        assert set(filter(None, wanted.rstrip("]").split(","))) <= extras.keys(), given
+
+
+def check_python(arguments: list[str]) -> None:
+    assert arguments[0] == "-m"
+    module = arguments[1]
+    assert importlib.util.find_spec(module) is not None, module
+    if module == "cachedfs.sim":
+        told = subprocess.run(
+            [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        for option in filter(lambda text: text.startswith("-"), arguments):
+            assert option in told, option
+        assert arguments[2] in told
+
+
+def check_export(arguments: list[str]) -> None:
+    for given in arguments:
+        assert re.fullmatch(r"[A-Z_]+=.+", given), given
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "make": check_make,
+    "pip": check_pip,
+    "python": check_python,
+    "export": check_export,
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist(page):
+    for block in blocks_of(read(page)):
+        if block.language != "sh":
+            continue
+        for line in block.text.splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                assert words[0] in COMMANDS, f"{page}, line {block.line}: {line}"
+                COMMANDS[words[0]](words[1:])
+
+
+# Promises, changes, numbers.
+
+
+def test_every_promise_is_numbered_and_names_tests_that_exist():
+    text = read("docs/semantics.md")
+    promises, others = text.partition("## What is promised")[2].split("## What is not promised")
+    numbers = re.findall(r"^(\d+)\. ", promises, re.MULTILINE)
+    assert numbers == [str(i + 1) for i in range(len(numbers))]
+    assert re.findall(r"^(\d+)\. ", others, re.MULTILINE), "non-promises are numbered too"
+    for promise in re.split(r"^(?=\d+\. )", promises, flags=re.MULTILINE)[1:]:
+        assert "::" in promise, f"names no test: {promise}"
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
+        assert (ROOT / file).exists(), file
+        assert re.search(rf"^\s*(async )?def {name}\(", read(file), re.MULTILINE), f"{file}::{name}"
+
+
+def test_semantics_open_with_the_tenets():
+    tenets = re.findall(r"^\d\. (.+)$", read("docs/design.md").partition("## ")[0], re.MULTILINE)
+    assert len(tenets) == 4
+    start = read("docs/semantics.md").partition("## ")[0]
+    assert [tenet for tenet in tenets if tenet not in start] == [tenets[3]]  # the last is about design alone
+
+
+def test_the_changelog_is_kept():
+    headings = re.findall(r"^## (.+)$", read("CHANGELOG.md"), re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+    kinds = set(re.findall(r"^### (.+)$", read("CHANGELOG.md"), re.MULTILINE))
+    allowed = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Disk format", "Defaults"}
+    assert kinds <= allowed
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_there_is_one_place_for_measured_numbers(page):
+    text = read(page)
+    assert text.count("<!-- bench:start -->") == text.count("<!-- bench:end -->") == 1
+    assert text.index("<!-- bench:start -->") < text.index("<!-- bench:end -->")

@@ -1,0 +1,712 @@
+"""Names, options and the life of filesystem instances: what fsspec and the libraries over it rely on."""
+
+import asyncio
+import datetime
+import json
+import logging
+import os
+import pathlib
+import pickle
+import threading
+import time
+
+import fsspec
+import pytest
+import zarr
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.chained import ChainedFileSystem
+
+from cachedfs.errors import ObjectChanged, OriginUnavailable
+from cachedfs.filesystem import CachedFileSystem
+from cachedfs.sim import Fault, GCSServer
+from tests.support import KiB, MiB, forget, noise
+
+FORMS = [
+    ("cachedfs", ""),
+    ("cachedfs", "gs://"),
+    ("cachedfs", "gcs://"),
+    ("cachedfs", "cachedfs::gs://"),
+    ("cachedfs", "cachedfs://"),
+    ("cgs", ""),
+    ("cgs", "gs://"),
+    ("cgs", "cgs://"),
+    ("cgs", "cachedfs::gs://"),
+]
+
+
+@pytest.fixture
+def fs(cloud):
+    return fsspec.filesystem("cachedfs", target_protocol="gs")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Move the wall clock: `clock(61)` is a minute later."""
+    real, shift = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + shift[0])
+
+    def later(seconds):
+        shift[0] += seconds
+
+    return later
+
+
+# Names.
+
+
+@pytest.mark.parametrize(("protocol", "form"), FORMS)
+def test_every_method_takes_every_form_of_a_name(cloud, protocol, form, tmp_path):
+    fs = fsspec.filesystem(protocol, **({"target_protocol": "gs"} if protocol == "cachedfs" else {}))
+    path, url = cloud.path("d/a.txt"), cloud.url("d/a.txt", form)
+    folder, copy, moved = (cloud.url(name, form) for name in ("d", "d/copy.txt", "d/moved.txt"))
+    fs.pipe_file(url, b"0123456789")
+    assert fs.info(url)["name"] == path
+    assert fs.exists(url)
+    assert fs.isfile(url)
+    assert fs.isdir(folder)
+    assert fs.size(url) == 10
+    assert fs.cat_file(url, 2, 4) == b"23"
+    assert fs.cat(url) == b"0123456789"
+    assert fs.cat([url]) == {path: b"0123456789"}
+    assert fs.cat_ranges([url], [1], [3]) == [b"12"]
+    assert fs.ls(folder, detail=False) == [path]
+    assert fs.find(folder) == [path]
+    assert fs.glob(f"{folder}/*.txt") == [path]
+    assert [files for _, _, files in fs.walk(folder)] == [["a.txt"]]
+    assert fs.du(folder) == 10
+    assert fs.expand_path(folder, recursive=True) == [path.rpartition("/")[0], path]
+    with fs.open(url) as file:
+        assert file.read() == b"0123456789"
+        assert file.path == path
+    assert fs.ukey(url) == fs.checksum(url) is not None
+    assert fs.created(url) <= fs.modified(url)
+    assert fs.cached_extent(url) == [(0, 10)]
+    with fs.local_path(url) as local:
+        assert pathlib.Path(local).read_bytes() == b"0123456789"
+    fs.pin(url)
+    fs.unpin(url)
+    fs.invalidate_cache(url)
+    fs.get_file(url, tmp_path / "got")
+    fs.put_file(tmp_path / "got", copy)
+    fs.mv(copy, moved)
+    fs.cp_file(moved, copy)
+    assert fs.cat_file(moved) == fs.cat_file(copy) == b"0123456789"
+    fs.rm_file(moved)
+    fs.rm(copy)
+    assert not fs.exists(copy)
+    fs.touch(url)
+    assert fs.size(url) == 0
+    assert fs.evict(url) >= 0
+    fs.rm(folder, recursive=True)
+    assert not fs.exists(url)
+
+
+@pytest.mark.parametrize("prefix", ["cachedfs::gs://", "cachedfs::gcs://", "cgs://"])
+def test_a_name_made_into_a_url_opens_the_same_object_again(cloud, prefix):
+    cloud.put("a", b"abc")
+    opened = fsspec.open(cloud.url("a", prefix))
+    expected = cloud.url("a", "cgs://" if prefix == "cgs://" else prefix)
+    assert opened.fs.unstrip_protocol(opened.path) == expected
+    assert opened.full_name == expected
+    with opened as file:
+        assert file.full_name == expected
+        for name in (file.full_name, opened.fs.unstrip_protocol(expected)):
+            with fsspec.open(name) as again:
+                assert again.read() == b"abc"
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_names_over_other_filesystems_are_theirs(protocol, tmp_path):
+    start = str(tmp_path) if protocol == "file" else "/top"
+    fs, path = fsspec.url_to_fs(f"cachedfs::{protocol}://{start}/a")
+    assert path == f"{start}/a"
+    fs.pipe_file(path, b"abc")
+    for name in (path, f"{protocol}://{path}", f"cachedfs::{protocol}://{path}"):
+        assert fs.cat_file(name) == b"abc"
+        assert fs.info(name)["name"] == path
+    assert fs.unstrip_protocol(path) == f"cachedfs::{protocol}://{path}"
+    with fsspec.open(fs.unstrip_protocol(path)) as file:
+        assert file.read() == b"abc"
+
+
+def test_names_may_hold_what_urls_hold_badly(cloud, fs):
+    for key in ("a b", "ä/ö", "100%", "q?x=1", "h#1", "a+b", "x::y", "[1]*"):
+        data = cloud.put(key, key.encode())
+        assert fs.cat_file(cloud.path(key)) == data
+        assert fs.info(cloud.path(key))["name"] == cloud.path(key)
+    assert set(fs.find(cloud.bucket)) == set(
+        map(cloud.path, ("a b", "ä/ö", "100%", "q?x=1", "h#1", "a+b", "x::y", "[1]*"))
+    )
+
+
+def test_it_is_both_kinds_of_filesystem(fs):
+    assert isinstance(fs, ChainedFileSystem)
+    assert isinstance(fs, AsyncFileSystem)
+    assert fs.async_impl
+
+
+# What the origin says.
+
+
+def test_info_is_json_but_for_datetimes(cloud, fs):
+    cloud.put("d/a", b"abc", content_type="text/plain")
+
+    def plain(value):
+        if isinstance(value, dict):
+            return all(isinstance(k, str) and plain(v) for k, v in value.items())
+        if isinstance(value, list):
+            return all(map(plain, value))
+        return value is None or isinstance(value, str | int | float | bool | datetime.datetime)
+
+    for info in (
+        fs.info(cloud.path("d/a")),
+        fs.info(cloud.path("d")),
+        *fs.ls(cloud.path("d")),
+        fs.info(cloud.bucket),
+    ):
+        assert plain(info), info
+        assert {"name", "size", "type"} <= set(info)
+    forget()
+    again = fsspec.filesystem("cachedfs", target_protocol="gs")
+    assert again.info(cloud.path("d/a")) == fs.info(cloud.path("d/a"))
+
+
+def test_the_fingerprint_changes_with_the_bytes(cloud, fs):
+    cloud.put("a", b"1")
+    first = fs.ukey(cloud.path("a"))
+    assert fs.checksum(cloud.path("a")) == first
+    fs.pipe_file(cloud.path("a"), b"2")
+    assert fs.ukey(cloud.path("a")) != first
+
+
+def test_times_are_the_origins(cloud, fs):
+    cloud.put("a", b"1")
+    now = datetime.datetime.now(datetime.UTC)
+    for moment in (fs.created(cloud.path("a")), fs.modified(cloud.path("a"))):
+        assert moment.tzinfo is not None
+        assert abs(moment - now) < datetime.timedelta(minutes=5)
+
+
+def test_signed_urls_are_the_targets_own(tmp_path):
+    fs = fsspec.filesystem("cachedfs", target_protocol="file")
+    with pytest.raises(NotImplementedError):
+        fs.sign(str(tmp_path))
+
+
+def test_a_transaction_shows_nothing_until_it_ends(cloud, fs):
+    with fs.transaction:
+        with fs.open(cloud.path("a"), "wb") as file:
+            file.write(b"abc")
+        assert not fs.exists(cloud.path("a"))
+    assert fs.cat_file(cloud.path("a")) == b"abc"
+
+    def fail():
+        with fs.transaction, fs.open(cloud.path("b"), "wb") as file:
+            file.write(b"abc")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not fs.exists(cloud.path("b"))
+
+
+def test_touch_makes_and_empties(cloud, fs):
+    fs.touch(cloud.path("a"))
+    assert fs.cat_file(cloud.path("a")) == b""
+    fs.pipe_file(cloud.path("a"), b"abc")
+    fs.touch(cloud.path("a"))
+    assert fs.info(cloud.path("a"))["size"] == 0
+
+
+@pytest.mark.parametrize("protocol", ["gs", "memory", "file"])
+def test_whole_trees_are_copied_moved_and_removed(cloud, tmp_path, protocol):
+    top = {"gs": cloud.bucket, "memory": "/trees", "file": str(tmp_path / "trees")}[protocol]
+    options = {"auto_mkdir": True} if protocol == "file" else {}
+    fs = fsspec.filesystem("cachedfs", target_protocol=protocol, target_options=options)
+    objects = {f"{folder}/{i}": noise(10 * i, i) for folder in ("a", "a/b", "a/b/c") for i in range(3)}
+    fs.pipe({f"{top}/{name}": data for name, data in objects.items()})
+
+    def tree(folder):
+        start = f"{top}/{folder}"
+        return {path.removeprefix(top).lstrip("/"): fs.cat_file(path) for path in fs.find(start)}
+
+    assert tree("a") == objects
+    fs.cp(f"{top}/a", f"{top}/copy", recursive=True)
+    assert tree("copy") == {name.replace("a", "copy", 1): data for name, data in objects.items()}
+    fs.mv(f"{top}/copy", f"{top}/moved", recursive=True)
+    assert not fs.exists(f"{top}/copy")
+    assert tree("moved") == {name.replace("a", "moved", 1): data for name, data in objects.items()}
+    fs.rm(fs.glob(f"{top}/moved/b/*"), recursive=True)
+    assert sorted(tree("moved")) == ["moved/0", "moved/1", "moved/2"]
+    fs.rm([f"{top}/moved/0", f"{top}/moved/1"])
+    assert sorted(tree("moved")) == ["moved/2"]
+    fs.rm(f"{top}/a", recursive=True)
+    assert not fs.exists(f"{top}/a")
+    assert not fs.exists(f"{top}/a/b/0")
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_folders_are_made_and_removed_where_there_are_folders(tmp_path, protocol):
+    top = str(tmp_path / "made") if protocol == "file" else "/made"
+    fs = fsspec.filesystem("cachedfs", target_protocol=protocol)
+    assert not fs.exists(top)
+    fs.mkdir(top)
+    assert fs.isdir(top)
+    with pytest.raises(FileExistsError):
+        fs.mkdir(top)
+    fs.makedirs(f"{top}/b/c", exist_ok=True)
+    fs.makedirs(f"{top}/b/c", exist_ok=True)
+    with pytest.raises(FileExistsError):
+        fs.makedirs(f"{top}/b/c")
+    assert fs.ls(top, detail=False) == [f"{top}/b"]
+    assert fs.ls(f"{top}/b/c") == []
+    fs.rmdir(f"{top}/b/c")
+    assert not fs.exists(f"{top}/b/c")
+    with fs.open(f"{top}/b/x", "ab") as file:
+        file.write(b"one")
+    with fs.open(f"{top}/b/x", "ab") as file:
+        file.write(b" two")
+    assert fs.cat_file(f"{top}/b/x") == b"one two"
+    with fs.open(f"{top}/b/x", "r+b") as file:
+        file.seek(4)
+        file.write(b"2")
+    assert fs.cat_file(f"{top}/b/x") == b"one 2wo"
+
+
+def test_an_exclusive_write_makes_new_objects_only(cloud, fs):
+    with fs.open(cloud.path("a"), "xb") as file:
+        file.write(b"1")
+    with pytest.raises(FileExistsError, match=cloud.path("a")):
+        fs.open(cloud.path("a"), "xb")
+    cloud.delete("a")
+    with fs.open(cloud.path("a"), "xb") as file:  # what we knew does not count
+        file.write(b"2")
+    assert fs.cat_file(cloud.path("a")) == b"2"
+    with pytest.raises(FileExistsError):
+        fs.pipe_file(cloud.path("a"), b"3", mode="create")
+
+
+def test_an_empty_object_is_an_object(cloud, fs):
+    cloud.put("empty", b"")
+    for _ in range(2):
+        assert fs.cat_file(cloud.path("empty")) == b""
+        assert fs.cat_file(cloud.path("empty"), -5) == b""
+        with fs.open(cloud.path("empty")) as file:
+            assert file.read() == b""
+        assert fs.size(cloud.path("empty")) == 0
+        assert fs.isfile(cloud.path("empty"))
+    with fs.local_path(cloud.path("empty")) as local:
+        assert os.path.getsize(local) == 0
+
+
+# Instances.
+
+
+def test_instances_are_shared_by_their_options(cloud, fs):
+    assert fsspec.filesystem("cachedfs", target_protocol="gs") is fs
+    assert fsspec.url_to_fs(cloud.url("a"))[0] is fsspec.url_to_fs(cloud.url("b"))[0]
+    assert fsspec.filesystem("cachedfs", target_protocol="gs", max_age=5) is not fs
+
+
+def test_a_filesystem_survives_pickle_and_json(cloud, tmp_path):
+    data = cloud.put("a", noise(1000))
+    options = {
+        "cache_dir": tmp_path / "other",
+        "max_age": 5,
+        "cache_size": None,
+        "gs": {
+            **cloud.options["gs"],
+            "requests_timeout": None,
+            "session_kwargs": {"trust_env": False, "headers": None},
+        },
+    }
+    for protocol in ("cachedfs", "cgs"):
+        target = {"target_protocol": "gs"} if protocol == "cachedfs" else {}
+        fs = fsspec.filesystem(protocol, **target, **options)
+        for again in (
+            pickle.loads(pickle.dumps(fs)),
+            fsspec.AbstractFileSystem.from_json(fs.to_json()),
+            type(fs).from_dict(fs.to_dict()),
+        ):
+            assert type(again) is type(fs)
+            assert again.config == fs.config
+            assert again.target_options == fs.target_options
+            assert again.cat_file(cloud.path("a")) == data
+        json.loads(fs.to_json())
+
+
+def test_an_opened_url_survives_pickle_and_json(cloud):
+    cloud.put("a", b"abc")
+    opened = fsspec.open(cloud.url("a"))
+    with pickle.loads(pickle.dumps(opened)) as file:
+        assert file.read() == b"abc"
+    again = fsspec.AbstractFileSystem.from_json(opened.fs.to_json())
+    assert again.cat_file(opened.path) == b"abc"
+
+
+def test_live_credentials_do_not_travel_and_the_error_says_what_does():
+    class Credentials:
+        pass
+
+    fs = fsspec.filesystem(
+        "cachedfs", target_protocol="gs", gs={"token": Credentials()}, skip_instance_cache=True
+    )
+    for write in (fs.to_json, fs.to_dict):
+        with pytest.raises(TypeError, match="token") as caught:
+            write()
+        assert "google_default" in str(caught.value)
+        assert "object at" not in str(caught.value)
+
+
+def test_making_a_filesystem_starts_and_imports_nothing(cloud):
+    code = """
+        import sys, threading, time
+        import fsspec
+        fs = fsspec.filesystem("cgs", gs={"token": "anon"})
+        fsspec.open("cgs://b/k"), fsspec.url_to_fs("cachedfs::gs://b/k")
+        fs._strip_protocol("cgs://b/k"), fs.unstrip_protocol("b/k")
+        loaded = {name.partition(".")[0] for name in sys.modules}
+        print(threading.active_count(), loaded & {"gcsfs", "google", "zarr", "torch", "requests"})
+    """
+    count, loaded = cloud.python(code).split(" ", 1)
+    assert count == "1"
+    # `cachedfs::gs://` makes fsspec itself look for the class of gs; cgs:// does not.
+    assert "zarr" not in loaded
+    assert "torch" not in loaded
+    code = code.replace(', fsspec.url_to_fs("cachedfs::gs://b/k")', "")
+    assert cloud.python(code) == "1 set()\n"
+
+
+def test_a_hit_of_cgs_imports_no_gcsfs_and_starts_no_thread(cloud):
+    cloud.put("a", noise(10 * KiB))
+    with fsspec.open(cloud.url("a", "cgs://")) as file:
+        file.read()
+    forget()
+    code = """
+        import fsspec, os, sys, threading
+        url = f"cgs://{os.environ['BUCKET']}/a"
+        with fsspec.open(url) as file:
+            assert len(file.read()) == 10240
+        fs, path = fsspec.url_to_fs(url)
+        assert fs.info(path)["size"] == 10240
+        assert len(fs.cat_file(path)) == 10240
+        assert fs.exists(path) and len(fs.cat([path])) == 1
+        print(threading.active_count(), "gcsfs" in sys.modules, "google" in sys.modules)
+    """
+    cloud.asked()
+    assert cloud.python(code) == "1 False False\n"
+    assert cloud.asked() == []
+
+
+# Options.
+
+
+def test_options_come_from_argument_then_configuration_then_default(cloud, monkeypatch):
+    monkeypatch.setitem(fsspec.config.conf["cachedfs"], "max_age", "5")
+    for protocol, target in (("cachedfs", {"target_protocol": "gs"}), ("cgs", {})):
+        assert fsspec.filesystem(protocol, **target, skip_instance_cache=True).config.max_age == 5
+        fs = fsspec.filesystem(protocol, **target, max_age="immutable", skip_instance_cache=True)
+        assert fs.config.max_age == float("inf")
+        assert fs.config.block_size == MiB
+
+
+def test_the_environment_is_read_by_both_classes(cloud):
+    code = """
+        import fsspec
+        for fs in (fsspec.filesystem("cgs"), fsspec.filesystem("cachedfs", target_protocol="gs")):
+            print(fs.config.cache_dir[0], fs.config.keep_free)
+    """
+    assert cloud.python(code) == f"{cloud.cache_dir} 0\n" * 2
+
+
+# Any event loop, any thread.
+
+
+def test_two_event_loops_use_one_asynchronous_filesystem(cloud):
+    data = cloud.put("a", noise(3 * MiB))
+
+    async def read(fs):
+        assert await fs._cat_file(cloud.path("a")) == data
+        assert (await fs._info(cloud.path("a")))["size"] == len(data)
+        await fs._pipe_file(cloud.path("b"), b"1")
+        assert await fs._exists(cloud.path("b"))
+        return await fs._cat_ranges([cloud.path("a")] * 2, [0, MiB], [5, MiB + 5])
+
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", asynchronous=True)
+    for _ in range(2):
+        assert asyncio.run(read(fs)) == [data[:5], data[MiB : MiB + 5]]
+        fs.invalidate_cache()
+
+
+async def test_the_sync_face_works_inside_a_running_loop(cloud, fs):
+    data = cloud.put("a", noise(100))
+    assert fs.cat_file(cloud.path("a")) == data
+    assert fs.ls(cloud.bucket, detail=False) == [cloud.path("a")]
+    assert await asyncio.to_thread(fs.cat_file, cloud.path("a")) == data
+
+
+def test_sync_use_after_zarr(cloud, fs):
+    array = zarr.create_array(cloud.url("a.zarr"), shape=(4,), chunks=(2,), dtype="i4")
+    array[:] = [1, 2, 3, 4]
+    assert array[:].tolist() == [1, 2, 3, 4]
+    assert sorted(fs.find(cloud.path("a.zarr"))) == [
+        cloud.path(f"a.zarr/{name}") for name in ("c/0", "c/1", "zarr.json")
+    ]
+    assert json.loads(fs.cat_file(cloud.path("a.zarr/zarr.json")))["shape"] == [4]
+    assert array[:].tolist() == [1, 2, 3, 4]
+
+
+def test_many_threads_make_and_use_filesystems_at_once(cloud):
+    data = cloud.put("a", noise(MiB + 5))
+    wrong = []
+
+    def read():
+        fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+        if fs.cat_file(cloud.path("a")) != data:
+            wrong.append(1)
+
+    threads = [threading.Thread(target=read) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert cloud.asked() == ["media"]
+
+
+# What is in the cache.
+
+
+def test_local_path_is_the_whole_object_as_a_read_only_file(cloud, fs):
+    data = cloud.put("a.bin", noise(2 * MiB + 7))
+    with fs.local_path(cloud.path("a.bin")) as path:
+        assert pathlib.Path(path).read_bytes() == data
+        assert not os.stat(path).st_mode & 0o222
+        cloud.asked()
+    assert not os.path.exists(path)
+    with fs.local_path(cloud.path("a.bin")) as path:
+        assert pathlib.Path(path).read_bytes() == data
+    assert cloud.asked() == []
+    with pytest.raises(FileNotFoundError), fs.local_path(cloud.path("nothing")):
+        pass
+
+
+def test_cached_extent_evict_and_stats_tell_what_is_here(cloud, fs):
+    path, data = cloud.path("a"), cloud.put("a", noise(5 * MiB + 10))
+    assert fs.cached_extent(path) == []
+    fs.cat_file(path, MiB, 2 * MiB)
+    fs.cat_file(path, 4 * MiB, None)
+    fs._source.engine.drain()
+    assert fs.cached_extent(path) == [(MiB, 2 * MiB), (4 * MiB, 5 * MiB + 10)]
+    stats = fs.stats()
+    assert stats.misses == stats.blocks == 3
+    assert stats.bytes_fetched == 2 * MiB + 10
+    assert stats.bytes_cached >= 2 * MiB + 10
+    fs.cat_file(path, MiB, 2 * MiB)
+    assert fs.stats().hits == stats.hits + 1
+    assert fs.evict(path) >= 2 * MiB
+    assert fs.cached_extent(path) == []
+    assert fs.stats().bytes_cached == 0
+    assert fs.cat_file(path) == data
+
+
+def test_a_pin_keeps_blocks_until_it_is_taken_back(cloud, tmp_path):
+    fs = fsspec.filesystem(
+        "cachedfs", target_protocol="gs", cache_dir=str(tmp_path / "small"), cache_size="8MiB"
+    )
+    for name in "ab":
+        cloud.put(name, noise(3 * MiB, ord(name)))
+    fs.pin(cloud.path("a"))
+    fs.cat_file(cloud.path("a"))
+    forget()
+    fs = fsspec.filesystem(
+        "cachedfs", target_protocol="gs", cache_dir=str(tmp_path / "small"), cache_size="8MiB"
+    )
+    for i in range(4):
+        cloud.put(f"other{i}", noise(3 * MiB, i))
+        fs.cat_file(cloud.path(f"other{i}"))
+        fs._source.engine.drain()
+    assert fs.cached_extent(cloud.path("a")) == [(0, 3 * MiB)]
+    assert fs.stats().bytes_cached <= 8 * MiB
+    fs.unpin(cloud.path("a"))
+    for i in range(4):
+        cloud.put(f"more{i}", noise(3 * MiB, i))
+        for _ in range(2):
+            fs.cat_file(cloud.path(f"more{i}"))
+        fs._source.engine.drain()
+    assert fs.cached_extent(cloud.path("a")) != [(0, 3 * MiB)]
+
+
+def test_further_cache_directories_are_read_and_never_written(cloud, tmp_path):
+    layer, own = str(tmp_path / "layer"), str(tmp_path / "own")
+    data = {name: cloud.put(name, noise(MiB, i)) for i, name in enumerate("ab")}
+    fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=layer).cat_file(cloud.path("a"))
+    forget()
+    before = sorted(path for path in pathlib.Path(layer).rglob("*") if path.is_file())
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=[own, layer])
+    cloud.asked()
+    assert fs.cat_file(cloud.path("a")) == data["a"]
+    assert fs.cat_file(cloud.path("b")) == data["b"]
+    assert "media" in cloud.asked()
+    forget()
+    assert sorted(path for path in pathlib.Path(layer).rglob("*") if path.is_file()) == before
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=[own, layer])
+    assert fs.cat([cloud.path("a"), cloud.path("b")]) == {cloud.path(k): v for k, v in data.items()}
+    assert cloud.asked() == []
+    assert fs.stats().cache_dir.startswith(own)
+
+
+# How old knowledge may be.
+
+
+def test_a_changed_object_is_seen_after_max_age(cloud, fs, clock):
+    path = cloud.path("a")
+    cloud.put("a", b"old")
+    assert fs.cat_file(path) == b"old"
+    cloud.put("a", b"newer")
+    clock(59)
+    assert fs.cat_file(path) == b"old"
+    clock(2)
+    assert fs.cat_file(path) == b"newer"
+    assert fs.info(path)["size"] == 5
+
+
+def test_an_unchanged_object_is_not_fetched_again_after_max_age(cloud, fs, clock):
+    path = cloud.path("a")
+    cloud.put("a", noise(MiB))
+    fs.cat_file(path)
+    fs._source.engine.drain()
+    clock(61)
+    cloud.asked()
+    sent = cloud.server.bytes_sent()
+    fs.cat_file(path)
+    assert cloud.asked() == ["metadata"]
+    assert cloud.server.bytes_sent() == sent
+
+
+def test_absence_counts_for_ten_seconds(cloud, fs, clock):
+    path = cloud.path("a")
+    assert not fs.exists(path)
+    cloud.put("a", b"1")
+    assert not fs.exists(path)
+    clock(11)
+    assert fs.exists(path)
+
+
+def test_max_age_zero_checks_at_every_open(cloud):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0)
+    path = cloud.path("a")
+    for data in (b"one", b"two!", b"three"):
+        cloud.put("a", data)
+        assert fs.cat_file(path) == data
+        with fs.open(path) as file:
+            assert file.read() == data
+        assert fs.info(path)["size"] == len(data)
+        assert fs.ls(cloud.bucket)[0]["size"] == len(data)
+    cloud.delete("a")
+    assert not fs.exists(path)
+
+
+def test_immutable_never_checks(cloud, clock):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age="immutable")
+    path = cloud.path("a")
+    cloud.put("a", b"old")
+    assert fs.cat_file(path) == b"old"
+    assert not fs.exists(cloud.path("b"))
+    cloud.put("a", b"new")
+    cloud.put("b", b"new")
+    cloud.asked()
+    clock(1e6)
+    assert fs.cat_file(path) == b"old"
+    assert not fs.exists(cloud.path("b"))
+    assert cloud.asked() == []
+
+
+def test_a_handle_stays_with_the_version_it_opened(cloud, fs):
+    old = cloud.put("a", noise(20 * MiB, 1))
+    with fs.open(cloud.path("a")) as file:
+        assert file.read(100) == old[:100]
+        cloud.put("a", noise(20 * MiB, 2))
+        file.seek(15 * MiB)
+        with pytest.raises(ObjectChanged) as caught:
+            file.read(MiB)
+    assert cloud.path("a") in str(caught.value)
+
+
+def test_offline_reads_what_is_here_and_never_asks(cloud, own_cache):
+    data = noise(100 * KiB)
+    server = GCSServer(profile="off")
+    server.start()
+    gs = {"token": "anon", "endpoint_url": server.endpoint_url}
+    server.make_bucket("far")
+    server.put("far", "a", data)
+    server.put("far", "b", data)
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs=gs)
+    assert fs.cat_file("far/a") == data
+    assert not fs.exists("far/nothing")
+    forget()
+    server.close()  # its port is closed now
+    code = """
+        import fsspec, json, os, sys, time
+        from cachedfs import OriginUnavailable
+        fs = fsspec.filesystem("cgs", offline=True, gs=json.loads(sys.argv[1]))
+        began = time.monotonic()
+        assert len(fs.cat_file("far/a")) == 102400
+        with fs.open("far/a") as file:
+            assert len(file.read()) == 102400
+        for ask in (lambda: fs.cat_file("far/b"), lambda: fs.open("far/b"), lambda: fs.ls("far"), lambda: fs.info("far/b"),
+                    lambda: fs.find("far"), lambda: fs.pipe_file("far/c", b"")):
+            try:
+                ask()
+            except OriginUnavailable as error:
+                assert "offline" in str(error) and "far" in str(error), error
+            else:
+                raise AssertionError("answered")
+        assert not fs.exists("far/nothing")
+        assert time.monotonic() - began < 1
+        print("gcsfs" in sys.modules)
+    """
+    assert cloud.python(code, json.dumps(gs)) == "False\n"
+
+
+def test_known_versions_are_served_while_the_origin_is_away(cloud, clock, caplog):
+    data = noise(100 * KiB)
+    server = GCSServer(profile="off")
+    server.start()
+    gs = {"token": "anon", "endpoint_url": server.endpoint_url}
+    server.make_bucket("far")
+    server.put("far", "a", data)
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs=gs)
+    strict = fsspec.filesystem("cachedfs", target_protocol="gs", stale_if_error=False, gs=gs)
+    assert fs.cat_file("far/a") == data
+    fs._source.engine.drain()
+    server.close()
+    clock(61)
+    with caplog.at_level(logging.WARNING, "cachedfs"):
+        for _ in range(3):
+            assert fs.cat_file("far/a") == data
+            with fs.open("far/a") as file:
+                assert file.read() == data
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+    with pytest.raises(OriginUnavailable):
+        fs.cat_file("far/b")
+    with pytest.raises(OriginUnavailable):
+        strict.cat_file("far/a")
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_an_answer_is_not_absence_of_the_origin(cloud, fs, clock, status):
+    cloud.put("a", b"1")
+    fs.cat_file(cloud.path("a"))
+    fs._source.engine.drain()
+    clock(61)
+    cloud.server.fail(Fault(status=status, times=None))
+    with pytest.raises(FileNotFoundError if status == 404 else PermissionError):
+        fs.cat_file(cloud.path("a"))
+
+
+def test_the_inner_filesystem_is_at_hand(cloud, fs):
+    cloud.put("a", b"1")
+    assert type(fs.origin_fs).__name__ == "GCSFileSystem"
+    assert not isinstance(fs.origin_fs, CachedFileSystem)
+    assert fs.origin_fs.cat_file(cloud.path("a")) == b"1"

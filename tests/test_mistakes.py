@@ -1,0 +1,310 @@
+"""Bad input: one error each, of the builtin class that fits, naming the URL or the option and what to do."""
+
+import errno
+import functools
+import os
+import traceback
+
+import fsspec
+import pytest
+
+from cachedfs.cache import FORMAT
+from cachedfs.errors import CachedFSError
+from cachedfs.origins import gcs
+from cachedfs.origins.retry import Policy
+from cachedfs.sim import Fault
+from tests.support import forget, noise
+
+
+@pytest.fixture
+def fs(cloud):
+    return fsspec.filesystem("cachedfs", target_protocol="gs")
+
+
+def every_read(fs, path):
+    """Return the ways to need the bytes of `path`."""
+    return {
+        "open": lambda: fs.open(path),
+        "cat_file": lambda: fs.cat_file(path),
+        "cat_file, a part": lambda: fs.cat_file(path, 1, 3),
+        "cat_file, the end": lambda: fs.cat_file(path, -3),
+        "cat": lambda: fs.cat([path]),
+        "cat_ranges": lambda: fs.cat_ranges([path], 0, 1, on_error="raise"),
+        "get_file": lambda: fs.get_file(path, "/tmp/never-written"),
+        "local_path": lambda: fs.local_path(path).__enter__(),
+    }
+
+
+def failure(act, kind):
+    """Return the error that `act` ends in, which must be exactly of this kind and end in our own code or above."""
+    with pytest.raises(kind) as caught:
+        act()
+    error = caught.value
+    if isinstance(error, OSError):
+        assert isinstance(error, CachedFSError)
+        assert error.errno
+        assert error.strerror == str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    assert "/cachedfs/" in last, f"ends in {last}"
+    return error
+
+
+# What is not there.
+
+
+def test_an_object_that_is_missing_is_file_not_found(cloud, fs):
+    for name, read in every_read(fs, cloud.path("nothing")).items():
+        error = failure(read, FileNotFoundError)
+        assert error.errno == errno.ENOENT, name
+        assert cloud.url("nothing") in str(error), name
+        forget()
+
+
+@pytest.mark.parametrize("ask", ["info", "ls", "created", "modified", "ukey", "size"])
+def test_what_is_missing_cannot_be_described(cloud, fs, ask):
+    error = failure(lambda: getattr(fs, ask)(cloud.path("nothing")), FileNotFoundError)
+    assert cloud.url("nothing") in str(error)
+
+
+def test_a_bucket_that_is_missing_is_file_not_found(cloud, fs):
+    for act in (
+        lambda: fs.cat_file("no-such-bucket/a"),
+        lambda: fs.open("no-such-bucket/a"),
+        lambda: fs.ls("no-such-bucket"),
+        lambda: fs.info("no-such-bucket"),
+        lambda: fs.pipe_file("no-such-bucket/a", b"1"),
+    ):
+        error = failure(act, FileNotFoundError)
+        assert error.errno == errno.ENOENT
+        assert "no-such-bucket" in str(error)
+
+
+def test_removing_what_is_missing_is_file_not_found(cloud, fs):
+    for act in (
+        lambda: fs.rm_file(cloud.path("nothing")),
+        lambda: fs.cp_file(cloud.path("nothing"), cloud.path("b")),
+    ):
+        assert cloud.path("nothing") in str(failure(act, FileNotFoundError))
+
+
+# A folder is not an object.
+
+
+def test_a_folder_read_as_an_object_is_is_a_directory(cloud, fs):
+    cloud.put("d/a", b"1")
+    for known in (False, True):
+        for name, read in every_read(fs, cloud.path("d")).items():
+            if name == "get_file":
+                continue  # fsspec's contract: a folder is made
+            if known:
+                fs.ls(cloud.path("d"))
+            error = failure(
+                read,
+                IsADirectoryError
+                if known or name in ("open", "local_path")
+                else (IsADirectoryError, FileNotFoundError),
+            )
+            assert cloud.url("d") in str(error), name
+            if isinstance(error, IsADirectoryError):
+                assert error.errno == errno.EISDIR
+                assert "ls" in str(error)
+            fs.invalidate_cache()
+
+
+# Credentials.
+
+
+def test_a_wrong_credential_is_a_permission_error(cloud):
+    cloud.put("a", b"1")
+    cloud.server.require_token("right")
+    try:
+        fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+        reads = every_read(fs, cloud.path("a"))
+        others = {
+            "info": lambda: fs.info(cloud.path("a")),
+            "exists": lambda: fs.exists(cloud.path("a")),
+            "ls": lambda: fs.ls(cloud.bucket),
+            "find": lambda: fs.find(cloud.bucket),
+            "pipe": lambda: fs.pipe_file(cloud.path("b"), b"1"),
+        }
+        for name, act in (reads | others).items():
+            error = failure(act, PermissionError)
+            assert error.errno == errno.EACCES, name
+            assert cloud.bucket in str(error), name
+            assert "token" in str(error) or "credential" in str(error), name
+    finally:
+        cloud.server.require_no_token()
+
+
+def test_a_forbidden_bucket_is_a_permission_error(cloud, fs):
+    cloud.put("a", b"1")
+    cloud.server.forbid(cloud.bucket)
+    for name, act in every_read(fs, cloud.path("a")).items():
+        error = failure(act, PermissionError)
+        assert error.errno == errno.EACCES, name
+        assert cloud.url("a").removeprefix("cachedfs::") in str(error), name
+    for act in (
+        lambda: fs.exists(cloud.path("a")),
+        lambda: fs.isfile(cloud.path("a")),
+        lambda: fs.isdir(cloud.path("a")),
+        lambda: fs.glob(cloud.path("*")),
+        lambda: list(fs.walk(cloud.bucket, on_error="raise")),
+    ):
+        failure(act, PermissionError)
+
+
+def test_a_token_file_that_is_missing_is_not_a_missing_object(cloud, tmp_path):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"token": str(tmp_path / "no-token.json")})
+    for act in (lambda: fs.cat_file("b/a"), lambda: fs.exists("b/a"), lambda: fs.ls("b")):
+        with pytest.raises((PermissionError, ValueError)) as caught:
+            act()
+        assert "no-token.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 412, 429, 500, 501, 503])
+def test_only_a_true_404_is_file_not_found(cloud, fs, status, monkeypatch):
+    monkeypatch.setattr(gcs, "Policy", functools.partial(Policy, tries=2, base_s=0.0))
+    cloud.put("a", b"1")
+    cloud.server.fail(Fault(status=status, times=None))
+    for act in (
+        lambda: fs.cat_file(cloud.path("a")),
+        lambda: fs.exists(cloud.path("a")),
+        lambda: fs.info(cloud.path("a")),
+    ):
+        # 400 is about the call and not about the object.
+        with pytest.raises(ValueError if status == 400 else CachedFSError) as caught:
+            act()
+        assert not isinstance(caught.value, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        assert isinstance(caught.value, PermissionError) == (status in (401, 403))
+        assert cloud.path("a") in str(caught.value)
+
+
+# Protocols and packages.
+
+
+def test_an_unknown_protocol_is_a_value_error_that_names_it():
+    with pytest.raises(ValueError, match="nonsense"):
+        fsspec.open("cachedfs::nonsense://a").open()
+    fs = fsspec.filesystem("cachedfs", target_protocol="nonsense")
+    for act in (lambda: fs.cat_file("a"), lambda: fs.open("a"), lambda: fs.info("a"), lambda: fs.ls("a")):
+        with pytest.raises(ValueError, match="nonsense"):
+            act()
+
+
+def test_no_protocol_is_a_value_error_that_shows_the_forms():
+    with pytest.raises(ValueError, match="cachedfs::gs://"):
+        fsspec.filesystem("cachedfs")
+
+
+def test_a_package_that_is_missing_is_an_import_error_that_names_it(cloud):
+    code = """
+        import sys
+        import fsspec
+        sys.modules["gcsfs"] = None
+        fs = fsspec.filesystem("cgs")
+        acts = [lambda: fs.cat_file("b/a"), lambda: fs.open("b/a"), lambda: fs.info("b/a"), lambda: fs.ls("b"),
+                lambda: fs.exists("b/a"), lambda: fs.pipe_file("b/a", b""), lambda: fs.cat(["b/a", "b/c"]),
+                lambda: fsspec.open("cgs://b/a").open(), lambda: fsspec.open("cachedfs::gs://b/a").open(),
+                lambda: fs.origin_fs]
+        for number, act in enumerate(acts):
+            try:
+                act()
+            except ImportError as error:
+                assert "gcsfs" in str(error), (number, error)
+                assert "pip install" in str(error) or "install" in str(error), (number, error)
+            else:
+                raise AssertionError(number)
+        print("ok")
+    """
+    assert cloud.python(code) == "ok\n"
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("cache_sise", "1GB", "did you mean 'cache_size'"),
+        ("maxage", 5, "did you mean 'max_age'"),
+        ("frobnicate", 1, "the options are"),
+        ("cache_size", "12 parsecs", "'8MiB'"),
+        ("cache_size", -1, "not negative"),
+        ("block_size", 1000, "at least"),
+        ("block_size", "100KiB", "multiple of 64 KiB"),
+        ("keep_free", "200%", "between 0% and 100%"),
+        ("max_age", "soon", "max_age"),
+        ("max_age", -1, "0 or more"),
+        ("concurrency", 0, "at least 1"),
+        ("offline", "perhaps", "True or False"),
+        ("cache_dir", "", "directory"),
+        ("cache_dir", 5, "cache_dir"),
+        ("read_ahead", "10%", "expected bytes"),
+    ],
+)
+@pytest.mark.parametrize("protocol", ["cachedfs", "cgs"])
+def test_a_wrong_option_is_a_value_error_that_names_it(protocol, option, value, says):
+    target = {"target_protocol": "gs"} if protocol == "cachedfs" else {}
+    with pytest.raises(ValueError, match=option) as caught:
+        fsspec.filesystem(protocol, **target, **{option: value})
+    assert says in str(caught.value)
+
+
+def test_a_wrong_option_in_a_url_is_the_same_error():
+    with pytest.raises(ValueError, match="cache_size"):
+        fsspec.open("cachedfs::gs://b/a", cachedfs={"cache_sise": 1})
+
+
+def test_an_option_of_the_target_given_to_us_says_where_it_goes():
+    with pytest.raises(ValueError, match="gs=") as caught:
+        fsspec.filesystem("cgs", token="anon")
+    assert "token" in str(caught.value)
+
+
+def test_a_wrong_option_of_the_target_names_it(cloud):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"access": "nonsense", "token": "anon"})
+    for act in (lambda: fs.cat_file("b/a"), lambda: fs.open("b/a"), lambda: fs.info("b/a")):
+        with pytest.raises(ValueError, match="access"):
+            act()
+
+
+def test_a_cache_directory_that_is_not_ours_is_a_value_error(cloud, tmp_path):
+    shared = tmp_path / "shared"
+    (shared / f"cachedfs-{FORMAT}-{os.getuid()}").mkdir(parents=True)
+    os.chmod(shared / f"cachedfs-{FORMAT}-{os.getuid()}", 0o777)
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=str(shared))
+    with pytest.raises(ValueError, match="shared"):
+        fs.cat_file(cloud.path("a"))
+
+
+# Modes and places.
+
+
+def test_a_wrong_mode_is_a_value_error(cloud, fs):
+    cloud.put("a", b"1")
+    for mode in ("q", "rw", ""):
+        with pytest.raises((ValueError, NotImplementedError)):
+            fs.open(cloud.path("a"), mode)
+
+
+def test_a_handle_refuses_what_a_builtin_file_refuses(cloud, fs):
+    cloud.put("a", noise(100))
+    with fs.open(cloud.path("a")) as file:
+        with pytest.raises(OSError, match="write"):
+            file.write(b"1")
+        with pytest.raises(OSError):
+            file.seek(-1)
+        with pytest.raises(OSError):
+            file.seek(-1000, 2)
+    with pytest.raises(ValueError, match="closed"):
+        file.read()
+
+
+def test_a_range_that_ends_before_it_begins_is_empty(cloud, fs):
+    cloud.put("a", noise(100))
+    for _ in range(2):
+        assert fs.cat_file(cloud.path("a"), 50, 10) == b""
+        assert fs.cat_file(cloud.path("a"), 500, 600) == b""
+        assert fs.cat_file(cloud.path("a"), 90, 600) == noise(100)[90:]
+        assert fs.cat_file(cloud.path("a"), -10, -5) == noise(100)[-10:-5]
+        assert fs.cat_file(cloud.path("a"), -1000) == noise(100)

@@ -1,0 +1,249 @@
+"""What the reader does when answers are late, broken, overtaken, or cannot be kept."""
+
+import asyncio
+import threading
+
+import fsspec
+import pytest
+
+from cachedfs.cache import BlockCache
+from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
+from tests.fakes import FakeOrigin
+from tests.support import KiB, MiB, forget, noise
+
+
+@pytest.fixture()
+def origin(own_cache, monkeypatch):
+    fake = FakeOrigin()
+    fake.install(monkeypatch)
+    return fake
+
+
+@pytest.fixture()
+def fs(origin):
+    return fsspec.filesystem("cachedfs", target_protocol="gs")
+
+
+def reads(origin):
+    return [what for kind, _, what in origin.log if kind == "read"]
+
+
+def gate(fs, origin, *, is_open):
+    """Hold bodies back, or let them go."""
+
+    async def act():
+        origin.gate = origin.gate or asyncio.Event()
+        (origin.gate.set if is_open else origin.gate.clear)()
+
+    fs._source.engine.run(act())
+
+
+def in_threads(n, function):
+    """Run `function` in n threads; return what they returned or raised."""
+    results = [None] * n
+
+    def run(i):
+        try:
+            results[i] = function(i)
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    return threads, results
+
+
+def test_fifty_readers_of_one_block_make_one_request(fs, origin):
+    data = origin.put("b/k", noise(MiB // 2))
+    gate(fs, origin, is_open=False)
+    threads, results = in_threads(50, lambda i: fs.cat_file("b/k", i, i + 1000))
+    while not origin.log:
+        pass
+    gate(fs, origin, is_open=True)
+    for thread in threads:
+        thread.join()
+    assert results == [data[i : i + 1000] for i in range(50)]
+    assert len(origin.log) == 1
+
+
+def test_all_who_wait_for_a_request_get_its_error_and_the_next_read_works(fs, origin):
+    data = origin.put("b/k", noise(3 * MiB))
+    fs.info("b/k")
+    origin.break_after[2] = 2 * MiB
+    gate(fs, origin, is_open=False)
+    threads, results = in_threads(8, lambda i: fs.cat_file("b/k", 5 * i, 3 * MiB - 5 * i))
+    while len(origin.log) < 2:
+        pass
+    gate(fs, origin, is_open=True)
+    for thread in threads:
+        thread.join()
+    assert [type(result) for result in results] == [CachedFSError] * 8
+    assert fs._source.engine.drain()
+    assert not fs._source.engine.flights
+    assert fs.cat_file("b/k") == data
+    # The two blocks that had arrived were kept: only the third was asked for again.
+    assert [(want.start, want.stop) for want in reads(origin)] == [(0, 3 * MiB), (2 * MiB, 3 * MiB)]
+
+
+def test_an_object_replaced_between_question_and_read_is_read_in_its_new_version(fs, origin):
+    origin.put("b/k", bytes(2 * MiB))
+    fs.info("b/k")
+    new = origin.put("b/k", noise(2 * MiB + 1))
+    assert fs.cat_file("b/k") == new
+    assert fs.info("b/k")["size"] == 2 * MiB + 1
+
+
+def test_an_object_that_vanished_is_gone_for_a_read_and_changed_for_a_handle(fs, origin):
+    data = origin.put("b/k", noise(20 * MiB))
+    with fs.open("b/k") as file:
+        assert file.read(10) == data[:10]
+        del origin.objects["b/k"]
+        file.seek(15 * MiB)
+        with pytest.raises(ObjectChanged):
+            file.read(10)
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("b/k", 16 * MiB, 17 * MiB)
+
+
+def test_a_read_that_is_given_up_does_not_stop_the_request_for_others(fs, origin):
+    data = origin.put("b/k", noise(MiB))
+    fs.info("b/k")
+    gate(fs, origin, is_open=False)
+    reader, engine = fs._reader, fs._source.engine
+
+    async def two_readers():
+        first = asyncio.ensure_future(reader.read("b/k"))
+        second = asyncio.ensure_future(reader.read("b/k"))
+        while len(origin.log) < 2:
+            await asyncio.sleep(0)
+        first.cancel()
+        origin.gate.set()
+        return await second
+
+    assert engine.run(two_readers()) == data
+    assert len(reads(origin)) == 1
+
+
+def test_a_closed_handle_leaves_no_request_running(fs, origin):
+    origin.put("b/k", noise(8 * MiB))
+    file = fs.open("b/k")
+    file.read(10)
+    file.close()
+    fs._source.engine.run(asyncio.sleep(0.05))
+    assert origin.open_bodies == 0
+    assert not fs._source.engine.airborne
+    assert fs.stats().bytes_fetched <= 2 * MiB
+
+
+def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
+    monkeypatch.setattr("cachedfs.engine.BEHIND_BYTES", 2 * MiB)
+    let_go, put = threading.Event(), BlockCache.put
+
+    def slow_put(self, *args, **kwargs):
+        assert let_go.wait(30)
+        return put(self, *args, **kwargs)
+
+    monkeypatch.setattr(BlockCache, "put", slow_put)
+    data = origin.put("b/k", noise(12 * MiB))
+    fs.info("b/k")
+    threads, results = in_threads(1, lambda i: fs.cat_file("b/k"))
+    engine = fs._source.engine
+    while engine.writer.behind <= 2 * MiB:
+        pass
+    engine.run(asyncio.sleep(0.1))
+    assert engine.writer.behind <= 6 * MiB, "two requests stop at the limit, each at its next block"
+    let_go.set()
+    threads[0].join()
+    assert results == [data]
+
+
+@pytest.mark.parametrize("has_sizes", [True, False])
+def test_an_object_without_a_fingerprint_is_read_past_the_cache(fs, origin, has_sizes):
+    origin.has_fingerprints, origin.has_sizes = False, has_sizes
+    data = origin.put("b/k", noise(5 * MiB))
+    assert fs.cat_file("b/k", 10, 20) == data[10:20]
+    assert fs.cat_file("b/k") == data
+    origin.log.clear()
+    with fs.open("b/k") as file:
+        assert file.read(MiB) == data[:MiB]
+        assert [file.read(4 * KiB) for _ in range(100)] == [
+            data[MiB + i * 4 * KiB :][: 4 * KiB] for i in range(100)
+        ]
+    assert len(origin.log) <= 2
+    assert fs.stats().blocks == 0
+
+
+def test_a_read_succeeds_and_is_cheap_where_nothing_can_be_stored(fs, origin, monkeypatch, caplog):
+    def full(self, *args, **kwargs):
+        raise CacheError("the disk is full")
+
+    monkeypatch.setattr("cachedfs.cache.store.Store.put", full)
+    data = origin.put("b/k", noise(40 * MiB))
+    with fs.open("b/k") as file:
+        assert b"".join(iter(lambda: file.read(50 * KiB), b"")) == data
+    assert fs.stats().bytes_fetched <= 1.05 * len(data)
+    assert fs.stats().requests <= 10
+    assert fs.stats().cannot_store == "the disk is full"
+    assert fs.cat_file("b/k") == data
+
+
+def test_a_fault_in_storing_does_not_stop_the_readers(fs, origin, monkeypatch, caplog):
+    def broken(self, *args, **kwargs):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(BlockCache, "put", broken)
+    data = origin.put("b/k", noise(3 * MiB))
+    for _ in range(2):
+        assert fs.cat_file("b/k") == data
+        fs._source.engine.drain()
+    assert "a bug" in caplog.text
+
+
+def test_a_new_process_finds_what_this_one_read(fs, origin):
+    data = origin.put("b/k", noise(3 * MiB))
+    assert fs.cat_file("b/k") == data
+    forget()
+    origin.log.clear()
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    assert fs.cat_file("b/k") == data
+    assert origin.log == []
+
+
+def test_the_origin_away_serves_what_is_known_with_one_warning(origin, caplog):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0)
+    data = origin.put("b/k", noise(1000))
+    assert fs.cat_file("b/k") == data
+    fs._source.engine.drain()
+    away = OriginUnavailable("gs://b/k: connection refused")
+    origin.fail_with[len(origin.log) + 1] = away
+    for _ in range(3):
+        assert fs.cat_file("b/k") == data
+    assert len(origin.log) == 2, "taken as away: asked once, then not for a while"
+    assert [r.message for r in caplog.records if "stale_if_error" in r.message] != []
+    assert len([r for r in caplog.records if "stale_if_error" in r.message]) == 1
+    strict = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0, stale_if_error=False)
+    origin.fail_with[len(origin.log) + 1] = away
+    with pytest.raises(OriginUnavailable, match="connection refused"):
+        strict.cat_file("b/k")
+
+
+def test_offline_reads_what_is_here_and_says_what_is_not(fs, origin):
+    data = origin.put("b/k", noise(3 * MiB))
+    origin.put("b/other", b"x")
+    assert fs.cat_file("b/k", 0, 10) == data[:10]
+    fs._source.engine.drain()
+    origin.log.clear()
+    offline = fsspec.filesystem("cachedfs", target_protocol="gs", offline=True)
+    assert offline.cat_file("b/k", 5, MiB) == data[5:MiB]
+    for act in (
+        lambda: offline.cat_file("b/k"),
+        lambda: offline.cat_file("b/other"),
+        lambda: offline.open("b/other"),
+        lambda: offline.ls("b"),
+        lambda: offline.find("b"),
+        lambda: offline.pipe_file("b/new", b""),
+    ):
+        with pytest.raises(OriginUnavailable, match=r"cachedfs::gs://b.*offline=True"):
+            act()
+    assert origin.log == []
