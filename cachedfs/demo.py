@@ -118,10 +118,10 @@ def store_digits(url: str, side: int, count: int) -> list[Any]:
         "images",
         shape=images.shape,
         dtype=images.dtype,
+        dimension_names=["image", "y", "x"],
         chunks=(1, side, side),
         shards=(128, side, side),
         compressors=None,  # enlarged pixels would pack to nothing, and nothing would cross the link
-        dimension_names=["image", "y", "x"],
     )
     array[:] = images
     return []
@@ -158,17 +158,14 @@ class Session:
     def __init__(self, server: GCSServer, cache_dir: Path | None) -> None:
         self._server, self._prefix = server, "cachedfs::gs://" if cache_dir else "gs://"
         package = str(Path(__file__).parents[1])
-        settings = {
-            "FSSPEC_CONFIG_DIR": os.devnull,
-            "FSSPEC_GS_TOKEN": "anon",
-            "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url,
-            "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
-        }
+        settings = {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
+        settings |= {"FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url}
         if cache_dir:
             settings |= {"FSSPEC_CACHEDFS_CACHE_DIR": str(cache_dir), "FSSPEC_CACHEDFS_KEEP_FREE": "0"}
         else:  # gcsfs asks for a bucket's layout by gRPC over TLS, which the simulated cloud does not speak
             settings |= {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
-        own = ("FSSPEC_", "GCSFS_", "STORAGE_EMULATOR_HOST")  # the user's settings stay out
+        settings |= {"FSSPEC_CONFIG_DIR": os.devnull}  # the user's own settings stay out
+        own = ("FSSPEC_", "GCSFS_", "STORAGE_EMULATOR_HOST")
         environ = {name: value for name, value in os.environ.items() if not name.startswith(own)} | settings
         command, pipe = [sys.executable, "-m", "cachedfs.demo", "--session"], subprocess.PIPE
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115

@@ -25,7 +25,7 @@ class Known:
     info: ObjectInfo | None
     checked_at: float
     mark: int
-    slots: tuple[int, int]
+    slots: tuple[int, ...]
     by_listing: bool = False
     _key: ObjectKey | None = None
 

@@ -38,14 +38,14 @@ class Fetcher:
         engine, info = self.source.engine, known.info
         assert info is not None
         assert info.size is not None
-        if self.source.config.offline:
-            raise self.source.offline(known.path)
         flights: dict[int, Flight] = {}
         mine = []
         for index in indexes:
             flight = engine.flights.get(key.name(index))
             if flight is not None and flight.covers(index * key.block_size):
                 flights[index] = flight
+            elif self.source.config.offline and not engine.cache.has(key, index):
+                raise self.source.offline(known.path)
             elif flight is None and engine.cache.take_claim(key.hash64(index)):
                 if engine.cache.has(key, index):  # stored between the look and the claim
                     engine.cache.drop_claim(key.hash64(index))

@@ -16,6 +16,7 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.config import conf
+from fsspec.core import has_magic
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike, stringify_path
@@ -101,7 +102,8 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
     def unstrip_protocol(self, name: str) -> str:
         """Return the URL that opens `name` again: `cachedfs::gs://bucket/key`."""
         name = _strip(self.protocol, self.target_protocol, name)
-        return f"{self._url_prefix()}{name}"
+        # Where names are whole URLs, they need no protocol in front.
+        return f"cachedfs::{name}" if "://" in name else f"{self._url_prefix()}{name}"
 
     def _url_prefix(self) -> str:
         return f"cachedfs::{self.target_protocol}://"
@@ -182,7 +184,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
         """Return the bytes of one object, or a dictionary of many; what is here at once, the others in one round trip."""
         single = isinstance(path, str | os.PathLike)
         paths = [path] if single else list(path)
-        if recursive or kwargs or any(fsspec.core.has_magic(stringify_path(p)) for p in paths):
+        if recursive or kwargs or any(has_magic(stringify_path(p)) for p in paths):
             return self._run(self._cat(path, recursive=recursive, on_error=on_error, **kwargs))
         found: dict[str, Any] = {}
         missing = []
@@ -351,7 +353,9 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
     ) -> None:
         path = self._strip(path)
         paths = path if isinstance(path, list) else [path]
-        await self._write(paths, "rm", path, recursive=recursive, maxdepth=maxdepth, tree=True)
+        changed = [_before_magic(p) for p in paths]
+        tree = recursive or changed != paths
+        await self._write(changed, "rm", path, recursive=recursive, maxdepth=maxdepth, tree=tree)
 
     async def _cp_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
         source, target = self._strip(path1), self._strip(path2)
@@ -491,7 +495,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
         """Forget what is known of a path, or of everything: the next use asks the origin. Blocks stay."""
         cache, identity = self._source.engine.cache, self._source.identity
         if path is None:
-            cache.changed(identity, [], tree=True)
+            cache.changed(identity, [""], tree=True)
         else:
             cache.changed(identity, [self._strip(path), f"{self._strip(path)}/"])
         super().invalidate_cache(path)
@@ -562,7 +566,16 @@ def _strip(own: str, target: str | None, path: Any) -> str:
         protocol, rest = target or "", text
     if protocol in GCS_PROTOCOLS or not protocol:
         return rest.strip("/") if protocol else rest.rstrip("/")
-    return str(_rule_of(protocol)(text).rstrip("/"))
+    name = str(_rule_of(protocol)(text))
+    # The slash at the end of a URL is part of it, and the root has no other name.
+    return name if "://" in name else name.rstrip("/") or name
+
+
+def _before_magic(path: str) -> str:
+    """Return the folder that holds all that a pattern can match; a path without magic itself."""
+    while has_magic(path):
+        path = path.rpartition("/")[0]
+    return path
 
 
 def _rule_of(protocol: str) -> Callable[[str], str]:

@@ -139,6 +139,33 @@ def test_names_may_hold_what_urls_hold_badly(cloud, fs):
     )
 
 
+def test_roots_have_names_too(cloud, fs):
+    local = fsspec.filesystem("cachedfs", target_protocol="file")
+    for root in ("/", "file:///", "cachedfs::file:///"):
+        assert "/tmp" in local.ls(root, detail=False)
+        assert local.isdir(root)
+    memory = fsspec.filesystem("cachedfs", target_protocol="memory")
+    memory.pipe_file("/at-the-root", b"1")
+    for root in ("", "/", "memory://"):
+        assert "/at-the-root" in memory.ls(root, detail=False)
+        assert "/at-the-root" in memory.find(root)
+        assert memory.isdir(root)
+    memory.rm("/at-the-root")
+    for root in ("", "gs://", "cachedfs::gs://"):
+        assert cloud.bucket in fs.ls(root, detail=False)
+        assert fs.isdir(root)
+
+
+def test_a_path_object_is_a_name(cloud, fs, tmp_path):
+    cloud.put("a", b"1")
+    path = pathlib.PurePosixPath(cloud.path("a"))
+    assert fs.cat_file(path) == fs.cat(path) == fs.open(path).read() == b"1"
+    local = fsspec.filesystem("cachedfs", target_protocol="file")
+    local.pipe_file(tmp_path / "x", b"2")
+    assert local.cat(tmp_path / "x") == b"2"
+    assert local.info(tmp_path / "x")["name"] == str(tmp_path / "x")
+
+
 def test_it_is_both_kinds_of_filesystem(fs):
     assert isinstance(fs, ChainedFileSystem)
     assert isinstance(fs, AsyncFileSystem)

@@ -1,8 +1,12 @@
 """Every URL form of the design, with the libraries that people use, as they come."""
 
+import functools
 import gzip
+import http.server
 import io
 import json
+import threading
+import zipfile
 
 import fsspec
 import h5py
@@ -446,3 +450,37 @@ def test_open_dataset_with_the_engine_named(cloud):
     cube().to_zarr(cloud.url("c.zarr"))
     with xr.open_dataset(cloud.url("c.zarr"), engine="zarr") as back:
         xr.testing.assert_identical(back.load(), cube())
+
+
+def test_a_zip_file_is_read_through_us(cloud):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as packed:
+        packed.writestr("d/rows.csv", ROWS.to_csv(index=False))
+    cloud.put("a.zip", buffer.getvalue())
+    for prefix in FORMS:
+        back = pd.read_csv(f"zip://d/rows.csv::{cloud.url('a.zip', prefix)}")
+        pd.testing.assert_frame_equal(back, ROWS, check_exact=False)
+
+
+def test_web_pages_are_named_by_their_urls(tmp_path):
+    (tmp_path / "rows.csv").write_text(ROWS.to_csv(index=False))
+
+    class Silent(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    handler = functools.partial(Silent, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/rows.csv"
+            pd.testing.assert_frame_equal(pd.read_csv(f"cachedfs::{url}"), ROWS, check_exact=False)
+            fs, path = fsspec.url_to_fs(f"cachedfs::{url}")
+            assert path == url
+            assert fs.unstrip_protocol(path) == f"cachedfs::{url}"
+            assert fs.cat_file(url) == (tmp_path / "rows.csv").read_bytes()
+            assert fs.exists(url)
+            assert not fs.exists(f"{url}.not")
+        finally:
+            forget()  # closes the connections
+            server.shutdown()

@@ -17,7 +17,7 @@ from cachedfs.sim import Fault, GCSServer
 from tests.support import Cloud, KiB, MiB, forget, noise
 
 
-@pytest.fixture()
+@pytest.fixture
 def fs(cloud):
     return fsspec.filesystem("cachedfs", target_protocol="gs")
 
@@ -118,7 +118,7 @@ def test_find_costs_one_request_a_thousand_objects_then_none(cloud, fs):
     assert cloud.asked() == []
 
 
-@pytest.fixture()
+@pytest.fixture
 def far_cloud(own_cache, tmp_path, monkeypatch):
     """A simulated GCS at a distance, as in the tables, with two objects larger than memory should hold."""
     for name, size in (("one", 1 << 30), ("ten", 10 << 30)):

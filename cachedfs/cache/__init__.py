@@ -23,7 +23,7 @@ from cachedfs.cache.directory import Directory, layer_roots, open_directory, rea
 from cachedfs.cache.disk import Buffer, is_network
 from cachedfs.cache.facts import Fact, Listing
 from cachedfs.cache.handles import Handles
-from cachedfs.cache.index import Index, Rows
+from cachedfs.cache.index import Index, Rows, Sweep
 from cachedfs.cache.leases import Lease
 from cachedfs.cache.shared import Marks, Touches, touch_slots
 from cachedfs.cache.store import Store
@@ -58,6 +58,7 @@ class BlockCache:
         self._marks: Marks | None = None
         self._touches: Touches | None = None
         self._look_at = 0.0
+        self._sweep = Sweep()
         self._said = False
         has_claims = directory is not None and not directory.is_network
         self._claims = Claims(directory.claims if directory and has_claims else None)
@@ -214,7 +215,7 @@ class BlockCache:
             return
         with self._writing("facts cannot be kept") as rows:
             rows.keep_facts(facts)
-            rows.forget_old(time.time(), added=len(facts))
+            self._sweep = rows.forget_old(time.time(), added=len(facts), sweep=self._sweep)
 
     def listing(self, identity: str, folder: str) -> Listing | None:
         """Return the children that the last listing of `folder` gave, whatever was learnt of one of them since."""
@@ -248,7 +249,8 @@ class BlockCache:
             for folder, infos in listings.items():
                 mark = folder_marks[folder]
                 rows.keep_listing(identity, folder, infos, checked_at=checked_at, mark=mark, marks=marks)
-            rows.forget_old(time.time(), added=sum(map(len, listings.values())))
+            added = sum(map(len, listings.values()))
+            self._sweep = rows.forget_old(time.time(), added=added, sweep=self._sweep)
 
     # Change marks: shared memory, no SQLite
 
@@ -267,15 +269,15 @@ class BlockCache:
         return self._open_marks().epoch(identity)
 
     def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
-        """Change the marks of `paths` and of everything above; with `tree` of everything at this origin."""
+        """Change the marks of `paths` and of everything above them; with `tree` of everything below them too."""
         self._look()
         self._open_marks().change(identity, paths, tree=tree)
 
-    def mark_slots(self, identity: str, path: str) -> tuple[int, int]:
+    def mark_slots(self, identity: str, path: str) -> tuple[int, ...]:
         """Return what `mark_at` wants; the same in every process, for ever. A folder's name with "/" is its listing."""
         return self._open_marks().slots_of(identity, path)
 
-    def mark_at(self, slots: tuple[int, int]) -> int:
+    def mark_at(self, slots: tuple[int, ...]) -> int:
         """Return the mark whose slots these are."""
         return (self._marks or self._open_marks()).at(slots)
 

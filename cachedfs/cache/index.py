@@ -92,9 +92,30 @@ _LOOKUP = """SELECT info, checked_at, mark FROM facts WHERE origin = ?1 AND path
     WHERE origin = ?1 AND folder = ?3 AND children.mark IS NOT NULL
     ORDER BY 2 DESC LIMIT 1"""
 
+_OLD_FACTS = """SELECT id, checked_at, EXISTS (
+        SELECT 1 FROM objects WHERE objects.origin = facts.origin AND objects.path = facts.path)
+    FROM facts WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
+# "0" is the character after "/": all paths below the folder are between the two.
+_OLD_LISTINGS = """SELECT id, checked_at, EXISTS (
+        SELECT 1 FROM objects WHERE objects.origin = listings.origin
+        AND objects.path > CAST(folder || '/' AS BLOB) AND objects.path < CAST(folder || '0' AS BLOB))
+    FROM listings WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
+
 _OLDEST_FACT_S = 7 * 86400.0
 _MOST_FACTS = 1_000_000
 _FEW = 512  # facts forgotten at one write, beyond twice what it adds
+
+
+class Sweep(NamedTuple):
+    """How far the search for old facts and old listings got: (checked_at, id) of the last ones looked at."""
+
+    facts: tuple[float, int] = (0.0, 0)
+    listings: tuple[float, int] = (0.0, 0)
+
+
+def _reached(rows: list[tuple[int, float, int]], limit: int) -> tuple[float, int]:
+    """Return where the next search starts: behind these rows, from the beginning when they were the last."""
+    return (rows[-1][1], rows[-1][0]) if len(rows) == limit else (0.0, 0)
 
 
 class BlockRow(NamedTuple):
@@ -377,18 +398,25 @@ class Rows:
         self._run_many("INSERT INTO children VALUES (?, ?, ?, ?)", children.values())
         self._count_facts(len(children))
 
-    def forget_old(self, now_s: float, *, added: int) -> None:
-        """Delete some facts that are too old or too many, and children of buried listings: more than were `added`."""
+    def forget_old(self, now_s: float, *, added: int, sweep: Sweep) -> Sweep:
+        """Delete some facts that are too old or too many, and children of buried listings: more than were `added`.
+
+        What has blocks here stays, so that it can be read offline for as long as they do. `sweep` is how far the last
+        call got: those that stay are not looked at again before all others were.
+        """
         too_many = (self.number("facts") or 0) > _MOST_FACTS
         limit = now_s if too_many else now_s - _OLDEST_FACT_S
-        gone = self._run(
-            "DELETE FROM facts WHERE id IN (SELECT id FROM facts WHERE checked_at < ? ORDER BY checked_at LIMIT ?)",
-            (limit, _FEW + 2 * added),
-        ).rowcount
-        oldest = "SELECT id FROM listings WHERE checked_at < ? ORDER BY checked_at LIMIT ?"
-        for (listing,) in self._run(oldest, (limit, 1 if too_many else _FEW)).fetchall():
-            self._bury(listing)
-        self._count_facts(-gone - self._clear_graves(_FEW + 2 * added))
+        n = _FEW + 2 * added
+        facts = self._run(_OLD_FACTS, (limit, *sweep.facts, n)).fetchall()
+        gone = [(id,) for id, _, has_blocks in facts if not has_blocks]
+        self._run_many("DELETE FROM facts WHERE id = ?", gone)
+        few = 1 if too_many else _FEW
+        listings = self._run(_OLD_LISTINGS, (limit, *sweep.listings, few)).fetchall()
+        for listing, _, has_blocks in listings:
+            if not has_blocks:
+                self._bury(listing)
+        self._count_facts(-len(gone) - self._clear_graves(n))
+        return Sweep(_reached(facts, n), _reached(listings, few))
 
     def _listing(self, identity: str, folder: str) -> tuple[int, float, int] | None:
         values = (_origin(identity), _blob(folder))

@@ -121,6 +121,9 @@ def _publish(temp: str, path: str) -> None:
         disk.rename(temp, path)
 
 
+_TREE = "\0tree\0"
+
+
 class Marks(SharedSlots):
     """Change marks: numbers that differ after something happened to a path, seen by all processes at once.
 
@@ -132,18 +135,26 @@ class Marks(SharedSlots):
     def __init__(self, path: str | None, temp: str) -> None:
         super().__init__(path, temp, _MARK_SLOTS, fill=disk.nonce())
 
-    def slots_of(self, identity: str, path: str) -> tuple[int, int]:
-        """Return the two slots whose change changes the mark of `path`: its own, and that of whole trees."""
+    def slots_of(self, identity: str, path: str) -> tuple[int, ...]:
+        """Return the slots whose change changes the mark of `path`: its own, and those of the trees it is in."""
         base = _crc(identity)
-        return _slot(path, base), _slot("\0tree", base)
+        slots = [_slot(path, base)]
+        above = path
+        while above:
+            above = above.rpartition("/")[0]
+            slots.append(_slot(_TREE + above, base))
+        return tuple(slots)
 
-    def listing_slots_of(self, identity: str, folder: str) -> tuple[int, int]:
+    def listing_slots_of(self, identity: str, folder: str) -> tuple[int, ...]:
         return self.slots_of(identity, folder + "/")
 
-    def at(self, slots: tuple[int, int]) -> int:
+    def at(self, slots: tuple[int, ...]) -> int:
         """Return the mark that the slots make now: 63 bits."""
-        own, tree = slots
-        return (self.slots[own] ^ self.slots[tree] << 1) & _MASK63
+        words = self.slots
+        mark = words[slots[0]]
+        for slot in slots[1:]:
+            mark = 3 * mark ^ words[slot]  # 3: so that equal numbers in two slots do not cancel out
+        return mark & _MASK63
 
     def epoch(self, identity: str) -> int:
         """Return a number that differs after any change at this origin."""
@@ -157,8 +168,9 @@ class Marks(SharedSlots):
         """
         base, fresh = _crc(identity), disk.nonce()
         self.slots[_slot("\0epoch", base)] = fresh
-        if tree:
-            self.slots[_slot("\0tree", base)] = fresh
+        paths = list(paths)
+        for path in paths if tree else ():
+            self.slots[_slot(_TREE + path, base)] = fresh
         for name in _names_touched(paths):
             self.slots[_slot(name, base)] = fresh
 

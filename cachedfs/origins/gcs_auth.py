@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from fsspec.config import conf
+
 from cachedfs.origins.inner import make_private, without_listing_cache
 from cachedfs.origins.retry import Failed, Trouble
 
@@ -25,7 +27,7 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
         raise ImportError(
             f'gs:// needs gcsfs, which cannot be imported ({error}): pip install "cachedfs[gcs]"'
         ) from error
-    _check_token(options.get("token"))
+    _check_token(options.get("token") or conf.get("gs", {}).get("token") or conf.get("gcs", {}).get("token"))
     given = {**make_private(options), "asynchronous": False, "loop": loop}
     try:
         return without_listing_cache(GCSFileSystem(**given))
@@ -45,7 +47,7 @@ def _check_token(token: Any) -> None:
     ):
         raise ValueError(
             f"gs option token={token!r}: there is no such file; a token is a file's name, a dictionary, credentials, "
-            "or 'anon', 'google_default', 'cloud', 'browser', 'cache'"
+            "or 'anon', 'google_default', 'cloud', 'cache'"
         )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cachedfs.cache import Fact, index
 from cachedfs.cache.facts import decode_info, encode_info
 from cachedfs.errors import CacheError
-from cachedfs.model import ObjectInfo
+from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey
 
 ORIGIN, NOW = "gs://test", 1_700_000_000.0
 
@@ -144,6 +144,23 @@ def test_old_facts_and_listings_go(cache):
     assert cache.lookup(ORIGIN, "b/old") is None
     assert cache.lookup(ORIGIN, "b/listed") is None
     assert cache.lookup(ORIGIN, "b/new") is not None
+    assert cache.check().ok
+
+
+def test_what_has_blocks_stays_known_for_as_long_as_they_do(cache):
+    key = ObjectKey(ORIGIN, "b/f/read", "1", 1 << 20)
+    cache.put([(BlockKey(key, 0), b"bytes")], Bounds(1 << 24, 0))
+    for path in ("b/f/read", "b/f/not-read", "b/other/x"):
+        learn(cache, path, info_of(path), age=8 * 86400)
+    listed(cache, "b/f", "b/f/read", "b/f/listed", age=8 * 86400)
+    listed(cache, "b/other", "b/other/listed", age=8 * 86400)
+    for _ in range(3):
+        learn(cache, "b/new", info_of("b/new"))
+    assert cache.lookup(ORIGIN, "b/f/read") is not None
+    assert cache.listing(ORIGIN, "b/f") is not None
+    assert cache.lookup(ORIGIN, "b/f/not-read") is None
+    assert cache.lookup(ORIGIN, "b/other/x") is None
+    assert cache.listing(ORIGIN, "b/other") is None
     assert cache.check().ok
 
 

@@ -44,14 +44,20 @@ def test_a_change_moves_the_marks_of_the_path_and_of_all_above_and_of_nothing_el
     assert cache.epoch(ORIGIN) != epoch
 
 
-def test_a_change_of_a_tree_moves_every_mark_of_the_origin(cache):
-    before = marks_of(cache, "a", "b/c/d", "e"), cache.listing_mark(ORIGIN, "b")
-    elsewhere = cache.mark("gs://elsewhere", "a")
-    cache.changed(ORIGIN, ["x"], tree=True)
-    after = marks_of(cache, "a", "b/c/d", "e"), cache.listing_mark(ORIGIN, "b")
-    assert all(old != new for old, new in zip(before[0], after[0], strict=True))
-    assert before[1] != after[1]
-    assert cache.mark("gs://elsewhere", "a") == elsewhere
+def test_a_change_of_a_tree_moves_the_marks_of_what_is_in_it_and_no_other(cache):
+    inside = ["b/t", "b/t/x", "b/t/deep/er/y"]
+    outside = ["b/tt", "b/u/x", "c/t/x"]
+    before = {path: cache.mark(ORIGIN, path) for path in inside + outside}
+    below = cache.listing_mark(ORIGIN, "b/t/deep")
+    beside, elsewhere = cache.listing_mark(ORIGIN, "b/u"), cache.mark("gs://elsewhere", "b/t/x")
+    cache.changed(ORIGIN, ["b/t"], tree=True)
+    assert all(cache.mark(ORIGIN, path) != before[path] for path in inside)
+    assert all(cache.mark(ORIGIN, path) == before[path] for path in outside)
+    assert cache.listing_mark(ORIGIN, "b/t/deep") != below
+    assert cache.listing_mark(ORIGIN, "b/u") == beside
+    cache.changed(ORIGIN, [""], tree=True)
+    assert cache.mark("gs://elsewhere", "b/t/x") == elsewhere
+    assert all(cache.mark(ORIGIN, path) != before[path] for path in outside)
 
 
 @given(st.lists(st.text(alphabet="ab/", max_size=6), max_size=4), st.text(alphabet="ab/", max_size=6))

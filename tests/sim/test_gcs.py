@@ -27,8 +27,8 @@ from cachedfs.sim import Fault, GCSServer, Profile
 from cachedfs.sim.network import Delay
 from cachedfs.sim.objects import list_page
 
-os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
-gcsfs = pytest.importorskip("gcsfs")
+# The class that GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false gives: the other asks for bucket layouts by gRPC over TLS.
+gcsfs = pytest.importorskip("gcsfs.core")
 storage = pytest.importorskip("google.cloud.storage")
 obstore = pytest.importorskip("obstore")
 
