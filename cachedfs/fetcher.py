@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
@@ -68,7 +69,7 @@ class Fetcher:
         self.source.engine.spawn(self.fly(flight, self._pinned(flight, known.path, info, bytes_)))
         return flight
 
-    def launch_ahead(self, known: Known, key: ObjectKey, blocks: Iterable[int], keep: list[Flight]) -> None:
+    def launch_ahead(self, known: Known, key: ObjectKey, blocks: Iterable[int], keep: deque[Flight]) -> None:
         """Send the requests for blocks that a reader will probably want next; add them to `keep`. On the loop."""
         if not self.source.config.offline:
             missing = [i for i in blocks if not self.source.engine.cache.has(key, i)]

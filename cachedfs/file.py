@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["CachedFile", "WrittenFile"]
 
 BUFFER_SIZE = 32 * 1024  # half a checksum page: small reads in Python's C code, without reading far too much
+JUMP_SIZE = 4 * 1024  # read into the buffer after a jump: most random reads want less than all of it
 FIRST_DEMAND = 2  # the request that opened a file runs this many times ahead of its reader
 
 
@@ -63,7 +65,7 @@ class CachedFile(io.BufferedReader):
     def getbuffer(self) -> memoryview:
         raise io.UnsupportedOperation(f"{self.full_name}: not in memory; read() it")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any, /) -> tuple[Any, ...]:  # io's own refuses, from Python 3.12 on
         return _reopen, (self.fs, self.path, self.tell(), self._object().fingerprint)
 
     def __repr__(self) -> str:
@@ -108,12 +110,15 @@ class RawReader(io.RawIOBase):
         self._position = 0
         self._block: Handle | None = None  # the block in hand, and the bytes of the object that it holds
         self._block_start = self._block_stop = 0
-        self._history = History()
+        self._jumped = False  # the next read is not where the last one ended
+        self._last = -1  # the block that was read last
+        self._history = History()  # kept up to date once something had to be fetched
+        self._asked = range(flight.start, flight.stop) if flight is not None else range(0)
         self._cold = flight is not None  # something of this file had to be fetched: then look ahead
         self._opening = flight  # the request that open() sent; ours to stop
         self._flight = flight  # the last request that served us
         # Requests ahead of us: where nothing can be stored, what they bring would otherwise be lost before we get there.
-        self._kept: list[Flight] = []
+        self._kept: deque[Flight] = deque()  # the loop appends, we take from the left
         if known.info.size is None:
             data = reader.source.engine.run(reader.collect(known, None, None))
             self._whole: bytes | None = data
@@ -145,6 +150,7 @@ class RawReader(io.RawIOBase):
             raise ValueError(f"whence is 0, 1 or 2, not {whence}")
         if offset < 0:
             raise OSError(errno.EINVAL, f"cannot seek to {offset}: before the start of {self._known.path}")
+        self._jumped = self._jumped or offset != self._position
         self._position = offset
         return offset
 
@@ -155,7 +161,12 @@ class RawReader(io.RawIOBase):
         """Fill `buffer` with what comes first: at least a byte, unless the file ends here."""
         into = buffer if type(buffer) is memoryview else memoryview(buffer).cast("B")
         position = self._position
-        n = self._hit(position, into) if position < self._block_stop else 0  # the commonest case first
+        if self._jumped:
+            self._jumped = False
+            if len(into) == BUFFER_SIZE:
+                into = into[:JUMP_SIZE]
+        # The commonest case first: more of the block in hand.
+        n = self._hit(position, into) if self._block_start <= position < self._block_stop else 0
         if n <= 0:
             if position >= self.size or not len(into):
                 return 0
@@ -172,7 +183,8 @@ class RawReader(io.RawIOBase):
             data = self._whole[self._position :]
         else:
             want = Range(self._position, self.size)
-            self._same_process()
+            if self._engine.pid != os.getpid():
+                self._leave_parent()
             if self._flight is None or not self._flight.covers(self._position):
                 self._let_go()
             here = self._reader.cached_range(self._key, want) if self._key is not None else None
@@ -193,7 +205,7 @@ class RawReader(io.RawIOBase):
     def _hit(self, position: int, into: memoryview) -> int:
         """Copy from the block in hand; 0 when `position` is not in it, or when it turns out to be bad."""
         block = self._block
-        if block is None or position < self._block_start:
+        if block is None:
             return 0
         try:
             return block.read_into(position - self._block_start, into, verify=self._verify)
@@ -206,35 +218,42 @@ class RawReader(io.RawIOBase):
             n = min(len(into), self.size - position)
             into[:n] = self._whole[position : position + n]
             return n
-        self._same_process()
-        if self._key is not None:
-            self._look_ahead(position)
-        n = self._from_flight(position, into) if self._cold else 0
+        if self._engine.pid != os.getpid():
+            self._leave_parent()
+        index = position // self._block_size
+        n = self._from_requests(index, position, into) if self._cold else 0
         if n == 0:
             n = self._from_cache(position, into)
         while n == 0:
-            self._cold = True
+            if not self._cold:
+                self._cold = True
+                self._history = History(self._last).after(index)
             self._flight = self._engine.run(self._fetch(position, len(into)))
             n = (
                 self._from_flight(position, into)
                 if self._flight is not None
                 else self._from_cache(position, into)
             )
+        self._last = index
         return n
 
     def _from_cache(self, position: int, into: memoryview) -> int:
         """Copy from the block at `position`, which becomes the one in hand; 0 for a miss."""
-        if self._key is None:
+        key, size, old = self._key, self._block_size, self._block
+        if key is None:
             return 0
-        self._put_down()
-        index = position // self._block_size
-        self._block = self._cache.borrow(self._key, index)
-        if self._block is None:
+        index = position // size
+        block = self._block = self._cache.borrow(
+            key, index, (self._block_start // size, old) if old is not None else None
+        )
+        if block is None:
+            self._block_start = self._block_stop = 0
             return 0
-        self._block_start = index * self._block_size
-        self._block_stop = self._block_start + self._block.length
+        self._block_start = index * size
+        self._block_stop = self._block_start + block.length
         n = self._hit(position, into)
-        self._engine.hits += n > 0
+        if n > 0 and position not in self._asked:
+            self._engine.hits += 1
         return n
 
     def _put_down(self, error: BaseException | None = None) -> None:
@@ -243,6 +262,13 @@ class RawReader(io.RawIOBase):
         if block is not None and self._key is not None:
             self._cache.give_back(self._key, self._block_start // self._block_size, block, error)
         self._block_start = self._block_stop = 0
+
+    def _from_requests(self, index: int, position: int, into: memoryview) -> int:
+        """Copy from a request in flight; another block also moves the history of this file, and what is sent ahead."""
+        if index != self._history.last:
+            self._history = self._history.after(index)
+            self._look_ahead()
+        return self._from_flight(position, into)
 
     def _from_flight(self, position: int, into: memoryview) -> int:
         """Copy what a request in flight has at `position`; 0 when none covers it, or it is not there yet."""
@@ -262,15 +288,17 @@ class RawReader(io.RawIOBase):
         """Return the request that brings the byte at `position`: ours, or anybody's."""
         if self._flight is not None and self._flight.covers(position):
             return self._flight
-        self._kept = [flight for flight in self._kept if flight.stop > position]
+        while self._kept and self._kept[0].stop <= position:
+            self._kept.popleft()
         name = self._key.name(position // self._block_size) if self._key is not None else ""
         shared = self._engine.flights.get(name)
-        candidates = self._kept if shared is None else [shared, *self._kept]
+        candidates = [*self._kept] if shared is None else [shared, *self._kept]
         return next((flight for flight in candidates if flight.covers(position)), None)
 
     async def _fetch(self, position: int, size: int) -> Flight | None:
         """Wait for the bytes at `position`; None when they are in the cache now. On the loop."""
         reader, key, known = self._reader, self._key, self._known
+        self._ask(position - position % self._block_size, position + size)
         if key is None:
             flight = self._flight
             if flight is None or not flight.covers(position):
@@ -279,12 +307,8 @@ class RawReader(io.RawIOBase):
             return flight
         return await reader.fetch(known, key, Range(position, min(position + size, self.size)))
 
-    def _look_ahead(self, position: int) -> None:
+    def _look_ahead(self) -> None:
         """Send what the history of this file says will be read next."""
-        index = position // self._block_size
-        if index == self._history.last:
-            return
-        self._history = self._history.after(index)
         config = self._reader.source.config
         wanted = ahead(
             self._history,
@@ -297,9 +321,17 @@ class RawReader(io.RawIOBase):
             self._opening = None
         if wanted and self._key is not None:
             self._history = self._history.having_requested(wanted.stop)
+            self._ask(wanted.start * self._block_size, wanted.stop * self._block_size)
             self._engine.call_soon(
                 self._reader.fetcher.launch_ahead, self._known, self._key, wanted, self._kept
             )
+
+    def _ask(self, start: int, stop: int) -> None:
+        """Note that we send for these bytes: when they come from the disk soon, that is not another hit."""
+        joined = self._asked.start <= start <= self._asked.stop
+        self._asked = range(
+            self._asked.start if joined else start, max(stop, self._asked.stop) if joined else stop
+        )
 
     def _collect(self, want: Range) -> bytes:
         return self._engine.run(self._reader.collect(self._known, want.start, want.stop, self._flight))
@@ -311,13 +343,13 @@ class RawReader(io.RawIOBase):
             block_end = -(-max(flight.filled, 1) // self._block_size) * self._block_size
             self._engine.call_soon(flight.stop_soon, block_end)
 
-    def _same_process(self) -> None:
-        """After a fork: requests in flight stayed with the parent."""
-        if self._engine.pid != os.getpid():
-            self._engine = self._reader.source.engine
-            self._cache = self._engine.cache
-            self._block, self._block_start, self._block_stop = None, 0, 0  # the parent's to give back
-            self._flight = self._opening = None
+    def _leave_parent(self) -> None:
+        """After a fork: requests in flight, and the block in hand, stayed with the parent."""
+        self._engine = self._reader.source.engine
+        self._cache = self._engine.cache
+        self._block, self._block_start, self._block_stop = None, 0, 0
+        self._flight = self._opening = None
+        self._kept.clear()
 
 
 class WrittenFile(io.IOBase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from cachedfs.catalog import Catalog
@@ -158,11 +158,12 @@ class Reader:
         runs = _runs(
             covering(want, key.block_size), max(1, self.source.config.request_size // key.block_size)
         )
+        fetched = set() if flight is None else set(covering(Range(flight.start, flight.stop), key.block_size))
         gate = asyncio.Semaphore(2 * self.source.config.concurrency)  # bounds the buffers of one huge read
 
         async def one(run: range) -> None:
             async with gate:
-                await self._gather(known, key, run, out)
+                await self._gather(known, key, run, out, fetched)
 
         if len(runs) == 1:
             await one(runs[0])
@@ -171,12 +172,18 @@ class Reader:
         self.source.engine.bytes_served += want.size
         return out.finish()
 
-    async def _gather(self, known: Known, key: ObjectKey, run: Sequence[int], out: Assembly) -> None:
-        """Copy the blocks of `run` into place, from wherever they come first."""
-        pending, pause = list(run), POLL_S[0]
+    async def _gather(
+        self, known: Known, key: ObjectKey, run: Iterable[int], out: Assembly, fetched: set[int]
+    ) -> None:
+        """Copy the blocks of `run` into place, from wherever they come first; those that are `fetched` are no hits."""
+        engine, pending, pause = self.source.engine, list(run), POLL_S[0]
         while pending:
-            pending = await self._take_cached(key, pending, out)
+            taken = await self._take_cached(key, pending, out)
+            pending = [index for index in pending if index not in taken]
             flights = self.fetcher.launch(known, key, pending)
+            here = {i for i, flight in flights.items() if flight.filled >= out.part(i, key.block_size).stop}
+            engine.hits += len((taken | here) - fetched)
+            fetched.update(pending)
             again = []
             for index in pending:
                 flight = flights.get(index)
@@ -193,19 +200,15 @@ class Reader:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, POLL_S[1])
 
-    async def _take_cached(self, key: ObjectKey, indexes: list[int], out: Assembly) -> list[int]:
-        """Copy the blocks that are on the disk into place; return the others."""
+    async def _take_cached(self, key: ObjectKey, indexes: list[int], out: Assembly) -> set[int]:
+        """Copy the blocks that are on the disk into place; return which these are."""
         cache = self.source.engine.cache
         here = [i for i in indexes if key.name(i) not in self.source.engine.flights and cache.has(key, i)]
-        if not here:
-            return indexes
 
         def copy() -> set[int]:
             return {index for index in here if self._copy(key, index, out)}
 
-        done = copy() if len(here) <= HITS_INLINE else await asyncio.to_thread(copy)
-        self.source.engine.hits += len(done)
-        return [i for i in indexes if i not in done]
+        return copy() if len(here) <= HITS_INLINE else await asyncio.to_thread(copy)
 
     async def _uncached(
         self, known: Known, info: ObjectInfo, start: int | None, stop: int | None, flight: Flight | None

@@ -98,9 +98,10 @@ class WriteBehind:
             are_kept = self._store(facts, blocks, afterwards)
             with self._changed:
                 self.behind -= sum(len(block.data) for block in blocks)
+            self._stored(blocks, are_kept)
+            with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-            self._stored(blocks, are_kept)
             del blocks  # an idle thread must not keep the last batch in memory
 
     def _batch(self) -> list[Arrived]:

@@ -9,6 +9,7 @@ import pathlib
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pytest
@@ -294,10 +295,20 @@ def test_folders_are_made_and_removed_where_there_are_folders(tmp_path, protocol
     with fs.open(f"{top}/b/x", "ab") as file:
         file.write(b" two")
     assert fs.cat_file(f"{top}/b/x") == b"one two"
-    with fs.open(f"{top}/b/x", "r+b") as file:
-        file.seek(4)
-        file.write(b"2")
-    assert fs.cat_file(f"{top}/b/x") == b"one 2wo"
+
+
+def test_a_local_file_changed_in_place_is_seen_at_once(tmp_path):
+    fs = fsspec.filesystem("cachedfs", target_protocol="file")
+    path = str(tmp_path / "x")
+    for i in range(10):
+        fs.pipe_file(path, b"one two")
+        assert fs.cat_file(path) == b"one two"
+        fs._source.engine.drain()
+        with fs.open(path, "r+b") as file:
+            file.seek(4)
+            file.write(b"%d" % i)
+        os.utime(path, (i, i))  # a clock of the disk that is coarser than this loop
+        assert fs.cat_file(path) == b"one %dwo" % i
 
 
 def test_an_exclusive_write_makes_new_objects_only(cloud, fs):
@@ -463,6 +474,19 @@ def test_two_event_loops_use_one_asynchronous_filesystem(cloud):
     for _ in range(2):
         assert asyncio.run(read(fs)) == [data[:5], data[MiB : MiB + 5]]
         fs.invalidate_cache()
+
+
+def test_event_loops_of_several_threads_share_their_fetches(cloud):
+    objects = {cloud.path(str(i)): cloud.put(str(i), noise(200 * KiB, i)) for i in range(30)}
+
+    async def read():
+        fs = fsspec.filesystem("cachedfs", target_protocol="gs", asynchronous=True)
+        return await asyncio.gather(*(fs._cat_file(path) for path in objects))
+
+    with ThreadPoolExecutor(4) as pool:
+        for result in pool.map(lambda _: asyncio.run(read()), range(4)):
+            assert result == [*objects.values()]
+    assert cloud.asked() == ["media"] * 30
 
 
 async def test_the_sync_face_works_inside_a_running_loop(cloud, fs):

@@ -110,9 +110,17 @@ def test_options_reach_us_and_the_target(cloud, tmp_path):
         fs = fsspec.filesystem("cachedfs", target_protocol="gs", **ours, **options)
         assert fs.cat_file(cloud.path("a.bin")) == data
         assert fs.target_options == theirs
-    fs = fsspec.filesystem("cgs", **ours, gs=theirs)
-    assert fs.cat_file(cloud.path("a.bin")) == data
-    assert fs.target_options == theirs
+    for options in ({"target_options": theirs}, {"gs": theirs}, {"gcs": theirs}):
+        fs = fsspec.filesystem("cgs", **ours, **options)
+        assert fs.cat_file(cloud.path("a.bin")) == data
+        assert fs.target_options == theirs
+    for prefix, options in (
+        ("cgs://", {**ours, "gs": theirs}),
+        ("cachedfs::gcs://", {"cachedfs": ours, "gcs": theirs}),
+    ):
+        with fsspec.open(cloud.url("a.bin", prefix), **options) as file:
+            assert file.fs.target_options == theirs
+            assert file.read() == data
     frame = pd.DataFrame({"n": [1, 2]})
     frame.to_csv(cloud.url("a.csv"), index=False, storage_options={"cachedfs": ours, "gs": theirs})
     back = pd.read_csv(cloud.url("a.csv"), storage_options={"cachedfs": ours, "gs": theirs})

@@ -131,9 +131,15 @@ class BlockCache:
             (self._touches or self._open_touches()).touch(key.hash64(index))
         return size
 
-    def borrow(self, key: ObjectKey, index: int) -> Handle | None:
-        """Return a block to read from again and again, touched once; None is a miss. One reader has it until `give_back`."""
-        handle = self._handles.take(key, index) or self._open(key, index, nowait=False)
+    def borrow(self, key: ObjectKey, index: int, instead: tuple[int, Handle] | None = None) -> Handle | None:
+        """Return a block to read from again and again, touched once; None is a miss. One reader has it until `give_back`.
+
+        `instead`: another block of the object that is given back for it.
+        """
+        handles = self._handles
+        if instead is not None:
+            handles.give(key, *instead)
+        handle = handles.take(key, index) or self._open(key, index, nowait=False)
         if handle is not None:
             (self._touches or self._open_touches()).touch(key.hash64(index))
         return handle

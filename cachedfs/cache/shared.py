@@ -15,6 +15,7 @@ import contextlib
 import logging
 import mmap
 import struct
+import sys
 import zlib
 from collections.abc import Iterable
 
@@ -199,6 +200,10 @@ def _slot(name: str, base: int) -> int:
     return zlib.crc32(name.encode("utf-8", "surrogatepass"), base) & (_MARK_SLOTS - 1)
 
 
+# Where the parts of a touch record are: its clock among two 32-bit words, count and tag among four of 16 bits.
+_CLOCK_IN, _COUNT_IN, _TAG_IN = (0, 2, 3) if sys.byteorder == "little" else (1, 1, 0)
+
+
 class Touches(SharedSlots):
     """When, and how often, a block was last used: records of clock (32 bits), count (16) and tag (16).
 
@@ -210,6 +215,8 @@ class Touches(SharedSlots):
 
     def __init__(self, path: str | None, temp: str, n_slots: int, *, clock: int = 0) -> None:
         super().__init__(path, temp, n_slots, clock=clock)
+        self._halves = self.slots.cast("B").cast("H")
+        self._clocks = self.slots.cast("B").cast("I")
 
     @property
     def now(self) -> int:
@@ -217,15 +224,19 @@ class Touches(SharedSlots):
 
     def touch(self, hash64: int) -> None:
         """Note one use of a block. Racy by design: a lost touch is no harm."""
-        words, slots = self.words, self.slots
+        words, halves = self.words, self._halves
         words[_CLOCK_AT] = clock = words[_CLOCK_AT] + 1 & _MASK32
         tag = hash64 >> 48
         at = hash64 & self.n_slots - 1
-        record = slots[at]
-        if record >> 48 != tag:
+        if halves[4 * at + _TAG_IN] != tag:
             at, record = self._place(at, tag)
-        count = record >> 32 & 0xFFFF
-        slots[at] = tag << 48 | (count + 1 if count < 0xFFFF else count) << 32 | clock
+            self.slots[at] = tag << 48 | min((record >> 32 & 0xFFFF) + 1, 0xFFFF) << 32 | clock
+            return
+        # The commonest case in parts: arithmetic on 64-bit numbers is slow in Python.
+        count = halves[4 * at + _COUNT_IN]
+        if count < 0xFFFF:
+            halves[4 * at + _COUNT_IN] = count + 1
+        self._clocks[2 * at + _CLOCK_IN] = clock
 
     def clock_of(self, hash64: int) -> int | None:
         """Return the clock at the block's last touch; None when there is no record of it."""
