@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fsspec.utils import tokenize
@@ -61,6 +62,7 @@ class Engine:
         self._lock = threading.Lock()  # guards the start of the loop, and the two registries
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._workers: ThreadPoolExecutor
 
     # The loop and the ways into it.
 
@@ -71,6 +73,9 @@ class Engine:
             with self._lock:
                 if self._loop is None:
                     loop = asyncio.new_event_loop()
+                    # Ours, because the loop's own could not be ended at interpreter shutdown: that takes a new thread.
+                    self._workers = ThreadPoolExecutor(thread_name_prefix="cachedfs-work")
+                    loop.set_default_executor(self._workers)
                     self._thread = threading.Thread(target=loop.run_forever, name="cachedfs-io", daemon=True)
                     self._thread.start()
                     self._loop = loop
@@ -199,6 +204,7 @@ class Engine:
             logger.debug("requests did not end in time")
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(1.0)
+        self._workers.shutdown(wait=False, cancel_futures=True)
         if not self._thread.is_alive():
             self._loop.close()
         self.cache.close()
@@ -210,7 +216,6 @@ class Engine:
         await asyncio.gather(*tasks, return_exceptions=True)
         for origin in self._origins.values():
             await origin.aclose()
-        await asyncio.get_running_loop().shutdown_default_executor()
 
 
 # One engine per (real paths of the cache directories); a child process starts with none.

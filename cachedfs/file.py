@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.cache import BadBlock, Handle
+from cachedfs.errors import CacheError, ObjectChanged
 from cachedfs.facts import Known
 from cachedfs.flights import Flight
 from cachedfs.model import ObjectInfo, Range
@@ -81,8 +83,6 @@ def _reopen(fs: CachedFileSystem, path: str, position: int, fingerprint: str | N
     file: CachedFile = fs.open(path, "rb")
     now = file._object().fingerprint
     if now != fingerprint:
-        from cachedfs.errors import ObjectChanged
-
         file.close()
         raise ObjectChanged(
             f"{fs.unstrip_protocol(path)}: replaced since the handle was pickled; open it again"
@@ -425,4 +425,8 @@ class WrittenFile(io.IOBase):
                 errno.EEXIST, f"{url} exists already, and mode {self.mode!r} replaces nothing"
             ) from error
         finally:
+            if "+" in self.mode or "a" in self.mode:
+                # Edited in place: some filesystems (memory://) then tell of no change, so the old blocks must not stay.
+                with contextlib.suppress(CacheError):  # nothing can be stored: then nothing old is there
+                    self.fs.evict(self.path)
             self.fs.invalidate_cache(self.path)

@@ -31,7 +31,7 @@ def gcs_server():
         yield server
 
 
-@pytest.fixture()
+@pytest.fixture
 def cloud(gcs_server, own_cache, monkeypatch):
     """A simulated GCS with one empty bucket of this test's own; `gs` is configured to go there."""
     monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon", "endpoint_url": gcs_server.endpoint_url})

@@ -9,7 +9,7 @@ from cachedfs.sim import Fault
 from tests.support import noise
 
 
-@pytest.fixture()
+@pytest.fixture
 def fs(cloud):
     return fsspec.filesystem("cachedfs", target_protocol="gs")
 
@@ -31,7 +31,7 @@ def test_an_object_lists_as_itself_every_time(cloud, fs):
 
 def test_a_missing_folder_is_told_every_time(cloud, fs):
     for _ in range(2):
-        with pytest.raises(FileNotFoundError, match="cachedfs::gs://.*nothing"):
+        with pytest.raises(FileNotFoundError, match=r"cachedfs::gs://.*nothing"):
             fs.ls(cloud.path("nothing"))
         assert fs.find(cloud.path("nothing")) == []
 
@@ -83,3 +83,14 @@ def test_reading_an_object_keeps_the_details_that_a_lookup_told(cloud, fs):
     before = fs.info(cloud.path("a"))
     assert fs.cat_file(cloud.path("a")) == b"data"
     assert fs.info(cloud.path("a")) == before
+
+
+def test_a_folder_made_by_hand_is_a_folder_before_and_after_a_find(cloud, fs):
+    cloud.put("d/", b"")
+    cloud.put("e/", b"")
+    cloud.put("e/x", b"1")
+    for _ in range(2):
+        assert fs.isdir(cloud.path("d"))
+        assert fs.find(cloud.bucket) == [cloud.path("e/x")]
+        assert fs.ls(cloud.path("d")) == []
+        assert [(d, f) for _, d, f in fs.walk(cloud.bucket)] == [(["d", "e"], []), ([], []), ([], ["x"])]

@@ -16,7 +16,7 @@ SIZE = 3 * MiB + 12345
 DATA = noise(SIZE)
 
 
-@pytest.fixture()
+@pytest.fixture
 def fs(cloud):
     cloud.put("big", DATA)
     return fsspec.filesystem("cachedfs", target_protocol="gs")

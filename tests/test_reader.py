@@ -12,14 +12,14 @@ from tests.fakes import FakeOrigin
 from tests.support import KiB, MiB, forget, noise
 
 
-@pytest.fixture()
+@pytest.fixture
 def origin(own_cache, monkeypatch):
     fake = FakeOrigin()
     fake.install(monkeypatch)
     return fake
 
 
-@pytest.fixture()
+@pytest.fixture
 def fs(origin):
     return fsspec.filesystem("cachedfs", target_protocol="gs")
 
@@ -115,8 +115,8 @@ def test_a_read_that_is_given_up_does_not_stop_the_request_for_others(fs, origin
     async def two_readers():
         first = asyncio.ensure_future(reader.read("b/k"))
         second = asyncio.ensure_future(reader.read("b/k"))
-        while len(origin.log) < 2:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)  # both wait for the one request
+        assert len(origin.log) == 2
         first.cancel()
         origin.gate.set()
         return await second

@@ -86,10 +86,10 @@ CREATE TABLE graves (listing INTEGER PRIMARY KEY)
 _BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, since, writer
     FROM blocks JOIN objects ON objects.id = blocks.object """
 
-_LOOKUP = """SELECT info, checked_at, mark FROM facts WHERE origin = ?1 AND path = ?2
+_LOOKUP = """SELECT info, checked_at, mark FROM facts WHERE origin = ? AND path = ?
     UNION ALL SELECT children.info, checked_at, children.mark FROM listings
-    JOIN children ON children.listing = listings.id AND children.path = ?2
-    WHERE origin = ?1 AND folder = ?3 AND children.mark IS NOT NULL
+    JOIN children ON children.listing = listings.id AND children.path = ?
+    WHERE origin = ? AND folder = ? AND children.mark IS NOT NULL
     ORDER BY 2 DESC LIMIT 1"""
 
 _OLD_FACTS = """SELECT id, checked_at, EXISTS (
@@ -322,7 +322,8 @@ class Rows:
 
     def lookup(self, identity: str, path: str) -> Fact | None:
         """Return what was learnt last of `path`, by itself or as a child in a listing."""
-        values = (_origin(identity), _blob(path), _blob(folder_of(path)))
+        origin, name = _origin(identity), _blob(path)
+        values = (origin, name, name, origin, _blob(folder_of(path)))
         row = self._run(_LOOKUP, values).fetchone()
         if row is None:
             return None
@@ -348,9 +349,8 @@ class Rows:
         self._count_facts(after - before)
         if after - before < len(rows):
             self._run_many(
-                "UPDATE facts SET info = ?3, checked_at = ?4, mark = ?5"
-                " WHERE origin = ?1 AND path = ?2 AND checked_at <= ?4",
-                rows,
+                "UPDATE facts SET info = ?, checked_at = ?, mark = ? WHERE origin = ? AND path = ? AND checked_at <= ?",
+                [(info, at, mark, origin, path, at) for origin, path, info, at, mark in rows],
             )
 
     def listing(self, identity: str, folder: str) -> Listing | None:
@@ -435,9 +435,8 @@ class Rows:
         if grave is None:
             return 0
         gone = self._run(
-            "DELETE FROM children WHERE listing = ?1 AND path IN"
-            " (SELECT path FROM children WHERE listing = ?1 LIMIT ?2)",
-            (grave[0], limit),
+            "DELETE FROM children WHERE listing = ? AND path IN (SELECT path FROM children WHERE listing = ? LIMIT ?)",
+            (grave[0], grave[0], limit),
         ).rowcount
         if gone == 0:
             self._run("DELETE FROM graves WHERE listing = ?", grave)

@@ -208,14 +208,18 @@ def bucket_info(resource: Mapping[str, Any]) -> ObjectInfo:
 
 
 def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[ObjectInfo]:
-    """Yield what one page of a listing of `prefix` says; markers of folders are not objects."""
+    """Yield what one page of a listing of `prefix` says; an empty object "d/" is the folder d, made by hand."""
     for name in page.get("prefixes", ()):
         # "a//": a folder without a name is not addressable, and would be its own child.
         if name != prefix + "/":
             yield folder_info(f"{bucket}/{name.removesuffix('/')}")
     for resource in page.get("items", ()):
         name = resource["name"]
-        if name != prefix and not (name.endswith("/") and int(resource.get("size", 0)) == 0):
+        if name == prefix:
+            continue
+        if name.endswith("/") and int(resource.get("size", 0)) == 0:
+            yield folder_info(f"{bucket}/{name.rstrip('/')}")
+        else:
             yield object_info(resource, f"{bucket}/{name}")
 
 

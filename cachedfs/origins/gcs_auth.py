@@ -31,6 +31,10 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
     given = {**make_private(options), "asynchronous": False, "loop": loop}
     try:
         return without_listing_cache(GCSFileSystem(**given))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"gs options ({', '.join(sorted(options)) or 'none'}): gcsfs refuses them: {error}"
+        ) from error
     except FileNotFoundError as error:  # never to be taken for an object that is not there
         raise PermissionError(f"a file of credentials is missing: {error}") from error
 

@@ -24,7 +24,9 @@ from cachedfs.origins.failures import mapped, without_secrets
 def test_messages_lose_their_secrets_and_nothing_else(secret):
     assert "SECRET" not in without_secrets(secret)
     assert without_secrets(secret.replace("SECRET", "")) != secret
-    assert without_secrets("no/such/object?alt=media&generation=12") == "no/such/object?alt=media&generation=12"
+    assert (
+        without_secrets("no/such/object?alt=media&generation=12") == "no/such/object?alt=media&generation=12"
+    )
 
 
 def test_an_error_that_quotes_a_token_leaves_its_cause_behind():
