@@ -43,6 +43,7 @@ LEGEND = f"""
 req. (requests), MB: by the cloud's own log; hits: blocks served from the cache.
 gcsfs: the same reading without cachedfs, measured once, as it keeps nothing;
 ~: on one image in {PART}, and scaled. Python's start and imports are not counted.
+cachedfs has {BATCH} requests in flight here, a batch; its default is 16.
 The images are scikit-learn's digits of 8 x 8 pixels, enlarged; the Zarr v3
 array is sharded and not compressed."""
 
@@ -162,6 +163,7 @@ class Session:
         settings |= {"FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url}
         if cache_dir:
             settings |= {"FSSPEC_CACHEDFS_CACHE_DIR": str(cache_dir), "FSSPEC_CACHEDFS_KEEP_FREE": "0"}
+            settings |= {"FSSPEC_CACHEDFS_CONCURRENCY": str(BATCH)}  # a batch at once, as gcsfs sends it
         else:  # gcsfs asks for a bucket's layout by gRPC over TLS, which the simulated cloud does not speak
             settings |= {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
         settings |= {"FSSPEC_CONFIG_DIR": os.devnull}  # the user's own settings stay out
