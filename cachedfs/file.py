@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.cache import BadBlock, Handle
-from cachedfs.errors import CacheError, ObjectChanged
+from cachedfs.errors import ObjectChanged
 from cachedfs.facts import Known
 from cachedfs.flights import Flight
 from cachedfs.model import ObjectInfo, Range
@@ -21,7 +19,7 @@ from cachedfs.reader import Reader
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
 
-__all__ = ["CachedFile", "WrittenFile"]
+__all__ = ["CachedFile"]
 
 BUFFER_SIZE = 32 * 1024  # half a checksum page: small reads in Python's C code, without reading far too much
 JUMP_SIZE = 4 * 1024  # read into the buffer after a jump: most random reads want less than all of it
@@ -350,83 +348,3 @@ class RawReader(io.RawIOBase):
         self._block, self._block_start, self._block_stop = None, 0, 0
         self._flight = self._opening = None
         self._kept.clear()
-
-
-class WrittenFile(io.IOBase):
-    """An object being written: the inner filesystem's own file, whose change all processes see when it is closed."""
-
-    def __init__(
-        self, fs: CachedFileSystem, path: str, mode: str, *, autocommit: bool = True, **options: Any
-    ) -> None:
-        self.fs = fs
-        self.path = path
-        self.mode = mode
-        self.autocommit = autocommit
-        if "a" in mode and fs.target_protocol in ("gs", "gcs"):
-            # gcsfs would write a new object with the new bytes alone.
-            raise ValueError(
-                f"{fs.unstrip_protocol(path)}: objects of Google Cloud Storage cannot be appended to (mode {mode!r}); "
-                "write another object, or read this one and write it anew"
-            )
-        self._inner = fs.origin_fs._open(path, mode=mode, autocommit=autocommit, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return bool(self._inner.readable())
-
-    def seekable(self) -> bool:
-        return bool(self._inner.seekable())
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        return int(self._inner.seek(offset, whence))
-
-    def write(self, data: Any, /) -> int:
-        return int(self._inner.write(data))
-
-    def read(self, size: int = -1, /) -> bytes:
-        return bytes(self._inner.read(size))
-
-    def tell(self) -> int:
-        return int(self._inner.tell())
-
-    def flush(self, force: bool = False) -> None:
-        if not self.closed and not self._inner.closed:
-            self._inner.flush()
-
-    def close(self) -> None:
-        """Finish the write; the object is there, and seen by every process of the machine, when this returns."""
-        if not self.closed and "_inner" in self.__dict__:
-            self._changing(self._inner.close)
-        super().close()
-
-    def commit(self) -> None:
-        """Make what was written in a transaction the object's content."""
-        self._changing(self._inner.commit)
-
-    def discard(self) -> None:
-        """Forget what was written in a transaction."""
-        self._changing(self._inner.discard)
-
-    def _changing(self, act: Callable[[], object]) -> None:
-        # Marks move before and after, so that no answer given meanwhile counts.
-        self.fs.invalidate_cache(self.path)
-        try:
-            act()
-        except FileExistsError as error:
-            url = self.fs.unstrip_protocol(self.path)
-            raise FileExistsError(
-                errno.EEXIST, f"{url} exists already, and mode {self.mode!r} replaces nothing"
-            ) from error
-        finally:
-            if "+" in self.mode or "a" in self.mode:
-                # Edited in place: some filesystems (memory://) then tell of no change, so the old blocks must not stay.
-                with contextlib.suppress(CacheError):  # nothing can be stored: then nothing old is there
-                    self.fs.evict(self.path)
-            self.fs.invalidate_cache(self.path)

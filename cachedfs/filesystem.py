@@ -8,26 +8,25 @@ import errno
 import os
 import sys
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from pathlib import PurePath
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.config import conf
 from fsspec.core import has_magic
 from fsspec.implementations.chained import ChainedFileSystem
-from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike, stringify_path
 
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.errors import ObjectChanged
-from cachedfs.file import CachedFile, WrittenFile
+from cachedfs.file import CachedFile
 from cachedfs.model import ObjectInfo, Stats
+from cachedfs.names import before_magic, jsonable, strip, target_of
 from cachedfs.plan.blocks import block_range
 from cachedfs.reader import Reader
 from cachedfs.source import Source
+from cachedfs.written import WrittenFile
 
 if sys.platform == "win32":
     raise ImportError(
@@ -36,7 +35,6 @@ if sys.platform == "win32":
 
 __all__ = ["CachedFileSystem", "CachedGCSFileSystem"]
 
-GCS_PROTOCOLS = ("gs", "gcs")
 WINDOW = 64 << 20  # bytes of one object that `get` holds in memory at once
 T = TypeVar("T")
 _NO_LOOP = object()  # keeps fsspec from starting its own loop thread: ours starts with the first miss
@@ -66,7 +64,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
             return  # fsspec gave an instance that exists already
         own = {name: value for name, value in options.items() if name in FSSPEC_KEYWORDS}
         options = {name: value for name, value in options.items() if name not in FSSPEC_KEYWORDS}
-        target_protocol, target_options, options = _target(fo, target_protocol, target_options, options)
+        target_protocol, target_options, options = target_of(fo, target_protocol, target_options, options)
         own["loop"] = _NO_LOOP
         super().__init__(**own)
         self.target_protocol = target_protocol
@@ -92,16 +90,16 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(p) for p in path]
-        return _strip(cls.protocol, None, path)
+        return strip(cls.protocol, None, path)
 
     def _strip(self, path: Any) -> Any:
         if isinstance(path, list):
-            return [_strip(self.protocol, self.target_protocol, p) for p in path]
-        return _strip(self.protocol, self.target_protocol, path)
+            return [strip(self.protocol, self.target_protocol, p) for p in path]
+        return strip(self.protocol, self.target_protocol, path)
 
     def unstrip_protocol(self, name: str) -> str:
         """Return the URL that opens `name` again: `cachedfs::gs://bucket/key`."""
-        name = _strip(self.protocol, self.target_protocol, name)
+        name = strip(self.protocol, self.target_protocol, name)
         # Where names are whole URLs, they need no protocol in front.
         return f"cachedfs::{name}" if "://" in name else f"{self._url_prefix()}{name}"
 
@@ -353,7 +351,7 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
     ) -> None:
         path = self._strip(path)
         paths = path if isinstance(path, list) else [path]
-        changed = [_before_magic(p) for p in paths]
+        changed = [before_magic(p) for p in paths]
         tree = recursive or changed != paths
         await self._write(changed, "rm", path, recursive=recursive, maxdepth=maxdepth, tree=tree)
 
@@ -511,11 +509,11 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return JSON values that make this filesystem again. Live credentials cannot travel so: TypeError says what can."""
         cls = type(self)
-        options = _jsonable(self.storage_options, "storage_options", include_password)
+        options = jsonable(self.storage_options, "storage_options", include_password)
         return {
             "cls": f"{cls.__module__}:{cls.__name__}",
             "protocol": self.protocol,
-            "args": _jsonable(self.storage_args, "storage_args", include_password),
+            "args": jsonable(self.storage_args, "storage_args", include_password),
             **options,
         }
 
@@ -534,75 +532,6 @@ class CachedGCSFileSystem(CachedFileSystem):
 
     def _url_prefix(self) -> str:
         return "cgs://"
-
-
-def _target(
-    fo: str | None, protocol: str | None, target_options: Mapping[str, Any] | None, options: dict[str, Any]
-) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the target's protocol and options, and what is left: options of ours."""
-    if protocol is None and fo is not None and "://" in fo:
-        protocol = fo.partition("://")[0]
-    nested = {name: value for name, value in options.items() if isinstance(value, Mapping)}
-    if protocol is None and len(nested) == 1:
-        protocol = next(iter(nested))
-    if protocol is None:
-        raise ValueError(
-            "cachedfs needs to know what it fronts: a URL such as 'cachedfs::gs://bucket/key', or target_protocol='gs'"
-        )
-    names = GCS_PROTOCOLS if protocol in GCS_PROTOCOLS else (protocol,)
-    merged = dict(target_options or {})
-    for name in names:
-        merged.update(nested.pop(name, {}))
-    left = {name: value for name, value in options.items() if name not in names}
-    return protocol, merged, left
-
-
-def _strip(own: str, target: str | None, path: Any) -> str:
-    """Return the target's path of any of our forms of URL."""
-    text: str = stringify_path(path)
-    text = text.removeprefix(f"{own}::").removeprefix(f"{own}://").removeprefix("cachedfs::")
-    protocol, scheme, rest = text.partition("://")
-    if not scheme:
-        protocol, rest = target or "", text
-    if protocol in GCS_PROTOCOLS or not protocol:
-        return rest.strip("/") if protocol else rest.rstrip("/")
-    name = str(_rule_of(protocol)(text))
-    # The slash at the end of a URL is part of it, and the root has no other name.
-    return name if "://" in name else name.rstrip("/") or name
-
-
-def _before_magic(path: str) -> str:
-    """Return the folder that holds all that a pattern can match; a path without magic itself."""
-    while has_magic(path):
-        path = path.rpartition("/")[0]
-    return path
-
-
-def _rule_of(protocol: str) -> Callable[[str], str]:
-    rule: Callable[[str], str] = fsspec.get_filesystem_class(protocol)._strip_protocol
-    return rule
-
-
-def _jsonable(value: Any, name: str, include_password: bool) -> Any:
-    """Return an option as fsspec writes it into JSON, and None too, which fsspec's own encoder refuses."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {
-            key: _jsonable(item, f"{name}[{key!r}]", include_password)
-            for key, item in value.items()
-            if include_password or key != "password"
-        }
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_jsonable(item, f"{name}[...]", include_password) for item in value]
-    if isinstance(value, PurePath):
-        return {"cls": f"{type(value).__module__}.{type(value).__name__}", "str": str(value)}
-    if isinstance(value, AbstractFileSystem):
-        return value.to_dict(include_password=include_password)
-    raise TypeError(
-        f"cachedfs: {name} is a live {type(value).__name__}, which cannot be written as JSON; give what can travel: "
-        "for credentials the name of a token file, its content as a dictionary, 'anon', 'google_default' or 'cloud'"
-    )
 
 
 def _each(value: Any, paths: Any) -> list[Any]:

@@ -14,12 +14,14 @@ ROWS = {
     "fetcher": 3,
     "catalog": 3,
     "reader": 3,
+    "names": 4,
+    "written": 4,
     "file": 4, "filesystem": 4,
     "demo": 6,
 }  # fmt: skip
 ORDER_IN_ROW = {
     3: ["flights", "facts", "writebehind", "engine", "source", "fetcher", "catalog", "reader"],
-    4: ["file", "filesystem"],
+    4: ["names", "written", "file", "filesystem"],
     0: ["errors", "model", "config"],
 }
 ONLY_IMPORTERS = {

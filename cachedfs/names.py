@@ -1,0 +1,85 @@
+"""URLs, paths and options: what a user writes, as the target filesystem takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import fsspec
+from fsspec.core import has_magic
+from fsspec.spec import AbstractFileSystem
+from fsspec.utils import stringify_path
+
+__all__ = ["GCS_PROTOCOLS", "before_magic", "jsonable", "strip", "target_of"]
+
+GCS_PROTOCOLS = ("gs", "gcs")
+
+
+def target_of(
+    fo: str | None, protocol: str | None, target_options: Mapping[str, Any] | None, options: dict[str, Any]
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the target's protocol and options, and what is left: options of ours."""
+    if protocol is None and fo is not None and "://" in fo:
+        protocol = fo.partition("://")[0]
+    nested = {name: value for name, value in options.items() if isinstance(value, Mapping)}
+    if protocol is None and len(nested) == 1:
+        protocol = next(iter(nested))
+    if protocol is None:
+        raise ValueError(
+            "cachedfs needs to know what it fronts: a URL such as 'cachedfs::gs://bucket/key', or target_protocol='gs'"
+        )
+    names = GCS_PROTOCOLS if protocol in GCS_PROTOCOLS else (protocol,)
+    merged = dict(target_options or {})
+    for name in names:
+        merged.update(nested.pop(name, {}))
+    left = {name: value for name, value in options.items() if name not in names}
+    return protocol, merged, left
+
+
+def strip(own: str, target: str | None, path: Any) -> str:
+    """Return the target's path of any of our forms of URL."""
+    text: str = stringify_path(path)
+    text = text.removeprefix(f"{own}::").removeprefix(f"{own}://").removeprefix("cachedfs::")
+    protocol, scheme, rest = text.partition("://")
+    if not scheme:
+        protocol, rest = target or "", text
+    if protocol in GCS_PROTOCOLS or not protocol:
+        return rest.strip("/") if protocol else rest.rstrip("/")
+    name = str(_rule_of(protocol)(text))
+    # The slash at the end of a URL is part of it, and the root has no other name.
+    return name if "://" in name else name.rstrip("/") or name
+
+
+def before_magic(path: str) -> str:
+    """Return the folder that holds all that a pattern can match; a path without magic itself."""
+    while has_magic(path):
+        path = path.rpartition("/")[0]
+    return path
+
+
+def _rule_of(protocol: str) -> Callable[[str], str]:
+    rule: Callable[[str], str] = fsspec.get_filesystem_class(protocol)._strip_protocol
+    return rule
+
+
+def jsonable(value: Any, name: str, include_password: bool) -> Any:
+    """Return an option as fsspec writes it into JSON, and None too, which fsspec's own encoder refuses."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {
+            key: jsonable(item, f"{name}[{key!r}]", include_password)
+            for key, item in value.items()
+            if include_password or key != "password"
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(item, f"{name}[...]", include_password) for item in value]
+    if isinstance(value, PurePath):
+        return {"cls": f"{type(value).__module__}.{type(value).__name__}", "str": str(value)}
+    if isinstance(value, AbstractFileSystem):
+        return value.to_dict(include_password=include_password)
+    raise TypeError(
+        f"cachedfs: {name} is a live {type(value).__name__}, which cannot be written as JSON; give what can travel: "
+        "for credentials the name of a token file, its content as a dictionary, 'anon', 'google_default' or 'cloud'"
+    )
