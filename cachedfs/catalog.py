@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from cachedfs.errors import CacheError, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import CacheError, ObjectNotFound, OriginAway
 from cachedfs.facts import Known
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight
@@ -49,6 +49,8 @@ class Catalog:
         `demand`: how far into the object that read may go by itself.
         """
         known = self.source.fresh(path)
+        if known is not None and known.info is not None and known.info.kind == "directory":
+            return await self._ask(path), None  # what a listing calls a folder may be an object as well
         if known is not None:
             return known, None
         old = self.source.facts.get(path)
@@ -92,7 +94,7 @@ class Catalog:
             info = await self.source.origin(path).lookup(path)
         except ObjectNotFound:
             pass
-        except OriginUnavailable as error:
+        except OriginAway as error:
             return self._despite(error, old), None
         return self.source.facts.learn(path, info, checked_at=now, mark=mark), None
 
@@ -125,7 +127,7 @@ class Catalog:
                 await flight.began()
             except ObjectNotFound:
                 return learnt[0], None
-            except OriginUnavailable as error:
+            except OriginAway as error:
                 return self._despite(error, old), None
             return learnt[0], flight
         finally:
@@ -149,7 +151,7 @@ class Catalog:
             return old
         return None
 
-    def _despite(self, error: OriginUnavailable, old: Known | None) -> Known:
+    def _despite(self, error: OriginAway, old: Known | None) -> Known:
         """Return the known version although the origin is away, or raise that it is."""
         self.source.engine.mark_away(self.source.identity)
         if old is None or old.info is None or not self.source.config.stale_if_error:
@@ -166,7 +168,7 @@ class Catalog:
 
     async def listing(self, folder: str) -> list[ObjectInfo]:
         """Return the children of `folder` by name; the object itself for an object. Raises ObjectNotFound."""
-        here = self._listed(folder)
+        here = await asyncio.to_thread(self._listed, folder)  # a long one takes its time: not on the loop
         if here is not None:
             return here
         if self.source.config.offline:
@@ -182,7 +184,7 @@ class Catalog:
 
     async def find(self, folder: str) -> list[ObjectInfo]:
         """Return all objects below `folder`, and the folders between, by name."""
-        here = self._listed_below(folder)
+        here = await asyncio.to_thread(self._listed_below, folder)
         if here is not None:
             return here
         return await self._list(folder, deep=True)
@@ -195,15 +197,19 @@ class Catalog:
         try:
             async for info in self.source.origin(folder).list(folder, deep=deep):
                 found.append(info)
-        except OriginUnavailable as error:
+        except OriginAway as error:
             return self._listed_before(folder, error, deep=deep)
         listings = _by_folder(folder, found) if deep else {folder: found}
         if found:  # nothing at all may also be an object, or absence: only a lookup can tell
-            self.source.facts.learn(folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark)
+            known = self.source.fresh(folder)
+            if (
+                known is None or known.info is None or known.info.kind != "file"
+            ):  # GCS may have both: the object counts
+                self.source.facts.learn(folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark)
             await asyncio.to_thread(self._keep_listings, listings, now, epoch)
         return sorted((child for children in listings.values() for child in children), key=_by_path)
 
-    def _listed_before(self, folder: str, error: OriginUnavailable, *, deep: bool) -> list[ObjectInfo]:
+    def _listed_before(self, folder: str, error: OriginAway, *, deep: bool) -> list[ObjectInfo]:
         """Return an older listing although the origin is away, or raise that it is."""
         self.source.engine.mark_away(self.source.identity)
         look = self._listed_below if deep else self._listed

@@ -63,6 +63,11 @@ class Config:
         return Bounds(size=self.cache_size, keep_free=self.keep_free)
 
     @property
+    def whole_request(self) -> int:
+        """Bytes of the largest request: `request_size` in whole blocks, at least one."""
+        return max(1, self.request_size // self.block_size) * self.block_size
+
+    @property
     def lifetime_s(self) -> float:
         """Seconds for which a known fact counts: `max_age`, for ever when offline."""
         return math.inf if self.offline else self.max_age

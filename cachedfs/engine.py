@@ -20,6 +20,7 @@ from fsspec.utils import tokenize
 
 from cachedfs.cache import BlockCache, is_network
 from cachedfs.config import Config
+from cachedfs.errors import OriginUnavailable
 from cachedfs.facts import Facts
 from cachedfs.flights import Flight
 from cachedfs.model import Stats
@@ -34,6 +35,7 @@ T = TypeVar("T")
 
 BEHIND_BYTES = 64 << 20  # most bytes that wait for the disk before flights are no longer fed
 DRAIN_S = 5.0  # longest that a process waits for its last blocks at exit
+WORKERS = 64  # threads for sync origins and for copying many cached blocks; made as they are needed
 AWAY_S = 30.0  # how long an origin that could not be reached is taken as away
 
 
@@ -74,7 +76,9 @@ class Engine:
                 if self._loop is None:
                     loop = asyncio.new_event_loop()
                     # Ours, because the loop's own could not be ended at interpreter shutdown: that takes a new thread.
-                    self._workers = ThreadPoolExecutor(thread_name_prefix="cachedfs-work")
+                    self._workers = ThreadPoolExecutor(
+                        max_workers=WORKERS, thread_name_prefix="cachedfs-work"
+                    )
                     loop.set_default_executor(self._workers)
                     self._thread = threading.Thread(target=loop.run_forever, name="cachedfs-io", daemon=True)
                     self._thread.start()
@@ -91,6 +95,10 @@ class Engine:
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise OriginUnavailable(
+                "cachedfs is shutting down with this process; the read was given up"
+            ) from None
         except BaseException:
             future.cancel()
             raise
@@ -107,6 +115,11 @@ class Engine:
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that the engine owns until it ends. On the loop."""
+        if self.pid == 0:
+            coroutine.close()
+            raise OriginUnavailable(
+                "cachedfs is shutting down with this process; nothing is fetched any more"
+            )
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -174,8 +187,8 @@ class Engine:
 
     def _stored(self, blocks: Sequence[Arrived], are_kept: bool) -> None:
         for block in blocks:
-            self.give_up(block.key.name, block.key.hash64)
             block.flight.stored(are_kept)
+            self.give_up(block.key.name, block.key.hash64)
         if blocks and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for room any more
                 self._loop.call_soon_threadsafe(self._room.set)
@@ -196,26 +209,30 @@ class Engine:
         self.pid = 0  # whoever still holds this engine gets a new one
         self.drain()
         self.writer.close()
-        if self._loop is None or self._thread is None or not self._thread.is_alive():
-            return
-        try:
-            asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result(DRAIN_S)
-        except (TimeoutError, concurrent.futures.CancelledError):
-            logger.debug("requests did not end in time")
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(1.0)
-        self._workers.shutdown(wait=False, cancel_futures=True)
-        if not self._thread.is_alive():
-            self._loop.close()
+        if self._loop is not None and self._thread is not None and self._thread.is_alive():
+            self._end_loop(self._loop, self._thread)
         self.cache.close()
 
+    def _end_loop(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        try:
+            asyncio.run_coroutine_threadsafe(self._wind_up(), loop).result(DRAIN_S)
+        except Exception as error:  # whatever a session says at its end: the others still have to end
+            logger.debug("requests did not end in time: %s", error)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(1.0)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        if not thread.is_alive():
+            loop.close()
+
     async def _wind_up(self) -> None:
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancel everything that runs here, readers of other threads included: they get an error, not silence."""
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         for origin in self._origins.values():
-            await origin.aclose()
+            with contextlib.suppress(Exception):  # see above
+                await origin.aclose()
 
 
 # One engine per (real paths of the cache directories); a child process starts with none.
@@ -256,20 +273,24 @@ def _default_directory() -> str:
 
 
 def _close_all() -> None:
+    global _closing_in
+    _closing_in = None  # an engine that is made after this is closed as well
     for engine in list(_engines.values()):
         engine.close()
     _engines.clear()
 
 
-_closing_in: int | None = None
+_closing_in: int | None = None  # the process that will close its engines at its end
+_at_exit = False
 
 
 def _close_with_process() -> None:
     """Close the engines when this process ends: also a worker of multiprocessing, which skips atexit."""
-    global _closing_in
+    global _closing_in, _at_exit
     if _closing_in == os.getpid():
         return
-    if _closing_in is None:
+    if not _at_exit:
+        _at_exit = True
         atexit.register(_close_all)
     _closing_in = os.getpid()
     if "multiprocessing.process" in sys.modules:

@@ -17,6 +17,7 @@ __all__ = [
     "IsAFolder",
     "ObjectChanged",
     "ObjectNotFound",
+    "OriginAway",
     "OriginUnavailable",
     "QuotaExceeded",
 ]
@@ -70,6 +71,10 @@ class OriginUnavailable(CachedFSError):
     """No usable answer from the origin, after retries; or `offline` is set and the cache has no answer."""
 
     code = _errno.EHOSTUNREACH
+
+
+class OriginAway(OriginUnavailable):
+    """The origin could not be reached at all: refused, unresolved, or not connected within 2 s."""
 
 
 class QuotaExceeded(CachedFSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -118,4 +119,5 @@ class Facts:
     def _remember(self, known: Known) -> None:
         self._memory[known.path] = known
         while len(self._memory) > MOST:
-            self._memory.pop(next(iter(self._memory)), None)
+            with contextlib.suppress(RuntimeError, StopIteration):  # another thread was at it too
+                self._memory.pop(next(iter(self._memory)), None)

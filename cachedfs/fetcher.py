@@ -81,7 +81,7 @@ class Fetcher:
         info = known.info
         assert info is not None
         assert info.size is not None
-        bytes_ = Range(position, min(info.size, position + self.source.config.request_size))
+        bytes_ = Range(position, min(info.size, position + self.source.config.whole_request))
         return self._launch_one(known, None, info, bytes_)
 
     def _make_room_in_the_air(self) -> None:

@@ -237,18 +237,16 @@ class RawReader(io.RawIOBase):
 
     def _from_cache(self, position: int, into: memoryview) -> int:
         """Copy from the block at `position`, which becomes the one in hand; 0 for a miss."""
-        key, size, old = self._key, self._block_size, self._block
+        key, size, index = self._key, self._block_size, position // self._block_size
         if key is None:
             return 0
-        index = position // size
-        block = self._block = self._cache.borrow(
-            key, index, (self._block_start // size, old) if old is not None else None
-        )
+        old = None if self._block is None else (self._block_start // size, self._block)
+        # Let go before giving back: an interrupt in between loses a descriptor, but never leaves it in two hands.
+        self._block, self._block_start, self._block_stop = None, 0, 0
+        block = self._cache.borrow(key, index, old)
         if block is None:
-            self._block_start = self._block_stop = 0
             return 0
-        self._block_start = index * size
-        self._block_stop = self._block_start + block.length
+        self._block, self._block_start, self._block_stop = block, index * size, index * size + block.length
         n = self._hit(position, into)
         if n > 0 and position not in self._asked:
             self._engine.hits += 1

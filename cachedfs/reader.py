@@ -96,7 +96,7 @@ class Reader:
 
         Returns at the headers: one request for an unknown object, none for a known one.
         """
-        want = Range(0, max(self.source.config.request_size, self.source.config.block_size))
+        want = Range(0, self.source.config.whole_request)
         known, flight = await self.catalog.resolve(path, want, demand=self.source.config.block_size)
         if known.info is None:
             raise await self._missing(path)
@@ -126,10 +126,7 @@ class Reader:
 
     def _first_want(self, start: int | None, stop: int | None) -> tuple[Range | Suffix, int]:
         """Return what to ask of an object of unknown size to serve `[start:stop]`, and how far to read it."""
-        size, most = (
-            self.source.config.block_size,
-            max(self.source.config.request_size, self.source.config.block_size),
-        )
+        size, most = self.source.config.block_size, self.source.config.whole_request
         if start is not None and start < 0:
             # Whatever its size: the blocks that hold the last -start bytes are whole then.
             return Suffix(-start + size - 1), ALL

@@ -34,15 +34,17 @@ class Source:
         self.identity = identity_of(protocol, options)
         self._engine: Engine | None = None
         self._facts: Facts | None = None
-        self._origin: Origin | None = None
+        self._origin: tuple[Engine, Origin] | None = None
 
     @property
     def engine(self) -> Engine:
         engine = self._engine
         if engine is None or engine.pid != os.getpid():
-            engine = self._engine = engine_for(self.config)
-            self._facts = engine.facts(self.identity)
+            engine = engine_for(self.config)
+            # The engine last: another thread that sees it must find what belongs to it.
             self._origin = None
+            self._facts = engine.facts(self.identity)
+            self._engine = engine
         return engine
 
     @property
@@ -56,9 +58,10 @@ class Source:
         if self.config.offline:
             raise self.offline(path)
         engine = self.engine
-        if self._origin is None:
-            self._origin = engine.origin(self.protocol, self.options, concurrency=self.config.concurrency)
-        return self._origin
+        if self._origin is None or self._origin[0] is not engine:
+            found = engine.origin(self.protocol, self.options, concurrency=self.config.concurrency)
+            self._origin = (engine, found)
+        return self._origin[1]
 
     def fresh(self, path: str) -> Known | None:
         """Return what is known of `path` and young enough to count."""

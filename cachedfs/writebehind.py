@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from cachedfs.cache import BlockCache, Fact
@@ -17,6 +16,7 @@ __all__ = ["Arrived", "WriteBehind"]
 
 logger = logging.getLogger("cachedfs.engine")
 
+PATIENCE_S = 0.005  # what arrives within it is stored in one transaction
 BATCH_BYTES = 8 << 20  # one transaction: large enough to amortise it, small enough to let a drain end in time
 
 
@@ -45,6 +45,7 @@ class WriteBehind:
         self._afterwards: list[Callable[[], object]] = []
         self._busy = False
         self._closed = False
+        self._draining = 0  # how many wait for the end of the queue
         self._thread: threading.Thread | None = None
         self.behind = 0  # Invariant: bytes of _blocks and of the batch being written
 
@@ -69,11 +70,13 @@ class WriteBehind:
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until all that was added is stored; False when that took longer than `timeout_s` seconds."""
-        until = time.monotonic() + timeout_s
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not (self._waiting() or self._busy), max(0.0, until - time.monotonic())
-            )
+            self._draining += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not (self._waiting() or self._busy), timeout_s)
+            finally:
+                self._draining -= 1
 
     def close(self) -> None:
         """End the thread after the batch it is writing."""
@@ -88,21 +91,30 @@ class WriteBehind:
         self._changed.notify_all()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting() or self._closed)
-                if not self._waiting():
-                    return
-                blocks, facts, afterwards = self._batch(), self._facts, self._afterwards
-                self._facts, self._afterwards, self._busy = [], [], True
-            are_kept = self._store(facts, blocks, afterwards)
-            with self._changed:
-                self.behind -= sum(len(block.data) for block in blocks)
-            self._stored(blocks, are_kept)
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-            del blocks  # an idle thread must not keep the last batch in memory
+        while self._store_next():
+            pass
+
+    def _store_next(self) -> bool:
+        """Wait for something to store, and store a batch; False when the thread should end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting() or self._closed)
+            # A little patience: whoever reads small objects one by one sends the next request meanwhile, undisturbed.
+            self._changed.wait_for(self._is_urgent, PATIENCE_S)
+            if not self._waiting():
+                return False
+            blocks, facts, afterwards = self._batch(), self._facts, self._afterwards
+            self._facts, self._afterwards, self._busy = [], [], True
+        are_kept = self._store(facts, blocks, afterwards)
+        with self._changed:
+            self.behind -= sum(len(block.data) for block in blocks)
+        self._attempt(lambda: self._stored(blocks, are_kept))
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+        return True
+
+    def _is_urgent(self) -> bool:
+        return self._closed or self._draining > 0 or self.behind >= BATCH_BYTES
 
     def _batch(self) -> list[Arrived]:
         """Take the oldest blocks of one bound, up to a batch."""
@@ -123,24 +135,23 @@ class WriteBehind:
     ) -> bool:
         """Store a batch; return whether all its blocks are on the disk now."""
         # Facts first: another process that learns of the object then finds its blocks claimed, not unknown.
-        self._attempt(lambda: self._cache.keep_facts(facts), bool(facts))
+        if facts:
+            self._attempt(lambda: self._cache.keep_facts(facts))
         for function in afterwards:
-            function()
-        return self._attempt(
-            lambda: self._cache.put([(block.key, block.data) for block in blocks], blocks[0].bounds),
-            bool(blocks),
-        )
+            self._attempt(function)
+        if not blocks:
+            return True
+        given = [(block.key, block.data) for block in blocks]
+        return self._attempt(lambda: self._cache.put(given, blocks[0].bounds))
 
-    def _attempt(self, store: Callable[[], object], needed: bool) -> bool:
+    def _attempt(self, act: Callable[[], object]) -> bool:
+        """Do one thing; whatever goes wrong, this thread goes on: readers wait for it to make room."""
         try:
-            if needed:
-                store()
+            act()
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache says it aloud, once; a read never fails for it
             return False
-        except (
-            Exception
-        ):  # whatever it is: readers wait for this thread to make room, and reads go on without storing
+        except Exception:  # see above; the reads themselves go on without storing
             logger.exception("blocks could not be stored")
             return False
         return True

@@ -13,6 +13,7 @@ CASES = [
     (errors.AccessDenied, PermissionError, errno.EACCES),
     (errors.ObjectChanged, OSError, errno.ESTALE),
     (errors.OriginUnavailable, OSError, errno.EHOSTUNREACH),
+    (errors.OriginAway, OSError, errno.EHOSTUNREACH),
     (errors.QuotaExceeded, OSError, errno.EDQUOT),
 ]
 

@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from cachedfs.cache import BlockCache
-from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
+from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginAway, OriginUnavailable
 from tests.fakes import FakeOrigin
 from tests.support import KiB, MiB, forget, noise
 
@@ -216,7 +216,7 @@ def test_the_origin_away_serves_what_is_known_with_one_warning(origin, caplog):
     data = origin.put("b/k", noise(1000))
     assert fs.cat_file("b/k") == data
     fs._source.engine.drain()
-    away = OriginUnavailable("gs://b/k: connection refused")
+    away = OriginAway("gs://b/k: connection refused")
     origin.fail_with[len(origin.log) + 1] = away
     for _ in range(3):
         assert fs.cat_file("b/k") == data

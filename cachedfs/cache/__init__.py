@@ -154,9 +154,13 @@ class BlockCache:
             self._failed(key, index, handle, error)
 
     def has(self, key: ObjectKey, index: int) -> bool:
-        """Return whether the block's file is there, without looking into it."""
+        """Return whether the block's file is there, without looking into it; not one that was found unusable."""
         place = blocks.place(key.digest, index)
-        return any(disk.exists(f"{root}/{place}") for root in self._roots)
+        for root in self._roots:
+            path = f"{root}/{place}"
+            if disk.exists(path) and path not in self._rejected:
+                return True
+        return False
 
     # Writing blocks
 
@@ -167,12 +171,14 @@ class BlockCache:
         """
         self._look()
         try:
-            self._writable().put(given, bounds)
+            self._writable().put(given, bounds, instead_of=self._rejected)
         except CacheError as error:
             self.cannot_store = error.message
             self._say_once(error.message)
             raise
         self.cannot_store = None
+        for key, _ in given if self._rejected else ():
+            self._rejected.pop(f"{self.root}/{blocks.place(key.object.digest, key.index)}", None)
 
     def evict(self, identity: str, path: str | None) -> int:
         """Drop the blocks of `path`, pinned or not, or of the whole origin; return the bytes that came free."""
@@ -372,6 +378,8 @@ class BlockCache:
         place = blocks.place(key.digest, index)
         for root in self._roots:
             path = f"{root}/{place}"
+            if path in self._rejected:
+                continue
             try:
                 return self._handles.open(path, key, index, nowait=nowait)
             except FileNotFoundError:
@@ -400,10 +408,12 @@ class BlockCache:
         is_bad = isinstance(error, BadBlock) or error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO)
         if is_bad and self.root is not None and path.startswith(self.root + "/"):
             self.discard(key, index)
-            return
+            if not disk.exists(path):
+                return
+        # It cannot be used, nor removed: not looked at again, so that it counts as absent and can be fetched.
         self._rejected[path] = None
-        if len(self._rejected) > _MOST_REJECTED:
-            self._rejected.clear()
+        while len(self._rejected) > _MOST_REJECTED:
+            self._rejected.pop(next(iter(self._rejected)), None)
 
     # Trouble
 

@@ -94,4 +94,7 @@ class Claims:
     def _unlock_byte(self, byte: int) -> None:
         fd = _DESCRIPTORS.get(self._own)
         if fd is not None:
-            disk.unlock_byte(fd, byte)
+            try:
+                disk.unlock_byte(fd, byte)
+            except OSError as error:  # others then wait for this process's end; no read may fail for it
+                log.warning("a claim on %s could not be given up: %s", self._path, error)

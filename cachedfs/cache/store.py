@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from cachedfs.cache import audit, blocks, disk
 from cachedfs.cache.claims import Claims
@@ -63,12 +63,23 @@ class Store:
         self._touches = touches
         self.room = Room(directory, handles, claims)
 
-    def put(self, given: Sequence[tuple[BlockKey, Buffer]], bounds: Bounds) -> None:
-        """Store the blocks that are not there yet: each is then there in full, or not at all."""
+    def put(
+        self,
+        given: Sequence[tuple[BlockKey, Buffer]],
+        bounds: Bounds,
+        *,
+        instead_of: Container[str] = (),
+    ) -> None:
+        """Store the blocks that are not there yet: each is then there in full, or not at all.
+
+        `instead_of`: files that are there but unusable.
+        """
         with self._explained("blocks cannot be stored"):
             self._index.database.limit_wal(wal_pages_of(bounds))
             unique = {key.name: (key, data) for key, data in given}
-            waiting = [_NewBlock(key, data) for key, data in unique.values() if not self._is_here(key)]
+            waiting = [
+                _NewBlock(key, data) for key, data in unique.values() if not self._is_here(key, instead_of)
+            ]
             while waiting:
                 waiting = self._put_some(waiting, bounds)
 
@@ -145,8 +156,9 @@ class Store:
             audit.count_if_fresh(rows, self._directory, now_s)
             yield rows
 
-    def _is_here(self, key: BlockKey) -> bool:
-        return disk.exists(self.room.path(blocks.place(key.object.digest, key.index)))
+    def _is_here(self, key: BlockKey, unusable: Container[str]) -> bool:
+        path = self.room.path(blocks.place(key.object.digest, key.index))
+        return disk.exists(path) and path not in unusable
 
     # Putting
 

@@ -15,6 +15,7 @@ from cachedfs.errors import (
     CachedFSError,
     IsAFolder,
     ObjectNotFound,
+    OriginAway,
     OriginUnavailable,
 )
 
@@ -24,11 +25,13 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...
     ((FileNotFoundError, NotADirectoryError), ObjectNotFound),
     ((PermissionError,), AccessDenied),
     ((IsADirectoryError,), IsAFolder),
-    ((ConnectionError, TimeoutError, socket.gaierror), OriginUnavailable),
+    ((ConnectionError, socket.gaierror), OriginAway),
+    ((TimeoutError,), OriginUnavailable),
 )
 # Class names of aiohttp, requests and google-auth, looked for among the bases: the most special first.
 _BY_NAME: tuple[tuple[frozenset[str], type[CachedFSError]], ...] = (
-    (frozenset({"ClientConnectionError", "ClientPayloadError", "TransportError"}), OriginUnavailable),
+    (frozenset({"ClientConnectorError", "TransportError"}), OriginAway),
+    (frozenset({"ClientConnectionError", "ClientPayloadError"}), OriginUnavailable),
     (frozenset({"RequestException", "ClientResponseError"}), OriginUnavailable),
     (frozenset({"GoogleAuthError", "NoCredentialsError"}), AccessDenied),
 )
@@ -45,6 +48,7 @@ _ADVICE: dict[type[CachedFSError], str] = {
     ObjectNotFound: "no object or folder has this name",
     IsAFolder: "this is a folder; list it, or name an object in it",
     AccessDenied: "access denied; check the credentials and what they are allowed to read",
+    OriginAway: "the origin cannot be reached; check the network and the endpoint",
     OriginUnavailable: "no usable answer from the origin; check the network, or try again later",
 }
 

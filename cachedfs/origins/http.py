@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import aiohttp
 from yarl import URL
 
-from cachedfs.errors import OriginUnavailable
+from cachedfs.errors import OriginAway, OriginUnavailable
 from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
 
 __all__ = ["Ask", "Auth", "Client", "Exchange", "timeout_of"]
@@ -114,7 +114,8 @@ class Client:
         """Wait before the next try; raises OriginUnavailable when there shall be none."""
         wait_s = tries.next_wait_s(failed.trouble)
         if wait_s is None:
-            raise OriginUnavailable(
+            kind = OriginAway if failed.trouble.is_unreachable else OriginUnavailable
+            raise kind(
                 f"{ask.subject}: {ask.doing} failed after {tries.summary()}; the last time: {failed}. "
                 "Check the network and the endpoint, or try again later"
             ) from (failed.__cause__ or failed)
