@@ -48,12 +48,11 @@ class Catalog:
 
         `demand`: how far into the object that read may go by itself.
         """
-        known = self.source.fresh(path)
-        if known is not None and known.info is not None and known.info.kind == "directory":
-            return await self._ask(path), None  # what a listing calls a folder may be an object as well
-        if known is not None:
-            return known, None
         old = self.source.facts.get(path)
+        if old is not None and self.source.is_fresh(old):
+            if old.info is None or old.info.kind == "file":
+                return old, None
+            return await self._ask(path), None  # what a listing calls a folder may be an object as well
         key = None if old is None else self.source.key(old)
         if self.source.config.offline or (key is not None and self.source.engine.cache.has(key, 0)):
             return await self._ask(path), None  # too old, but probably unchanged: ask without a body

@@ -110,8 +110,10 @@ class Engine:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Run `function` on the loop soon, from any thread."""
-        self.loop.call_soon_threadsafe(function, *args)
+        """Run `function` on the loop soon, from any thread; not at all once the engine is closed."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has just been closed
+                self._loop.call_soon_threadsafe(function, *args)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that the engine owns until it ends. On the loop."""
@@ -186,12 +188,12 @@ class Engine:
                 await self._room.wait()
 
     def _stored(self, blocks: Sequence[Arrived], are_kept: bool) -> None:
-        for block in blocks:
-            block.flight.stored(are_kept)
-            self.give_up(block.key.name, block.key.hash64)
-        if blocks and self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for room any more
-                self._loop.call_soon_threadsafe(self._room.set)
+        try:
+            for block in blocks:
+                block.flight.stored(are_kept)
+                self.give_up(block.key.name, block.key.hash64)
+        finally:
+            self.call_soon(self._room.set)
 
     def give_up(self, name: str, hash64: int) -> None:
         """The block is on the disk, or nobody is fetching it any more: other processes may see for themselves."""

@@ -18,6 +18,7 @@ from cachedfs.writebehind import Arrived
 
 __all__ = ["Fetcher"]
 
+RESERVED = 4  # slots that reading ahead leaves free for reads that somebody waits for
 PATIENCE_S = 0.2  # how long a request waits, unread, for its handle to read on
 
 
@@ -29,6 +30,8 @@ class Fetcher:
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        # What is to be read ahead: version, blocks, and the list of its reader.
+        self._ahead: deque[tuple[Known, ObjectKey, range, deque[Flight]]] = deque()
 
     def launch(self, known: Known, key: ObjectKey, indexes: Iterable[int]) -> dict[int, Flight]:
         """Send the requests for those blocks that nobody fetches yet; return the flights that bring each block.
@@ -66,15 +69,32 @@ class Fetcher:
             for index in covering(bytes_, key.block_size):
                 self.source.engine.flights[key.name(index)] = flight
         self._make_room_in_the_air()
+        self.source.engine.airborne.add(flight)
         self.source.engine.spawn(self.fly(flight, self._pinned(flight, known.path, info, bytes_)))
         return flight
 
-    def launch_ahead(self, known: Known, key: ObjectKey, blocks: Iterable[int], keep: deque[Flight]) -> None:
-        """Send the requests for blocks that a reader will probably want next; add them to `keep`. On the loop."""
-        if not self.source.config.offline:
-            missing = [i for i in blocks if not self.source.engine.cache.has(key, i)]
-            flights = self.launch(known, key, missing).values()
-            keep.extend(dict.fromkeys(flights))
+    def launch_ahead(self, known: Known, key: ObjectKey, blocks: range, keep: deque[Flight]) -> None:
+        """Send for blocks that a reader will probably want next, when slots are to spare; add the requests to `keep`."""
+        step = self.source.config.whole_request // key.block_size
+        for start in range(blocks.start, blocks.stop, step):
+            self._ahead.append((known, key, range(start, min(start + step, blocks.stop)), keep))
+        self._go_ahead()
+
+    def forget_ahead(self, keep: deque[Flight]) -> None:
+        """The reader of `keep` went elsewhere: send no more for it, and end what is on its way at the next block."""
+        self._ahead = deque(entry for entry in self._ahead if entry[3] is not keep)
+        while keep:
+            flight = keep.popleft()
+            if not flight.done and flight.key is not None:
+                flight.stop_soon(-(-flight.filled // flight.key.block_size) * flight.key.block_size)
+
+    def _go_ahead(self) -> None:
+        """Send what is read ahead while enough slots stay free for those who wait for their bytes."""
+        engine, most = self.source.engine, max(1, self.source.config.concurrency - RESERVED)
+        while self._ahead and len(engine.airborne) < most and not self.source.config.offline:
+            known, key, blocks, keep = self._ahead.popleft()
+            missing = [index for index in blocks if not engine.cache.has(key, index)]
+            keep.extend(dict.fromkeys(self.launch(known, key, missing).values()))
 
     def launch_uncached(self, known: Known, position: int) -> Flight:
         """Send a request from `position` on for an object that has no fingerprint: one handle's alone."""
@@ -108,6 +128,7 @@ class Fetcher:
             self.source.engine.airborne.discard(flight)
             self._give_up_the_rest(flight)
             flight.finish(error)
+            self._go_ahead()
 
     def _give_up_the_rest(self, flight: Flight) -> None:
         """Let go of the blocks that did not arrive."""
@@ -121,6 +142,8 @@ class Fetcher:
                 self.source.engine.give_up(flight.key.name(index), flight.key.hash64(index))
 
     async def _pinned(self, flight: Flight, path: str, info: ObjectInfo, bytes_: Range) -> None:
+        if flight.stopped and flight.demand <= flight.start:
+            return  # given up before it began
         async with self.source.origin(path).read(path, bytes_, info) as reply:
             await self._pump(flight, reply)
 

@@ -195,7 +195,7 @@ class RawReader(io.RawIOBase):
             self._put_down()
             self._let_go()
             self._flight = None
-            self._kept.clear()
+            self._forget_ahead()
         super().close()
 
     # Where the bytes come from.
@@ -263,6 +263,8 @@ class RawReader(io.RawIOBase):
         """Copy from a request in flight; another block also moves the history of this file, and what is sent ahead."""
         if index != self._history.last:
             self._history = self._history.after(index)
+            if self._history.streak == 0:
+                self._forget_ahead()
             self._look_ahead()
         return self._from_flight(position, into)
 
@@ -339,10 +341,16 @@ class RawReader(io.RawIOBase):
             block_end = -(-max(flight.filled, 1) // self._block_size) * self._block_size
             self._engine.call_soon(flight.stop_soon, block_end)
 
+    def _forget_ahead(self) -> None:
+        """What was sent ahead of a run of reads that is over is not wanted."""
+        if self._cold and self._engine.pid == os.getpid():
+            self._engine.call_soon(self._reader.fetcher.forget_ahead, self._kept)
+            self._kept = deque()
+
     def _leave_parent(self) -> None:
         """After a fork: requests in flight, and the block in hand, stayed with the parent."""
         self._engine = self._reader.source.engine
         self._cache = self._engine.cache
         self._block, self._block_start, self._block_stop = None, 0, 0
         self._flight = self._opening = None
-        self._kept.clear()
+        self._kept = deque()

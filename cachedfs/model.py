@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 __all__ = ["BlockKey", "Bounds", "Kind", "ObjectInfo", "ObjectKey", "Range", "Stats", "Suffix"]
 
@@ -124,8 +124,7 @@ class BlockKey:
         return self.object.hash64(self.index)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """How much the cache may hold, and how much of the disk it leaves free.
 
     An int is bytes, a float a share of the whole disk (0.1: ten per cent). `size` None is half of what was
@@ -136,8 +135,7 @@ class Bounds:
     keep_free: int | float = 0.1
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(NamedTuple):
     """Counters of one process since its start, and what its cache holds now.
 
     hits, misses: blocks. requests, bytes_fetched: to the origin. bytes_served: to callers.

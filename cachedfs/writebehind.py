@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from cachedfs.cache import BlockCache, Fact
 from cachedfs.errors import CacheError
@@ -20,8 +20,7 @@ PATIENCE_S = 0.005  # what arrives within it is stored in one transaction
 BATCH_BYTES = 8 << 20  # one transaction: large enough to amortise it, small enough to let a drain end in time
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(NamedTuple):
     """One whole block that came from the origin and is not on the disk yet."""
 
     key: BlockKey

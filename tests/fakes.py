@@ -35,7 +35,7 @@ class FakeOrigin:
         self.has_fingerprints = True
         self.has_sizes = True
         self.gate: asyncio.Event | None = None  # bodies wait for it; made on the loop
-        self.open_bodies = 0
+        self.open_bodies = self.most_bodies = 0
         self.on_request = lambda: None
 
     def put(self, path: str, data: bytes) -> bytes:
@@ -72,6 +72,7 @@ class FakeOrigin:
         elif isinstance(want, Suffix):
             start = max(0, len(data) - want.size)
         self.open_bodies += 1
+        self.most_bodies = max(self.most_bodies, self.open_bodies)
         try:
             yield FakeReply(info, start, stop, self._body(number, data[start:stop]))
         finally:

@@ -1,12 +1,14 @@
 """What the reader does when answers are late, broken, overtaken, or cannot be kept."""
 
 import asyncio
+import sys
 import threading
 
 import fsspec
 import pytest
 
 from cachedfs.cache import BlockCache
+from cachedfs.cache.handles import Handles
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginAway, OriginUnavailable
 from tests.fakes import FakeOrigin
 from tests.support import KiB, MiB, forget, noise
@@ -248,3 +250,133 @@ def test_offline_reads_what_is_here_and_says_what_is_not(fs, origin):
         with pytest.raises(OriginUnavailable, match=r"cachedfs::gs://b.*offline=True"):
             act()
     assert origin.log == []
+
+
+def test_reading_ahead_leaves_slots_to_those_who_wait(origin):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", concurrency=6, request_size="1MiB")
+    data = origin.put("b/k", noise(40 * MiB))
+    with fs.open("b/k") as file:
+        assert b"".join(iter(lambda: file.read(MiB), b"")) == data
+    assert origin.most_bodies <= 3, "two ahead, and the one that the reader waits for"
+    assert fs.stats().bytes_fetched == len(data)
+
+
+@pytest.mark.parametrize("leave", ["close", "seek"])
+def test_nothing_is_read_ahead_for_a_reader_who_left(fs, origin, leave):
+    origin.put("b/k", noise(120 * MiB))
+    file = fs.open("b/k")
+    for _ in range(12):
+        file.read(MiB)
+    gate(fs, origin, is_open=False)
+    for _ in range(2):
+        file.read(MiB // 2)
+    fetcher, engine = fs._reader.fetcher, fs._source.engine
+    if leave == "close":
+        file.close()
+    else:
+        gate(fs, origin, is_open=True)
+        file.seek(110 * MiB)
+        file.read(10)
+    gate(fs, origin, is_open=True)
+    engine.run(asyncio.sleep(0.2))
+    assert not fetcher._ahead
+    assert not engine.airborne
+    assert fs.stats().bytes_fetched < 100 * MiB
+
+
+def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, origin, monkeypatch):
+    def full(self, *args, **kwargs):
+        raise CacheError("the disk is full")
+
+    monkeypatch.setattr("cachedfs.cache.store.Store.put", full)
+    data = origin.put("b/k", noise(80 * MiB))
+    with fs.open("b/k") as file:
+        for start in (0, 40, 0, 60, 20, 0):
+            file.seek(start * MiB)
+            for i in range(start, start + 10):
+                assert file.read(MiB) == data[i * MiB : (i + 1) * MiB]
+            fs._source.engine.run(asyncio.sleep(0))
+            assert sum(len(flight._view) for flight in file.raw._kept) <= 80 * MiB
+
+
+def test_an_interrupt_never_leaves_a_block_in_two_hands(fs, origin, monkeypatch):
+    data = origin.put("b/k", noise(3 * MiB))
+    fs.cat_file("b/k")
+    fs._source.engine.drain()
+    file = fs.open("b/k")
+    file.read(10)
+    give, idle = Handles.give, fs._source.engine.cache._handles._idle
+
+    def interrupted(self, *args):
+        give(self, *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Handles, "give", interrupted)
+    file.seek(2 * MiB)
+    with pytest.raises(KeyboardInterrupt):
+        file.read(10)
+    monkeypatch.undo()
+    assert file.raw._block not in idle.values()
+    file.seek(5)
+    assert file.read(10) == data[5:15]
+
+
+def test_a_block_that_can_neither_be_used_nor_removed_is_fetched(origin, own_cache, tmp_path):
+    data = origin.put("b/k", noise(2 * MiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=tmp_path / "layer")
+    assert fs.cat_file("b/k") == data
+    forget()
+    for path in (tmp_path / "layer").rglob("blocks/*/*-*"):
+        path.write_bytes(b"")
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=[own_cache, tmp_path / "layer"])
+    fs.info("b/k")
+    assert fs.cat_file("b/k", 5, 10) == data[5:10]
+    with fs.open("b/k") as file:
+        assert file.read() == data
+    # The same in our own directory, where a folder stands in the way of the block.
+    forget()
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age="immutable")
+    for path in own_cache.rglob("blocks/*/*-*"):
+        path.unlink()
+        (path / "in the way").mkdir(parents=True)
+    assert fs.cat_file("b/k", 5, 10) == data[5:10]
+    assert fs.cat_file("b/k") == data
+
+
+def test_many_threads_may_use_a_new_instance_first(origin, monkeypatch):
+    origin.put("b/k", b"data")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for i in range(100):
+            fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=1000 + i)
+            threads, results = in_threads(4, lambda i, fs=fs: fs.cat_file("b/k"))
+            for thread in threads:
+                thread.join()
+            assert results == [b"data"] * 4
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_the_writer_survives_whatever_goes_wrong_behind_it(fs, origin, monkeypatch, caplog):
+    def broken(fd, byte):
+        raise OSError(37, "no locks available")
+
+    monkeypatch.setattr("cachedfs.cache.disk.unlock_byte", broken)
+    monkeypatch.setattr("cachedfs.engine.BEHIND_BYTES", 2 * MiB)
+    for name in ("b/k", "b/l"):
+        data = origin.put(name, noise(12 * MiB))
+        assert fs.cat_file(name) == data
+    assert fs._source.engine.drain()
+
+
+def test_an_error_of_one_object_does_not_make_its_origin_away(origin):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0)
+    origin.put("b/k", b"old")
+    assert fs.cat_file("b/k") == b"old"
+    fs._source.engine.drain()
+    new = origin.put("b/k", b"new!")
+    origin.fail_with[len(origin.log) + 1] = OriginUnavailable("b/other: 503, six times")
+    with pytest.raises(OriginUnavailable):
+        fs.info("b/other")
+    assert fs.cat_file("b/k") == new

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 from typing import Any, NamedTuple
@@ -14,8 +13,7 @@ __all__ = ["Fact", "Listing", "decode_info", "encode_info", "folder_of"]
 _DATETIME = "$datetime"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """What was learnt of one path at `checked_at` (seconds since the epoch): `info`, or None for absent.
 
     It is valid only while the path's change mark is still `mark`, the one read *before* the origin was asked:

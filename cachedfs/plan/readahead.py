@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 __all__ = ["History", "ahead"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class History:
+class History(NamedTuple):
     """The block reads of one open file: `last` block touched, `streak` of blocks touched in ascending order.
 
     `requested`: all blocks of the present streak below this index have been asked for.
@@ -28,7 +27,7 @@ class History:
 
     def having_requested(self, stop: int) -> History:
         """Return the history after the blocks below `stop` were asked for."""
-        return dataclasses.replace(self, requested=max(self.requested, stop))
+        return self._replace(requested=max(self.requested, stop))
 
 
 def ahead(history: History, *, n_blocks: int, blocks_per_request: int, most: int) -> range:
