@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 from collections import deque
+from os import getpid
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.cache import BadBlock, Handle
@@ -164,7 +164,12 @@ class RawReader(io.RawIOBase):
             if len(into) == BUFFER_SIZE:
                 into = into[:JUMP_SIZE]
         # The commonest case first: more of the block in hand.
-        n = self._hit(position, into) if self._block_start <= position < self._block_stop else 0
+        if self._block_start <= position < self._block_stop:
+            n = self._hit(position, into)
+        elif self._cold or self._engine.pid != getpid():
+            n = 0
+        else:
+            n = self._from_cache(position, into)
         if n <= 0:
             if position >= self.size or not len(into):
                 return 0
@@ -181,7 +186,7 @@ class RawReader(io.RawIOBase):
             data = self._whole[self._position :]
         else:
             want = Range(self._position, self.size)
-            if self._engine.pid != os.getpid():
+            if self._engine.pid != getpid():
                 self._leave_parent()
             if self._flight is None or not self._flight.covers(self._position):
                 self._let_go()
@@ -216,7 +221,7 @@ class RawReader(io.RawIOBase):
             n = min(len(into), self.size - position)
             into[:n] = self._whole[position : position + n]
             return n
-        if self._engine.pid != os.getpid():
+        if self._engine.pid != getpid():
             self._leave_parent()
         index = position // self._block_size
         n = self._from_requests(index, position, into) if self._cold else 0
@@ -232,7 +237,6 @@ class RawReader(io.RawIOBase):
                 if self._flight is not None
                 else self._from_cache(position, into)
             )
-        self._last = index
         return n
 
     def _from_cache(self, position: int, into: memoryview) -> int:
@@ -247,6 +251,7 @@ class RawReader(io.RawIOBase):
         if block is None:
             return 0
         self._block, self._block_start, self._block_stop = block, index * size, index * size + block.length
+        self._last = index
         n = self._hit(position, into)
         if n > 0 and position not in self._asked:
             self._engine.hits += 1
@@ -337,13 +342,13 @@ class RawReader(io.RawIOBase):
     def _let_go(self) -> None:
         """The request that opened the file is not what is read: it ends after the block in flight."""
         flight, self._opening = self._opening, None
-        if flight is not None and not flight.done and self._engine.pid == os.getpid():
+        if flight is not None and not flight.done and self._engine.pid == getpid():
             block_end = -(-max(flight.filled, 1) // self._block_size) * self._block_size
             self._engine.call_soon(flight.stop_soon, block_end)
 
     def _forget_ahead(self) -> None:
         """What was sent ahead of a run of reads that is over is not wanted."""
-        if self._cold and self._engine.pid == os.getpid():
+        if self._cold and self._engine.pid == getpid():
             self._engine.call_soon(self._reader.fetcher.forget_ahead, self._kept)
             self._kept = deque()
 

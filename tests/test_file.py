@@ -148,7 +148,9 @@ def test_a_handle_that_jumps_about_reads_blocks_and_no_more(fs, cloud):
 
 
 def test_reading_in_sequence_asks_for_each_byte_once(fs, cloud, monkeypatch):
-    monkeypatch.setattr("cachedfs.fetcher.PATIENCE_S", 60)  # a loaded machine may pause longer than a request waits
+    monkeypatch.setattr(
+        "cachedfs.fetcher.PATIENCE_S", 60
+    )  # a loaded machine may pause longer than a request waits
     big = noise(30 * MiB + 5, seed=4)
     cloud.put("huge", big)
     for size, requests in ((300 * KiB, 6), (16 * MiB, 6)):

@@ -308,3 +308,11 @@ def test_a_range_that_ends_before_it_begins_is_empty(cloud, fs):
         assert fs.cat_file(cloud.path("a"), 90, 600) == noise(100)[90:]
         assert fs.cat_file(cloud.path("a"), -10, -5) == noise(100)[-10:-5]
         assert fs.cat_file(cloud.path("a"), -1000) == noise(100)
+
+
+def test_appending_to_an_object_of_gcs_is_refused_and_nothing_is_lost(cloud):
+    data = cloud.put("a", b"old")
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    with pytest.raises(ValueError, match=rf"cachedfs::gs://{cloud.path('a')}.*cannot be appended to"):
+        fs.open(cloud.path("a"), "ab")
+    assert fs.cat_file(cloud.path("a")) == data

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from cachedfs.sim import Delay, GCSServer, Profile
+from cachedfs.sim import Delay, Fault, GCSServer, Profile
 from tests.support import Cloud, KiB, MiB, forget, noise
 
 SIZE = 3 * MiB + 5
@@ -340,3 +340,35 @@ def test_one_handle_is_read_by_many_threads_without_mixing(cloud, fs):
     with fs.open(cloud.path("a")) as file, ThreadPoolExecutor(8) as pool:
         pieces = list(pool.map(lambda _: file.read(64 * KiB), range(96)))
     assert sorted(pieces) == sorted(data[i : i + 64 * KiB] for i in range(0, 6 * MiB, 64 * KiB))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_whose_thread_still_reads_ends(cloud, method, tmp_path):
+    cloud.put("slow", b"data")
+    cloud.server.fail(Fault(kind="media", key="slow", stall_s=60))
+    script = tmp_path / "main.py"
+    script.write_text(
+        """
+import fsspec, multiprocessing, os, sys, threading, time
+
+def read(fs):
+    try:
+        fs.cat_file(os.environ["BUCKET"] + "/slow")
+    except OSError as error:
+        assert "shutting down" in str(error), error
+
+def work():
+    fs = fsspec.filesystem("cgs")
+    threading.Thread(target=read, args=(fs,)).start()
+    time.sleep(0.5)
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context(sys.argv[1]).Process(target=work)
+    worker.start()
+    worker.join(20)
+    print(worker.exitcode)
+    worker.kill()
+"""
+    )
+    code = f"import runpy, sys; sys.argv = [{str(script)!r}, {method!r}]; runpy.run_path({str(script)!r}, run_name='__main__')"
+    assert cloud.python(code) == "0\n"

@@ -36,6 +36,7 @@ class Handles:
         self._idle: dict[_Key, Handle] = {}  # Invariant: a handle in here is in nobody's hands
         self._checked: dict[_Key, tuple[tuple[int, int], int]] = {}  # stamp of the file, its unchecked pages
         self._sweep_at = 0.0
+        self._given = 0  # the clock is looked at every 32nd time only: it is as slow as all the rest
 
     def take(self, key: ObjectKey, index: int) -> Handle | None:
         """Return the open handle of the block and forget it here; None when it is not open or in use."""
@@ -63,12 +64,17 @@ class Handles:
         name = (key.digest, index)
         if self._idle.setdefault(name, handle) is not handle:  # another thread had the block open as well
             self.close(name, handle)
+        self._given += 1
+        if self._given & 31 == 0:
+            self._sweep_if_due()
+        if len(self._idle) > self._limit:
+            self._close_oldest()
+
+    def _sweep_if_due(self) -> None:
         now = time.monotonic()
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP_S
             self._sweep()
-        elif len(self._idle) > self._limit:
-            self._close_oldest()
 
     def close(self, name: _Key, handle: Handle) -> None:
         """Close a handle that was taken, and remember what was checked of its block."""
