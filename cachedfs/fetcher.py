@@ -94,7 +94,10 @@ class Fetcher:
         while self._ahead and len(engine.airborne) < most and not self.source.config.offline:
             known, key, blocks, keep = self._ahead.popleft()
             missing = [index for index in blocks if not engine.cache.has(key, index)]
-            keep.extend(dict.fromkeys(self.launch(known, key, missing).values()))
+            flights = dict.fromkeys(self.launch(known, key, missing).values())
+            keep.extend(
+                flight for flight in flights if not flight.stopped
+            )  # others' leftovers end by themselves
 
     def launch_uncached(self, known: Known, position: int) -> Flight:
         """Send a request from `position` on for an object that has no fingerprint: one handle's alone."""
