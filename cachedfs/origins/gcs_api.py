@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import email.utils
-import json
-import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -17,6 +15,8 @@ from urllib.parse import quote
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import clipped
+from cachedfs.origins.google import RATE_REASONS, RETRIED, error_of
+from cachedfs.origins.ranges import content_range, number, range_header
 from cachedfs.origins.retry import Trouble, retry_after_s
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "metadata_url",
     "object_info",
     "plain_path",
-    "range_header",
     "read_headers",
     "url_of",
 ]
@@ -47,8 +46,6 @@ FIELDS = (
 )
 _LIST_FIELDS = f"kind,nextPageToken,prefixes,items({FIELDS})"
 _PAGE = 1000  # objects and folders in one answer: the most that the service gives
-_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-_RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 _HINT_403 = "pass token=..., or ask the owner for roles/storage.objectViewer"
 _HINT_PAYS = "the requester pays for this bucket: pass requester_pays=True (and project=...) or requester_pays='PROJECT'"
 
@@ -92,15 +89,6 @@ def list_params(prefix: str, *, deep: bool, limit: int = _PAGE, token: str | Non
 
 
 # Reading
-def range_header(want: Range | Suffix | None) -> str | None:
-    """Return the `Range` header for a non-empty range, always with an end; None for the whole object."""
-    if want is None:
-        return None
-    if isinstance(want, Suffix):
-        return f"bytes=-{want.size}"
-    return f"bytes={want.start}-{want.stop - 1}"
-
-
 def read_headers(want: Range | Suffix | None) -> dict[str, str]:
     """Return the headers of a read. Who takes gzip gets every object as it is stored, in ranges too."""
     given = range_header(want)
@@ -123,10 +111,10 @@ class Head:
 
 def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None) -> Head:
     """Return what the headers of a 200 or 206 say; ValueError where they contradict what was asked for."""
-    offset, stop, size = 0, None, _number(headers.get("x-goog-stored-content-length"))
-    length = _number(headers.get("Content-Length"))
+    offset, stop, size = 0, None, number(headers.get("x-goog-stored-content-length"))
+    length = number(headers.get("Content-Length"))
     if status == 206:
-        offset, stop, total = _content_range(headers.get("Content-Range", ""))
+        offset, stop, total = content_range(headers.get("Content-Range", ""))
         size = total if total is not None else size
     elif size is None:
         size = length
@@ -140,18 +128,6 @@ def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None
             f"the answer has {length} bytes of an object of {size}: something unpacked it on the way"
         )
     return Head(offset, span, size, headers.get("x-goog-generation"), _header_details(headers))
-
-
-def _content_range(text: str) -> tuple[int, int, int | None]:
-    """Return start, stop and total of `bytes a-b/N`, where N may be `*`."""
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", text.strip())
-    if not found:
-        raise ValueError(f"the answer has no usable Content-Range: {text!r}")
-    return int(found[1]), int(found[2]) + 1, _number(found[3])
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
 
 
 def _header_details(headers: Mapping[str, str]) -> dict[str, Any]:
@@ -228,9 +204,9 @@ def failure(
     status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
 ) -> Trouble | Exception:
     """Return what an answer that is no success means: trouble that may pass, or the error to raise."""
-    text, reasons = _message(body)
+    text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
-    if status in _RETRIED or status > 504 or (status == 403 and reasons & _RATE_REASONS):
+    if status in RETRIED or status > 504 or (status == 403 and reasons & RATE_REASONS):
         return Trouble(f"the service answered {said}", retry_after_s(headers.get("Retry-After"), now))
     if "requester pays" in text.lower():
         return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {said})")
@@ -245,14 +221,3 @@ def failure(
     if status == 400:
         return ValueError(f"{url}: the service did not accept the request ({doing}: {said})")
     return CachedFSError(f"{url}: the service answered in a way that is not understood ({doing}: {said})")
-
-
-def _message(body: bytes) -> tuple[str, set[str]]:
-    """Return Google's own message and reasons from the body of an error: JSON, or short text (of media)."""
-    text = body.decode("utf-8", "replace").strip()
-    try:
-        error = json.loads(text)["error"]
-        reasons = {str(item.get("reason")) for item in error.get("errors", ())}
-        return str(error.get("message", "")), reasons
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return ("" if text.startswith("<") else text[:500]), set()
