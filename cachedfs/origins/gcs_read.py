@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -11,81 +9,35 @@ from typing import TYPE_CHECKING, NoReturn
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
-from cachedfs.origins.base import Reply, describe
-from cachedfs.origins.failures import mapped
+from cachedfs.origins.base import Reply
+from cachedfs.origins.resumed import BehindTheEnd, ResumedRead, reaches
 from cachedfs.origins.retry import Failed, Trouble
 
 if TYPE_CHECKING:
     from cachedfs.origins.gcs import GCSOrigin
-    from cachedfs.origins.http import Ask, Exchange
+    from cachedfs.origins.http import Ask
 
 __all__ = ["MediaRead"]
 
 
-class MediaRead:
-    """A read of one generation, resumed where its body breaks."""
-
-    info: ObjectInfo
-    start: int
-    stop: int
+class MediaRead(ResumedRead):
+    """A read of one generation."""
 
     def __init__(
         self, origin: GCSOrigin, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> None:
-        self._origin, self._path, self._want, self._pinned = origin, path, want, pinned
-        self._attempt = AsyncExitStack()  # holds the slot and the connection of the try that runs
-        self._body: Exchange | None = None
-        self._position = 0  # of the next byte to give
-        self._offset = 0  # of the next byte of the body: before the position where a range was ignored
+        super().__init__(api.url_of(path), want, pinned)
+        self._origin, self._path = origin, path
 
     async def __aenter__(self) -> Reply:
         if "/" not in self._path:
-            raise IsAFolder(f"{api.url_of(self._path)}: this is a bucket; list it, or read an object in it")
+            raise IsAFolder(f"{self._url}: this is a bucket; list it, or read an object in it")
         self._to = await self._origin.connection()
         self._tries = self._to.client.new_tries()
-        try:
-            with mapped(api.url_of(self._path), describe(self._want)):
-                await self._begin()
-        except BaseException:
-            await self._attempt.aclose()
-            raise
-        return self
+        return await super().__aenter__()
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._attempt.aclose()
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        while self._position < self.stop:
-            with mapped(api.url_of(self._path), describe(self._want)):
-                try:
-                    if piece := self._wanted(await self._next_piece()):
-                        return piece
-                except Failed as failed:
-                    await self._recover(failed)
-        raise StopAsyncIteration
-
-    async def _next_piece(self) -> bytes:
-        assert self._body is not None  # there is one wherever bytes are left to give
-        piece = await self._body.read_some()
-        if not piece:
-            raise Failed(Trouble(f"the body ended at byte {self._offset}, before {self.stop}"))
-        return piece
-
-    def _wanted(self, piece: bytes) -> bytes:
-        """Return what of a piece of the body was asked for and not given yet; often all of it, as it is."""
-        skip, left = self._position - self._offset, self.stop - self._position
-        self._offset += len(piece)
-        wanted = piece if not skip and len(piece) <= left else piece[skip : skip + left]
-        self._position += len(wanted)
-        return wanted
-
-    async def _recover(self, failed: Failed) -> None:
+    async def _resume(self, left: Range, failed: Failed) -> None:
         """Ask for what is left, of the same generation."""
-        await self._attempt.aclose()
-        left = Range(self._position, self.stop)
         ask = self._to.media(self._path, left, self.info.fingerprint)
         await self._to.client.pause(failed, ask, self._tries)
 
@@ -107,9 +59,9 @@ class MediaRead:
         """Settle what is read by the headers of one try; `known` is the version that it is pinned to."""
         try:
             head = await self._headers(ask, self._want, known.fingerprint if known else None)
-        except _BehindTheEnd:
+        except BehindTheEnd:
             info = known if known and known.size is not None else await self._current()
-            if _reaches(self._want, info.size or 0):
+            if reaches(self._want, info.size or 0):
                 raise  # it grew meanwhile
             self._settle_empty(info)
             return
@@ -131,7 +83,7 @@ class MediaRead:
         self._body = body = await self._attempt.enter_async_context(self._to.client.exchange(ask))
         if body.status == 416:
             await self._attempt.aclose()
-            raise _BehindTheEnd(Trouble("no byte of the object is in the range"))
+            raise BehindTheEnd(Trouble("no byte of the object is in the range"))
         try:
             head = api.head_of(body.status, body.headers, want)
         except ValueError as error:
@@ -148,30 +100,15 @@ class MediaRead:
         except ObjectNotFound as error:
             if self._pinned is None:
                 raise
-            raise ObjectChanged(f"{api.url_of(self._path)}: the object was removed; open it again") from error
+            raise ObjectChanged(f"{self._url}: the object was removed; open it again") from error
         if self._pinned and info.fingerprint != self._pinned.fingerprint:
             self._raise_changed(f"it is generation {info.fingerprint} now, not {self._pinned.fingerprint}")
         if info.kind == "directory":
-            raise IsAFolder(f"{api.url_of(self._path)}: this is a folder; list it, or read an object in it")
+            raise IsAFolder(f"{self._url}: this is a folder; list it, or read an object in it")
         return info
 
-    def _settle(self, info: ObjectInfo, span: Range) -> None:
-        self.info, self.start, self.stop = info, span.start, span.stop
-        self._position = span.start
-
-    def _settle_empty(self, info: ObjectInfo) -> None:
-        size = info.size or 0
-        at = min(self._want.start, size) if isinstance(self._want, Range) else size
-        self._settle(info, Range(at, at))
-
     def _raise_changed(self, how: str) -> NoReturn:
-        raise ObjectChanged(
-            f"{api.url_of(self._path)}: the object was replaced while it was read ({how}); open it again"
-        )
-
-
-class _BehindTheEnd(Failed):
-    """416: no byte of the object is in the range, as far as this try could see."""
+        raise ObjectChanged(f"{self._url}: the object was replaced while it was read ({how}); open it again")
 
 
 def _merged(known: ObjectInfo | None, info: ObjectInfo) -> ObjectInfo:
@@ -180,8 +117,3 @@ def _merged(known: ObjectInfo | None, info: ObjectInfo) -> ObjectInfo:
         return info
     # The service kept to the pin, whether the headers show it or not.
     return replace(info, fingerprint=known.fingerprint, details={**info.details, **known.details})
-
-
-def _reaches(want: Range | Suffix | None, size: int) -> bool:
-    """Return whether any byte that is wanted is in an object of this size."""
-    return size > (want.start if isinstance(want, Range) else 0)

@@ -11,11 +11,16 @@ RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 
 
 def error_of(body: bytes) -> tuple[str, set[str]]:
-    """Return Google's own message and reasons from the body of an error: JSON, or short text (of media)."""
+    """Return Google's own message and reasons from the body of an error: JSON, or short text (of media).
+
+    A reason that names a place is there twice: by itself, and as "reason at place".
+    """
     text = body.decode("utf-8", "replace").strip()
     try:
         error = json.loads(text)["error"]
-        reasons = {str(item.get("reason")) for item in error.get("errors", ())}
-        return str(error.get("message", "")), reasons
+        items = error.get("errors", ())
+        reasons = {str(item.get("reason")) for item in items}
+        places = {f"{item.get('reason')} at {item['location']}" for item in items if item.get("location")}
+        return str(error.get("message", "")), reasons | places
     except (ValueError, TypeError, KeyError, AttributeError):
         return ("" if text.startswith("<") else text[:500]), set()
