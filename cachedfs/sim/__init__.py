@@ -1,7 +1,8 @@
 """Simulated clouds for tests, demos and benchmarks; figures got from them are simulated."""
 
+from cachedfs.sim.drive import DriveServer
 from cachedfs.sim.gcs import GCSServer
 from cachedfs.sim.network import PROFILES, Delay, Profile
 from cachedfs.sim.server import Fault, Request, SimServer
 
-__all__ = ["PROFILES", "Delay", "Fault", "GCSServer", "Profile", "Request", "SimServer"]
+__all__ = ["PROFILES", "Delay", "DriveServer", "Fault", "GCSServer", "Profile", "Request", "SimServer"]

@@ -11,11 +11,12 @@ import sys
 import threading
 from pathlib import Path
 
+from cachedfs.sim.drive import DriveService
 from cachedfs.sim.gcs import GCSService
 from cachedfs.sim.network import PROFILES, Network, Profile
 from cachedfs.sim.server import new_loop, serve
 
-_ROOMS = {"gcs": GCSService}
+_ROOMS: dict[str, type[DriveService] | type[GCSService]] = {"drive": DriveService, "gcs": GCSService}
 
 
 def _wait_for_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
@@ -33,8 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--profile", default="off", help=f"one of {', '.join(PROFILES)}, or JSON")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--time-scale", type=float, default=1.0, help="divides all waits")
-    parser.add_argument("--folder", type=Path, help="serve DIR/BUCKET/KEY instead of memory")
-    parser.add_argument("--bucket", action="append", default=[], help="make it; repeatable")
+    parser.add_argument("--folder", type=Path, help="serve DIR/BUCKET/KEY; of drive, DIR is My Drive")
+    parser.add_argument("--bucket", action="append", default=[], help="of gcs: make it; repeatable")
     parser.add_argument("--watch-stdin", action="store_true", help="end when stdin is closed")
     options = parser.parse_args(argv)
     try:
@@ -43,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     service = _ROOMS[options.room](Network(profile, options.seed, options.time_scale), options.folder)
     for bucket in options.bucket:
+        if not isinstance(service, GCSService):
+            parser.error("--bucket is of gcs")
         service.do_make_bucket(bucket)
     sock = socket.create_server((options.host, options.port))
 

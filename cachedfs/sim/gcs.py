@@ -24,13 +24,13 @@ from xml.sax.saxutils import escape
 
 import google_crc32c
 
+from cachedfs.sim.google import CHUNK, JSON, body_of, boundary_of, span_of, split_related
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody, FolderStore, Store, StoredObject, list_page
 from cachedfs.sim.server import Answer, Call, Refusal, Route, Service, SimServer
 
 __all__ = ["GCSServer", "GCSService"]
 
-_JSON = {"Content-Type": "application/json; charset=UTF-8"}
 _XML = {"Content-Type": "application/xml; charset=UTF-8"}
 _TEXT = {"Content-Type": "text/html; charset=UTF-8"}
 # An object's editable properties: the JSON API's name, the XML API's header.
@@ -49,7 +49,6 @@ _CONDITIONS = {
 }
 _NO_BUCKET = "The specified bucket does not exist."
 _UNMET = "At least one of the pre-conditions you specified did not hold."
-_CHUNK = 256 << 10  # all but the last request of a resumable upload carry multiples of it
 _XML_CODES = {400: "InvalidArgument", 401: "AuthenticationRequired", 403: "AccessDenied"}
 _XML_CODES |= {412: "PreconditionFailed", 416: "InvalidRange", 503: "ServiceUnavailable"}
 
@@ -93,7 +92,7 @@ class GCSService(Service):
             return Answer(status, {**_TEXT, **headers}, DataBody(refusal.message.encode()))
         if style == "json":
             at = {"locationType": "header", "location": "Authorization"} if status == 401 else {}
-            return Answer(status, {**_JSON, **headers}, DataBody(refusal.to_json(**at).encode()))
+            return Answer(status, {**JSON, **headers}, DataBody(refusal.to_json(**at).encode()))
         code = "NoSuchBucket" if refusal.message == _NO_BUCKET else "NoSuchKey"
         code = code if status == 404 else _XML_CODES.get(status, "InternalError")
         return _xml("Error", {"Code": code, "Message": refusal.message}, status, headers)
@@ -192,7 +191,7 @@ class GCSService(Service):
         return _json({"kind": "storage#buckets", "items": [self._bucket(n) for n in names]})
 
     def _insert_bucket(self, call: Call) -> Answer:
-        name = _body(call).get("name")
+        name = body_of(call).get("name")
         if not name:
             raise Refusal(400, "Required parameter: name", "required")
         if name in self.store.buckets():
@@ -373,7 +372,7 @@ class GCSService(Service):
             start, stop = int(found[1]), int(found[2]) + 1
             if n != stop - start or (total is not None and stop > total):
                 raise Refusal(400, f"Invalid request: {n} bytes in the body, {given}.")
-            if stop != total and n % _CHUNK:
+            if stop != total and n % CHUNK:
                 raise Refusal(400, f"Invalid request: {n} bytes are not a multiple of 262144.")
             if start <= len(upload.data):  # a gap is not stored: the reply says what is
                 upload.data += call.body[len(upload.data) - start :]
@@ -389,7 +388,7 @@ class GCSService(Service):
 
     def _patch(self, bucket: str, key: str, call: Call) -> Answer:
         stored = self._find(bucket, key, call.query, reading=False)
-        given = {k: v for k, v in _body(call).items() if k in _FIELDS or k == "metadata"}
+        given = {k: v for k, v in body_of(call).items() if k in _FIELDS or k == "metadata"}
         fields = dict(stored.fields) if call.method != "PUT" else {}
         if call.method != "PUT" and given.get("metadata"):
             given["metadata"] = {**fields.get("metadata", {}), **given["metadata"]}
@@ -405,7 +404,7 @@ class GCSService(Service):
         return Answer(204)
 
     def _compose(self, bucket: str, key: str, call: Call) -> Answer:
-        body, pieces, n_components = _body(call), list[bytes](), 0
+        body, pieces, n_components = body_of(call), list[bytes](), 0
         sources = body.get("sourceObjects", [])
         if not 1 <= len(sources) <= 32:
             raise Refusal(400, "The number of source components must be between 1 and 32.")
@@ -425,7 +424,7 @@ class GCSService(Service):
     def _copy(self, source: tuple[str, str], target: tuple[str, str], verb: str, call: Call) -> Answer:
         found = self._find(*source, _source_query(call.query), reading=False)
         _check_key(found, call.headers, "x-goog-copy-source-encryption-")
-        given = _body(call) if verb != "moveTo" else {}
+        given = body_of(call) if verb != "moveTo" else {}
         fields = given if given.get("contentType") else {**found.fields, **given}
         upload = _Upload(*target, dict(fields), call.query, _given_key(call.headers))
         made = self._write(upload, found.content(), n_components=found.n_components)
@@ -481,7 +480,7 @@ class GCSService(Service):
 
     def _batch(self, call: Call) -> Answer:
         """Return the replies to up to 100 calls that came in one body."""
-        boundary = _boundary(call).encode()
+        boundary = boundary_of(call).encode()
         parts = call.body.replace(b"\r\n", b"\n").split(b"--" + boundary)[1:-1]
         if len(parts) > 100:
             raise Refusal(400, "The batch request has more than 100 calls.")
@@ -586,20 +585,6 @@ def _check_key(stored: StoredObject, headers: Mapping[str, str], prefix: str = "
     raise Refusal(400, text, f"resource{reason or 'Is'}EncryptedWithCustomerEncryptionKey")
 
 
-def _span(given: str | None, size: int) -> tuple[int, int] | None:
-    """Return the half-open span that a Range header asks for; None when it is to be ignored."""
-    found = re.fullmatch(r"bytes=(\d*)-(\d*)", given or "")
-    if not found or found[0] == "bytes=-" or (all(found.groups()) and int(found[1]) > int(found[2])):
-        return None
-    if found[1]:
-        start, stop = int(found[1]), min(int(found[2]) + 1, size) if found[2] else size
-    else:
-        start, stop = max(size - int(found[2]), 0), size
-    if start >= size or start == stop:
-        raise Refusal(416, "Request range not satisfiable", headers={"Content-Range": f"bytes */{size}"})
-    return start, stop
-
-
 def _media_answer(stored: StoredObject, call: Call) -> Answer:
     """Return the bytes that a request asks for: as stored, or unpacked for who takes no gzip."""
     headers = {**_object_headers(stored), "Accept-Ranges": "bytes"}
@@ -613,7 +598,7 @@ def _media_answer(stored: StoredObject, call: Call) -> Answer:
             del headers["Content-Encoding"], headers["Accept-Ranges"]
             headers["Warning"] = "214 UploadServer gunzipped"
             return Answer(200, headers, DataBody(gzip.decompress(stored.content())), 0, True)
-    span = _span(call.headers.get("range"), stored.size)
+    span = span_of(call.headers.get("range"), stored.size)
     if span is None:
         return Answer(200, headers, stored.body(0, stored.size))
     headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{stored.size}"
@@ -666,7 +651,7 @@ def _resource(stored: StoredObject, host: str) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Answer:
-    return Answer(200, dict(_JSON), DataBody(json.dumps(value).encode()))
+    return Answer(200, dict(JSON), DataBody(json.dumps(value).encode()))
 
 
 def _xml(root: str, rows: Any, status: int = 200, headers: Mapping[str, str] = {}) -> Answer:
@@ -691,27 +676,14 @@ def _is_number(element: ET.Element) -> bool:
     return element.tag.rpartition("}")[2] == "PartNumber"
 
 
-def _body(call: Call) -> dict[str, Any]:
-    """Return the JSON object in the body, empty when there is none; ValueError when it is none."""
-    value = json.loads(call.body or b"{}")
-    return value if isinstance(value, dict) else {}
-
-
-def _boundary(call: Call) -> str:
-    found = re.search(r'boundary="?([^";]+)', call.headers.get("content-type", ""))
-    if not found:
-        raise Refusal(400, "Missing boundary in the Content-Type of a multipart body.")
-    return found[1]
-
-
 def _begin(bucket: str, call: Call) -> tuple[_Upload, bytes]:
     """Return what a request to the JSON API's upload address begins, and the bytes it carries."""
     query, headers, data = call.query, call.headers, call.body
     kind, fields, content_type = query.get("uploadType"), dict[str, Any](), headers.get("content-type")
     if kind == "multipart":
-        fields, content_type, data = _split_related(call)
+        fields, content_type, data = split_related(call)
     elif kind == "resumable":
-        fields, content_type = _body(call), headers.get("x-upload-content-type")
+        fields, content_type = body_of(call), headers.get("x-upload-content-type")
     elif kind == "media":
         fields = dict(_goog_hashes(headers))
     else:
@@ -722,23 +694,6 @@ def _begin(bucket: str, call: Call) -> tuple[_Upload, bytes]:
         fields["contentEncoding"] = query["contentEncoding"]
     key = fields.get("name") or query.get("name", "")
     return _Upload(bucket, key, fields, query, _given_key(headers)), data
-
-
-def _split_related(call: Call) -> tuple[dict[str, Any], str | None, bytes]:
-    """Return metadata, content type and bytes of a multipart/related body."""
-    mark, body = b"--" + _boundary(call).encode(), call.body
-    # Clients end lines with CRLF or LF; only knowing which keeps a CR that ends the data.
-    begin = body.find(mark) + len(mark)
-    end = b"\r\n" if body[begin : begin + 2] == b"\r\n" else b"\n"
-    middle, last = body.find(end + mark, begin), body.rfind(end + mark)
-    if middle < 0 or middle == last:
-        raise Refusal(400, "Failed to parse multipart body.")
-    _, _, metadata = body[begin:middle].partition(end + end)
-    head_end = body.find(end + end, middle + len(end + mark))
-    head = body[middle:head_end].decode()
-    found = re.search(r"(?i)content-type: *([^\r\n]+)", head)
-    fields = _body(Call("", "", {}, {}, metadata))
-    return fields, found[1] if found else None, body[head_end + 2 * len(end) : last]
 
 
 def _goog_hashes(headers: Mapping[str, str]) -> dict[str, str]:

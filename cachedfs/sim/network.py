@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PROFILES", "Delay", "Link", "Network", "Profile", "Stream", "Verdict"]
+__all__ = ["PROFILES", "Budget", "Delay", "Link", "Network", "Profile", "Stream", "Verdict"]
 
 _P95 = 1.6448536269514722  # the standard normal value that 95 % of draws stay below
 _SLACK = 2 << 20  # bytes a stream may catch up after its client paused: about one TCP window
@@ -63,6 +63,10 @@ class Profile:
     error_rate: float = 0.0
     stall_rate: float = 0.0
     stall_s: float = 30.0
+    requests_per_s: float = math.inf  # of all kinds; more are refused, as with the rates below
+    downloads_per_s: float = math.inf
+    lists_per_s: float = math.inf
+    creates_per_s: float = math.inf
 
     @property
     def is_paced(self) -> bool:
@@ -121,11 +125,17 @@ def _profiles() -> dict[str, Profile]:
             connection_s=chances[0],
             error_rate=chances[1],
             stall_rate=chances[2],
+            **_BUDGETS.get(name, {}),
         )
         out.append(profile)
     return {profile.name: profile for profile in out}
 
 
+# What one user of a project may ask for in a second; the bad day is that of a new project's quota units.
+_BUDGETS = {
+    "drive-typical": {"requests_per_s": 200.0, "creates_per_s": 3.0},
+    "drive-bad": {"downloads_per_s": 27.0, "lists_per_s": 54.0, "creates_per_s": 2.0},
+}
 PROFILES = _profiles()
 
 
@@ -206,6 +216,25 @@ class Link:
             del self._ends[at]
 
 
+class Budget:
+    """A token bucket: so many a second, and as many at once as come in one second."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._size = rate, max(rate, 1.0)
+        self._left, self._at = self._size, 0.0
+
+    def take(self, now: float) -> bool:
+        """Return whether one more is allowed now, and count it if so."""
+        if self._rate == math.inf:
+            return True
+        self._left = min(self._left + (now - self._at) * self._rate, self._size)
+        self._at = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
 class Network:
     """A profile with its clock, its generator and its link; counts in simulated seconds."""
 
@@ -220,6 +249,12 @@ class Network:
         self.profile, self.seed, self.time_scale = profile, seed, time_scale
         self.rng = random.Random(seed)
         self.link = Link(profile.stream_rate, profile.total_rate)
+        self._budgets = {
+            "requests": Budget(profile.requests_per_s),
+            "downloads": Budget(profile.downloads_per_s),
+            "lists": Budget(profile.lists_per_s),
+            "creates": Budget(profile.creates_per_s),
+        }
         self._clock, self._start = clock, clock()
         real_rate = min(profile.stream_rate, profile.total_rate) * time_scale
         # About 2 ms of one stream at a time: smooth for the client, few enough wake-ups for us.
@@ -228,6 +263,10 @@ class Network:
     def now(self) -> float:
         """Return simulated seconds since the network was made."""
         return (self._clock() - self._start) * self.time_scale
+
+    def spend(self, budget: str) -> bool:
+        """Return whether one more of `requests`, `downloads`, `lists` or `creates` is allowed now."""
+        return self._budgets[budget].take(self.now())
 
     async def sleep_until(self, at: float) -> None:
         """Return when the simulated clock shows that time."""

@@ -16,7 +16,17 @@ from typing import Any, Protocol
 
 import google_crc32c
 
-__all__ = ["NO_BODY", "Body", "DataBody", "FolderStore", "Page", "Store", "StoredObject", "list_page"]
+__all__ = [
+    "NO_BODY",
+    "Body",
+    "DataBody",
+    "FileBody",
+    "FolderStore",
+    "Page",
+    "Store",
+    "StoredObject",
+    "list_page",
+]
 
 # Files found in a folder and larger than this have no such checksum: it would stop the server too long.
 _MD5_LIMIT, _CRC_LIMIT = 8 << 20, 64 << 20
@@ -52,7 +62,7 @@ class DataBody:
 NO_BODY = DataBody(b"")
 
 
-class _FileBody:
+class FileBody:
     """Part of an open file, which stays the version it was when somebody renames over it."""
 
     def __init__(self, path: Path, start: int, stop: int) -> None:
@@ -98,7 +108,7 @@ class StoredObject:
     def body(self, start: int, stop: int) -> Body:
         """Return the bytes [start, stop)."""
         if isinstance(self.data, Path):
-            return _FileBody(self.data, start, stop)
+            return FileBody(self.data, start, stop)
         return DataBody(memoryview(self.data)[start:stop])
 
     def content(self) -> bytes:

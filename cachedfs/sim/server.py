@@ -35,7 +35,8 @@ __all__ += ["new_loop", "serve"]
 
 _CONTROL = "/_sim/"  # requests below it are ours: neither logged nor delayed
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
-_REASONS |= {410: "gone", 412: "conditionNotMet", 429: "rateLimitExceeded", 501: "notImplemented"}
+_REASONS |= {410: "gone", 412: "conditionNotMet", 416: "requestedRangeNotSatisfiable"}
+_REASONS |= {429: "rateLimitExceeded", 501: "notImplemented"}
 
 
 @dataclass(slots=True)
@@ -80,15 +81,23 @@ class Refusal(Exception):
     """An error that the service answers with."""
 
     def __init__(
-        self, status: int, message: str, reason: str = "", *, headers: Mapping[str, str] = {}
+        self,
+        status: int,
+        message: str,
+        reason: str = "",
+        *,
+        headers: Mapping[str, str] = {},
+        location: str = "",  # the parameter that is to blame
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.headers = status, message, dict(headers)
+        self.location = location
         self.reason = reason or _REASONS.get(status, "backendError")
 
     def to_json(self, **more: str) -> str:
         """Return Google's JSON for this error."""
-        item = {"message": self.message, "domain": "global", "reason": self.reason, **more}
+        at = {"locationType": "parameter", "location": self.location} if self.location else {}
+        item = {"message": self.message, "domain": "global", "reason": self.reason, **at, **more}
         error = {"code": self.status, "message": self.message, "errors": [item]}
         return json.dumps({"error": error}, indent=1)
 
@@ -165,6 +174,10 @@ class Service(ABC):
     def render(self, style: str, refusal: Refusal) -> Answer:
         """Return an error in the words of this cloud."""
 
+    def failure(self) -> tuple[int, str]:
+        """Return status and reason of the error that a profile's error rate strikes with."""
+        return 503, "backendError"
+
     # Commands: what a test does behind the API's back. JSON in, JSON out; data is a raw body.
     def command(self, name: str, arguments: dict[str, Any], data: bytes) -> Any:
         """Return the result of the command `do_<name>`."""
@@ -240,7 +253,8 @@ class Service(ABC):
         network, profile = self.network, self.network.profile
         verdict = profile.first_byte(route.kind, new_connection=is_new, rng=network.rng)
         if verdict.failed and fault.status is None:
-            fault = dataclasses.replace(fault, status=503)
+            status, reason = self.failure()
+            fault = dataclasses.replace(fault, status=status, reason=reason)
         answer = self._answer(call, route, fault)
         wait_s = verdict.wait_s + profile.list_item_s * answer.n_items
         stall_s = fault.stall_s if fault.stall_after is None else 0.0
@@ -538,7 +552,7 @@ class SimServer:
         name = f"profile={self.profile.name!r}, seed={self.seed}, time_scale={self.time_scale}"
         return f"<{type(self).__name__} {url} {name}>"
 
-    def _do(self, name: str, data: bytes = b"", **arguments: Any) -> Any:
+    def _do(self, name: str, data: bytes = b"", /, **arguments: Any) -> Any:
         if self._runner is None:
             raise RuntimeError("the simulated server is not running")
         return self._runner.command(name, arguments, data)
@@ -589,5 +603,5 @@ class SimServer:
         self._do("tokens", tokens=None)
 
     def forbid(self, bucket: str, forbidden: bool = True) -> None:
-        """Answer 403 to everything in this bucket, or no longer."""
+        """Answer 403 to everything in this bucket, of Drive about this item; or no longer."""
         self._do("forbid", bucket=bucket, forbidden=forbidden)

@@ -1,0 +1,310 @@
+"""The state of a simulated Google Drive: items in folders, their revisions, and what changed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import mimetypes
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cachedfs.sim.objects import Body, DataBody, FileBody
+
+__all__ = ["DOCUMENT", "EXPORTS", "FOLDER", "SHORTCUT", "Change", "Item", "Items", "Revision", "rfc3339"]
+
+_APPS = "application/vnd.google-apps."
+FOLDER, SHORTCUT, DOCUMENT = _APPS + "folder", _APPS + "shortcut", _APPS + "document"
+_OFFICE = "application/vnd.openxmlformats-officedocument."
+# What native documents can be exported as.
+EXPORTS = {
+    DOCUMENT: ("text/plain", "text/html", "application/pdf", _OFFICE + "wordprocessingml.document"),
+    _APPS + "spreadsheet": ("text/csv", "application/pdf", _OFFICE + "spreadsheetml.sheet"),
+    _APPS + "presentation": ("text/plain", "application/pdf", _OFFICE + "presentationml.presentation"),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Revision:
+    """One content of a file."""
+
+    id: str
+    data: bytes | Path
+    size: int
+    modified_ms: int
+    mime: str
+    _hashes: dict[str, str] = field(default_factory=dict)
+
+    def body(self, start: int, stop: int) -> Body:
+        """Return the bytes [start, stop)."""
+        if isinstance(self.data, Path):
+            return FileBody(self.data, start, stop)
+        return DataBody(memoryview(self.data)[start:stop])
+
+    def content(self) -> bytes:
+        """Return all bytes."""
+        return self.data.read_bytes() if isinstance(self.data, Path) else self.data
+
+    def digest(self, name: str) -> str:
+        """Return the md5, sha1 or sha256 in hex; counted at the first time of asking."""
+        if name not in self._hashes:
+            self._hashes[name] = hashlib.new(name, self.content()).hexdigest()
+        return self._hashes[name]
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """A file, folder, shortcut or native document."""
+
+    id: str
+    title: str
+    mime: str
+    parents: list[str]
+    created_ms: int
+    modified_ms: int
+    version: int = 1
+    trashed: bool = False  # itself; below a trashed folder it counts as trashed all the same
+    drive_id: str | None = None
+    revisions: list[Revision] = field(default_factory=list)  # oldest first; empty for all but files
+    text: bytes = b""  # of a native document
+    fields: dict[str, Any] = field(default_factory=dict)  # v2 fields as given; None hides one
+
+    @property
+    def head(self) -> Revision | None:
+        return self.revisions[-1] if self.revisions else None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The latest thing that happened to an item."""
+
+    number: int
+    item_id: str
+    drive_id: str | None
+    at_ms: int
+
+
+class Items:
+    """All items of one account, with the indexes that listing needs."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng, self._ms, self._n_changes = random.Random(seed), 0, 0
+        self._items: dict[str, Item] = {}
+        # Invariant: an item is in both indexes under each of its parents, and nowhere else.
+        self._children: dict[str, dict[str, Item]] = {}
+        self._titles: dict[str, dict[str, list[Item]]] = {}
+        self._changes: dict[str, Change] = {}  # Invariant: in order of their numbers
+        self.drives: dict[str, str] = {}  # id to name, of shared drives
+        self.root = "0A" + self.new_id()[:12] + "Uk9PVA"
+        now = self.tick()
+        self._insert(Item(self.root, "My Drive", FOLDER, [], now, now))
+
+    def new_id(self) -> str:
+        """Return an id that no item has."""
+        return "1" + base64.urlsafe_b64encode(self._rng.randbytes(24)).decode()
+
+    def tick(self) -> int:
+        """Return now in ms, later than ever before: who wrote last is never a draw."""
+        self._ms = max(self._ms + 1, time.time_ns() // 1_000_000)
+        return self._ms
+
+    # Looking
+    def get(self, item_id: str) -> Item | None:
+        """Return the item of that id or alias, None when there is none."""
+        return self._items.get(self.root if item_id == "root" else item_id)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items.values())
+
+    def children(self, parent_id: str) -> Iterable[Item]:
+        """Return what lies directly in a folder."""
+        return self._children.get(parent_id, {}).values()
+
+    def titled(self, parent_id: str, title: str) -> list[Item]:
+        """Return the children of that title, upper and lower case not told apart."""
+        return list(self._titles.get(parent_id, {}).get(title.lower(), ()))
+
+    def named(self, parent_id: str, title: str) -> list[Item]:
+        """Return the children of exactly that title, newest first."""
+        found = [item for item in self.titled(parent_id, title) if item.title == title]
+        return sorted(found, key=lambda item: item.modified_ms, reverse=True)
+
+    def is_trashed(self, item: Item) -> bool:
+        """Return whether an item, or the folder that holds it, is in the trash."""
+        if item.trashed or not item.parents:
+            return item.trashed
+        parents = [self._items.get(parent) for parent in item.parents]
+        return all(parent is not None and self.is_trashed(parent) for parent in parents)
+
+    def changes(self, first: int) -> list[Change]:
+        """Return the latest change of each item whose number is not below `first`, in order."""
+        out = []
+        for change in reversed(self._changes.values()):
+            if change.number < first:
+                break
+            out.append(change)
+        return out[::-1]
+
+    @property
+    def next_change(self) -> int:
+        """The number that the next change will have."""
+        return self._n_changes + 1
+
+    # Changing
+    def make(self, title: str, mime: str, parents: list[str], *, item_id: str = "") -> Item:
+        """Return a new item without content; LookupError when a parent is missing."""
+        now = self.tick()
+        item = Item(item_id or self.new_id(), title, mime, self.real(parents), now, now)
+        self._insert(item)
+        self._note(item)
+        return item
+
+    def write(self, item: Item, data: bytes | Path, size: int, mime: str = "") -> Revision:
+        """Return the new head revision of an item."""
+        item.mime = mime or item.mime
+        now = item.created_ms if not item.revisions else self.tick()
+        item.revisions.append(Revision(self.new_id(), data, size, now, item.mime))
+        item.modified_ms = now
+        self.touch(item)
+        return item.revisions[-1]
+
+    def touch(self, item: Item) -> None:
+        """Count a change of an item that its caller made."""
+        item.version += 1
+        self._note(item)
+
+    def edit(self, item: Item, fields: Mapping[str, Any]) -> None:
+        """Set v2 fields of an item; those of its own making hold what is given, until it is None."""
+        for name, value in fields.items():
+            match name:
+                case "title":
+                    self._unlink(item)
+                    item.title = value
+                    self._link(item)
+                case "mimeType":
+                    item.mime = value
+                case "parents":
+                    self.move(item, [ref["id"] if isinstance(ref, dict) else ref for ref in value])
+                case "createdDate":
+                    item.created_ms = _to_ms(value)
+                case "modifiedDate":
+                    item.modified_ms = _to_ms(value)
+                case "labels" | "capabilities":
+                    if name == "labels":
+                        item.trashed = value.get("trashed", item.trashed)
+                    item.fields[name] = {**item.fields.get(name, {}), **value}
+                case _:
+                    item.fields[name] = value
+
+    def move(self, item: Item, parents: list[str]) -> None:
+        """Put an item into these folders and no others; LookupError for a missing or its own folder."""
+        parents = self.real(parents)
+        if item.id in {id for parent in parents for id in self._above(parent)}:
+            raise LookupError("a folder cannot be put into itself")
+        self._unlink(item)
+        item.parents = parents
+        self._link(item)
+        self._enter(item, self._drive_of(item))
+
+    def remove(self, item: Item) -> None:
+        """Delete an item for good, and what lies in it and nowhere else; one change tells of all."""
+        for child in list(self.children(item.id)):
+            if child.parents == [item.id]:
+                self.remove(child)
+                self._changes.pop(child.id, None)
+            else:
+                self.move(child, [parent for parent in child.parents if parent != item.id])
+                self.touch(child)
+        self._unlink(item)
+        del self._items[item.id]
+        self._note(item)
+
+    def share_drive(self, name: str) -> str:
+        """Return the id of a new shared drive, which is the id of its top folder too."""
+        drive_id = "0A" + self.new_id()[:12] + "Uk9PVA"
+        now = self.tick()
+        self.drives[drive_id] = name
+        self._insert(Item(drive_id, "Drive", FOLDER, [], now, now, drive_id=drive_id))
+        return drive_id
+
+    def fill(self, parent_id: str, n: int, size: int, prefix: str) -> None:
+        """Add n files of one moment, as fast as can be."""
+        parents, now = self.real([parent_id]), self.tick()
+        drive_id = self._items[parents[0]].drive_id
+        for i in range(n):
+            title = f"{prefix}{i:06d}"
+            item = Item(
+                self.new_id(), title, "application/octet-stream", parents, now, now, drive_id=drive_id
+            )
+            data = (f"{title}\n" * (size // (len(title) + 1) + 1))[:size].encode()
+            item.revisions.append(Revision(self.new_id(), data, size, now, item.mime))
+            self._insert(item)
+            self._note(item)
+
+    def load(self, folder: Path, parent_id: str) -> None:
+        """Add a folder of the disk with all below it; contents are read when they are asked for."""
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                self.load(path, self.make(path.name, FOLDER, [parent_id]).id)
+            elif path.is_file():
+                seen, mime = path.stat(), mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+                item = self.make(path.name, mime, [parent_id])
+                self.write(item, path, seen.st_size)
+                item.modified_ms = seen.st_mtime_ns // 1_000_000
+
+    def real(self, parents: list[str]) -> list[str]:
+        """Return the ids of these folders without alias; LookupError when one is missing."""
+        found = [self.get(parent) for parent in parents]
+        if missing := [parent for parent, item in zip(parents, found, strict=True) if item is None]:
+            raise LookupError(f"no such folder: {missing[0]}")
+        return [item.id for item in found if item]
+
+    def _above(self, item_id: str) -> Iterator[str]:
+        yield item_id
+        for parent in self._items[item_id].parents:
+            yield from self._above(parent)
+
+    def _insert(self, item: Item) -> None:
+        self._items[item.id] = item
+        self._link(item)
+        item.drive_id = self._drive_of(item) or item.drive_id
+
+    def _drive_of(self, item: Item) -> str | None:
+        return self._items[item.parents[0]].drive_id if item.parents else None
+
+    def _enter(self, item: Item, drive_id: str | None) -> None:
+        """Make an item, and what lies in it, one of a shared drive, or of none."""
+        if item.drive_id != drive_id:
+            item.drive_id = drive_id
+            for child in self.children(item.id):
+                self._enter(child, drive_id)
+
+    def _link(self, item: Item) -> None:
+        for parent in item.parents:
+            self._children.setdefault(parent, {})[item.id] = item
+            self._titles.setdefault(parent, {}).setdefault(item.title.lower(), []).append(item)
+
+    def _unlink(self, item: Item) -> None:
+        for parent in item.parents:
+            del self._children[parent][item.id]
+            self._titles[parent][item.title.lower()].remove(item)
+
+    def _note(self, item: Item) -> None:
+        self._n_changes += 1
+        self._changes.pop(item.id, None)  # to the end
+        self._changes[item.id] = Change(self._n_changes, item.id, item.drive_id, self._ms)
+
+
+def rfc3339(at_ms: int) -> str:
+    """Return a time as the API writes it."""
+    at = datetime.fromtimestamp(at_ms // 1000, UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
+
+
+def _to_ms(text: str) -> int:
+    """Return the time in a text of RFC 3339; ValueError when it is none."""
+    return round(datetime.fromisoformat(text).timestamp() * 1000)

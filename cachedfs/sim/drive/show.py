@@ -1,0 +1,189 @@
+"""How version 2 and version 3 of the API show an item of Google Drive, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cachedfs.sim.drive.items import EXPORTS, FOLDER, Item, Items, Revision, rfc3339
+
+__all__ = ["ME", "V2_FIELDS", "V3_FIELDS", "show", "show_v3", "to_v2"]
+
+_CAN_ALL = ["canComment", "canCopy", "canDelete", "canDownload", "canEdit", "canModifyContent"]
+_CAN_ALL += ["canRename", "canShare", "canTrash", "canUntrash"]
+_CAN_FOLDER = ("canAddChildren", "canListChildren", "canRemoveChildren")
+ME: dict[str, Any] = {
+    "kind": "drive#user",
+    "displayName": "Sim User",
+    "permissionId": "01",
+    "emailAddress": "me@example.com",
+}
+ME |= {"isAuthenticatedUser": True}
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """An item on its way into a reply."""
+
+    item: Item
+    items: Items
+    host: str
+
+    @property
+    def link(self) -> str:
+        return f"http://{self.host}/drive/v2/files/{self.item.id}"
+
+    def parents(self) -> list[dict[str, Any]]:
+        out = []
+        for parent in self.item.parents:
+            link, is_root = f"http://{self.host}/drive/v2/files/{parent}", parent == self.items.root
+            at = {"selfLink": f"{self.link}/parents/{parent}", "parentLink": link}
+            out.append({"kind": "drive#parentReference", "id": parent, **at, "isRoot": is_root})
+        return out
+
+    def labels(self) -> dict[str, bool]:
+        out = dict.fromkeys(("starred", "hidden", "trashed", "restricted", "viewed", "modified"), False)
+        out |= self.item.fields.get("labels", {})
+        return out | {"trashed": self.items.is_trashed(self.item)}
+
+    def capabilities(self) -> dict[str, bool]:
+        is_folder = self.item.mime == FOLDER
+        out = dict.fromkeys(_CAN_ALL, True) | dict.fromkeys(_CAN_FOLDER, is_folder)
+        out |= {"canCopy": not is_folder, "canReadRevisions": not is_folder}
+        return {**out, **self.item.fields.get("capabilities", {})}
+
+    def blob(self, read: Callable[[Revision], Any]) -> Any:
+        """Return what is known of a file's content; None for what has none."""
+        return read(self.item.head) if self.item.head else None
+
+    def exports(self) -> dict[str, str] | None:
+        mimes = EXPORTS.get(self.item.mime, ())
+        return {mime: f"{self.link}/export?mimeType={mime}" for mime in mimes} or None
+
+    def extension(self) -> str | None:
+        _, dot, rest = self.item.title.rpartition(".")
+        return (rest if dot else "") if self.item.head else None
+
+    def user_permission(self) -> dict[str, Any]:
+        at = f"{self.link}/permissions/me"
+        return {"kind": "drive#permission", "id": "me", "selfLink": at, "role": "owner", "type": "user"}
+
+
+_Getter = Callable[[_Shown], Any]
+# How each field of a v2 file is got; None leaves it out.
+_GETTERS: dict[str, _Getter] = {
+    "kind": lambda s: "drive#file",
+    "id": lambda s: s.item.id,
+    "etag": lambda s: f'"{s.item.id}/{s.item.version}"',
+    "selfLink": lambda s: s.link,
+    "alternateLink": lambda s: f"https://drive.google.com/file/d/{s.item.id}/view?usp=drivesdk",
+    "webContentLink": lambda s: s.blob(lambda _: f"http://{s.host}/uc?id={s.item.id}&export=download"),
+    "downloadUrl": lambda s: s.blob(lambda _: f"{s.link}?alt=media&source=downloadUrl"),
+    "exportLinks": lambda s: s.exports(),
+    "title": lambda s: s.item.title,
+    "mimeType": lambda s: s.item.mime,
+    "labels": lambda s: s.labels(),
+    "explicitlyTrashed": lambda s: s.item.trashed,
+    "createdDate": lambda s: rfc3339(s.item.created_ms),
+    "modifiedDate": lambda s: rfc3339(s.item.modified_ms),
+    "modifiedByMeDate": lambda s: rfc3339(s.item.modified_ms),
+    "version": lambda s: str(s.item.version),
+    "parents": lambda s: s.parents(),
+    "headRevisionId": lambda s: s.blob(lambda r: r.id),
+    "fileSize": lambda s: s.blob(lambda r: str(r.size)),
+    "quotaBytesUsed": lambda s: str(s.item.head.size if s.item.head else 0),
+    "md5Checksum": lambda s: s.blob(lambda r: r.digest("md5")),
+    "sha1Checksum": lambda s: s.blob(lambda r: r.digest("sha1")),
+    "sha256Checksum": lambda s: s.blob(lambda r: r.digest("sha256")),
+    "originalFilename": lambda s: s.blob(lambda _: s.item.title),
+    "fileExtension": lambda s: s.extension(),
+    "fullFileExtension": lambda s: s.extension(),
+    "capabilities": lambda s: s.capabilities(),
+    "canReadRevisions": lambda s: s.capabilities()["canReadRevisions"],
+    "copyable": lambda s: s.capabilities()["canCopy"],
+    "editable": lambda s: s.capabilities()["canEdit"],
+    "userPermission": lambda s: s.user_permission(),
+    "ownedByMe": lambda s: None if s.item.drive_id else "sharedWithMeDate" not in s.item.fields,
+    "owners": lambda s: None if s.item.drive_id else [ME],
+    "ownerNames": lambda s: None if s.item.drive_id else [ME["displayName"]],
+    "lastModifyingUser": lambda s: ME,
+    "lastModifyingUserName": lambda s: ME["displayName"],
+    "shared": lambda s: "sharedWithMeDate" in s.item.fields,
+    "spaces": lambda s: ["drive"],
+    "driveId": lambda s: s.item.drive_id,
+    "teamDriveId": lambda s: s.item.drive_id,
+    "writersCanShare": lambda s: True,
+    "copyRequiresWriterPermission": lambda s: False,
+    "appDataContents": lambda s: False,
+}
+# Fields that exist but that only an item's own `fields` give.
+_GIVEN = """canComment clientEncryptionDetails contentRestrictions defaultOpenWithLink description embedLink
+folderColorRgb hasAugmentedPermissions hasThumbnail iconLink imageMediaMetadata indexableText
+inheritedPermissionsDisabled isAppAuthorized labelInfo lastViewedByMeDate linkShareMetadata
+markedViewedByMeDate openWithLinks permissionIds permissions properties resourceKey shareable
+sharedWithMeDate sharingUser shortcutDetails thumbnail thumbnailLink thumbnailVersion trashedDate
+trashingUser videoMediaMetadata webViewLink"""
+V2_FIELDS = (*_GETTERS, *_GIVEN.split())
+_MERGED = ("labels", "capabilities")  # of these an item's own `fields` give a part
+
+
+def show(item: Item, items: Items, host: str, names: Iterable[str] = V2_FIELDS) -> dict[str, Any]:
+    """Return these fields of an item as v2 has them, without those that it lacks."""
+    shown, own, out = _Shown(item, items, host), item.fields, {}
+    for name in names:
+        if name in own and name not in _MERGED:
+            value = own[name]
+        else:
+            value = _GETTERS[name](shown) if name in _GETTERS else None
+        if value is not None:
+            out[name] = value
+    return out
+
+
+# v3 names of v2 fields, where they differ.
+_RENAMED = {
+    "name": "title",
+    "size": "fileSize",
+    "createdTime": "createdDate",
+    "modifiedTime": "modifiedDate",
+    "modifiedByMeTime": "modifiedByMeDate",
+    "sharedWithMeTime": "sharedWithMeDate",
+    "viewedByMeTime": "lastViewedByMeDate",
+    "trashedTime": "trashedDate",
+    "webViewLink": "alternateLink",
+}
+# v3 fields that are shaped otherwise: from which v2 field, and how.
+_SHAPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "parents": ("parents", lambda refs: [ref["id"] for ref in refs] or None),
+    "trashed": ("labels", lambda labels: labels["trashed"]),
+    "starred": ("labels", lambda labels: labels["starred"]),
+    "viewedByMe": ("labels", lambda labels: labels["viewed"]),
+    "properties": ("properties", lambda rows: {row["key"]: row["value"] for row in rows}),
+}
+_V3_ONLY = {"appProperties", "contentHints", "downloadRestrictions", "modifiedByMe", "viewersCanCopyContent"}
+_V2_ONLY = """alternateLink appDataContents canComment canReadRevisions copyable createdDate defaultOpenWithLink
+downloadUrl editable embedLink etag fileSize indexableText labels lastModifyingUserName lastViewedByMeDate
+markedViewedByMeDate modifiedByMeDate modifiedDate openWithLinks ownerNames selfLink shareable
+sharedWithMeDate thumbnail title trashedDate userPermission"""
+_V3_NAMES = (set(V2_FIELDS) - set(_V2_ONLY.split())) | {*_RENAMED, *_SHAPED} | _V3_ONLY
+V3_FIELDS = tuple(sorted(_V3_NAMES))
+
+
+def show_v3(item: Item, items: Items, host: str, names: Iterable[str] = V3_FIELDS) -> dict[str, Any]:
+    """Return these fields of an item as v3 has them, without those that it lacks."""
+    sources = {name: _SHAPED[name][0] if name in _SHAPED else _RENAMED.get(name, name) for name in names}
+    given = show(item, items, host, dict.fromkeys(sources.values()))
+    out = {name: given[source] for name, source in sources.items() if source in given}
+    out |= {name: _SHAPED[name][1](value) for name, value in out.items() if name in _SHAPED}
+    return {name: value for name, value in out.items() if value is not None}
+
+
+def to_v2(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body of a v3 request in the words of v2."""
+    out = {_RENAMED.get(name, name): value for name, value in body.items()}
+    labels = {name: out.pop(name) for name in ("trashed", "starred") if name in out}
+    if "properties" in out:
+        pairs = (out["properties"] or {}).items()
+        out["properties"] = [{"key": k, "value": v, "visibility": "PUBLIC"} for k, v in pairs]
+    return out | ({"labels": labels} if labels else {})

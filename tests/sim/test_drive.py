@@ -1,0 +1,1156 @@
+"""The simulated Google Drive, asked by clients that we did not write."""
+
+import http.client
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import pytest
+
+from cachedfs.sim import DriveServer, Fault, Profile
+from cachedfs.sim.drive.query import parse_mask, parse_query, project
+from cachedfs.sim.drive.show import V2_FIELDS, V3_FIELDS
+from cachedfs.sim.network import PROFILES, Budget, Delay, Network
+
+discovery = pytest.importorskip("googleapiclient.discovery")
+httplib2 = pytest.importorskip("httplib2")
+
+FOLDER = "application/vnd.google-apps.folder"
+SHORTCUT = "application/vnd.google-apps.shortcut"
+DOCUMENT = "application/vnd.google-apps.document"
+CHUNK = 256 << 10
+V2, V3 = "/drive/v2/files", "/drive/v3/files"
+
+
+@pytest.fixture
+def server() -> Iterator[DriveServer]:
+    with DriveServer() as running:
+        yield running
+
+
+Reply = tuple[int, Any, bytes]
+
+
+def ask(
+    server: DriveServer, target: str, method: str = "GET", body: bytes | None = None, **headers: str
+) -> Reply:
+    """Return status, headers and body of one request by a bare client."""
+    connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=20)
+    try:
+        connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
+        reply = connection.getresponse()
+        return reply.status, reply.headers, reply.read()
+    finally:
+        connection.close()
+
+
+def ask_json(server: DriveServer, path: str, method: str = "GET", body: Any = None, **query: Any) -> Any:
+    """Return the JSON of a reply, with its status as `status` when it is an error."""
+    target = f"{path}?{urlencode(query)}" if query else path
+    data = None if body is None else json.dumps(body).encode()
+    status, _, text = ask(server, target, method, data, content_type="application/json")
+    value = json.loads(text) if text else {}
+    return value if status < 400 else {"status": status, **value["error"]["errors"][0]}
+
+
+def titles(server: DriveServer, q: str, **query: Any) -> list[str]:
+    reply = ask_json(server, V2, q=q, **query)
+    return sorted(item["title"] for item in reply["items"])
+
+
+class Rewriting(httplib2.Http):
+    """An http object that takes what is meant for Google to the simulation."""
+
+    endpoint_url = ""
+
+    def request(self, uri: str, *args: Any, **kwargs: Any) -> Any:
+        parts = urlsplit(uri)
+        if parts.netloc.endswith(".googleapis.com"):
+            uri = self.endpoint_url + uri[uri.index(parts.netloc) + len(parts.netloc) :]
+        return super().request(uri, *args, **kwargs)
+
+
+class Credentials:
+    """What PyDrive2 needs of credentials; the http objects they give lead to the simulation."""
+
+    access_token_expired, invalid, refresh_token = False, False, None
+
+    def __init__(self, server: DriveServer) -> None:
+        self.endpoint_url = server.endpoint_url
+        self._made: list[Rewriting] = []
+
+    def authorize(self, _: Any) -> Rewriting:
+        http = Rewriting()
+        self._made.append(http)
+        http.redirect_codes = http.redirect_codes - {308}  # a 308 is no redirect to this API
+        http.endpoint_url = self.endpoint_url
+        return http
+
+    def close(self) -> None:
+        """Close what PyDrive2 leaves open."""
+        for made in self._made:
+            made.close()
+
+
+def build(server: DriveServer, version: str) -> Any:
+    http = Credentials(server).authorize(None)
+    return discovery.build("drive", version, http=http, static_discovery=True)
+
+
+@pytest.fixture
+def v2(server: DriveServer) -> Any:
+    with build(server, "v2") as service:
+        yield service
+
+
+@pytest.fixture
+def v3(server: DriveServer) -> Any:
+    with build(server, "v3") as service:
+        yield service
+
+
+@pytest.fixture
+def auth(server: DriveServer) -> Any:
+    pydrive2 = pytest.importorskip("pydrive2.auth")
+    config = dict.fromkeys(pydrive2.GoogleAuth.CLIENT_CONFIGS_LIST, "x")
+    auth = pydrive2.GoogleAuth(settings={"client_config_backend": "settings", "client_config": config})
+    auth.credentials = Credentials(server)
+    yield auth
+    auth.credentials.close()
+
+
+@pytest.fixture
+def drive(auth: Any) -> Any:
+    return pytest.importorskip("pydrive2.drive").GoogleDrive(auth)
+
+
+@pytest.fixture
+def pyfs(auth: Any) -> Any:
+    """PyDrive2's own filesystem, rooted in My Drive."""
+    spec = pytest.importorskip("pydrive2.fs.spec")
+    return spec.GDriveFileSystem("root", google_auth=auth, skip_instance_cache=True)
+
+
+@pytest.fixture
+def gfs(server: DriveServer) -> Any:
+    """gdrive-fsspec's filesystem; its service is public, and leads to the simulation."""
+    core = pytest.importorskip("gdrive_fsspec.core")
+    fs = core.GoogleDriveFileSystem(token="anon", skip_instance_cache=True)
+    fs.srv.close()
+    fs.srv = build(server, "v3")
+    fs.files = fs.srv.files()
+    yield fs
+    fs.srv.close()
+
+
+# PyDrive2: files
+
+
+def test_pydrive2_lists_a_folder(server: DriveServer, drive: Any) -> None:
+    folder = server.folder("d")
+    server.put("d/a.txt", b"1")
+    server.put("d/b.txt", b"22")
+    server.folder("d/sub")
+    found = drive.ListFile({"q": f"'{folder}' in parents and trashed=false"}).GetList()
+    assert {f["title"]: f.get("fileSize") for f in found} == {"a.txt": "1", "b.txt": "2", "sub": None}
+    assert {f["parents"][0]["id"] for f in found} == {folder}
+    assert server.count("list", folder) == 1
+
+
+def test_pydrive2_uploads_and_reads_back(server: DriveServer, drive: Any) -> None:
+    made = drive.CreateFile({"title": "hello.txt"})
+    made.SetContentString("grüße")
+    made.Upload()
+    assert server.get("hello.txt") == "grüße".encode()
+    again = drive.CreateFile({"id": made["id"]})
+    assert again.GetContentString() == "grüße"
+    assert b"".join(again.GetContentIOBuffer(chunksize=3)) == "grüße".encode()
+    again.FetchMetadata()
+    assert (again["mimeType"], again["fileSize"]) == ("text/plain", "7")
+    revision = again["headRevisionId"]
+    again.SetContentString("new")
+    again.Upload()
+    assert again["headRevisionId"] != revision
+    assert server.get("hello.txt") == b"new"
+    assert len(again.GetRevisions()) == 2
+    assert again.GetPermissions()[0]["role"] == "owner"
+
+
+def test_pydrive2_renames_copies_trashes_and_deletes(server: DriveServer, drive: Any) -> None:
+    file = drive.CreateFile({"id": server.put("a", b"x")})
+    file["title"] = "b"
+    file.Upload()
+    assert server.get("b") == b"x"
+    folder = drive.CreateFile({"id": server.folder("d")})
+    copy = file.Copy(folder, "c")
+    assert (server.get("d/c"), copy["title"]) == (b"x", "c")
+    assert file.Copy()["title"] == "Copy of b"
+    file.Trash()
+    assert server.find("b")[0]["labels"]["trashed"] is True
+    file.UnTrash()
+    assert server.find("b")[0]["labels"]["trashed"] is False
+    file.Delete()
+    assert server.find("b") == []
+
+
+def test_pydrive2_exports_a_native_document(server: DriveServer, drive: Any) -> None:
+    document = drive.CreateFile({"id": server.document("doc", "text")})
+    assert document.GetContentString(mimetype="text/plain") == "\ufefftext"
+    again = drive.CreateFile({"id": document["id"]})
+    assert again.GetContentString(mimetype="text/plain", remove_bom=True) == "text"
+    assert b"".join(document.GetContentIOBuffer(mimetype="text/html")) == b"text"
+
+
+def test_pydrive2_sends_resource_keys(server: DriveServer, drive: Any) -> None:
+    item_id = server.put("f", b"x")
+    server.edit(item_id, resourceKey="rk")
+    [file] = drive.ListFile({"q": "title='f'"}).GetList()
+    assert b"".join(file.GetContentIOBuffer()) == b"x"
+    errors = pytest.importorskip("pydrive2.files")
+    with pytest.raises(errors.ApiRequestError, match="File not found"):
+        drive.CreateFile({"id": item_id}).FetchMetadata()
+
+
+def test_pydrive2_sees_about_and_errors(server: DriveServer, drive: Any) -> None:
+    errors = pytest.importorskip("pydrive2.files")
+    assert drive.GetAbout()["user"]["emailAddress"] == "me@example.com"
+    with pytest.raises(errors.ApiRequestError) as caught:
+        drive.CreateFile({"id": "nothing"}).FetchMetadata()
+    assert (caught.value.error["code"], caught.value.GetField("reason")) == (404, "notFound")
+
+
+# PyDrive2: its filesystem
+
+
+def test_pydrive2_filesystem_lists_and_finds(server: DriveServer, pyfs: Any) -> None:
+    server.put("d/a.txt", b"1")
+    server.put("d/sub/b.txt", b"22")
+    assert sorted(pyfs.ls("root/d")) == ["root/d/a.txt", "root/d/sub/"]
+    assert sorted(pyfs.find("root/d")) == ["root/d/a.txt", "root/d/sub/b.txt"]
+    info = pyfs.info("root/d/a.txt")
+    assert (info["size"], info["type"]) == (1, "file")
+    assert info["checksum"] == "c4ca4238a0b923820dcc509a6f75849b"
+    with pytest.raises(FileNotFoundError):
+        pyfs.info("root/d/A.txt")
+
+
+def test_pydrive2_filesystem_reads_and_writes(server: DriveServer, pyfs: Any) -> None:
+    data = os.urandom(300_000)
+    server.folder("d")
+    with pyfs.open("root/d/new", "wb") as f:
+        f.write(data)
+    assert server.get("d/new") == data
+    with pyfs.open("root/d/new", "rb") as f:
+        assert f.read() == data
+    pyfs.cp_file("root/d/new", "root/d/copy")
+    assert server.get("d/copy") == data
+    pyfs.mv("root/d/copy", "root/moved")
+    assert (server.get("moved"), server.find("d/copy")) == (data, [])
+    pyfs.rm_file("root/d/new")
+    assert server.find("d/new")[0]["labels"]["trashed"] is True
+
+
+def test_pydrive2_filesystem_opens_an_empty_file(server: DriveServer, pyfs: Any) -> None:
+    server.put("empty", b"")
+    with pyfs.open("root/empty", "rb") as f:
+        assert f.read() == b""
+
+
+def test_pydrive2_filesystem_works_on_a_shared_drive(server: DriveServer, auth: Any) -> None:
+    spec = pytest.importorskip("pydrive2.fs.spec")
+    drive_id = server.share_drive("team")
+    server.put("d/a", b"x", parent=drive_id)
+    fs = spec.GDriveFileSystem(drive_id, google_auth=auth, skip_instance_cache=True)
+    assert fs.ls(f"{drive_id}/d") == [f"{drive_id}/d/a"]
+    assert server.requests[-1].query["driveId"] == drive_id
+
+
+def test_pydrive2_filesystem_waits_out_the_rate_limit(server: DriveServer, pyfs: Any) -> None:
+    server.put("a", b"x")
+    server.fail(Fault(kind="list", status=403, reason="userRateLimitExceeded"))
+    assert pyfs.ls("root") == ["root/a"]
+    assert [entry.status for entry in server.requests] == [403, 200]
+
+
+# google-api-python-client
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_googleapiclient_lists_in_pages_with_fields(server: DriveServer, version: str) -> None:
+    server.fill(server.folder("d"), 25)
+    is_v3, found, token = version == "v3", list[str](), None
+    key, title = ("files", "name") if is_v3 else ("items", "title")
+    with build(server, version) as service:
+        folder = server.folder("d")
+        while True:
+            page = service.files().list(
+                q=f"'{folder}' in parents", fields=f"nextPageToken,{key}({title})", pageToken=token,
+                **{"pageSize" if is_v3 else "maxResults": 10},
+            ).execute()  # fmt: skip
+            assert all(row.keys() == {title} for row in page[key])
+            found += [row[title] for row in page[key]]
+            token = page.get("nextPageToken")
+            if not token:
+                break
+    assert sorted(found) == [f"f{i:06d}" for i in range(25)]
+    assert server.count("list", folder) == 3
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_googleapiclient_downloads_in_chunks(server: DriveServer, version: str) -> None:
+    from googleapiclient.http import MediaIoBaseDownload
+
+    data, out = os.urandom(10_000), io.BytesIO()
+    item_id = server.put("f", data)
+    with build(server, version) as service:
+        request = service.files().get_media(fileId=item_id)
+        downloader, done = MediaIoBaseDownload(out, request, chunksize=3000), False
+        while not done:
+            _, done = downloader.next_chunk()
+    assert out.getvalue() == data
+    assert [entry.bytes_sent for entry in server.requests if entry.kind == "media"] == [
+        3000,
+        3000,
+        3000,
+        1000,
+    ]
+    assert {entry.status for entry in server.requests} == {206}
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+@pytest.mark.parametrize("size", [0, 1, CHUNK, 2 * CHUNK + 5])
+def test_googleapiclient_uploads_resumably(server: DriveServer, version: str, size: int) -> None:
+    from googleapiclient.http import MediaIoBaseUpload
+
+    data = os.urandom(size)
+    with build(server, version) as service:
+        create = service.files().create if version == "v3" else service.files().insert
+        body = {"name" if version == "v3" else "title": "up.bin"}
+        media = MediaIoBaseUpload(io.BytesIO(data), "x/y", chunksize=CHUNK, resumable=True)
+        made = create(body=body, media_body=media).execute()
+        assert (server.get("up.bin"), server.item(made["id"])["mimeType"]) == (data, "x/y")
+        server.reset()
+        media = MediaIoBaseUpload(io.BytesIO(data[::-1]), "x/y", chunksize=CHUNK, resumable=True)
+        service.files().update(fileId=made["id"], body={}, media_body=media).execute()
+    assert server.get("up.bin") == data[::-1]
+    assert server.count("upload", made["id"]) == 1 + max(1, -(-size // CHUNK))
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_googleapiclient_uploads_in_one_request(server: DriveServer, version: str) -> None:
+    from googleapiclient.http import MediaIoBaseUpload
+
+    with build(server, version) as service:
+        create = service.files().create if version == "v3" else service.files().insert
+        body = {"name" if version == "v3" else "title": "multi"}
+        create(body=body, media_body=MediaIoBaseUpload(io.BytesIO(b"a\r\n\r\nb\r\n"), "x/y")).execute()
+    assert server.get("multi") == b"a\r\n\r\nb\r\n"
+    assert server.count("upload") == 1
+
+
+def test_googleapiclient_v2_copies_moves_and_sees_revisions(server: DriveServer, v2: Any) -> None:
+    item_id, folder, old = server.put("f", b"one"), server.folder("d"), server.find("f")[0]
+    server.put("f", b"two")
+    revisions = v2.revisions().list(fileId=item_id).execute()["items"]
+    assert [row["fileSize"] for row in revisions] == ["3", "3"]
+    assert revisions[0]["id"] == old["headRevisionId"]
+    assert v2.revisions().get(fileId=item_id, revisionId=revisions[0]["id"]).execute()["md5Checksum"]
+    assert v2.files().get_media(fileId=item_id, revisionId=revisions[0]["id"]).execute() == b"one"
+    assert v2.files().get_media(fileId=item_id).execute() == b"two"
+    copy = v2.files().copy(fileId=item_id, body={"parents": [{"id": folder}]}).execute()
+    assert server.get("d/Copy of f") == b"two"
+    v2.files().patch(fileId=copy["id"], addParents="root", removeParents=folder).execute()
+    assert server.get("Copy of f") == b"two"
+    assert server.find("d/Copy of f") == []
+
+
+def test_googleapiclient_v2_makes_folders_and_shortcuts(server: DriveServer, v2: Any) -> None:
+    folder = v2.files().insert(body={"title": "d", "mimeType": FOLDER}).execute()
+    assert not {"fileSize", "md5Checksum", "downloadUrl", "headRevisionId"} & folder.keys()
+    body = {"title": "s", "mimeType": SHORTCUT, "shortcutDetails": {"targetId": folder["id"]}}
+    made = v2.files().insert(body=body).execute()
+    assert made["shortcutDetails"] == {"targetId": folder["id"], "targetMimeType": FOLDER}
+    assert "fileSize" not in made
+    empty = v2.files().insert(body={"title": "e"}).execute()
+    assert (empty["fileSize"], server.get("e")) == ("0", b"")
+
+
+def test_googleapiclient_follows_changes(server: DriveServer, v2: Any, v3: Any) -> None:
+    first = v2.changes().getStartPageToken().execute()["startPageToken"]
+    kept, gone = server.put("kept", b"1"), server.put("gone", b"2")
+    server.put("kept", b"22")
+    server.remove(gone)
+    page = v2.changes().list(pageToken=first, maxResults=1).execute()
+    assert [(row["fileId"], row["deleted"]) for row in page["items"]] == [(kept, False)]
+    assert page["items"][0]["file"]["fileSize"] == "2"
+    page = v2.changes().list(pageToken=page["nextPageToken"]).execute()
+    [row] = page["items"]
+    assert (row["fileId"], row["deleted"], "file" in row) == (gone, True, False)
+    after = page["newStartPageToken"]
+    assert v3.changes().list(pageToken=after).execute()["changes"] == []
+    page = v3.changes().list(pageToken=first, fields="newStartPageToken,changes(fileId,removed)").execute()
+    assert page["changes"] == [{"fileId": kept, "removed": False}, {"fileId": gone, "removed": True}]
+    assert page["newStartPageToken"] == after
+
+
+def test_of_a_removed_or_trashed_folder_one_change_tells(server: DriveServer, v2: Any) -> None:
+    item_id, folder = server.put("d/f", b"x"), server.folder("d")
+    first = v2.changes().getStartPageToken().execute()["startPageToken"]
+    v2.files().trash(fileId=folder).execute()
+    [row] = v2.changes().list(pageToken=first).execute()["items"]
+    assert (row["fileId"], row["file"]["labels"]["trashed"]) == (folder, True)
+    v2.files().delete(fileId=folder).execute()
+    [row] = v2.changes().list(pageToken=first).execute()["items"]
+    assert (row["fileId"], row["deleted"]) == (folder, True)
+    assert v2.changes().list(pageToken=first, includeDeleted=False).execute()["items"] == []
+    assert ask_json(server, f"{V2}/{item_id}")["status"] == 404
+    for wrong in ("x", "0", "1000"):
+        assert ask_json(server, "/drive/v2/changes", pageToken=wrong)["location"] == "pageToken"
+
+
+def test_googleapiclient_v3_updates(server: DriveServer, v3: Any) -> None:
+    item_id, folder, date = server.put("f", b"x"), server.folder("d"), "2001-02-03T04:05:06.789Z"
+    body = {"name": "g", "modifiedTime": date, "properties": {"k": "v"}, "starred": True}
+    v3.files().update(fileId=item_id, addParents=folder, removeParents="root", body=body).execute()
+    item = server.item(item_id)
+    assert (item["title"], item["modifiedDate"], item["labels"]["starred"]) == ("g", date, True)
+    assert v3.files().get(fileId=item_id, fields="properties").execute() == {"properties": {"k": "v"}}
+    assert server.get("d/g") == b"x"
+    v3.files().update(fileId=item_id, body={"trashed": True}).execute()
+    assert server.item(item_id)["explicitlyTrashed"] is True
+    error = ask_json(server, f"{V3}/{item_id}", "PATCH", {"parents": ["root"]})
+    assert (error["status"], error["reason"]) == (403, "fieldNotWritable")
+
+
+def test_googleapiclient_creates_once_with_a_generated_id(server: DriveServer, v2: Any) -> None:
+    from googleapiclient.errors import HttpError
+
+    ids = v2.files().generateIds(maxResults=3).execute()["ids"]
+    assert len(set(ids)) == 3
+    v2.files().insert(body={"id": ids[0], "title": "once"}).execute()
+    with pytest.raises(HttpError) as caught:
+        v2.files().insert(body={"id": ids[0], "title": "once"}).execute()
+    assert (caught.value.status_code, caught.value.error_details[0]["reason"]) == (409, "fileIdInUse")
+    with pytest.raises(HttpError) as caught:
+        v2.files().insert(body={"id": "mine", "title": "once"}).execute()
+    assert caught.value.status_code == 400
+    assert len(server.find("once")) == 1
+
+
+def test_googleapiclient_v3_reads_everything(server: DriveServer, v3: Any) -> None:
+    from googleapiclient.errors import HttpError
+
+    document, drive_id = server.document("doc", "text"), server.share_drive("team")
+    item = v3.files().get(fileId=server.put("f", b"x"), fields="*").execute()
+    assert (item["name"], item["size"], item["trashed"]) == ("f", "1", False)
+    assert item["parents"] == [server.item("root")["id"]]
+    assert v3.files().get(fileId=item["id"]).execute().keys() == {"kind", "id", "name", "mimeType"}
+    assert v3.files().export(fileId=document, mimeType="text/html").execute() == b"text"
+    assert v3.drives().list().execute()["drives"] == [{"kind": "drive#drive", "id": drive_id, "name": "team"}]
+    assert v3.drives().get(driveId=drive_id).execute()["name"] == "team"
+    assert v3.teamdrives().list().execute()["teamDrives"][0]["name"] == "team"
+    assert len(v3.files().generateIds(count=2).execute()["ids"]) == 2
+    assert v3.about().get(fields="user").execute()["user"]["displayName"] == "Sim User"
+    with pytest.raises(HttpError, match="'fields' parameter is required"):
+        v3.about().get().execute()
+    v3.files().delete(fileId=item["id"]).execute()
+    assert server.find("f") == []
+
+
+def test_googleapiclient_sends_long_queries_as_a_form(server: DriveServer, v2: Any) -> None:
+    server.put("f", b"x")
+    q = " or ".join(["title='f'", *(f"title='{'x' * 90}{i}'" for i in range(30))])
+    assert [row["title"] for row in v2.files().list(q=q).execute()["items"]] == ["f"]
+    [entry] = server.requests
+    assert (entry.method, entry.kind) == ("POST", "list")
+
+
+# gdrive-fsspec
+
+
+def test_gdrive_fsspec_lists_and_reads_ranges(server: DriveServer, gfs: Any) -> None:
+    data = bytes(range(256)) * 40
+    server.put("d/f", data)
+    server.put("d/g", b"g")
+    server.put("a", b"a")
+    assert gfs.ls("") == ["a", "d"]
+    assert gfs.info("d/f")["size"] == len(data)
+    gfs.invalidate_cache()
+    assert gfs.ls("d") == ["d/f", "d/g"]
+    assert gfs.cat("d/f") == data
+    assert gfs.cat_file("d/f", 10, 20) == data[10:20]
+    with gfs.open("d/f", "rb", block_size=100) as f:
+        f.seek(5000)
+        assert f.read(50) == data[5000:5050]
+        f.seek(3)
+        assert f.read(4) == data[3:7]
+    assert {entry.status for entry in server.requests if entry.kind == "media"} == {206}
+
+
+def test_gdrive_fsspec_makes_and_removes(server: DriveServer, gfs: Any) -> None:
+    server.put("a", b"a")
+    gfs.mkdir("new")
+    with gfs.open("new/f", "wb") as f:
+        f.write(b"written")
+    assert server.get("new/f") == b"written"
+    gfs.rm("a")
+    assert server.find("a") == []
+
+
+# What a listing may do to its reader
+
+
+def test_a_title_is_asked_for_without_regard_to_case(server: DriveServer) -> None:
+    server.put("Name", b"1")
+    server.put("NAME", b"2")
+    server.put("Name.txt", b"3")
+    assert titles(server, "title='name' and 'root' in parents") == ["NAME", "Name"]
+    assert titles(server, "title != 'NAME'") == ["Name.txt"]
+    assert titles(server, "title contains 'nam'") == ["NAME", "Name", "Name.txt"]
+    assert titles(server, "title contains 'ame'") == []
+    assert ask_json(server, V3, q="name='name'")["files"][0]["name"] == "Name"
+
+
+def test_names_hold_quotes_backslashes_and_slashes(server: DriveServer) -> None:
+    for name in ("it's", "a\\b", "a/b", "..", "ü 'x' \\", "line\nbreak"):
+        item_id = server.add(name, b"x")
+        escaped = name.replace("\\", "\\\\").replace("'", "\\'")
+        [found] = ask_json(server, V2, q=f"'root' in parents and title='{escaped}'")["items"]
+        assert (found["id"], found["title"]) == (item_id, name)
+
+
+@pytest.mark.parametrize(
+    ("q", "expected"),
+    [
+        ("trashed=false", ["d", "f", "g"]),
+        ("trashed = true or title = 'g'", ["g", "t"]),
+        ("not (title='f' or title='g') and trashed=false", ["d"]),
+        ("not trashed = true and mimeType != 'application/vnd.google-apps.folder'", ["f", "g"]),
+        ("mimeType contains 'image/'", ["g"]),
+        ("mimeType='image/png' and 'root' in parents", ["g"]),
+        ("modifiedDate > '2020-01-01T00:00:00' and modifiedDate<='2021-01-01T00:00:00.000Z'", ["f"]),
+        ("sharedWithMe", ["theirs"]),
+        ("sharedWithMe=true", ["theirs"]),
+        ("starred = true", ["g"]),
+    ],
+)
+def test_queries_follow_the_grammar(server: DriveServer, q: str, expected: list[str]) -> None:
+    server.folder("d")
+    server.put("f", b"", modifiedDate="2020-06-01T00:00:00.000Z")
+    server.put("g", b"", mimeType="image/png", labels={"starred": True})
+    server.trash(server.put("t", b""))
+    if "sharedWithMe" in q:
+        server.shared_with_me("theirs", b"")
+    assert titles(server, q) == expected
+
+
+@pytest.mark.parametrize("q", ["title", "title=", "name='x'", "(title='x'", "(title='x' title='y')", "title='x' and", "'x' in owners", "title < 'x'", "x='y'", "title='x' title='y'"])  # fmt: skip
+def test_what_is_no_query_is_refused(server: DriveServer, q: str) -> None:
+    error = ask_json(server, V2, q=q)
+    assert (error["status"], error["reason"], error["location"]) == (400, "invalid", "q")
+    assert (error["domain"], error["locationType"]) == ("global", "parameter")
+    assert server.count("list") == 1
+
+
+def test_a_missing_folder_is_not_found(server: DriveServer) -> None:
+    error = ask_json(server, V2, q="'nothing' in parents")
+    assert (error["status"], error["reason"], error["location"]) == (404, "notFound", "fileId")
+
+
+def test_pages_may_be_short_and_even_empty(server: DriveServer) -> None:
+    folder = server.folder("d")
+    server.fill(folder, 5)
+    server.short_pages(2)
+    sizes, token = [], ""
+    while True:
+        query = {"pageToken": token} if token else {}
+        page = ask_json(server, V2, q=f"'{folder}' in parents", **query)
+        sizes.append(len(page["items"]))
+        token = page.get("nextPageToken", "")
+        if not token:
+            break
+    assert sizes == [0, 2, 0, 2, 0, 1]
+
+
+def test_a_rejected_page_token_is_a_bad_request(server: DriveServer) -> None:
+    folder = server.folder("d")
+    server.fill(folder, 5)
+    q = f"'{folder}' in parents"
+    token = ask_json(server, V2, q=q, maxResults=2)["nextPageToken"]
+    pages = [ask_json(server, V2, q=q, maxResults=2, pageToken=token)["items"] for _ in range(2)]
+    assert pages[0] == pages[1]
+    for wrong in ({"q": q, "pageToken": "x"}, {"q": "trashed=false", "pageToken": token}):
+        assert ask_json(server, V2, **wrong)["location"] == "pageToken"
+    server.expire_pages()
+    error = ask_json(server, V2, q=q, pageToken=token)
+    assert (error["status"], error["reason"], error["location"]) == (400, "invalid", "pageToken")
+
+
+def test_what_is_deleted_between_two_pages_is_not_on_the_second(server: DriveServer) -> None:
+    ids = [server.put(f"f{i}", b"") for i in range(4)]
+    page = ask_json(server, V2, q="'root' in parents", maxResults=2)
+    server.remove(ids[2])
+    rest = ask_json(server, V2, q="'root' in parents", maxResults=2, pageToken=page["nextPageToken"])
+    assert [item["id"] for item in rest["items"]] == [ids[3]]
+
+
+def test_a_query_for_several_folders_may_lose_some(server: DriveServer) -> None:
+    server.put("a/f", b"")
+    server.put("b/g", b"")
+    q = " or ".join(f"'{server.folder(name)}' in parents" for name in "ab")
+    assert titles(server, q) == ["f", "g"]
+    server.drop_parents(1)
+    reply = ask_json(server, V2, q=f"({q}) and trashed=false")
+    assert ([item["title"] for item in reply["items"]], reply["incompleteSearch"]) == (["f"], False)
+
+
+def test_listings_are_ordered_on_demand(server: DriveServer) -> None:
+    for name in ("b", "A", "c"):
+        server.put(name, b"")
+    server.folder("z")
+
+    def order(by: str) -> list[str]:
+        return [item["title"] for item in ask_json(server, V2, q="'root' in parents", orderBy=by)["items"]]
+
+    assert order("title") == ["A", "b", "c", "z"]
+    assert order("folder,title desc") == ["z", "c", "b", "A"]
+    assert order("modifiedDate desc") == ["z", "c", "A", "b"]
+    assert ask_json(server, V2, orderBy="name")["location"] == "orderBy"
+
+
+def test_a_page_holds_100_by_default_and_1000_at_most(server: DriveServer) -> None:
+    folder = server.folder("d")
+    server.fill(folder, 1200, prefix="x", size=3)
+    q = f"'{folder}' in parents"
+    assert len(ask_json(server, V2, q=q)["items"]) == 100
+    assert len(ask_json(server, V3, q=q, pageSize=5000)["files"]) == 1000
+    assert ask_json(server, V2, q=q, maxResults=0)["status"] == 400
+    assert server.get("d/x001199") == b"x00"
+
+
+def test_200_000_children_are_made_and_listed_quickly(server: DriveServer) -> None:
+    began, folder = time.monotonic(), server.folder("big")
+    server.fill(folder, 200_000)
+    n, query = 0, {"q": f"'{folder}' in parents and trashed=false", "maxResults": 1000}
+    query["fields"] = "nextPageToken,items(id,title,mimeType,fileSize,modifiedDate)"
+    while True:
+        page = ask_json(server, V2, **query)
+        n += len(page["items"])
+        if "nextPageToken" not in page:
+            break
+        query["pageToken"] = page["nextPageToken"]
+    assert (n, server.count("list")) == (200_000, 200)
+    listed_s = time.monotonic() - began
+    for i in range(0, 200_000, 2000):
+        assert titles(server, f"'{folder}' in parents and title='F{i:06d}'") == [f"f{i:06d}"]
+    assert listed_s < 20  # a few seconds on a quiet machine
+    assert time.monotonic() - began - listed_s < 5
+
+
+# Fields
+
+
+def test_fields_are_those_of_the_discovery_documents() -> None:
+    documents = Path(discovery.__file__).parent / "discovery_cache" / "documents"
+    for version, names in (("v2", V2_FIELDS), ("v3", V3_FIELDS)):
+        schema = json.loads((documents / f"drive.{version}.json").read_text())["schemas"]["File"]
+        assert set(names) == schema["properties"].keys()
+
+
+def test_a_mask_keeps_what_it_names(server: DriveServer) -> None:
+    item_id = server.put("f", b"x")
+    got = ask_json(
+        server, f"{V2}/{item_id}", fields="id,labels/trashed,parents(id),capabilities(canDownload,canEdit)"
+    )
+    root = server.item("root")["id"]
+    assert got == {
+        "id": item_id,
+        "labels": {"trashed": False},
+        "parents": [{"id": root}],
+        "capabilities": {"canDownload": True, "canEdit": True},
+    }
+    assert ask_json(server, V2, fields="items/id,items(title)") == {"items": [{"id": item_id, "title": "f"}]}
+    assert ask_json(server, V2, fields="kind") == {"kind": "drive#fileList"}
+    assert ask_json(server, V3, fields="files(id)") == {"files": [{"id": item_id}]}
+    assert ask_json(server, V2, fields="*")["items"][0]["md5Checksum"]
+    for wrong in ("items(name)", "items(id", "items(", "id)"):
+        error = ask_json(server, V2, fields=wrong)
+        assert (error["status"], error["reason"]) == (400, "invalidParameter")
+
+
+def test_masks_and_queries_are_values() -> None:
+    mask = parse_mask("a/b,a(c,d/e),f")
+    assert mask == {"a": {"b": {}, "c": {}, "d": {"e": {}}}, "f": {}}
+    assert project({"a": [{"b": 1, "d": {"e": 2, "x": 3}}], "g": 4}, mask) == {"a": [{"b": 1, "d": {"e": 2}}]}
+    assert parse_mask("a,a/b") == {"a": {}}
+    fields = frozenset(("title", "trashed"))
+    query = parse_query("('a' in parents or 'b' in parents) and title='T' and trashed=false", fields)
+    assert (query.parents(), query.title()) == (["a", "b"], "t")
+    assert parse_query("not 'a' in parents or title='x'", fields).parents() is None
+
+
+# What an item is
+
+
+def test_folders_shortcuts_and_documents_have_no_content(server: DriveServer) -> None:
+    target = server.put("f", b"x", mimeType="text/x")
+    server.edit(target, resourceKey="rk")
+    shortcut, dangling = server.shortcut("s", target), server.shortcut("dangling", "nowhere")
+    details = {"targetId": target, "targetMimeType": "text/x", "targetResourceKey": "rk"}
+    assert server.item(shortcut)["shortcutDetails"] == details
+    assert server.item(dangling)["shortcutDetails"] == {"targetId": "nowhere"}
+    document = server.document("doc", "text")
+    assert "text/plain" in server.item(document)["exportLinks"]
+    for item_id in (shortcut, document, server.folder("d")):
+        lacking = {"fileSize", "md5Checksum", "downloadUrl", "headRevisionId"}
+        assert not lacking & server.item(item_id).keys()
+        error = ask_json(server, f"{V2}/{item_id}", alt="media")
+        assert (error["status"], error["reason"]) == (403, "fileNotDownloadable")
+
+
+def test_an_export_ignores_ranges_and_has_a_limit(server: DriveServer) -> None:
+    document = server.document("doc", "text")
+    at = f"{V2}/{document}/export?mimeType="
+    status, headers, body = ask(server, at + "text/html", range="bytes=0-1")
+    assert (status, body, headers["Content-Type"]) == (200, b"text", "text/html")
+    assert ask_json(server, f"{V2}/{document}/export", mimeType="image/png")["status"] == 400
+    big = server.document("big", "x" * (10 << 20) + "x")
+    assert (
+        ask_json(server, f"{V2}/{big}/export", mimeType="text/plain")["reason"] == "exportSizeLimitExceeded"
+    )
+    blob = server.put("f", b"x")
+    assert ask_json(server, f"{V2}/{blob}/export", mimeType="text/plain")["reason"] == "fileNotExportable"
+
+
+def test_a_rename_bumps_the_version_but_not_the_revision(server: DriveServer) -> None:
+    item_id = server.put("f", b"x")
+    before = server.item(item_id)
+    ask_json(server, f"{V2}/{item_id}", "PATCH", {"title": "g"})
+    after = server.item(item_id)
+    assert int(after["version"]) > int(before["version"])
+    assert after["modifiedDate"] > before["modifiedDate"]
+    assert after["headRevisionId"] == before["headRevisionId"]
+    date = "2001-02-03T04:05:06.789Z"
+    assert ask_json(server, f"{V2}/{item_id}", "PUT", {"modifiedDate": date})["modifiedDate"] > date
+    ask_json(server, f"{V2}/{item_id}?setModifiedDate=true", "PUT", {"modifiedDate": date})
+    assert server.item(item_id)["modifiedDate"] == date
+    kept = ask_json(server, f"{V2}/{item_id}?modifiedDateBehavior=noChange", "PATCH", {"title": "h"})
+    assert kept["modifiedDate"] == date
+
+
+def test_duplicates_are_two_items(server: DriveServer) -> None:
+    first, second = server.put("f", b"1"), server.put("f", b"2", new=True)
+    assert [item["id"] for item in server.find("f")] == [second, first]
+    assert server.put("f", b"3") == second
+    assert server.get("f") == b"3"
+    server.trash(second)
+    assert server.get("f") == b"1"
+    assert len(server.find("f")) == 2
+
+
+def test_children_of_a_trashed_folder_are_trashed(server: DriveServer) -> None:
+    item_id, folder = server.put("d/sub/f", b"x"), server.folder("d")
+    ask_json(server, f"{V2}/{folder}/trash", "POST")
+    item = server.item(item_id)
+    assert (item["labels"]["trashed"], item["explicitlyTrashed"]) == (True, False)
+    assert titles(server, "trashed=false") == []
+    assert titles(server, "trashed=true") == ["d", "f", "sub"]
+    assert server.find("d/sub/f") == []
+    ask_json(server, f"{V2}/{folder}/untrash", "POST")
+    assert server.get("d/sub/f") == b"x"
+    assert ask(server, f"{V2}/{folder}", "DELETE")[0] == 204
+    assert ask_json(server, f"{V2}/{item_id}")["status"] == 404
+
+
+def test_an_item_may_lie_in_two_folders(server: DriveServer) -> None:
+    a, b = server.folder("a"), server.folder("b")
+    item_id = server.put("a/f", b"x")
+    server.edit(item_id, parents=[a, b])
+    assert (server.get("a/f"), server.get("b/f")) == (b"x", b"x")
+    assert titles(server, f"'{a}' in parents or '{b}' in parents") == ["f"]
+    server.trash(a)
+    assert server.item(item_id)["labels"]["trashed"] is False
+    server.remove(a)
+    assert [ref["id"] for ref in server.item(item_id)["parents"]] == [b]
+
+
+def test_a_folder_is_not_put_into_itself(server: DriveServer) -> None:
+    a, b = server.folder("a"), server.folder("a/b")
+    assert ask_json(server, f"{V2}/{a}?addParents={b}", "PATCH", {})["status"] == 400
+    assert ask_json(server, f"{V2}/root", "DELETE")["status"] == 403
+
+
+def test_items_of_a_shared_drive_are_seen_only_on_demand(server: DriveServer) -> None:
+    drive_id = server.share_drive("team")
+    item_id = server.put("d/f", b"x", parent=drive_id)
+    folder = server.folder("d", parent=drive_id)
+    assert server.item(item_id)["driveId"] == server.item(item_id)["teamDriveId"] == drive_id
+    assert server.get("d/f", parent=drive_id) == b"x"
+    both = {"supportsAllDrives": "true", "includeItemsFromAllDrives": "true"}
+    assert titles(server, "trashed=false") == []
+    assert titles(server, "trashed=false", **both) == ["d", "f"]
+    assert titles(server, f"'{folder}' in parents", **both, corpora="drive", driveId=drive_id) == ["f"]
+    assert ask_json(server, V2, q=f"'{folder}' in parents")["status"] == 404
+    assert ask_json(server, V2, corpora="drive", driveId=drive_id)["status"] == 400
+    assert ask_json(server, V2, corpora="drive", driveId="x", **both)["status"] == 404
+    for query in ({}, {"alt": "media"}):
+        assert ask_json(server, f"{V2}/{item_id}", **query)["reason"] == "notFound"
+        assert ask(server, f"{V2}/{item_id}?{urlencode({**query, 'supportsAllDrives': 'true'})}")[0] == 200
+    token = "/drive/v2/changes"
+    assert ask_json(server, token)["items"] == []
+    rows = ask_json(server, token, **both, driveId=drive_id)["items"]
+    assert {row["fileId"] for row in rows} == {item_id, folder}
+
+
+def test_a_folder_moved_into_a_shared_drive_takes_its_children_along(server: DriveServer) -> None:
+    drive_id, item_id = server.share_drive("team"), server.put("d/f", b"x")
+    server.edit(server.folder("d"), parents=[drive_id])
+    assert server.item(item_id)["driveId"] == drive_id
+
+
+def test_a_resource_key_opens_an_item(server: DriveServer) -> None:
+    item_id = server.put("f", b"x")
+    server.edit(item_id, resourceKey="rk")
+    for key, status in (("", 404), (f"{item_id}/no", 404), (f"a/b,{item_id}/rk", 200)):
+        assert ask(server, f"{V2}/{item_id}?alt=media", x_goog_drive_resource_keys=key)[0] == status
+    assert ask_json(server, V2)["items"][0]["resourceKey"] == "rk"
+
+
+def test_an_abusive_file_is_got_by_who_acknowledges(server: DriveServer) -> None:
+    item_id = server.put("f", b"x")
+    server.edit(item_id, abusive=True)
+    assert ask_json(server, f"{V2}/{item_id}", alt="media")["reason"] == "cannotDownloadAbusiveFile"
+    assert ask(server, f"{V2}/{item_id}?alt=media&acknowledgeAbuse=true")[2] == b"x"
+
+
+def test_capabilities_are_obeyed(server: DriveServer) -> None:
+    item_id = server.put("f", b"x")
+    revision = server.item(item_id)["headRevisionId"]
+    names = ("canDownload", "canReadRevisions", "canEdit", "canDelete", "canCopy")
+    server.edit(item_id, capabilities=dict.fromkeys(names, False))
+    at = f"{V2}/{item_id}"
+    assert ask_json(server, at, alt="media")["reason"] == "cannotDownloadFile"
+    assert ask_json(server, at, alt="media", revisionId=revision)["status"] == 403
+    assert ask_json(server, at + "/revisions")["status"] == 403
+    assert ask_json(server, at, "PATCH", {"title": "g"})["reason"] == "insufficientFilePermissions"
+    assert ask_json(server, at, "DELETE")["status"] == 403
+    assert ask_json(server, at + "/copy", "POST", {})["reason"] == "cannotCopyFile"
+    assert server.item(item_id)["capabilities"]["canShare"] is True
+
+
+def test_edit_hides_a_field_that_is_none(server: DriveServer) -> None:
+    item_id = server.put("f", b"x")
+    server.edit(item_id, sha1Checksum=None, description="d", title="g")
+    item = server.item(item_id)
+    assert (item.get("sha1Checksum"), item["description"], item["title"]) == (None, "d", "g")
+    assert server.get("g") == b"x"
+
+
+def test_what_others_share_lies_in_no_folder(server: DriveServer) -> None:
+    item_id, folder = server.shared_with_me("f", b"x"), server.shared_with_me("d")
+    server.put("in", b"y", parent=folder)
+    item = server.item(item_id)
+    assert (item["parents"], item["ownedByMe"], item["shared"]) == ([], False, True)
+    assert titles(server, "'root' in parents") == []
+    assert titles(server, f"'{folder}' in parents") == ["in"]
+    assert ask(server, f"{V2}/{item_id}?alt=media")[2] == b"x"
+
+
+# Bytes
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "body", "content_range"),
+    [
+        (None, 200, b"0123456789", None),
+        ("bytes=2-5", 206, b"2345", "bytes 2-5/10"),
+        ("bytes=8-100", 206, b"89", "bytes 8-9/10"),
+        ("bytes=7-", 206, b"789", "bytes 7-9/10"),
+        ("bytes=-3", 206, b"789", "bytes 7-9/10"),
+        ("bytes=10-", 416, None, "bytes */10"),
+    ],
+)
+def test_ranges(server: DriveServer, given: Any, status: int, body: Any, content_range: Any) -> None:
+    item_id = server.put("f", b"0123456789", mimeType="text/x")
+    headers = {"range": given} if given else {}
+    got, reply, data = ask(server, f"{V2}/{item_id}?alt=media", **headers)
+    assert (got, reply["Content-Range"]) == (status, content_range)
+    if body is None:
+        assert json.loads(data)["error"]["errors"][0]["reason"] == "requestedRangeNotSatisfiable"
+    else:
+        assert (data, reply["Content-Type"]) == (body, "text/x")
+    [entry] = server.requests
+    assert (entry.kind, entry.key, entry.status) == ("media", item_id, status)
+
+
+def test_every_range_of_an_empty_file_is_refused(server: DriveServer) -> None:
+    item_id = server.put("f", b"")
+    for given in ("bytes=0-104857599", "bytes=0-", "bytes=-1"):
+        status, headers, _ = ask(server, f"{V2}/{item_id}?alt=media", range=given)
+        assert (status, headers["Content-Range"]) == (416, "bytes */0")
+    assert ask(server, f"{V2}/{item_id}?alt=media")[::2] == (200, b"")
+
+
+def test_a_reply_is_of_the_revision_it_began_with() -> None:
+    with DriveServer(Profile(stream_rate=1e6), time_scale=20) as server:
+        item_id = server.put("f", b"a" * 300_000)
+        connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=20)
+        connection.request("GET", f"{V2}/{item_id}?alt=media")
+        reply = connection.getresponse()
+        first = reply.read(10)
+        server.put("f", b"b" * 300_000)
+        assert set(first + reply.read()) == {ord("a")}
+        connection.close()
+        assert ask(server, f"{V2}/{item_id}?alt=media", range="bytes=0-0")[2] == b"b"
+
+
+def test_a_download_link_works(server: DriveServer) -> None:
+    item_id = server.put("f", b"x", parent=server.share_drive("team"))
+    item = ask_json(server, f"{V2}/{item_id}", supportsAllDrives="true")
+    assert ask(server, item["downloadUrl"].removeprefix(server.endpoint_url))[2] == b"x"
+
+
+# Resumable uploads
+
+
+def begin(server: DriveServer, body: Any, item_id: str = "") -> str:
+    """Return the path of a new resumable upload."""
+    at = f"/upload/drive/v2/files{'/' if item_id else ''}{item_id}?uploadType=resumable"
+    data = json.dumps(body).encode()
+    status, headers, _ = ask(server, at, "PUT" if item_id else "POST", data, x_upload_content_type="x/y")
+    assert status == 200
+    return str(headers["Location"]).removeprefix(server.endpoint_url)
+
+
+def test_a_resumable_upload_says_what_it_has(server: DriveServer) -> None:
+    at, data = begin(server, {"title": "f"}), os.urandom(2 * CHUNK + 10)
+    size = len(data)
+    assert ask(server, at, "PUT", b"", content_range=f"bytes */{size}")[:1] == (308,)
+    first = f"bytes 0-{CHUNK - 1}/{size}"
+    status, headers, _ = ask(server, at, "PUT", data[:CHUNK], content_range=first)
+    assert (status, headers["Range"]) == (308, f"bytes=0-{CHUNK - 1}")
+    odd = f"bytes {CHUNK}-{CHUNK + 9}/{size}"
+    assert ask(server, at, "PUT", data[CHUNK : CHUNK + 10], content_range=odd)[0] == 400
+    gap = f"bytes {2 * CHUNK}-{size - 1}/{size}"
+    assert ask(server, at, "PUT", data[2 * CHUNK :], content_range=gap)[1]["Range"] == headers["Range"]
+    server.accept_only(100)
+    rest = f"bytes {CHUNK}-{size - 1}/{size}"
+    status, headers, _ = ask(server, at, "PUT", data[CHUNK:], content_range=rest)
+    assert (status, headers["Range"]) == (308, f"bytes=0-{CHUNK + 99}")
+    assert server.find("f") == []
+    left = f"bytes {CHUNK + 100}-{size - 1}/{size}"
+    status, _, text = ask(server, at, "PUT", data[CHUNK + 100 :], content_range=left)
+    made = json.loads(text)
+    assert (status, made["fileSize"], made["mimeType"]) == (200, str(size), "x/y")
+    assert server.get("f") == data
+    again = ask(server, at, "PUT", b"", content_range=f"bytes */{size}")
+    assert (again[0], json.loads(again[2])["id"]) == (200, made["id"])
+    assert server.count("upload", made["id"]) == len(server.requests)
+
+
+def test_an_expired_or_cancelled_upload_is_not_found(server: DriveServer) -> None:
+    at, other = begin(server, {"title": "f"}), begin(server, {"title": "g"})
+    assert ask(server, other, "DELETE")[0] == 499
+    assert ask(server, other, "PUT", b"x")[0] == 404
+    server.expire_uploads()
+    assert ask(server, at, "PUT", b"x")[0] == 404
+    assert server.find("f") == []
+
+
+def test_an_upload_replaces_the_content_and_keeps_the_id(server: DriveServer) -> None:
+    item_id = server.put("f", b"old", mimeType="text/x")
+    before = server.item(item_id)
+    ask(server, begin(server, {}, item_id), "PUT", b"new")
+    after = server.item(item_id)
+    assert (server.get("f"), after["md5Checksum"]) == (b"new", "22af645d1859cb5ca6da0c484f1f37ea")
+    assert after["headRevisionId"] != before["headRevisionId"]
+    assert server.find("f")[0]["id"] == item_id
+    status, _, _ = ask(server, f"/upload/drive/v2/files/{item_id}?uploadType=media", "PUT", b"media")
+    assert (status, server.get("f")) == (200, b"media")
+
+
+# Budgets, errors, tokens
+
+
+def test_a_budget_allows_its_rate_and_no_more() -> None:
+    budget = Budget(3.0)
+    assert [budget.take(0.0) for _ in range(4)] == [True, True, True, False]
+    assert [budget.take(0.4), budget.take(0.4), budget.take(0.7)] == [True, False, True]
+    assert [budget.take(100.0) for _ in range(4)] == [True, True, True, False]
+    assert all(Budget(float("inf")).take(0.0) for _ in range(1000))
+    assert PROFILES["gcs-region"].requests_per_s == PROFILES["off"].creates_per_s == float("inf")
+    now = [0.0]
+    network = Network(PROFILES["drive-bad"], time_scale=10, clock=lambda: now[0])
+    assert [network.spend("creates") for _ in range(3)] == [True, True, False]
+    now[0] = 0.05  # half a simulated second
+    assert [network.spend("creates") for _ in range(2)] == [True, False]
+
+
+def test_too_many_creates_are_refused_and_nothing_is_made() -> None:
+    with DriveServer(Profile(creates_per_s=1e-6)) as server:
+        body = {"title": "d", "mimeType": FOLDER}
+        replies = [ask_json(server, V2, "POST", body) for _ in range(3)]
+        assert [reply.get("reason") for reply in replies] == [None, *["userRateLimitExceeded"] * 2]
+        assert len(server.find("d")) == 1
+        at = "/upload/drive/v2/files?uploadType=resumable"
+        assert ask(server, at, "POST", b"{}")[0] == 403
+        item_id = server.put("f", b"x")
+        assert ask_json(server, f"{V2}/{item_id}/copy", "POST", {})["status"] == 403
+        assert ask_json(server, f"{V2}/{item_id}", "PATCH", {"title": "g"})["title"] == "g"
+
+
+def test_downloads_and_lists_have_budgets_of_their_own() -> None:
+    with DriveServer(Profile(downloads_per_s=1e-6, lists_per_s=1e-6, requests_per_s=1e6)) as server:
+        at = f"{V2}/{server.put('f', b'x')}"
+        assert [ask(server, at + "?alt=media")[0] for _ in range(2)] == [200, 403]
+        assert [ask(server, V2)[0] for _ in range(2)] == [200, 403]
+        assert [ask(server, at)[0] for _ in range(3)] == [200] * 3
+
+
+def test_errors_of_the_profile_are_those_of_drive() -> None:
+    with DriveServer(Profile(error_rate=1.0)) as server:
+        item_id = server.put("f", b"x")
+        errors = [ask_json(server, f"{V2}/{item_id}") for _ in range(30)]
+    seen = {(error["status"], error["reason"]) for error in errors}
+    assert seen == {(403, "rateLimitExceeded"), (429, "rateLimitExceeded"), (503, "backendError")}
+
+
+def test_a_forbidden_item_is_refused(server: DriveServer) -> None:
+    item_id = server.put("f", b"x")
+    server.forbid(item_id)
+    assert ask_json(server, f"{V2}/{item_id}")["reason"] == "insufficientFilePermissions"
+    server.forbid(item_id, False)
+    assert ask(server, f"{V2}/{item_id}")[0] == 200
+
+
+def test_tokens_are_issued_expire_and_are_refused(server: DriveServer) -> None:
+    from google.auth.exceptions import RefreshError
+    from google.auth.transport.requests import Request
+    from google.oauth2.credentials import Credentials as UserCredentials
+
+    server.require_token("listed")
+    assert ask(server, V2)[0] == 401
+    assert ask(server, V2, authorization="Bearer listed")[0] == 200
+    uri = server.endpoint_url + "/token"
+    credentials = UserCredentials(None, refresh_token="r", token_uri=uri, client_id="i", client_secret="s")
+    credentials.refresh(Request())
+    issued = {"authorization": f"Bearer {credentials.token}"}
+    assert ask(server, V2, **issued)[0] == 200
+    server.expire_tokens()
+    status, headers, text = ask(server, V2, **issued)
+    assert (status, headers["WWW-Authenticate"][:6]) == (401, "Bearer")
+    error = json.loads(text)["error"]["errors"][0]
+    assert (error["reason"], error["location"]) == ("authError", "Authorization")
+    credentials.refresh(Request())
+    assert ask(server, V2, authorization=f"Bearer {credentials.token}")[0] == 200
+    server.refuse_tokens()
+    with pytest.raises(RefreshError, match="invalid_grant"):
+        credentials.refresh(Request())
+    assert server.count("token") == 3
+    assert ask(server, "/token", "POST", b"grant_type=x")[0] == 400
+
+
+def test_a_service_account_gets_a_token(server: DriveServer) -> None:
+    form = urlencode({"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": "a.b.c"})
+    status, _, text = ask(server, "/token", "POST", form.encode())
+    reply = json.loads(text)
+    assert (status, reply["token_type"], reply["expires_in"]) == (200, "Bearer", 3599)
+    server.require_token()
+    assert ask(server, V2, authorization=f"Bearer {reply['access_token']}")[0] == 200
+
+
+def test_a_listing_costs_its_base_and_its_items() -> None:
+    with DriveServer(Profile(listing=Delay(1.0), list_item_s=0.5), time_scale=100) as server:
+        server.fill("root", 3)
+        ask(server, V2)
+        [entry] = server.requests
+        assert entry.ended_s is not None
+        assert entry.ended_s - entry.started_s >= 2.5
+
+
+def test_unknown_addresses_are_not_found(server: DriveServer) -> None:
+    for path in ("/drive/v4/files", "/drive/v2/nothing", "/other", "/upload/drive/v2/about?uploadType=media"):
+        assert ask(server, path, "POST", b"")[0] == 404
+    assert ask(server, "/upload/drive/v2/files?uploadType=odd", "POST", b"")[0] == 400
+    assert ask(server, V2, "POST", b"{")[0] == 400
+
+
+def test_what_drive_does_not_allow_is_refused(server: DriveServer) -> None:
+    a, b, item_id = server.folder("a"), server.folder("b"), server.put("f", b"x")
+    drive_id, both = server.share_drive("team"), {"parents": [{"id": a}, {"id": b}]}
+    assert ask_json(server, V2, "POST", both)["location"] == "parents"
+    assert ask_json(server, f"{V2}/{item_id}", "PATCH", both)["reason"] == "multipleParentsNotAllowed"
+    server.edit(a, capabilities={"canAddChildren": False})
+    inside = {"parents": [{"id": a}]}
+    assert ask_json(server, V2, "POST", inside)["reason"] == "insufficientFilePermissions"
+    assert ask_json(server, f"{V2}/root/trash", "POST")["status"] == 403
+    assert ask_json(server, f"{V2}/{b}/copy", "POST", {})["reason"] == "cannotCopyFile"
+    at = f"/upload/drive/v2/files/{b}?uploadType=media"
+    assert ask(server, at, "PUT", b"x")[0] == 403
+    at = f"{V2}/{item_id}"
+    assert ask_json(server, at, alt="media", revisionId="x")["location"] == "revisionId"
+    assert ask_json(server, at + "/copy", "PUT", {})["status"] == 404
+    assert ask_json(server, V2 + "/generateIds", maxResults=1001)["status"] == 400
+    assert ask_json(server, "/drive/v2/drives/x")["location"] == "driveId"
+    assert ask_json(server, f"/drive/v2/drives/{drive_id}")["name"] == "team"
+    at = begin(server, {"title": "up"})
+    for given in ("bytes x", "bytes 0-5/3", "bytes 0-1/2"):
+        assert ask(server, at, "PUT", b"abc", content_range=given)[0] == 400
+    assert server.find("up") == []
+
+
+# Where it runs
+
+
+def test_a_folder_of_the_disk_is_my_drive(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "f.txt").write_bytes(b"from disk")
+    with DriveServer(folder=tmp_path) as server:
+        [item] = server.find("d/f.txt")
+        assert (item["mimeType"], item["fileSize"]) == ("text/plain", "9")
+        assert item["md5Checksum"] == "a7974a806f69abbefd10af6fedcef207"
+        assert ask(server, f"{V2}/{item['id']}?alt=media", range="bytes=5-6")[2] == b"di"
+        assert server.put("d/f.txt", b"changed") == item["id"]
+        assert server.get("d/f.txt") == b"changed"
+        old = ask(server, f"{V2}/{item['id']}?alt=media&revisionId={item['headRevisionId']}")
+        assert old[2] == b"from disk"
+    assert (tmp_path / "d" / "f.txt").read_bytes() == b"from disk"
+
+
+def test_a_child_process_serves_and_takes_commands(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"disk")
+    with DriveServer("drive-typical", seed=3, time_scale=100, folder=tmp_path, process=True) as server:
+        assert server.get("f") == b"disk"
+        name = "ü/'\n"
+        item_id = server.add(name, b"\x00\xff")
+        assert ask(server, f"{V2}/{item_id}?alt=media")[2] == b"\x00\xff"
+        assert [entry.key for entry in server.requests] == [item_id]
+        server.put("a/b", b"")
+        assert (server.get("a/b"), len(server.find("a/b"))) == (b"", 1)
+        server.edit(item_id, labels={"trashed": True})
+        server.fill(server.folder("d"), 3)
+        assert server.item(item_id)["labels"]["trashed"] is True
+        server.remove(item_id)
+        with pytest.raises(RuntimeError, match="item failed"):
+            server.item(item_id)
+
+
+def test_the_command_serves_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"disk")
+    command = [sys.executable, "-m", "cachedfs.sim", "drive", "--folder", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        netloc = urlsplit(process.stdout.readline().strip()).netloc
+        connection = http.client.HTTPConnection(netloc, timeout=20)
+        connection.request("GET", V2 + "?q=" + quote("title='f'"))
+        assert json.load(connection.getresponse())["items"][0]["fileSize"] == "4"
+        connection.close()
+        process.terminate()
+        assert process.wait(10) == 0
