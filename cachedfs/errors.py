@@ -15,6 +15,7 @@ __all__ = [
     "CacheError",
     "CachedFSError",
     "IsAFolder",
+    "NotDownloadable",
     "ObjectChanged",
     "ObjectNotFound",
     "OriginAway",
@@ -59,6 +60,12 @@ class AccessDenied(CachedFSError, PermissionError):
     """The origin refused the credentials (401) or the permission (403)."""
 
     code = _errno.EACCES
+
+
+class NotDownloadable(CachedFSError):
+    """The object has no bytes to read: a native document of Google Drive (ENOTSUP)."""
+
+    code = _errno.ENOTSUP
 
 
 class ObjectChanged(CachedFSError):

@@ -11,6 +11,7 @@ CASES = [
     (errors.ObjectNotFound, FileNotFoundError, errno.ENOENT),
     (errors.IsAFolder, IsADirectoryError, errno.EISDIR),
     (errors.AccessDenied, PermissionError, errno.EACCES),
+    (errors.NotDownloadable, OSError, errno.ENOTSUP),
     (errors.ObjectChanged, OSError, errno.ESTALE),
     (errors.OriginUnavailable, OSError, errno.EHOSTUNREACH),
     (errors.OriginAway, OSError, errno.EHOSTUNREACH),

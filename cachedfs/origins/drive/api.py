@@ -1,0 +1,260 @@
+"""The Drive API v2 as values: what to ask, and what an answer says. Pure.
+
+Written from the published discovery document and developers.google.com/workspace/drive/api/guides: search-files,
+handle-errors, shortcuts, enable-shareddrives, manage-downloads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    NotDownloadable,
+    ObjectChanged,
+    ObjectNotFound,
+    QuotaExceeded,
+)
+from cachedfs.model import ObjectInfo
+from cachedfs.origins.google import RATE_REASONS, RETRIED, error_of
+from cachedfs.origins.retry import Trouble, retry_after_s
+
+__all__ = [
+    "ANY_DRIVE",
+    "FIELDS",
+    "FOLDER",
+    "GOOGLE",
+    "LIST_FIELDS",
+    "ROOT",
+    "SHARED_WITH_ME",
+    "SHORTCUT",
+    "child_query",
+    "children_query",
+    "dangling_info",
+    "drive_params",
+    "failure",
+    "file_url",
+    "files_url",
+    "folder_info",
+    "item_info",
+    "key_headers",
+    "multipart",
+    "newest",
+    "shortcut_target",
+    "shown",
+    "title_of",
+    "upload_url",
+    "url_of",
+]
+
+FOLDER = "application/vnd.google-apps.folder"
+SHORTCUT = "application/vnd.google-apps.shortcut"
+ROOT = "root"  # the service's own name for the top of My Drive
+SHARED_WITH_ME = "sharedWithMe"  # stands for the id that this view does not have
+GOOGLE = "https://www.googleapis.com"
+ANY_DRIVE = {"supportsAllDrives": "true"}
+# Without `fields` an item is ten times as long.
+FIELDS = (
+    "id,title,mimeType,fileSize,md5Checksum,headRevisionId,createdDate,modifiedDate,driveId,resourceKey,"
+    "labels/trashed,capabilities(canDownload,canReadRevisions),shortcutDetails"
+)
+LIST_FIELDS = f"nextPageToken,incompleteSearch,items({FIELDS})"
+_NATIVE = "application/vnd.google-apps."
+_SLASH = "\uff0f"  # "／", as rclone shows it
+_NOT_RIGHTS = frozenset({"fileNotDownloadable", "exportSizeLimitExceeded"})
+_DOWNLOADS = frozenset({"downloadQuotaExceeded", "quotaExceeded at quota.download"})
+_USED_UP = {
+    "dailyLimitExceeded": "the project's requests of this day are used up; it ends at midnight, Pacific time",
+    "dailyLimitExceededUnreg": "Google allows no anonymous requests: sign in",
+    "sharingRateLimitExceeded": "the limit of sharing is reached; it ends within 24 hours",
+    "quotaExceeded": "the storage of this account is full: empty the trash, or get more",
+    "storageQuotaExceeded": "the storage of this account is full: empty the trash, or get more",
+    "teamDriveFileLimitExceeded": "the shared drive holds as many items as it may",
+    "numChildrenInNonRootLimitExceeded": "the folder holds 500,000 items, as many as it may: use several, or pack",
+    "activeItemCreationLimitExceeded": "the account has created as many items as it may",
+    "uploadLimitExceeded": "750 GB were uploaded within a day, as much as Drive takes",
+}
+
+
+# Names
+def url_of(path: str) -> str:
+    """Return how errors name a path."""
+    return f"drive://{path}"
+
+
+def shown(title: str) -> str:
+    """Return the part of a path that names an item: its title, with a slash of its own shown as "／"."""
+    return title.replace("/", _SLASH)
+
+
+def title_of(name: str) -> tuple[str, ...]:
+    """Return the titles that a part of a path may stand for."""
+    return (name, name.replace(_SLASH, "/")) if _SLASH in name else (name,)
+
+
+# Addresses
+def files_url(base: str) -> str:
+    """Return the address of the files; `base` is `https://host`, here and below."""
+    return f"{base}/drive/v2/files"
+
+
+def file_url(base: str, id: str) -> str:
+    return f"{files_url(base)}/{quote(id, safe='')}"
+
+
+def upload_url(base: str, id: str | None) -> str:
+    """Return where bytes are sent: for a new item, or (`id`) as the new content of one."""
+    address = f"{base}/upload/drive/v2/files"
+    return address if id is None else f"{address}/{quote(id, safe='')}"
+
+
+def key_headers(keys: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the header that opens link-shared items, from pairs of id and resource key."""
+    text = ",".join(f"{id}/{key}" for id, key in keys)
+    return {"X-Goog-Drive-Resource-Keys": text} if text else {}
+
+
+def drive_params(drive_id: str | None) -> dict[str, str]:
+    """Return where a listing looks: in one shared drive, or everywhere else."""
+    params = {**ANY_DRIVE, "includeItemsFromAllDrives": "true"}
+    return params | ({"corpora": "drive", "driveId": drive_id} if drive_id else {})
+
+
+def children_query(folder_id: str) -> str:
+    """Return the query for all that is in one folder. Never several at once: Drive then forgets items silently."""
+    where = "sharedWithMe = true" if folder_id == SHARED_WITH_ME else f"{_quoted(folder_id)} in parents"
+    return f"{where} and trashed = false"
+
+
+def child_query(folder_id: str, name: str) -> str:
+    """Return the query for the items of one name; Drive ignores case, so the answers need a second look."""
+    titles = " or ".join(f"title = {_quoted(title)}" for title in title_of(name))
+    return f"{children_query(folder_id)} and ({titles})"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+# Items
+def shortcut_target(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the details of a shortcut; None for every other item."""
+    if item.get("mimeType") != SHORTCUT:
+        return None
+    details: Mapping[str, Any] = item.get("shortcutDetails") or {}
+    return details
+
+
+def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | None = None) -> ObjectInfo:
+    """Return what an item is; `via` is the shortcut that led to it."""
+    details: dict[str, Any] = {
+        name: item[name]
+        for name in ("id", "mimeType", "md5Checksum", "headRevisionId", "driveId", "resourceKey")
+        if item.get(name)
+    }
+    for name, at in (("modified", "modifiedDate"), ("created", "createdDate")):
+        if item.get(at):
+            details[name] = datetime.fromisoformat(item[at])
+    if via is not None:
+        details["shortcut"] = via["id"]
+    if item["mimeType"] == FOLDER:
+        return ObjectInfo(path, "directory", id=item["id"], details=details)
+    capabilities = item.get("capabilities") or {}
+    details["canDownload"] = bool(capabilities.get("canDownload", True))
+    details["canReadRevisions"] = bool(capabilities.get("canReadRevisions", False))
+    is_document = item["mimeType"].startswith(_NATIVE)
+    size = int(item["fileSize"]) if "fileSize" in item and not is_document else None
+    return ObjectInfo(path, "file", size, _fingerprint(item, size), id=item["id"], details=details)
+
+
+def dangling_info(shortcut: Mapping[str, Any], path: str) -> ObjectInfo:
+    """Return a shortcut whose target is gone, or not shared with this account: a file that cannot be read."""
+    return ObjectInfo(
+        path, "file", details={"mimeType": SHORTCUT, "shortcut": shortcut["id"], "dangling": True}
+    )
+
+
+def _fingerprint(item: Mapping[str, Any], size: int | None) -> str | None:
+    # Never `version`: it moves when a comment is written.
+    content = item.get("md5Checksum") or item.get("headRevisionId")
+    return None if size is None or not content else f"{item['id']}-{content}-{size}"
+
+
+def folder_info(path: str, id: str, **details: Any) -> ObjectInfo:
+    """Return a folder that is known without its item: a view, or a shared drive."""
+    return ObjectInfo(path, "directory", id=id, details=details)
+
+
+def newest(items: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return which of several items of one name counts: the one modified last, of these the one of least id."""
+    return min(items, key=_age)
+
+
+def _age(item: Mapping[str, Any]) -> tuple[float, str]:
+    at = item.get("modifiedDate")
+    return (-datetime.fromisoformat(at).timestamp() if at else 0.0), item["id"]
+
+
+# Failures
+def failure(
+    status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
+) -> Trouble | Exception:
+    """Return what an answer that is no success means: trouble that may pass, or the error to raise."""
+    text, reasons = error_of(body)
+    said = f"{status}: {text}" if text else str(status)
+    if status in RETRIED or status > 504 or (status == 403 and reasons & RATE_REASONS):
+        return Trouble(f"the service answered {said}", retry_after_s(headers.get("retry-after"), now))
+    if status == 404 and pinned:
+        return ObjectChanged(
+            f"{url}: the file was removed while it was read, or hidden from you ({doing}); open it again"
+        )
+    if status == 404:
+        return ObjectNotFound(
+            f"{url}: not found ({doing}: {said}). Check the name; Drive says the same of what this account may not see: "
+            "ask the owner to share it with the account that signs in"
+        )
+    if status == 400:
+        return ValueError(f"{url}: Drive did not accept the request ({doing}: {said})")
+    if status == 409:
+        return FileExistsError(f"{url}: exists already ({doing}: {said})")
+    if status in (401, 403):
+        return _refusal(reasons, f"{doing}: {said}", url)
+    return CachedFSError(f"{url}: Drive answered in a way that is not understood ({doing}: {said})")
+
+
+def _refusal(reasons: set[str], what: str, url: str) -> CachedFSError:
+    """Return the error for a 401 or 403 that time does not mend."""
+    if reasons & _DOWNLOADS:
+        return QuotaExceeded(
+            f"{url}: the download quota of this file is used up, for up to 24 hours ({what}). What is cached can be "
+            "read on; a copy of the file in your own Drive has a quota of its own"
+        )
+    if used_up := [remedy for reason, remedy in _USED_UP.items() if reason in reasons]:
+        return QuotaExceeded(f"{url}: {used_up[0]} ({what})")
+    if "cannotDownloadAbusiveFile" in reasons:
+        return AccessDenied(
+            f"{url}: Google takes this file for malware or spam ({what}). Its owner can read it with "
+            'drive={"acknowledge_abuse": True}'
+        )
+    if reasons & _NOT_RIGHTS:
+        return NotDownloadable(
+            f"{url}: this has no bytes to download ({what}); export it from Drive as a file"
+        )
+    return AccessDenied(
+        f"{url}: access denied; check which account signs in, that the item is shared with it, and that the "
+        f"credentials cover the scope https://www.googleapis.com/auth/drive ({what})"
+    )
+
+
+def multipart(resource: Mapping[str, Any], data: bytes, mime: str, boundary: str) -> bytes:
+    """Return the body of an upload in one request: metadata and bytes."""
+    head = (
+        f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n"
+        f"{json.dumps(resource, ensure_ascii=False)}\r\n--{boundary}\r\nContent-Type: {mime}\r\n\r\n"
+    )
+    return b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))

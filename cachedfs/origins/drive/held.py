@@ -1,0 +1,255 @@
+"""Credentials of whichever library, renewed by one thread for all."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Protocol
+
+import google.oauth2.credentials as google_users
+from oauth2client.client import AssertionCredentials, OAuth2Credentials
+
+from cachedfs.errors import AccessDenied
+from cachedfs.origins.drive.transport import SignedHttp, troubled
+from cachedfs.origins.retry import Failed
+
+__all__ = ["SCOPE", "Found", "GoogleSource", "Held", "OAuth2ClientSource", "SavedFile", "Source"]
+
+log = logging.getLogger(__name__)
+
+SCOPE = "https://www.googleapis.com/auth/drive"
+_EXPIRES_SOON_S = 300  # as gcsfs: a token that lasts less is renewed before it is used
+_EXPIRED_S = 10  # a token that lasts less may be refused when it arrives
+_SOON_AGAIN_S = 30  # a metadata server hands out the same token until it expires: not for every request
+_NEVER = float("inf")
+
+
+class Source(Protocol):
+    """Credentials of one library; only `Held` calls them."""
+
+    @property
+    def can_renew(self) -> bool:
+        """Whether there is something to get another token from."""
+        ...
+
+    def lasts_s(self) -> float:
+        """Return for how long the token can be used; infinite where that is not known, -1 without one."""
+        ...
+
+    def headers(self) -> dict[str, str]:
+        """Return what to send with the present token."""
+        ...
+
+    def renew(self, http: Any) -> None:
+        """Get another token over `http`; raises what its library raises."""
+        ...
+
+
+class Found(NamedTuple):
+    source: Source | None  # None: anonymous
+    name: str  # who it is, without secrets
+    remedy: str  # what to do when its tokens are refused
+
+
+class GoogleSource:
+    """Credentials of google-auth."""
+
+    def __init__(self, credentials: Any) -> None:
+        self._credentials = credentials
+
+    @property
+    def can_renew(self) -> bool:
+        held = self._credentials
+        return not isinstance(held, google_users.Credentials) or bool(
+            held.refresh_token or held.refresh_handler
+        )
+
+    def lasts_s(self) -> float:
+        return _left_s(self._credentials.token, self._credentials.expiry)
+
+    def headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        if self._credentials.token is not None:
+            self._credentials.apply(headers)
+        return headers
+
+    def renew(self, http: Any) -> None:
+        self._credentials.refresh(_Caller(http))
+
+
+class OAuth2ClientSource:
+    """Credentials of oauth2client, which PyDrive2 makes."""
+
+    def __init__(self, credentials: Any) -> None:
+        needs_scope = getattr(credentials, "create_scoped_required", lambda: False)
+        self._credentials = credentials.create_scoped([SCOPE]) if needs_scope() else credentials
+
+    @property
+    def can_renew(self) -> bool:
+        return (
+            isinstance(self._credentials, AssertionCredentials) or self._credentials.refresh_token is not None
+        )
+
+    def lasts_s(self) -> float:
+        # Whatever `invalid` says: oauth2client sets it, and saves it, for a service in trouble too.
+        return _left_s(self._credentials.access_token, self._credentials.token_expiry)
+
+    def headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        if self._credentials.access_token is not None:
+            self._credentials.apply(headers)
+        return headers
+
+    def renew(self, http: Any) -> None:
+        self._credentials.refresh(http)
+
+
+def _left_s(token: str | None, expiry: datetime | None) -> float:
+    if token is None:
+        return -1.0
+    if expiry is None:
+        return _NEVER
+    # Both libraries keep UTC without saying so.
+    return ((expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
+
+
+class _Caller:
+    """What google-auth calls to send a request; the timeouts are those of the http object."""
+
+    class _Response(NamedTuple):
+        status: int
+        headers: Mapping[str, str]
+        data: bytes
+
+    def __init__(self, http: Any) -> None:
+        self._http = http
+
+    def __call__(
+        self,
+        url: str,
+        method: str = "GET",
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        **_: Any,
+    ) -> _Response:
+        response, data = self._http.request(url, method=method, body=body, headers=dict(headers or {}))
+        return self._Response(response.status, dict(response), data)
+
+
+class SavedFile:
+    """Where oauth2client keeps the credentials of a JSON file; replaced as a whole, as other processes read it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.realpath(os.path.expanduser(path))
+        self._lock = threading.Lock()
+
+    def acquire_lock(self) -> None:
+        self._lock.acquire()
+
+    def release_lock(self) -> None:
+        self._lock.release()
+
+    def locked_get(self) -> Any:
+        """Return the saved credentials, which another process may have renewed; None where there are none."""
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                return OAuth2Credentials.from_json(file.read())
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def locked_put(self, credentials: Any) -> None:
+        """Save credentials, readable by their owner only; where that fails, they are still good for this process."""
+        try:
+            number, temp = tempfile.mkstemp(dir=os.path.dirname(self._path), prefix=".", suffix=".json")
+            with os.fdopen(number, "w", encoding="utf-8") as file:
+                file.write(credentials.to_json())
+            os.replace(temp, self._path)  # dies before this: a hidden file more, and the old credentials
+        except OSError as error:
+            log.warning("renewed credentials cannot be saved in %s: %s", self._path, error.strerror)
+
+
+class Held:
+    """Credentials as PyDrive2 wants them, renewed by one thread for all."""
+
+    # What PyDrive2 asks before it would renew them in its own way.
+    access_token_expired = False
+    invalid = False
+    refresh_token = None
+
+    def __init__(self, found: Found, *, connect_s: float, stall_s: float) -> None:
+        self.name = found.name
+        self.connect_s, self._stall_s = connect_s, stall_s
+        self._source, self._remedy = found.source, found.remedy
+        self._lock = threading.Lock()
+        self._soon_tried = -_NEVER  # when a token that lasts a little longer was last renewed
+
+    def authorize(self, http: Any) -> SignedHttp:
+        """Return an http object that sends these credentials; PyDrive2 calls this for each thread."""
+        if http.timeout is None:
+            http.timeout = self._stall_s
+        return SignedHttp(self, http)
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the present token, none without one."""
+        headers = self._source.headers() if self._source is not None else {}
+        return {name.lower(): str(text) for name, text in headers.items()}
+
+    def is_fresh(self) -> bool:
+        """Whether the headers can be sent without a thought."""
+        if self._source is None:
+            return True
+        left = self._source.lasts_s()
+        was_tried = time.monotonic() - self._soon_tried < _SOON_AGAIN_S
+        return left > _EXPIRES_SOON_S or (left > _EXPIRED_S and was_tried)
+
+    def fresh_headers(self, http: Any) -> dict[str, str]:
+        """Return headers that can be sent, renewed over `http` when they are about to expire.
+
+        Raises Failed where the network is in the way, AccessDenied where there is no token to be had.
+        """
+        if self._source is not None and not self.is_fresh():
+            if self._source.lasts_s() > _EXPIRED_S:
+                self._renew_early(self._source, http)
+            else:
+                self._renew_late(self._source, http)
+        return self.headers()
+
+    def renew(self, refused: Mapping[str, str], http: Any) -> bool:
+        """Get another token than the refused one, unless somebody just did; False where there is none."""
+        if self._source is None or not self._source.can_renew:
+            return False
+        with self._lock:
+            if self.headers() == refused:
+                self._renew(self._source, http)
+            return self.headers() != refused
+
+    def _renew_early(self, source: Source, http: Any) -> None:
+        if not self._lock.acquire(blocking=False):
+            return  # the others use the token meanwhile
+        try:
+            self._soon_tried = time.monotonic()
+            # Whatever is in the way, the token still works for some minutes.
+            with suppress(Failed, AccessDenied):
+                if source.can_renew:
+                    self._renew(source, http)
+        finally:
+            self._lock.release()
+
+    def _renew_late(self, source: Source, http: Any) -> None:
+        with self._lock:
+            if source.lasts_s() > _EXPIRED_S:
+                return  # somebody was faster
+            if not source.can_renew:
+                raise AccessDenied(f"Google Drive: the token has expired ({self.name}): {self._remedy}")
+            self._renew(source, http)
+
+    def _renew(self, source: Source, http: Any) -> None:
+        with troubled(self._remedy):
+            source.renew(http)

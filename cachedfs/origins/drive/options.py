@@ -1,0 +1,56 @@
+"""What a user may say about a Drive: how to sign in, which server, what deleting means."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from cachedfs.origins.drive.api import GOOGLE
+
+__all__ = ["SIGN_IN", "DriveOptions"]
+
+# PyDrive2's own names, and those of google-auth.
+SIGN_IN = (
+    "token",
+    "credentials",
+    "google_auth",
+    "client_id",
+    "client_secret",
+    "client_json",
+    "client_json_file_path",
+    "client_user_email",
+    "use_service_account",
+    "profile",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DriveOptions:
+    """The options of `drive://`; see `DriveFileSystem`."""
+
+    sign_in: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    endpoint_url: str = GOOGLE
+    trash_only: bool = True
+    acknowledge_abuse: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> DriveOptions:
+        """Return the options of these keywords; ValueError names one that is unknown, and the nearest."""
+        own = {field.name for field in dataclasses.fields(cls)} - {"sign_in"}
+        for name in given:
+            if name not in own and name not in SIGN_IN:
+                near = difflib.get_close_matches(name, [*own, *SIGN_IN], 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(
+                    f"drive option {name!r} is unknown{hint} (known: {', '.join(sorted([*own, *SIGN_IN]))})"
+                )
+        values = {name: given[name] for name in own if given.get(name) is not None}
+        if "endpoint_url" in values:
+            values["endpoint_url"] = os.fspath(values["endpoint_url"]).rstrip("/")
+        return cls(
+            sign_in={name: value for name, value in given.items() if name in SIGN_IN and value is not None},
+            **values,
+        )

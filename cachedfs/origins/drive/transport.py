@@ -1,0 +1,339 @@
+"""httplib2 as PyDrive2 uses it, made dependable: bounded connects, no silent repetition, one kind of failure.
+
+A proxy from the environment (`HTTPS_PROXY`) is used by httplib2 with PySocks only; without it httplib2
+connects directly, which is said once in the log.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import logging
+import os
+import select
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Protocol
+
+import httplib2
+from google.auth import exceptions as google_errors
+from oauth2client import client as oauth2client
+
+from cachedfs.errors import AccessDenied, CachedFSError
+from cachedfs.origins.failures import without_secrets
+from cachedfs.origins.retry import Failed, Trouble
+
+__all__ = [
+    "Answer",
+    "HttpLike",
+    "SignedHttp",
+    "Signer",
+    "Unreachable",
+    "close",
+    "connection_types",
+    "keep_308",
+    "send",
+    "troubled",
+]
+
+log = logging.getLogger(__name__)
+
+_REPEATABLE = frozenset({"GET", "HEAD"})
+_SIGN_IN_AGAIN = "sign in again"
+
+
+class Unreachable(OSError):
+    """No connection: refused, unresolved, or not there in time; nothing was sent."""
+
+
+class HttpLike(Protocol):
+    """What PyDrive2 calls an http object."""
+
+    def request(
+        self,
+        uri: str,
+        method: str = "GET",
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[Any, bytes]:
+        """Return the response (a mapping with `status`) and its body."""
+        ...
+
+
+class Answer(NamedTuple):
+    """An answer that was read to its end."""
+
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+
+
+def send(
+    http: HttpLike, method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None
+) -> Answer:
+    """Send one request and return its answer, whatever its status; a 308 is an answer like others.
+
+    Raises Failed where another try may succeed, AccessDenied where a token is refused to us for good.
+    """
+    with troubled():
+        response, content = http.request(url, method=method, body=body, headers=dict(headers or {}))
+    return Answer(response.status, {name.lower(): str(text) for name, text in response.items()}, content)
+
+
+@contextmanager
+def troubled(remedy: str = _SIGN_IN_AGAIN) -> Iterator[None]:
+    """Turn what httplib2, sockets and the libraries of tokens raise inside into Failed or AccessDenied.
+
+    Their messages are quoted without secrets, and they are no cause that would be printed: a refusal
+    of a token endpoint holds its whole answer.
+    """
+    try:
+        yield
+    except (CachedFSError, Failed):
+        raise
+    except (google_errors.GoogleAuthError, oauth2client.Error) as error:
+        raise _refused(error, remedy) from None
+    except (OSError, http.client.HTTPException, httplib2.HttpLib2Error) as error:
+        raise Failed(Trouble(_text(error), is_unreachable=_is_unreachable(error))) from error
+
+
+def _refused(error: Exception, remedy: str) -> Failed | AccessDenied:
+    if isinstance(error, google_errors.TransportError) or isinstance(
+        error.__cause__, google_errors.TransportError
+    ):
+        return Failed(Trouble(f"no token: {_text(error)}", is_unreachable=True))
+    status = getattr(error, "status", None)  # of oauth2client; google-auth says `retryable`
+    if getattr(error, "retryable", False) or (isinstance(status, int) and (status >= 500 or status == 429)):
+        return Failed(Trouble(f"no token: {_text(error)}"))
+    return AccessDenied(f"Google Drive: no token for these credentials ({_text(error)}): {remedy}")
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    # The last three are of connections that are not ours: after a redirect, or of an http object given to us.
+    return isinstance(
+        error, (Unreachable, httplib2.ServerNotFoundError, socket.gaierror, ConnectionRefusedError)
+    )
+
+
+def _text(error: Exception) -> str:
+    # The first argument only: google-auth puts the answer of the token endpoint into the others.
+    text = without_secrets(str(error if isinstance(error, OSError) else (error.args or ("",))[0]))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def keep_308(http: Any) -> None:
+    """Make an http object return a 308 as it is: for an upload it means "go on", and no redirect."""
+    codes = getattr(http, "redirect_codes", None)
+    if codes is not None and 308 in codes:
+        http.redirect_codes = frozenset(codes) - {308}
+
+
+def close(http: Any) -> None:
+    """Close the connections of an http object, which stays usable: it connects again."""
+    connections = getattr(http, "connections", None) or {}
+    for connection in list(connections.values()):
+        connection.close()
+    connections.clear()
+
+
+class Signer(Protocol):
+    """Credentials that several http objects share."""
+
+    connect_s: float
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the present token."""
+        ...
+
+    def fresh_headers(self, http: HttpLike) -> dict[str, str]:
+        """Return headers that can be sent, renewed over `http` when they are about to expire."""
+        ...
+
+    def renew(self, refused: Mapping[str, str], http: HttpLike) -> bool:
+        """Get another token than the refused one over `http`; False where there is none."""
+        ...
+
+
+class SignedHttp:
+    """An httplib2 object that sends credentials and renews refused ones; for one thread at a time."""
+
+    def __init__(self, signer: Signer, http: Any) -> None:
+        keep_308(http)
+        self._signer, self._http = signer, http
+        self._plain = _PlainHttp(http, connection_types(signer.connect_s))
+
+    def request(
+        self,
+        uri: str,
+        method: str = "GET",
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        redirections: int = 5,
+        connection_type: Any = None,
+    ) -> tuple[Any, bytes]:
+        """Return response and body, as httplib2's own method does; a 401 is answered with another token, once."""
+        start = body.tell() if hasattr(body, "seek") and hasattr(body, "tell") else None
+        ask = functools.partial(
+            self._plain.request, uri, method, body, redirections=redirections, connection_type=connection_type
+        )
+        sent = self.fresh_headers()
+        answer = ask(headers={**(headers or {}), **sent})
+        if answer[0].status != 401 or not self.renew(sent):
+            return answer
+        if start is not None:
+            body.seek(start)
+        return ask(headers={**(headers or {}), **self._signer.headers()})
+
+    def renew(self, refused: Mapping[str, str]) -> bool:
+        """Get another token than the refused one, unless somebody just did; False where there is none."""
+        return self._signer.renew(refused, self._plain)
+
+    def fresh_headers(self) -> dict[str, str]:
+        """Return headers that can be sent, renewed when they are about to expire."""
+        return self._signer.fresh_headers(self._plain)
+
+    def close(self) -> None:
+        """Close the connections; the next request connects again."""
+        close(self._http)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # never made completely
+            close(self._http)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._http, name)
+
+
+class _PlainHttp:
+    """An httplib2 object with connections of ours; tokens are asked for over it."""
+
+    def __init__(self, http: Any, types: Mapping[str, type[http.client.HTTPConnection]]) -> None:
+        self._http, self._types = http, types
+
+    def request(
+        self,
+        uri: str,
+        method: str = "GET",
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        redirections: int = 5,
+        connection_type: Any = None,
+    ) -> tuple[Any, bytes]:
+        """Return response and body."""
+        kind = connection_type or self._types.get(uri.split(":", 1)[0].lower())
+        try:
+            return self._http.request(  # type: ignore[no-any-return]  # httplib2 has no types
+                uri, method, body=body, headers=headers, redirections=redirections, connection_type=kind
+            )
+        except BaseException:
+            close(self._http)  # a connection in the middle of an exchange must not carry the next one
+            raise
+
+
+@functools.cache
+def connection_types(connect_s: float) -> Mapping[str, type[http.client.HTTPConnection]]:
+    """Return the connection classes by URL scheme, to hand to httplib2 as `connection_type`.
+
+    They raise Unreachable when there is no connection within `connect_s` (to each address of a host;
+    asking for the addresses takes what the system takes), wait for data as long as httplib2's `timeout`
+    says, and send nothing twice that may not be repeated.
+    """
+    return {
+        "http": type("PlainConnection", (_Plain,), {"connect_s": connect_s}),
+        "https": type("SecureConnection", (_Secure,), {"connect_s": connect_s}),
+    }
+
+
+class _Patient:
+    """Mixed into httplib2's connections, before them."""
+
+    connect_s: float
+    host: str
+    port: int
+    sock: Any
+    timeout: float | None
+    proxy_info: Any
+    _method = ""
+
+    def connect(self) -> None:
+        """Connect within `connect_s`; raises Unreachable."""
+        stall_s, self.timeout = self.timeout, self.connect_s
+        try:
+            self._dial()
+        except ssl.SSLError:  # somebody is there, but cannot prove who it is
+            self.close()
+            raise
+        except OSError as error:
+            self.close()
+            raise Unreachable(f"cannot connect to {self.host}:{self.port}: {error}") from error
+        finally:
+            self.timeout = stall_s
+        self.sock.settimeout(stall_s)
+
+    def _dial(self) -> None:
+        is_meant = self.proxy_info is not None and self.proxy_info.applies_to(self.host)
+        if is_meant and httplib2.socks is None:
+            _say_proxy_is_not_used()
+        if is_meant and self.proxy_info.isgood():
+            super().connect()  # type: ignore[misc]  # of httplib2
+        else:
+            self._connect_directly()
+
+    def _connect_directly(self) -> None:
+        raise NotImplementedError
+
+    def request(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Send a request; on a new connection where the service has left the old one."""
+        if self.sock is not None and _is_stale(self.sock):
+            self.close()
+        self._method = method
+        super().request(method, *args, **kwargs)  # type: ignore[misc]
+
+    def getresponse(self) -> Any:
+        """Return the response; httplib2 sends a request again on BadStatusLine, even one that creates a file."""
+        try:
+            return super().getresponse()  # type: ignore[misc]
+        except (http.client.BadStatusLine, http.client.ResponseNotReady) as error:
+            if self._method in _REPEATABLE:
+                raise
+            raise ConnectionResetError(f"{self.host} closed the connection without an answer") from error
+
+    def close(self) -> None:
+        super().close()  # type: ignore[misc]
+
+
+class _Plain(_Patient, httplib2.HTTPConnectionWithTimeout):  # type: ignore[misc]
+    def _connect_directly(self) -> None:
+        # Python's own: tries every address of the host, where httplib2's stops at one that is silent.
+        http.client.HTTPConnection.connect(self)
+
+
+class _Secure(_Patient, httplib2.HTTPSConnectionWithTimeout):  # type: ignore[misc]
+    def _connect_directly(self) -> None:
+        http.client.HTTPSConnection.connect(self)
+
+
+def _is_stale(sock: socket.socket) -> bool:
+    """Return whether an idle connection has something to read: its end, as nothing was asked."""
+    if sock.fileno() < 0:
+        return True
+    if hasattr(select, "poll"):  # no limit to the number of a descriptor; not on Windows
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return bool(poll.poll(0))
+    return bool(select.select([sock], [], [], 0)[0])
+
+
+@functools.cache  # once
+def _say_proxy_is_not_used() -> None:
+    names = [
+        name for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY") if os.environ.get(name)
+    ]
+    log.warning(
+        "%s is set, but Google Drive is asked directly: a proxy needs PySocks: pip install pysocks",
+        " and ".join(names) or "a proxy",
+    )
