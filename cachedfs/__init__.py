@@ -1,6 +1,6 @@
 """Put `cachedfs::` in front of a URL, and the cloud reads like the local disk.
 
-The filesystems register themselves with fsspec (`cachedfs`, `cgs`); this module holds what a user may want by name.
+The filesystems register themselves with fsspec (`cachedfs`, `cgs`, `cdrive`, `drive`); this module holds what a user may want by name.
 """
 
 from importlib import import_module
@@ -10,6 +10,7 @@ from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
     IsAFolder,
+    NotDownloadable,
     ObjectChanged,
     ObjectNotFound,
     OriginUnavailable,
@@ -17,16 +18,18 @@ from cachedfs.errors import (
 )
 
 if TYPE_CHECKING:
-    from cachedfs.filesystem import CachedFileSystem, CachedGCSFileSystem
+    from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccessDenied",
+    "CachedDriveFileSystem",
     "CachedFSError",
     "CachedFileSystem",
     "CachedGCSFileSystem",
     "IsAFolder",
+    "NotDownloadable",
     "ObjectChanged",
     "ObjectNotFound",
     "OriginUnavailable",
@@ -37,6 +40,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # The filesystems import fsspec and aiohttp; the errors do not.
-    if name in ("CachedFileSystem", "CachedGCSFileSystem"):
+    if name in ("CachedDriveFileSystem", "CachedFileSystem", "CachedGCSFileSystem"):
         return getattr(import_module("cachedfs.filesystem"), name)
     raise AttributeError(f"module 'cachedfs' has no attribute {name!r}")

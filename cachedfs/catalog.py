@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import operator
@@ -50,13 +51,18 @@ class Catalog:
         """
         old = self.source.facts.get(path)
         if old is not None and self.source.is_fresh(old):
-            if old.info is None or old.info.kind == "file":
+            if old.info is None or old.info.kind == "file" or self._by_parent(path):
                 return old, None
             return await self._ask(path), None  # what a listing calls a folder may be an object as well
         key = None if old is None else self.source.key(old)
-        if self.source.config.offline or (key is not None and self.source.engine.cache.has(key, 0)):
+        is_here = key is not None and self.source.engine.cache.has(key, 0)
+        if is_here or self._by_parent(path):
             return await self._ask(path), None  # too old, but probably unchanged: ask without a body
         return await self._once(path, lambda: self._ask_by_reading(path, want, demand, old))
+
+    def _by_parent(self, path: str) -> bool:
+        """Return whether a lookup is all that there is to ask: by the origin's nature, or because nobody may be asked."""
+        return self.source.config.offline or self.source.origin(path).by_parent
 
     async def _ask(self, path: str) -> Known:
         """Ask the origin what `path` is now."""
@@ -90,12 +96,30 @@ class Catalog:
         now, mark = time.time(), self.source.facts.mark(path)
         info: ObjectInfo | None = None
         try:
-            info = await self.source.origin(path).lookup(path)
+            info = await self._look_at(path)
         except ObjectNotFound:
             pass
         except OriginAway as error:
             return self._despite(error, old), None
         return self.source.facts.learn(path, info, checked_at=now, mark=mark), None
+
+    async def _look_at(self, path: str) -> ObjectInfo:
+        """Ask the origin what `path` is; one that looks names up in their folder is told the folder, which becomes known."""
+        origin, folder = self.source.origin(path), path.rpartition("/")[0]
+        if not origin.by_parent or not folder:
+            return await origin.lookup(path)
+        before = self.source.facts.get(folder)
+        if before is None or before.info is None or self.source.is_fresh(before):
+            return await origin.lookup(path, await self.know(folder))
+        # The way to a path is asked for at once, not one folder after another: its folders rarely change.
+        asked = self.source.engine.spawn(self.know(folder))
+        info = None
+        try:
+            with contextlib.suppress(ObjectNotFound):
+                info = await origin.lookup(path, before.info)
+        finally:
+            now = await asked
+        return info if info is not None and now.id == before.info.id else await origin.lookup(path, now)
 
     async def _ask_by_reading(
         self, path: str, want: Range | Suffix, demand: int, old: Known | None
@@ -193,17 +217,25 @@ class Catalog:
         cache, now = self.source.engine.cache, time.time()
         epoch, mark = cache.epoch(self.source.identity), self.source.facts.mark(folder)
         found: list[ObjectInfo] = []
+        origin = self.source.origin(folder)
+        here = None
         try:
-            async for info in self.source.origin(folder).list(folder, deep=deep):
+            if origin.by_parent and folder:
+                here = await self.know(folder)
+            async for info in origin.list(folder, here, deep=deep):
                 found.append(info)
         except OriginAway as error:
             return self._listed_before(folder, error, deep=deep)
+        except ObjectNotFound:
+            if deep:
+                return []
+            raise
         listings = _by_folder(folder, found) if deep else {folder: found}
-        if found:  # nothing at all may also be an object, or absence: only a lookup can tell
+        is_folder = here is not None and here.kind == "directory"
+        if found or is_folder:  # nothing at all may also be an object, or absence: only a lookup can tell
             known = self.source.fresh(folder)
-            if (
-                known is None or known.info is None or known.info.kind != "file"
-            ):  # GCS may have both: the object counts
+            # GCS may have both: the object counts.
+            if not is_folder and (known is None or known.info is None or known.info.kind != "file"):
                 self.source.facts.learn(folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark)
             await asyncio.to_thread(self._keep_listings, listings, now, epoch)
         return sorted((child for children in listings.values() for child in children), key=_by_path)
@@ -219,7 +251,9 @@ class Catalog:
         return old
 
     async def is_folder(self, path: str) -> bool:
-        """Return whether something is below `path`; asks the origin, and remembers a folder."""
+        """Return whether something is below `path`, of which no object is known; asks the origin, remembers a folder."""
+        if self._by_parent(path):
+            return False
         now, mark = time.time(), self.source.facts.mark(path)
         async for _ in self.source.origin(path).list(path):
             folder = ObjectInfo(path, kind="directory", size=0)
@@ -255,7 +289,7 @@ class Catalog:
         """Return all that is below `folder` when every listing of it is here."""
         found = self._listed(folder, lifetime_s)
         for child in found or []:
-            if found is not None and child.kind == "directory":
+            if found is not None and child.kind == "directory" and not child.details.get("cycle"):
                 below = self._listed_below(child.path, lifetime_s)
                 found = None if below is None else found + below
         return None if found is None else sorted(found, key=_by_path)
@@ -273,7 +307,8 @@ def _by_folder(folder: str, found: Iterable[ObjectInfo]) -> dict[str, list[Objec
             parent = child.path.rpartition("/")[0]
             known = child.path in listings.get(parent, {})
             listings.setdefault(parent, {}).setdefault(child.path, child)
-            if child.kind == "directory":
+            was_listed = child.kind == "directory" and not child.details.get("cycle")
+            if was_listed:
                 listings.setdefault(child.path, {})
             if known or parent == folder or not parent or not parent.startswith(folder):
                 break

@@ -14,6 +14,7 @@ from fsspec.utils import stringify_path
 __all__ = ["GCS_PROTOCOLS", "before_magic", "jsonable", "strip", "target_of"]
 
 GCS_PROTOCOLS = ("gs", "gcs")
+_SLASHED = (*GCS_PROTOCOLS, "drive")  # whose paths are names with slashes between, and nothing else
 
 
 def target_of(
@@ -44,7 +45,7 @@ def strip(own: str, target: str | None, path: Any) -> str:
     protocol, scheme, rest = text.partition("://")
     if not scheme:
         protocol, rest = target or "", text
-    if protocol in GCS_PROTOCOLS or not protocol:
+    if protocol in _SLASHED or not protocol:
         return rest.strip("/") if protocol else rest.rstrip("/")
     name = str(_rule_of(protocol)(text))
     # The slash at the end of a URL is part of it, and the root has no other name.

@@ -7,9 +7,8 @@ import fsspec.config
 import pytest
 
 from cachedfs import engine
-from cachedfs.filesystem import CachedFileSystem, CachedGCSFileSystem
-from cachedfs.sim import GCSServer
-from tests.support import Cloud
+from cachedfs.sim import DriveServer, GCSServer
+from tests.support import OURS, Cloud, Drive
 
 _numbers = itertools.count()
 
@@ -21,7 +20,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_dir": str(directory), "keep_free": 0})
     yield directory
     engine._close_all()
-    for cls in (CachedFileSystem, CachedGCSFileSystem):
+    for cls in OURS:
         cls.clear_instance_cache()
 
 
@@ -42,3 +41,23 @@ def cloud(gcs_server, own_cache, monkeypatch):
     gcs_server.reset()
     yield Cloud(gcs_server, bucket, own_cache)
     gcs_server.heal()
+
+
+@pytest.fixture(scope="session")
+def drive_server():
+    with DriveServer(profile="off") as server:
+        yield server
+
+
+@pytest.fixture
+def drive(drive_server, own_cache, monkeypatch):
+    """A simulated Drive with one empty folder of this test's own; `drive` is configured to go there."""
+    monkeypatch.setitem(
+        fsspec.config.conf, "drive", {"token": "anon", "endpoint_url": drive_server.endpoint_url}
+    )
+    drive_server.heal()
+    folder = f"folder-{next(_numbers)}"
+    drive_server.folder(folder)
+    drive_server.reset()
+    yield Drive(drive_server, folder, own_cache)
+    drive_server.heal()

@@ -25,6 +25,7 @@ class FakeOrigin:
     """Objects by path, each with a version that `put` raises; `log` has every request made."""
 
     identity = "fake|nowhere|anon"
+    by_parent = False
     piece_size = 64 << 10
 
     def __init__(self) -> None:

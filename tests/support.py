@@ -10,11 +10,13 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 from cachedfs import engine
-from cachedfs.filesystem import CachedFileSystem, CachedGCSFileSystem
-from cachedfs.sim import GCSServer
+from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
+from cachedfs.origins.drive.filesystem import DriveFileSystem
+from cachedfs.sim import DriveServer, GCSServer, SimServer
 
 ROOT = pathlib.Path(__file__).parent.parent
 KiB, MiB = 1 << 10, 1 << 20
+OURS = (CachedFileSystem, CachedGCSFileSystem, CachedDriveFileSystem, DriveFileSystem)
 
 
 def noise(size: int, seed: int = 0) -> bytes:
@@ -27,31 +29,19 @@ def noise(size: int, seed: int = 0) -> bytes:
 def forget() -> None:
     """Do what the end of this process would: store everything, drop all memory. The next use starts afresh."""
     engine._close_all()
-    for cls in (CachedFileSystem, CachedGCSFileSystem):
+    for cls in OURS:
         cls.clear_instance_cache()
 
 
 @dataclasses.dataclass
-class Cloud:
-    """One bucket at the simulated GCS, and what was asked of it."""
+class Machine:
+    """A simulated service, and a cache directory: what was asked of it, and processes that use both."""
 
-    server: GCSServer
-    bucket: str
+    server: SimServer
+    name: str  # of the part that belongs to one test
     cache_dir: pathlib.Path
 
-    def url(self, key: str = "", prefix: str = "cachedfs::gs://") -> str:
-        return f"{prefix}{self.bucket}/{key}".rstrip("/")
-
-    def path(self, key: str) -> str:
-        return f"{self.bucket}/{key}"
-
-    def put(self, key: str, data: bytes, **options) -> bytes:
-        """Put an object behind everybody's back."""
-        self.server.put(self.bucket, key, data, **options)
-        return data
-
-    def delete(self, key: str) -> None:
-        self.server.delete(self.bucket, key)
+    protocol = ""
 
     def asked(self) -> list[str]:
         """Return the kinds of the requests since the last look, sorted, and forget them."""
@@ -62,7 +52,7 @@ class Cloud:
     @property
     def options(self) -> dict:
         """Storage options for one filesystem, where the configuration is not to be relied on."""
-        return {"gs": {"token": "anon", "endpoint_url": self.server.endpoint_url}}
+        return {self.protocol: {"token": "anon", "endpoint_url": self.server.endpoint_url}}
 
     def python(self, code: str, *arguments: str, timeout: float = 60) -> str:
         """Run `code` in a new process that is configured like this one by its environment; return what it printed."""
@@ -100,9 +90,60 @@ class Cloud:
         return inherited | {
             "FSSPEC_CACHEDFS_CACHE_DIR": str(self.cache_dir),
             "FSSPEC_CACHEDFS_KEEP_FREE": "0",
-            "FSSPEC_GS_TOKEN": "anon",
-            "FSSPEC_GS_ENDPOINT_URL": self.server.endpoint_url,
+            f"FSSPEC_{self.protocol.upper()}_TOKEN": "anon",
+            f"FSSPEC_{self.protocol.upper()}_ENDPOINT_URL": self.server.endpoint_url,
             "PYTHONPATH": str(ROOT),
             "PYTHONWARNINGS": "error::ResourceWarning",
-            "BUCKET": self.bucket,
+            "BUCKET": self.name,
         }
+
+
+@dataclasses.dataclass
+class Cloud(Machine):
+    """One bucket at the simulated GCS."""
+
+    server: GCSServer
+
+    protocol = "gs"
+
+    @property
+    def bucket(self) -> str:
+        return self.name
+
+    def url(self, key: str = "", prefix: str = "cachedfs::gs://") -> str:
+        return f"{prefix}{self.bucket}/{key}".rstrip("/")
+
+    def path(self, key: str) -> str:
+        return f"{self.bucket}/{key}"
+
+    def put(self, key: str, data: bytes, **options) -> bytes:
+        """Put an object behind everybody's back."""
+        self.server.put(self.bucket, key, data, **options)
+        return data
+
+    def delete(self, key: str) -> None:
+        self.server.delete(self.bucket, key)
+
+
+@dataclasses.dataclass
+class Drive(Machine):
+    """One folder at the simulated Drive."""
+
+    server: DriveServer
+
+    protocol = "drive"
+
+    def url(self, key: str = "", prefix: str = "cachedfs::drive://") -> str:
+        return f"{prefix}{self.path(key)}".rstrip("/")
+
+    def path(self, key: str = "") -> str:
+        return f"My Drive/{self.name}/{key}".rstrip("/")
+
+    def put(self, key: str, data: bytes, **options) -> bytes:
+        """Put a file behind everybody's back; a file of this name gets a new revision."""
+        self.server.put(f"{self.name}/{key}", data, **options)
+        return data
+
+    def delete(self, key: str) -> None:
+        for item in self.server.find(f"{self.name}/{key}"):
+            self.server.remove(item["id"])

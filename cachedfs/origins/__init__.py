@@ -18,6 +18,7 @@ from cachedfs.origins.base import Origin, Reply
 __all__ = ["Origin", "Reply", "identity_of", "open_origin"]
 
 _GCS = ("gs", "gcs")
+_DRIVE_ACCOUNT = ("client_id", "profile", "client_user_email", "client_json_file_path")
 _ALIASES = {"gcs": "gs", "local": "file"}
 _HOSTS = ("endpoint_url", "endpoint", "host", "account_name")
 _SECRET = re.compile(
@@ -46,6 +47,13 @@ def open_origin(
         return GCSOrigin(
             options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
         )
+    if protocol == "drive":
+        from cachedfs.origins.drive.origin import DriveOrigin
+
+        options = {**conf.get("drive", {}), **options}
+        return DriveOrigin(
+            options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
+        )
     from cachedfs.origins.generic import GenericOrigin
 
     return GenericOrigin(
@@ -63,9 +71,10 @@ def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[s
     given = {name: value for each in names for name, value in conf.get(each, {}).items()} | dict(options)
     if protocol in _GCS:
         return f"gs|{_gcs_host(given, environ)}|{_gcs_account(given)}"
+    if protocol == "drive":
+        return f"drive|{_host_of(given.get('endpoint_url') or 'www.googleapis.com')}|{_drive_account(given)}"
     plain = _without_secrets({name: value for name, value in given.items() if value is not None})
-    text = json.dumps(plain, sort_keys=True) if plain else ""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest() if text else "-"
+    digest = _digest(plain) if plain else "-"
     host = next((str(given[name]) for name in _HOSTS if given.get(name)), "")
     return f"{_ALIASES.get(protocol, protocol)}|{_host_of(host)}|{digest}"
 
@@ -81,6 +90,35 @@ def _gcs_host(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
 def _gcs_account(options: Mapping[str, Any]) -> str:
     token = options.get("token")
     return "anon" if token == "anon" or type(token).__name__ == "AnonymousCredentials" else "auth"
+
+
+def _drive_account(options: Mapping[str, Any]) -> str:
+    """Return which account it is, as far as options without secrets tell: paths are each account's own."""
+    token = options.get("token")
+    if token == "anon":
+        return "anon"
+    told = {name: options[name] for name in _DRIVE_ACCOUNT if options.get(name)}
+    if isinstance(token, str) and token.endswith(".json"):
+        told["token"] = token
+    for name in ("token", "client_json"):
+        if email := _email_of(options.get(name)):
+            told["email"] = email
+    return f"auth-{_digest(told)}" if told else "auth"
+
+
+def _email_of(key: Any) -> str | None:
+    """Return whose key the JSON of a service account is."""
+    if isinstance(key, str) and key.lstrip().startswith("{"):
+        try:
+            key = json.loads(key)
+        except ValueError:
+            return None
+    return key.get("client_email") if isinstance(key, Mapping) else None
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    text = json.dumps(plain, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _host_of(endpoint: str) -> str:

@@ -58,8 +58,15 @@ class Origin(Protocol):
 
     on_request: Callable[[], None]
 
+    by_parent: bool
+    """A name is looked up in its folder: questions are cheaper with what is known of the folder, reading answers none
+    of them, and an absence is known for sure."""
+
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
-        """Return what `path` is now: an object or a folder. Raises `ObjectNotFound` for neither."""
+        """Return what `path` is now: an object or a folder. Raises `ObjectNotFound` for neither.
+
+        `parent` is the folder that it lies in, as far as that is known.
+        """
         ...
 
     def read(
@@ -79,6 +86,7 @@ class Origin(Protocol):
         """Give the children of `folder`: objects and folders, each once; `deep`: all objects below it,
         and, where the origin has folders of its own, those too: an empty one would be missed otherwise.
 
+        `parent` is the folder itself, as far as that is known: the parent of what is given.
         Nothing at all for an empty folder, and for a missing one where the origin cannot tell them apart; where it
         can, `ObjectNotFound`.
         """

@@ -34,6 +34,8 @@ __all__ = ["GCSOrigin"]
 class GCSOrigin:
     """Objects of Google Cloud Storage; the fingerprint is the generation."""
 
+    by_parent = False
+
     def __init__(
         self,
         options: Mapping[str, Any],

@@ -71,6 +71,8 @@ def plain_path(inner: Any, path: str) -> str:
 class GenericOrigin:
     """An origin over any fsspec filesystem; see `cachedfs.origins.base.Origin` for what its methods promise."""
 
+    by_parent = False
+
     def __init__(
         self,
         protocol: str,

@@ -1,0 +1,278 @@
+"""One account's Drive: signed in at the first need; every request bounded, counted and retried by us.
+
+Media is streamed by aiohttp on our loop. Metadata and uploads go through PyDrive2's transport, in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from yarl import URL
+
+from cachedfs.model import Range
+from cachedfs.origins.base import describe
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.options import DriveOptions
+from cachedfs.origins.inner import Once
+from cachedfs.origins.ranges import range_header
+from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
+
+if TYPE_CHECKING:
+    from cachedfs.model import ObjectInfo
+    from cachedfs.origins.drive.auth import DriveAuth
+    from cachedfs.origins.drive.transport import Answer
+    from cachedfs.origins.http import Ask, Client
+
+__all__ = ["Account", "Connection"]
+
+_MOST_THREADS = 16  # of metadata requests: Drive gives one user some 50 listings a second
+_IDS = 100  # item ids asked for at once
+_GOOD = frozenset({200, 201, 204, 308})
+
+
+class Account:
+    """Whose Drive it is, and how it is asked. Cheap to make; signs in at the first `connection`."""
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        on_request: Callable[[], None],
+        concurrency: int = 16,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.options = DriveOptions.of(options)
+        self.on_request = on_request
+        self.loop = loop
+        self._concurrency, self._policy = concurrency, policy or Policy()
+        self._new_tries = partial(Tries, self._policy, clock=clock, rng=rng or random.Random())
+        self._slots = asyncio.Semaphore(concurrency)
+        self._connection = Once(self._connect)
+
+    async def connection(self) -> Connection:
+        """Return what sends requests; raises AccessDenied or ValueError where there is no way to sign in."""
+        return await self._connection.get()
+
+    async def _connect(self) -> Connection:
+        import aiohttp
+
+        from cachedfs.origins.http import Client, timeout_of
+
+        policy = self._policy
+        auth = await asyncio.to_thread(_signed_in, self.options, policy)
+        # Our slots are the limit; proxies are those of the environment.
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=True)
+        client = Client(
+            session,
+            auth,
+            _judge,
+            slots=self._slots,
+            on_request=self._count,
+            new_tries=self._new_tries,
+            timeout=timeout_of(policy),
+        )
+        threads = ThreadPoolExecutor(min(self._concurrency, _MOST_THREADS), "cachedfs-drive")
+        return Connection(self.options, auth, session, client, threads, self._count)
+
+    def _count(self) -> None:
+        self.on_request()  # whoever it is by now
+
+    async def aclose(self) -> None:
+        """Close the connections; the next request would make new ones."""
+        if (connection := self._connection.take()) is not None:
+            await connection.aclose()
+
+
+class Connection:
+    """The requests that Drive knows, sent as one account."""
+
+    def __init__(
+        self,
+        options: DriveOptions,
+        auth: DriveAuth,
+        session: Any,
+        client: Client,
+        threads: ThreadPoolExecutor,
+        on_request: Callable[[], None],
+    ) -> None:
+        self.options, self.auth, self.client = options, auth, client
+        self.base = options.endpoint_url
+        self._session, self._threads, self._on_request = session, threads, on_request
+        self._ids: list[str] = []
+
+    async def aclose(self) -> None:
+        await self._session.close()
+        # Not waiting: a request that hangs would hold the loop.
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.auth.close()
+
+    # Media
+    def media(self, info: ObjectInfo, path: str, want: Range, revision: str | None) -> Ask:
+        """Return the request for bytes of one item: always bounded, as an open end is charged as the whole file."""
+        from cachedfs.origins.http import Ask
+
+        params = {"alt": "media", **api.ANY_DRIVE}
+        params |= {"revisionId": revision} if revision else {}
+        params |= {"acknowledgeAbuse": "true"} if self.options.acknowledge_abuse else {}
+        headers = {"Accept-Encoding": "identity", "Range": range_header(want) or "", **_keys_of(info)}
+        assert info.id is not None  # what has bytes has an id
+        return Ask(
+            url=api.file_url(self.base, info.id),
+            params=params,
+            subject=api.url_of(path),
+            doing=describe(want),
+            headers=headers,
+            as_stored=True,
+            is_pinned=True,
+        )
+
+    # Metadata
+    async def item(
+        self, id: str, path: str, *, key: str | None = None, is_pinned: bool = False
+    ) -> dict[str, Any]:
+        """Return an item by its id; `key` is its resource key."""
+        params = {"fields": api.FIELDS, **api.ANY_DRIVE}
+        headers = api.key_headers([(id, key)] if key else [])
+        return await self.json(
+            "GET",
+            api.file_url(self.base, id),
+            path,
+            "looking it up",
+            params,
+            headers=headers,
+            is_pinned=is_pinned,
+        )
+
+    async def items(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
+        """Return all items that a query finds in one folder: a request for every thousand."""
+        params = {"q": query, "maxResults": "1000", "fields": api.LIST_FIELDS}
+        params |= api.drive_params(folder.details.get("driveId"))
+        pages = self._pages(api.files_url(self.base), path, doing, params, headers=_keys_of(folder))
+        return [item async for page in pages for item in page.get("items", ())]
+
+    async def drives(self) -> list[dict[str, Any]]:
+        """Return the shared drives: their ids and names."""
+        params = {"maxResults": "100", "fields": "nextPageToken,items(id,name)"}
+        pages = self._pages(f"{self.base}/drive/v2/drives", "", "listing the shared drives", params)
+        return [drive async for page in pages for drive in page.get("items", ())]
+
+    async def _pages(
+        self, url: str, path: str, doing: str, params: Mapping[str, str], *, headers: Mapping[str, str] = {}
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        token: str | None = None
+        while True:
+            more = {"pageToken": token} if token else {}
+            page = await self.json("GET", url, path, doing, {**params, **more}, headers=headers)
+            yield page
+            # A page may be short, or empty, before the end: only the token tells.
+            if (token := page.get("nextPageToken")) is None:
+                return
+
+    async def new_id(self) -> str:
+        """Return the id of an item that is not made yet, so that making it twice makes one."""
+        if not self._ids:
+            params = {"maxResults": str(_IDS), "space": "drive", "fields": "ids"}
+            answer = await self.json(
+                "GET", f"{api.files_url(self.base)}/generateIds", "", "asking for ids", params
+            )
+            self._ids += answer["ids"]
+        return self._ids.pop()
+
+    async def change(
+        self,
+        method: str,
+        what: str | None,
+        path: str,
+        doing: str,
+        resource: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] = {},
+    ) -> dict[str, Any]:
+        """Return the item after a change; `what` is its id, with what is done to it (`ID/trash`), None for a new one."""
+        address = api.files_url(self.base) + (f"/{what}" if what else "")
+        given = {"fields": api.FIELDS, **api.ANY_DRIVE, **params}
+        return await self.json(method, address, path, doing, given, body=resource)
+
+    async def json(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        doing: str,
+        params: Mapping[str, str],
+        *,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] = {},
+        is_pinned: bool = False,
+    ) -> dict[str, Any]:
+        """Return the answer to a request about `path`, after retries."""
+        data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
+        ask = self.ask(url, path, doing, params, headers=given, is_pinned=is_pinned)
+
+        async def attempt() -> dict[str, Any]:
+            answer = await self.send(ask, method, data)
+            try:
+                found = json.loads(answer.body or b"{}")
+            except ValueError as error:
+                raise Failed(Trouble("the answer is not JSON")) from error
+            if found.get("incompleteSearch"):
+                raise Failed(Trouble("Drive searched only a part"))
+            return dict(found)
+
+        return await self.client.retried(attempt, ask, self.client.new_tries())
+
+    def ask(self, url: str, path: str, doing: str, params: Mapping[str, str], **more: Any) -> Ask:
+        """Return a request about `path`, before it is sent."""
+        from cachedfs.origins.http import Ask
+
+        return Ask(url=url, params=params, subject=api.url_of(path), doing=doing, **more)
+
+    async def send(self, ask: Ask, method: str, data: bytes | None = None) -> Answer:
+        """Send `ask` once, in a thread; raises Failed, or what is final."""
+        address = str(URL(ask.url, encoded=True).update_query(ask.params)) if ask.params else ask.url
+        self._on_request()
+        loop = asyncio.get_running_loop()
+        answer = await loop.run_in_executor(
+            self._threads, self._send_here, method, address, data, dict(ask.headers)
+        )
+        if answer.status in _GOOD:
+            return answer
+        verdict = _judge(ask, answer.status, answer.headers, answer.body)
+        raise Failed(verdict) if isinstance(verdict, Trouble) else verdict
+
+    def _send_here(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Answer:
+        from cachedfs.origins.drive.transport import send
+
+        return send(self.auth.transport(), method, url, data, headers)
+
+
+def _signed_in(options: DriveOptions, policy: Policy) -> DriveAuth:
+    """Return who asks; blocks on files, on imports, and maybe on a metadata server."""
+    try:
+        from cachedfs.origins.drive.auth import DriveAuth, sign_in
+    except ImportError as error:
+        raise ImportError(
+            f'drive:// needs PyDrive2, which cannot be imported ({error}): pip install "cachedfs[drive]"'
+        ) from error
+    return DriveAuth(sign_in(options.sign_in, connect_s=policy.connect_s, stall_s=policy.stall_s))
+
+
+def _keys_of(info: ObjectInfo) -> dict[str, str]:
+    key = info.details.get("resourceKey")
+    return api.key_headers([(info.id, key)] if info.id and key else [])
+
+
+def _judge(ask: Ask, status: int, headers: Mapping[str, str], body: bytes) -> Trouble | Exception:
+    now = datetime.now(UTC)
+    return api.failure(status, headers, body, url=ask.subject, doing=ask.doing, pinned=ask.is_pinned, now=now)

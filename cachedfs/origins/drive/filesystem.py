@@ -1,0 +1,373 @@
+"""Google Drive as a fsspec filesystem: `drive://`, uncached, with ranged reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import io
+import os
+import tempfile
+import uuid
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
+
+from fsspec.asyn import AsyncFileSystem, sync
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.spec import AbstractBufferedFile
+from fsspec.utils import isfilelike, stringify_path
+
+from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.origins.drive.options import DriveOptions
+from cachedfs.origins.drive.tree import plain_path
+from cachedfs.origins.drive.upload import Content
+from cachedfs.origins.drive.writer import Writer
+
+if TYPE_CHECKING:
+    from cachedfs.origins.drive.origin import DriveOrigin
+
+__all__ = ["DriveFile", "DriveFileSystem", "WrittenDriveFile"]
+
+_FSSPEC = frozenset({"asynchronous", "loop", "batch_size", "skip_instance_cache", "use_listings_cache"})
+_FSSPEC |= {"listings_expiry_time", "max_paths"}
+_SPOOL = 8 << 20  # of a file being written in memory; the rest is on the disk
+_BLOCK = 5 << 20  # read at once from an open file, as fsspec's other filesystems do
+_END = 1 << 62  # an end that no file reaches
+
+
+class DriveFileSystem(AsyncFileSystem):
+    """Google Drive: `drive://My Drive/a/b`, `drive://shared:DRIVE/a`, `drive://Shared with me/a`, `drive://id:ID/a`.
+
+    Sign-in, by PyDrive2's names: `google_auth` (an authenticated GoogleAuth), `client_id`, `client_secret` and `profile`
+    (an OAuth client whose sign-in PyDrive2 saved), `client_json` or `client_json_file_path` (saved credentials, or with
+    `use_service_account` the key of a service account, `client_user_email` for whom). Or `credentials` (a google-auth
+    object), or `token`: "google_default", "anon", a JSON file, its content, an access token. Nothing given: what google-auth
+    finds, as in Colab after `google.colab.auth.authenticate_user()`.
+
+    `endpoint_url`: another server than https://www.googleapis.com. `trash_only` (True): what is removed goes to the trash.
+    `acknowledge_abuse` (False): read files that Google takes for malware.
+
+    Of several items of one name the one modified last counts. Shortcuts are followed. A slash in a name is shown as "／".
+    """
+
+    protocol: ClassVar[str] = "drive"
+    root_marker = ""
+
+    def __init__(self, **options: Any) -> None:
+        if self._cached:
+            return  # fsspec gave an instance that exists already
+        own = {name: value for name, value in options.items() if name in _FSSPEC}
+        super().__init__(**own)
+        self._options = {name: value for name, value in options.items() if name not in _FSSPEC}
+        DriveOptions.of(self._options)  # what is wrong is said here, and not at the first read
+        self._origin: DriveOrigin | None = None
+        self._writer: Writer | None = None
+
+    @classmethod
+    def over(cls, origin: DriveOrigin, options: Mapping[str, Any]) -> Self:
+        """Return a filesystem over the account of an origin that exists, and on its loop."""
+        made = cls(**options, loop=origin.account.loop, skip_instance_cache=True)
+        made._origin = origin
+        return made
+
+    @property
+    def origin(self) -> DriveOrigin:
+        """The account behind this filesystem; signs in at the first request."""
+        if self._origin is None:
+            from cachedfs.origins.drive.origin import DriveOrigin
+
+            made = DriveOrigin(self._options, identity="drive", loop=self._loop, on_request=lambda: None)
+            weakref.finalize(self, _close, self._loop, made)
+            self._origin = made
+        return self._origin
+
+    @property
+    def writer(self) -> Writer:
+        """What changes the Drive."""
+        if self._writer is None:
+            self._writer = Writer(self.origin.account, self.origin.tree)
+        return self._writer
+
+    # Names
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(each) for each in path]
+        return plain_path(stringify_path(path))
+
+    @property
+    def fsid(self) -> str:
+        return "drive"
+
+    # Reading
+    async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
+        return (await self.origin.lookup(self._strip_protocol(path))).as_info()
+
+    async def _ls(self, path: Any, detail: bool = True, **kwargs: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        here = await self.origin.lookup(path)
+        found = [here] if here.kind == "file" else [info async for info in self.origin.list(path, here)]
+        found.sort(key=lambda info: info.path)
+        return [info.as_info() for info in found] if detail else [info.path for info in found]
+
+    async def _find(
+        self,
+        path: Any,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        if maxdepth is not None:
+            return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
+        path, prefix = self._strip_protocol(path), kwargs.pop("prefix", "")
+        try:
+            here = await self.origin.lookup(path)
+        except FileNotFoundError:
+            return {} if detail else []
+        found = {info.path: info async for info in self.origin.list(path, here, deep=True)}
+        if here.kind == "file" or withdirs:
+            found[path] = here
+        wanted = {
+            name: found[name].as_info()
+            for name in sorted(found)
+            if (withdirs or found[name].kind == "file")
+            and (name == path or name.startswith(f"{path}/{prefix}" if path else prefix))
+        }
+        return wanted if detail else list(wanted)
+
+    async def _cat_file(
+        self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
+        path = self._strip_protocol(path)
+        if (start or 0) < 0 and end is None:
+            assert start is not None
+            return await self._bytes(path, Suffix(-start), None)
+        if (start or 0) >= 0 and (end is None or end >= 0):
+            whole = not start and end is None
+            return await self._bytes(path, None if whole else _span(start or 0, end), None)
+        info = await self.origin.lookup(path)
+        first, last, _ = slice(start, end).indices(info.size or 0)
+        return await self._bytes(path, Range(first, max(first, last)), info)
+
+    async def _bytes(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> bytes:
+        async with self.origin.read(path, want, pinned) as reply:
+            return b"".join([piece async for piece in reply])
+
+    async def _get_file(
+        self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any
+    ) -> None:
+        info = await self.origin.lookup(self._strip_protocol(rpath))
+        if info.kind == "directory":
+            os.makedirs(lpath, exist_ok=True)
+            return
+        if isfilelike(lpath):
+            await self._copy_out(info, lpath, callback)
+            return
+        # Complete or not there: a reader of lpath never meets half a file.
+        temporary = f"{os.fspath(lpath)}.{uuid.uuid4().hex[:8]}.part"
+        try:
+            with await asyncio.to_thread(open, temporary, "wb") as file:
+                await self._copy_out(info, file, callback)
+            os.replace(temporary, lpath)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+
+    async def _copy_out(self, info: ObjectInfo, file: Any, callback: Any) -> None:
+        callback.set_size(info.size)
+        async with self.origin.read(info.path, None, info) as reply:
+            async for piece in reply:
+                await asyncio.to_thread(file.write, piece)
+                callback.relative_update(len(piece))
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: Any = None,
+        **kwargs: Any,
+    ) -> DriveFile | WrittenDriveFile:
+        if mode in ("rb", "r"):
+            info = sync(self.loop, self._readable, path)
+            return DriveFile(self, path, info, block_size or _BLOCK, cache_options=cache_options, **kwargs)
+        if mode not in ("wb", "xb", "ab"):
+            raise ValueError(f"drive://{path}: mode {mode!r} is none of rb, wb, xb and ab")
+        return WrittenDriveFile(self, path, mode, autocommit=autocommit)
+
+    async def _readable(self, path: str) -> ObjectInfo:
+        """Return the version that a new handle reads; raises for what has no bytes."""
+        info = await self.origin.lookup(path)
+        async with self.origin.read(path, Range(0, 0), info if info.size is None else None):
+            return info
+
+    # Changing
+    async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        content = Content(io.BytesIO(value))
+        await self.writer.write(self._strip_protocol(path), content, exclusive=mode == "create")
+
+    async def _put_file(
+        self, lpath: Any, rpath: Any, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
+    ) -> None:
+        path = self._strip_protocol(rpath)
+        if await asyncio.to_thread(os.path.isdir, lpath):
+            await self.writer.make_folder(path, exist_ok=True)
+            return
+        with await asyncio.to_thread(open, lpath, "rb") as file:
+            content = Content(file)
+            callback.set_size(content.size)
+            await self.writer.write(path, content, exclusive=mode == "create")
+            callback.relative_update(content.size)
+
+    async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
+        await self.writer.make_folder(self._strip_protocol(path), exist_ok=False, parents=create_parents)
+
+    async def _makedirs(self, path: Any, exist_ok: bool = False) -> None:
+        await self.writer.make_folder(self._strip_protocol(path), exist_ok=exist_ok)
+
+    async def _rm_file(self, path: Any, **kwargs: Any) -> None:
+        await self.writer.remove(self._strip_protocol(path))
+
+    async def _rm(
+        self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        """Remove files, or with `recursive` folders with all in them: one request each, whatever they hold."""
+        if recursive and maxdepth is not None:
+            await super()._rm(path, recursive=recursive, maxdepth=maxdepth, **kwargs)
+            return
+        paths = await self._expand_path(path)
+        await asyncio.gather(*(self.writer.remove(each, folders=recursive) for each in paths))
+
+    async def _rmdir(self, path: Any) -> None:
+        await self.writer.remove_empty(self._strip_protocol(path))
+
+    def rmdir(self, path: Any) -> None:
+        """Remove an empty folder; OSError (ENOTEMPTY) for one that holds something."""
+        sync(self.loop, self._rmdir, path)
+
+    async def _cp_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
+        await self.writer.copy(self._strip_protocol(path1), self._strip_protocol(path2))
+
+    def mv(
+        self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        """Move a file or folder: on the server, where a single one is named; it keeps its id."""
+        source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+        if isinstance(source, list) or maxdepth is not None or "*" in source:
+            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+            return
+        if stringify_path(path2).endswith("/"):
+            target = f"{target}/{source.rpartition('/')[2]}"
+        if source != target:
+            sync(self.loop, self.writer.move, source, target)
+
+    # What Drive says of a file
+    def created(self, path: Any) -> Any:
+        """Return when the file was made, by Drive's clock."""
+        return self.info(path).get("created")
+
+    def modified(self, path: Any) -> Any:
+        """Return when the file was written last, by Drive's clock."""
+        return self.info(path).get("modified")
+
+    def ukey(self, path: Any) -> str | None:
+        """Return what differs whenever the bytes may differ."""
+        return sync(self.loop, self.origin.lookup, self._strip_protocol(path)).fingerprint  # type: ignore[no-any-return]
+
+    def checksum(self, path: Any) -> str | None:
+        """Return what differs whenever the bytes may differ, as `ukey` does."""
+        return self.ukey(path)
+
+    def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> str:
+        raise NotImplementedError("Google Drive has no signed URLs; share the file instead")
+
+    def __reduce__(self) -> Any:
+        for name in ("google_auth", "credentials"):
+            if self._options.get(name) is not None:
+                raise TypeError(
+                    f"drive option {name}=: a live {type(self._options[name]).__name__} cannot travel to another process; "
+                    "give what can: token= (a file's name, 'google_default'), or client_json_file_path="
+                )
+        return super().__reduce__()
+
+
+class DriveFile(AbstractBufferedFile):
+    """A file of Drive being read, in the version that it had when it was opened."""
+
+    def __init__(
+        self, fs: DriveFileSystem, path: str, info: ObjectInfo, block_size: int, **options: Any
+    ) -> None:
+        self._info = info
+        super().__init__(fs, path, "rb", block_size, size=info.size, **options)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What was known of the file when it was opened."""
+        return self._info.as_info()
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return sync(self.fs.loop, self.fs._bytes, self.path, Range(start, end), self._info)  # type: ignore[no-any-return]
+
+
+class WrittenDriveFile(io.RawIOBase):
+    """A file being written: kept here until it is closed, then sent; a process that dies before changed nothing."""
+
+    def __init__(self, fs: DriveFileSystem, path: str, mode: str, *, autocommit: bool) -> None:
+        self.fs, self.path, self.mode, self.autocommit = fs, path, mode, autocommit
+        self._spool: BinaryIO = tempfile.SpooledTemporaryFile(_SPOOL)  # type: ignore[assignment]  # noqa: SIM115
+        if mode == "xb" and fs.exists(path):
+            raise FileExistsError(errno.EEXIST, f"drive://{path}: exists already; mode 'w' would replace it")
+        if mode == "ab":
+            with contextlib.suppress(FileNotFoundError):
+                self._spool.write(fs.cat_file(path))
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        return self._spool.write(data)
+
+    def tell(self) -> int:
+        return self._spool.tell()
+
+    def close(self) -> None:
+        """Send what was written, unless a transaction shall decide."""
+        if self.closed:
+            return
+        try:
+            if self.autocommit:
+                self.commit()
+        finally:
+            super().close()
+
+    def commit(self) -> None:
+        """Make what was written the file's content."""
+        try:
+            sync(
+                self.fs.loop,
+                self.fs.writer.write,
+                self.path,
+                Content(self._spool),
+                exclusive=self.mode == "xb",
+            )
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Forget what was written."""
+        self._spool.close()
+
+
+def _span(start: int, end: int | None) -> Range:
+    return Range(start, max(start, _END if end is None else end))
+
+
+def _close(loop: asyncio.AbstractEventLoop | None, origin: DriveOrigin) -> None:
+    """Close the connections of a filesystem that nobody holds any more."""
+    if loop is not None and loop.is_running():
+        with contextlib.suppress(Exception):  # the loop, or what the connections need, may be gone already
+            sync(loop, origin.aclose, timeout=0.1)

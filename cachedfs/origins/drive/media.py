@@ -1,0 +1,205 @@
+"""One read from Google Drive: of exactly one version, though Drive has no conditional read."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
+from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.origins.base import clipped
+from cachedfs.origins.drive import api
+from cachedfs.origins.ranges import content_range
+from cachedfs.origins.resumed import BehindTheEnd, ResumedRead
+from cachedfs.origins.retry import Failed, Trouble
+
+if TYPE_CHECKING:
+    from cachedfs.origins.drive.account import Account
+    from cachedfs.origins.drive.tree import Tree
+    from cachedfs.origins.http import Ask
+
+__all__ = ["WHOLE", "MediaRead", "Proof", "proof_of"]
+
+WHOLE = 8 << 20  # what is held until its checksum is right: one request of the reader
+Proof = Literal["checksum", "revision", "second look"]
+
+
+def proof_of(info: ObjectInfo, span: Range) -> Proof:
+    """Return how the bytes of `span` are known to be of the version `info`.
+
+    By the MD5 of the whole file, where the whole file comes in one piece of at most 8 MiB. Else by asking for
+    one revision, where this account may. Else by a look at the file after its bytes began to come: what it was before
+    the request and is after the answer, it was in between.
+    """
+    if span.size == info.size and span.size <= WHOLE and "md5Checksum" in info.details:
+        return "checksum"
+    if info.details.get("canReadRevisions") and "headRevisionId" in info.details:
+        return "revision"
+    return "second look"
+
+
+class MediaRead(ResumedRead):
+    """A read of one version of one file."""
+
+    def __init__(
+        self,
+        account: Account,
+        tree: Tree,
+        path: str,
+        want: Range | Suffix | None,
+        pinned: ObjectInfo | None,
+    ) -> None:
+        super().__init__(api.url_of(path), want, pinned)
+        self._account, self._tree, self._path = account, tree, path
+        self._proof: Proof = "second look"
+        # Bytes that came and are not proven yet, or not given. Invariant: no proof is open when a piece is given.
+        self._held: deque[bytes] = deque()
+        self._second_look: asyncio.Task[None] | None = None
+
+    # Beginning
+    async def _begin(self) -> None:
+        self._to = await self._account.connection()
+        self._tries = self._to.client.new_tries()
+        try:
+            await self._begin_with(self._pinned or await self._tree.lookup(self._path))
+        except ObjectChanged:
+            if self._pinned is not None:
+                raise
+            # Nobody has seen a byte: the newer version is as good.
+            await self._begin_with(await self._tree.lookup(self._path))
+
+    async def _begin_with(self, info: ObjectInfo) -> None:
+        self._must_have_bytes(info)
+        assert info.size is not None
+        span = clipped(self._want, info.size)
+        self._settle(info, span)
+        if span.size == 0:
+            if self._pinned is not None:
+                await self._look()  # no bytes will tell
+            return
+        self._proof = proof_of(info, span)
+        await self._to.client.retried(partial(self._try, span), self._ask(span), self._tries)
+
+    def _must_have_bytes(self, info: ObjectInfo) -> None:
+        if info.kind == "directory":
+            raise IsAFolder(f"{self._url}: this is a folder; list it, or read a file in it")
+        if info.details.get("dangling"):
+            raise ObjectNotFound(
+                f"{self._url}: a shortcut to a file that is gone, or that is not shared with this account"
+            )
+        if info.size is None:
+            kind = info.details.get("mimeType", "a native document")
+            raise NotDownloadable(
+                f"{self._url}: this is a document of Google's own ({kind}) and has no bytes; download it as a file "
+                "from its menu in Drive (File, Download), and put that file into Drive"
+            )
+        if not info.details.get("canDownload", True):
+            raise AccessDenied(f"{self._url}: its owner has switched off downloading for this account")
+
+    def _ask(self, span: Range) -> Ask:
+        revision = self.info.details["headRevisionId"] if self._proof == "revision" else None
+        return self._to.media(self.info, self._path, span, revision)
+
+    async def _resume(self, left: Range, failed: Failed) -> None:
+        self._held.clear()
+        ask = self._ask(left)
+        await self._to.client.pause(failed, ask, self._tries)
+        await self._to.client.retried(partial(self._try, left), ask, self._tries)
+
+    # One try
+    async def _try(self, span: Range) -> None:
+        """Have the body of `span` coming; a revision that cannot be had is given up for a second look."""
+        try:
+            await self._send(span)
+        except (AccessDenied, ObjectChanged):
+            if self._proof != "revision":
+                raise
+            await self._look()  # of another version now, or gone: that is the answer
+            self._proof = "second look"
+            await self._send(span)
+
+    async def _send(self, span: Range) -> None:
+        await self._attempt.aclose()
+        body = await self._attempt.enter_async_context(self._to.client.exchange(self._ask(span)))
+        try:
+            self._offset = self._start_of(body.status, body.headers.get("Content-Range"), span)
+        except BaseException:
+            await self._attempt.aclose()
+            raise
+        self._body = body
+        if self._proof == "second look":
+            self._second_look = asyncio.ensure_future(self._look())
+            self._attempt.push_async_callback(self._drop_look, self._second_look)
+
+    def _start_of(self, status: int, answered: str | None, span: Range) -> int:
+        """Return where the body starts in the file; raises what its headers say against that."""
+        if status == 416:
+            raise BehindTheEnd(Trouble("no byte of the file is in the range"))
+        if status == 200:
+            return 0
+        try:
+            start, stop, total = content_range(answered or "")
+        except ValueError as error:
+            raise Failed(Trouble(str(error))) from error
+        if total not in (None, self.info.size):
+            self._raise_changed(f"it has {total} bytes now, not {self.info.size}")
+        if (start, stop) != (span.start, span.stop):
+            raise Failed(
+                Trouble(f"the answer is of bytes {start} to {stop}, not {span.start} to {span.stop}")
+            )
+        return start
+
+    # Proofs
+    async def _next_piece(self) -> bytes:
+        if not self._held and self._proof == "checksum":
+            await self._hold_until_checked()
+        if not self._held and self._second_look is not None:
+            await self._hold_until_seen(self._second_look)
+        return self._held.popleft() if self._held else await super()._next_piece()
+
+    async def _hold_until_checked(self) -> None:
+        """Take all of the file, and compare its checksum."""
+        assert self.info.size is not None
+        total, missing = hashlib.md5(usedforsecurity=False), self.info.size
+        while missing > 0:
+            piece = (await super()._next_piece())[:missing]
+            total.update(piece)
+            self._held.append(piece)
+            missing -= len(piece)
+        if total.hexdigest() != self.info.details["md5Checksum"]:
+            self._held.clear()
+            await self._look()
+            raise Failed(Trouble("the bytes do not match the file's MD5"))
+
+    async def _hold_until_seen(self, look: asyncio.Task[None]) -> None:
+        """Take what comes until the second look is done, as far as memory allows."""
+        end = min(self.stop, self._offset + 2 * WHOLE)
+        at = self._offset
+        while at < end and not look.done():
+            piece = await super()._next_piece()
+            self._held.append(piece)
+            at += len(piece)
+        await look
+        self._second_look = None
+
+    async def _look(self) -> None:
+        """Raise ObjectChanged unless the file still is the version that is read."""
+        assert self.info.id is not None
+        key = self.info.details.get("resourceKey")
+        item = await self._to.item(self.info.id, self._path, key=key, is_pinned=True)
+        now = api.item_info(item, self._path)
+        if (now.fingerprint, now.size) != (self.info.fingerprint, self.info.size):
+            self._raise_changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
+
+    async def _drop_look(self, look: asyncio.Task[None]) -> None:
+        self._second_look = None
+        look.cancel()
+        await asyncio.wait([look])
+        if not look.cancelled():
+            look.exception()  # whoever waits for bytes has had the outcome; asyncio logs what nobody looked at
+
+    def _raise_changed(self, how: str) -> NoReturn:
+        raise ObjectChanged(f"{self._url}: the file was replaced while it was read ({how}); open it again")

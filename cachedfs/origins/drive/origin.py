@@ -1,0 +1,112 @@
+"""Google Drive as an origin: the questions of the reader, to one account."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from cachedfs.errors import ObjectNotFound
+from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.account import Account
+from cachedfs.origins.drive.media import MediaRead
+from cachedfs.origins.drive.tree import Tree, plain_path
+from cachedfs.origins.failures import mapped
+from cachedfs.origins.inner import Once, invoke
+from cachedfs.origins.retry import Policy
+
+__all__ = ["DriveOrigin"]
+
+
+class DriveOrigin:
+    """Files of Google Drive; the fingerprint is id, content checksum and size."""
+
+    by_parent = True
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        *,
+        identity: str,
+        loop: asyncio.AbstractEventLoop,
+        on_request: Callable[[], None],
+        concurrency: int = 16,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.identity = identity
+        self.on_request = on_request
+        self._options = dict(options)
+        self.account = Account(
+            options,
+            loop=loop,
+            on_request=lambda: self.on_request(),  # whoever it is by then
+            concurrency=concurrency,
+            policy=policy,
+            clock=clock,
+            rng=rng,
+        )
+        self.tree = Tree(self.account, clock=clock)
+        self._inner = Once(self._make)
+
+    async def _make(self) -> Any:
+        from cachedfs.origins.drive.filesystem import DriveFileSystem
+
+        return await asyncio.to_thread(DriveFileSystem.over, self, self._options)
+
+    async def filesystem(self) -> Any:
+        """Return the `DriveFileSystem` over this origin."""
+        return await self._inner.get()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        self._inner.take()
+        await self.account.aclose()
+
+    async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
+        """Return what `path` is: one request where `parent` is given."""
+        path = plain_path(path)
+        with mapped(api.url_of(path), "looking it up"):
+            return await self.tree.lookup(path, parent)
+
+    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> MediaRead:
+        """Ask for bytes: one request where `pinned` is given, but for a second look where only that proves the version."""
+        return MediaRead(self.account, self.tree, plain_path(path), want, pinned)
+
+    async def list(
+        self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
+    ) -> AsyncIterator[ObjectInfo]:
+        """Give the children of `folder`, whose own info `parent` is: one request for every thousand."""
+        folder = plain_path(folder)
+        with mapped(api.url_of(folder), "listing it"):
+            try:
+                here = parent or await self.tree.lookup(folder)
+            except ObjectNotFound:
+                if deep:
+                    return
+                raise
+            if here.kind != "directory":
+                return
+            if not deep:
+                for info in await self.tree.children(here):
+                    yield info
+                return
+        async with aclosing(self.tree.below(here)) as found:
+            while True:
+                with mapped(api.url_of(folder), "listing it"):
+                    below = await anext(found, None)
+                if below is None:
+                    return
+                yield below
+
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Return what the filesystem's `method` returns."""
+        inner = await self.filesystem()
+        path = args[0] if args and isinstance(args[0], str) else ""
+        with mapped(api.url_of(plain_path(path)), f"calling {method}"):
+            return await invoke(inner, method, *args, **options)

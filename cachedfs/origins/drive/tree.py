@@ -1,0 +1,221 @@
+"""From paths to items: Drive knows folders by ids only, names are not unique, and shortcuts point elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from cachedfs.errors import ObjectNotFound
+from cachedfs.model import ObjectInfo
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.account import Account, Connection
+
+__all__ = ["Place", "Tree", "place_of", "plain_path"]
+
+logger = logging.getLogger("cachedfs.origins")
+
+MY_DRIVE, SHARED_WITH_ME = "My Drive", "Shared with me"
+_SHARED, _ID = "shared:", "id:"
+_FOLDERS_LAST_S = 30.0  # how long the folders on the way to a path are remembered where nobody hands them in
+_AT_ONCE = 8  # sibling folders listed at once; a listing costs 100 units of 325,000 a minute
+
+
+class Place(NamedTuple):
+    """A path, taken apart: where it starts, and the names from there on."""
+
+    top: str
+    names: tuple[str, ...]
+
+
+def plain_path(path: str) -> str:
+    """Return a path without protocol and without the slashes around it."""
+    return path.removeprefix("drive://").removeprefix("drive::").strip("/")
+
+
+def place_of(path: str) -> Place:
+    """Return where a path starts; ValueError for a start that Drive does not have."""
+    top, *names = path.split("/")
+    named = (top.startswith(_SHARED) and top != _SHARED) or (top.startswith(_ID) and top != _ID)
+    if not named and top not in ("", MY_DRIVE, SHARED_WITH_ME):
+        raise ValueError(
+            f"{api.url_of(path)}: a Drive path starts with one of 'My Drive', 'shared:NAME' (a shared drive), "
+            f"'Shared with me' or 'id:ID' (any file or folder), as in drive://My Drive/{path}"
+        )
+    if "" in names:
+        raise ValueError(f"{api.url_of(path)}: a name is empty; write one slash between names")
+    return Place(top, tuple(names))
+
+
+class Tree:
+    """The names of one account's Drive."""
+
+    def __init__(self, account: Account, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._account, self._clock = account, clock
+        self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
+        self._warned: set[str] = set()
+
+    async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
+        """Return what `path` is: one request where its folder is known. Raises ObjectNotFound."""
+        place = place_of(path)
+        if not place.names:
+            return await self._top(path, place.top)
+        folder = parent or await self.folder(_folder_of(path))
+        if folder.kind != "directory":
+            raise _missing(path, f"{api.url_of(folder.path)} is a file")
+        to = await self._account.connection()
+        items = await self.named(path, folder)
+        if not items:
+            raise _missing(path, "no item of this name is in the folder")
+        info = await self._followed(to, api.newest(items), path)
+        if len(items) > 1:
+            self._warn(path, len(items))
+        return info
+
+    async def named(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
+        """Return the items that `path` names in its folder: usually one, or none."""
+        to, name = await self._account.connection(), path.rpartition("/")[2]
+        assert folder.id is not None  # all folders have one
+        found = await to.items(api.child_query(folder.id, name), folder, path, "looking it up")
+        return [item for item in found if api.shown(item["title"]) == name]
+
+    async def folder(self, path: str) -> ObjectInfo:
+        """Return a folder, remembered for half a minute; raises ObjectNotFound."""
+        known, at = self._folders.get(path, (None, 0.0))
+        if known is not None and self._clock() < at + _FOLDERS_LAST_S:
+            return known
+        info = await self.lookup(path)
+        if info.kind != "directory":
+            raise _missing(path, "this is a file, and not a folder")
+        self._folders[path] = (info, self._clock())
+        return info
+
+    def remember(self, info: ObjectInfo) -> None:
+        """Know a folder that was just made."""
+        self._folders[info.path] = (info, self._clock())
+
+    def forget(self, path: str) -> None:
+        """Forget a folder, and those below it."""
+        for name in [name for name in self._folders if name == path or name.startswith(f"{path}/")]:
+            del self._folders[name]
+
+    # Listings
+    async def children(self, folder: ObjectInfo) -> list[ObjectInfo]:
+        """Return what is in a folder, each name once."""
+        to = await self._account.connection()
+        if not folder.path:
+            return await self._tops(to)
+        assert folder.id is not None
+        items = await to.items(api.children_query(folder.id), folder, folder.path, "listing it")
+        by_name: dict[str, list[dict[str, Any]]] = {}
+        for item in {item["id"]: item for item in items}.values():
+            by_name.setdefault(api.shown(item["title"]), []).append(item)
+        for name, same in by_name.items():
+            if len(same) > 1:
+                self._warn(f"{folder.path}/{name}", len(same))
+        return list(
+            await asyncio.gather(
+                *(
+                    self._followed(to, api.newest(same), f"{folder.path}/{name}")
+                    for name, same in by_name.items()
+                )
+            )
+        )
+
+    async def below(self, folder: ObjectInfo) -> AsyncGenerator[ObjectInfo, None]:
+        """Yield all that is below a folder; sibling folders are listed side by side.
+
+        A shortcut to a folder that it lies in is named, with `cycle` in its details, and not entered.
+        """
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def visit(here: ObjectInfo) -> list[ObjectInfo]:
+            async with gate:
+                return await self.children(here)
+
+        above = {asyncio.ensure_future(visit(folder)): frozenset({folder.id})}
+        try:
+            while above:
+                done, _ = await asyncio.wait(above, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    ids = above.pop(task)
+                    for info in task.result():
+                        if info.kind == "directory" and info.id in ids:
+                            yield replace(info, details={**info.details, "cycle": True})
+                            continue
+                        if info.kind == "directory":
+                            above[asyncio.ensure_future(visit(info))] = ids | {info.id}
+                        yield info
+        finally:
+            for task in above:
+                task.cancel()
+            await asyncio.gather(*above, return_exceptions=True)
+
+    # Where paths start
+    async def _tops(self, to: Connection) -> list[ObjectInfo]:
+        drives = await to.drives()
+        mine = await self._top(MY_DRIVE, MY_DRIVE)
+        shared = [_shared_drive(f"{_SHARED}{api.shown(drive['name'])}", drive) for drive in drives]
+        return [mine, await self._top(SHARED_WITH_ME, SHARED_WITH_ME), *shared]
+
+    async def _top(self, path: str, top: str) -> ObjectInfo:
+        if not top:
+            return api.folder_info("", "")
+        if top == SHARED_WITH_ME:
+            return api.folder_info(path, api.SHARED_WITH_ME)
+        to = await self._account.connection()
+        if top.startswith(_SHARED):
+            return await self._shared_drive(to, path, top.removeprefix(_SHARED))
+        id = api.ROOT if top == MY_DRIVE else top.removeprefix(_ID)
+        return await self._followed(to, await to.item(id, path), path)
+
+    async def _shared_drive(self, to: Connection, path: str, name: str) -> ObjectInfo:
+        drives = await to.drives()
+        found = [drive for drive in drives if api.shown(drive["name"]) == name]
+        if not found:
+            names = ", ".join(sorted(drive["name"] for drive in drives)) or "none"
+            raise _missing(path, f"this account sees no shared drive of this name, but: {names}")
+        if len(found) > 1:
+            raise ValueError(
+                f"{api.url_of(path)}: {len(found)} shared drives have this name; name one by its id: "
+                + " or ".join(f"drive://id:{drive['id']}" for drive in found)
+            )
+        return _shared_drive(path, found[0])
+
+    # Shortcuts and duplicates
+    async def _followed(self, to: Connection, item: Mapping[str, Any], path: str) -> ObjectInfo:
+        """Return what an item is: for a shortcut, what it points at. Shortcuts to shortcuts do not exist."""
+        if (target := api.shortcut_target(item)) is None:
+            return api.item_info(item, path)
+        try:
+            found = await to.item(target["targetId"], path, key=target.get("targetResourceKey"))
+        except (ObjectNotFound, KeyError):
+            found = {}
+        if not found or found.get("labels", {}).get("trashed"):
+            return api.dangling_info(item, path)
+        return api.item_info(found, path, via=item)
+
+    def _warn(self, path: str, n_items: int) -> None:
+        if path in self._warned:
+            return
+        self._warned.add(path)
+        logger.warning(
+            "%s: %d items have this name; the one modified last counts. Reach the others by drive://id:ID, or rename them",
+            api.url_of(path),
+            n_items,
+        )
+
+
+def _shared_drive(path: str, drive: Mapping[str, Any]) -> ObjectInfo:
+    return api.folder_info(path, drive["id"], driveId=drive["id"])
+
+
+def _folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _missing(path: str, why: str) -> ObjectNotFound:
+    return ObjectNotFound(f"{api.url_of(path)}: no such file or folder: {why}")

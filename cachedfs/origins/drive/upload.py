@@ -1,0 +1,169 @@
+"""Bytes on their way to Drive: in one request where they are few, else in pieces that go on where they broke off."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from cachedfs.errors import CachedFSError, ObjectNotFound
+from cachedfs.origins.drive import api
+from cachedfs.origins.ranges import number
+from cachedfs.origins.retry import Failed, Trouble
+
+if TYPE_CHECKING:
+    from cachedfs.origins.drive.account import Connection
+    from cachedfs.origins.http import Ask
+
+__all__ = ["PIECE", "Content", "upload"]
+
+PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; rclone's choice too
+_ONE_REQUEST = 5 << 20  # the most that the service takes with the metadata
+_SESSIONS = 2  # how often an upload begins: a session that the service forgot means starting over
+
+
+class Content:
+    """The bytes of an open file, from its beginning to its end. Not owned: whoever opened the file closes it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = file.seek(0, 2)
+
+    def piece(self, start: int, stop: int) -> bytes:
+        """Return the bytes `[start:stop]`; blocks on the disk."""
+        self._file.seek(start)
+        return self._file.read(stop - start)
+
+    def md5(self) -> str:
+        """Return the checksum of all bytes as Drive writes it; blocks on the disk."""
+        total = hashlib.md5(usedforsecurity=False)
+        for start in range(0, self.size, PIECE):
+            total.update(self.piece(start, start + PIECE))
+        return total.hexdigest()
+
+
+async def upload(
+    to: Connection, path: str, content: Content, resource: Mapping[str, Any], *, into: str | None
+) -> dict[str, Any]:
+    """Return the item that now holds `content`: a new one as `resource` says, or the one whose id is `into`.
+
+    Drive's checksum of what arrived is compared. Sending twice makes one item, as `resource` names the id of a new one.
+    """
+    expected = await asyncio.to_thread(content.md5)
+    send = _at_once if content.size <= _ONE_REQUEST else _in_pieces
+    try:
+        item = await send(to, path, content, resource, into)
+    except FileExistsError:
+        # The id is ours alone: an earlier try arrived, and only its answer was lost.
+        item = await to.item(resource["id"], path)
+    if item.get("md5Checksum") != expected:
+        raise CachedFSError(
+            f"{api.url_of(path)}: Drive holds other bytes than were sent (MD5 {item.get('md5Checksum')} instead of "
+            f"{expected}); write it again"
+        )
+    return item
+
+
+async def _at_once(
+    to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
+) -> dict[str, Any]:
+    boundary = f"cachedfs-{secrets.token_hex(16)}"
+    data = await asyncio.to_thread(content.piece, 0, content.size)
+    body = api.multipart(resource, data, resource["mimeType"], boundary)
+    headers = {"Content-Type": f'multipart/related; boundary="{boundary}"'}
+    ask = _ask(to, path, into, "multipart", headers)
+
+    async def attempt() -> dict[str, Any]:
+        return _item_of((await to.send(ask, _method(into), body)).body)
+
+    return await to.client.retried(attempt, ask, to.client.new_tries())
+
+
+async def _in_pieces(
+    to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
+) -> dict[str, Any]:
+    for last in range(_SESSIONS):
+        try:
+            return await _in_one_session(to, path, content, resource, into)
+        except ObjectNotFound:
+            if last == _SESSIONS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def _in_one_session(
+    to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
+) -> dict[str, Any]:
+    headers = {
+        "Content-Type": "application/json; charset=UTF-8",
+        "X-Upload-Content-Type": resource["mimeType"],
+        "X-Upload-Content-Length": str(content.size),
+    }
+    ask = _ask(to, path, into, "resumable", headers)
+    body = json.dumps(resource, ensure_ascii=False).encode()
+
+    async def begin() -> str:
+        answer = await to.send(ask, _method(into), body)
+        if "location" not in answer.headers:
+            raise Failed(Trouble("the service opened no upload"))
+        return answer.headers["location"]
+
+    address = await to.client.retried(begin, ask, to.client.new_tries())
+    start, item = 0, None
+    while item is None:
+        # A piece that arrives is progress: the next one has all tries again.
+        start, item = await _piece(to, path, address, content, start)
+    return item
+
+
+async def _piece(
+    to: Connection, path: str, address: str, content: Content, start: int
+) -> tuple[int, dict[str, Any] | None]:
+    """Send one piece; return where the next one starts, or the finished item."""
+    tries, has_failed = to.client.new_tries(), False
+    while True:
+        stop = min(start + PIECE, content.size)
+        ask = to.ask(address, path, f"sending bytes {start} to {stop}", {})
+        try:
+            if has_failed:
+                start, item = await _progress(to, ask, b"", f"bytes */{content.size}", start)
+                if item is not None:
+                    return start, item
+                stop = min(start + PIECE, content.size)
+            data = await asyncio.to_thread(content.piece, start, stop)
+            return await _progress(to, ask, data, f"bytes {start}-{stop - 1}/{content.size}", start)
+        except Failed as failed:
+            await to.client.pause(failed, ask, tries)
+            has_failed = True
+
+
+async def _progress(
+    to: Connection, ask: Ask, data: bytes, span: str, start: int
+) -> tuple[int, dict[str, Any] | None]:
+    """Send bytes, or ask (`bytes */N`) how many have arrived; return what the service has, or the finished item."""
+    from dataclasses import replace
+
+    answer = await to.send(replace(ask, headers={"Content-Range": span}), "PUT", data)
+    if answer.status != 308:
+        return start, _item_of(answer.body)
+    last = number(answer.headers.get("range", "").rpartition("-")[2])
+    return (0 if last is None else last + 1), None
+
+
+def _ask(to: Connection, path: str, into: str | None, kind: str, headers: Mapping[str, str]) -> Ask:
+    params = {"uploadType": kind, "fields": api.FIELDS, **api.ANY_DRIVE}
+    return to.ask(api.upload_url(to.base, into), path, "writing it", params, headers=headers)
+
+
+def _method(into: str | None) -> str:
+    return "POST" if into is None else "PUT"
+
+
+def _item_of(body: bytes) -> dict[str, Any]:
+    try:
+        return dict(json.loads(body))
+    except ValueError as error:
+        raise Failed(Trouble("the answer is not JSON")) from error

@@ -1,0 +1,83 @@
+"""Google Drive as an origin, against the simulated one: the contract, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from cachedfs.origins import open_origin
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.sim import DriveServer
+from tests.origins.contract import CONCURRENCY, OriginContract
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Folder:
+    """One folder of the simulated Drive, reached around the origin."""
+
+    server: DriveServer
+    root: str
+    can_read_revisions: bool = True
+
+    def put(self, name: str, data: bytes) -> None:
+        id = self.server.put(f"{self.root.removeprefix('My Drive/')}/{name}", data)
+        if not self.can_read_revisions:
+            self.server.edit(id, capabilities={"canDownload": True, "canReadRevisions": False})
+
+    def get(self, name: str) -> bytes:
+        return self.server.get(f"{self.root.removeprefix('My Drive/')}/{name}")
+
+    def delete(self, name: str) -> None:
+        for item in self.server.find(f"{self.root.removeprefix('My Drive/')}/{name}"):
+            self.server.remove(item["id"])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[DriveServer]:
+    with DriveServer("off") as server:
+        yield server
+
+
+@pytest.fixture
+def world(server: DriveServer) -> Folder:
+    server.heal()
+    server.reset()
+    name = f"folder-{next(_numbers)}"
+    server.folder(name)
+    return Folder(server, f"My Drive/{name}")
+
+
+@pytest.fixture
+async def origin(server: DriveServer) -> AsyncIterator[DriveOrigin]:
+    origin = open_origin(
+        "drive",
+        {"token": "anon", "endpoint_url": server.endpoint_url},
+        loop=asyncio.get_running_loop(),
+        on_request=lambda: None,
+        concurrency=CONCURRENCY,
+    )
+    assert isinstance(origin, DriveOrigin)
+    yield origin
+    await origin.aclose()
+
+
+class TestContract(OriginContract):
+    missing_folder_is_an_error = True
+    keeps_versions = True
+
+
+class TestContractWithoutRevisions(OriginContract):
+    """As a reader of somebody else's files: only a second look proves a version."""
+
+    missing_folder_is_an_error = True
+
+    @pytest.fixture
+    def world(self, world: Folder) -> Folder:
+        world.can_read_revisions = False
+        return world
