@@ -1,0 +1,690 @@
+"""The command line as people and scripts meet it: what is printed, where, with which exit status and how many requests."""
+
+import contextlib
+import doctest
+import json
+import logging
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+from typer.testing import CliRunner
+
+from cachedfs import cli
+from cachedfs.sim import GCSServer
+from tests.support import ROOT, MiB, forget, noise
+
+COMMANDS = ["ls", "cat", "get", "stats", "evict", "sim", "demo", "doctor"]
+PAGE = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+
+
+def run(*arguments, status=0, stdin=None):
+    """Run a command in this process; return the result after looking at its exit status."""
+    result = CliRunner().invoke(cli.app, list(arguments), input=stdin)
+    assert result.exit_code == status, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def json_of(*arguments):
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def start(cloud, *arguments, **options):
+    """Start the command line as a new process that is configured like this one."""
+    command = [sys.executable, "-m", "cachedfs.cli", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=cloud._environment(), stdout=pipe, stderr=pipe, **options)
+
+
+def finished(cloud, *arguments, status=0):
+    process = start(cloud, *arguments)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == status, err
+    return out, err.decode()
+
+
+def in_terminal(command, environ, folder, typed=""):
+    """Run a line of shell in a terminal of 80 columns without colours; return what is seen there."""
+    master, slave = pty.openpty()
+    os.write(master, typed.encode())
+    function = f'cachedfs() {{ {sys.executable} -m cachedfs.cli "$@"; }}; {command}'
+    with subprocess.Popen(
+        ["bash", "-c", function],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        cwd=folder,
+        env={**environ, "TERM": "dumb", "COLUMNS": "80", "TZ": "UTC"},
+    ):
+        os.close(slave)
+        seen = b""
+        with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+            while data := os.read(master, 65536):
+                seen += data
+    os.close(master)
+    return seen.decode().replace("\r\n", "\n")
+
+
+# ls
+
+
+def test_ls_prints_urls_that_open_the_same_again(cloud):
+    cloud.put("a/one", b"1")
+    cloud.put("two", b"22")
+    assert run("ls", cloud.url(prefix="gs://")).stdout.split() == [
+        cloud.url("a", "gs://") + "/",
+        cloud.url("two", "gs://"),
+    ]
+    for prefix in ("gs://", "cgs://", "cachedfs::gs://"):
+        assert run("ls", cloud.url("two", prefix)).stdout.strip() == cloud.url("two", prefix)
+
+
+def test_ls_twice_is_one_request(cloud):
+    cloud.put("a/one", b"1")
+    url = cloud.url("a", "gs://")
+    first = run("ls", "-l", url).stdout
+    forget()
+    assert cloud.asked() == ["list"]
+    assert run("ls", "-l", url).stdout == first
+    assert cloud.asked() == []
+
+
+def test_ls_long_has_size_time_and_cached_bytes(cloud):
+    cloud.put("big", noise(3 * MiB))
+    cloud.put("a/one", b"1")
+    run("cat", "--range", "0:10", cloud.url("big", "gs://"))
+    found = json_of("ls", "-l", cloud.url(prefix="gs://"))
+    assert [entry["type"] for entry in found] == ["directory", "file"]
+    big = found[1]
+    assert (big["url"], big["size"], big["cached"]) == (cloud.url("big", "gs://"), 3 * MiB, MiB)
+    assert big["modified"].startswith("20")
+    lines = run("ls", "-l", cloud.url(prefix="gs://")).stdout.splitlines()
+    assert [len(line.split("\t")) for line in lines] == [4, 4]
+    assert lines[0].split("\t")[:3] == ["-", "-", "-"]
+
+
+def test_ls_recursive_and_patterns(cloud):
+    for key in ("a/b/one", "a/two", "x.txt", "y.bin"):
+        cloud.put(key, b"1")
+    below = run("ls", "-R", cloud.url("a", "gs://")).stdout.split()
+    assert below == [
+        cloud.url("a/b", "gs://") + "/",
+        cloud.url("a/b/one", "gs://"),
+        cloud.url("a/two", "gs://"),
+    ]
+    assert run("ls", cloud.url("*.txt", "gs://")).stdout.split() == [cloud.url("x.txt", "gs://")]
+    assert "nothing has such a name" in run("ls", cloud.url("*.tif", "gs://"), status=1).stderr
+
+
+def test_ls_of_local_paths(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "one").write_bytes(b"1")
+    monkeypatch.chdir(tmp_path)
+    assert run("ls", "data").stdout.split() == [str(tmp_path / "data" / "one")]
+    assert run("ls", f"file://{tmp_path}/data").stdout.split() == [f"file://{tmp_path}/data/one"]
+    assert run("cat", "data/one").stdout == "1"
+
+
+# cat
+
+
+def test_cat_gives_the_bytes_and_the_second_one_asks_nobody(cloud):
+    data = cloud.put("big", noise(20 * MiB + 7))
+    small = cloud.put("small", noise(100))
+    urls = [cloud.url("big", "gs://"), cloud.url("small", "gs://")]
+    assert run("cat", *urls).stdout_bytes == data + small
+    assert "media" in cloud.asked()
+    forget()
+    assert run("cat", *urls).stdout_bytes == data + small
+    assert cloud.asked() == []
+
+
+@pytest.mark.parametrize(
+    "text", ["0:10", ":10", "-10:", "5:", ":", "2000000:2000010", ":-5", "3:1", "9999999:", "100:12000000"]
+)
+def test_cat_ranges_are_slices(cloud, text):
+    data = cloud.put("key", noise(12 * MiB))
+    start, stop = (int(part) if part else None for part in text.split(":"))
+    assert run("cat", "--range", text, cloud.url("key", "gs://")).stdout_bytes == data[start:stop]
+
+
+def test_cat_of_a_small_range_is_one_request(cloud):
+    cloud.put("key", noise(20 * MiB))
+    run("cat", "--range", "9000000:9000010", cloud.url("key", "gs://"))
+    assert cloud.asked() == ["media"]
+
+
+def test_cat_ends_quietly_when_its_reader_does(cloud):
+    cloud.put("key", noise(30 * MiB))
+    process = start(cloud, "cat", cloud.url("key", "gs://"))
+    assert len(process.stdout.read(10)) == 10
+    process.stdout.close()
+    assert process.wait(60) == 141
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+# get
+
+
+def test_get_copies_objects_and_folders(cloud, tmp_path):
+    files = {"a/one": noise(10), "a/b/two": noise(3 * MiB), "three": b""}
+    for key, data in files.items():
+        cloud.put(key, data)
+    result = run("get", "-r", cloud.url(prefix="gs://"), str(tmp_path / "new" / "copy"))
+    assert re.match(r"3 files, 3\.1 MB in .*; 0 bytes of them from the cache", result.stderr)
+    assert {
+        str(path.relative_to(tmp_path / "new" / "copy")): path.read_bytes()
+        for path in (tmp_path / "new").rglob("*")
+        if path.is_file()
+    } == files
+
+
+def test_get_says_what_came_from_the_cache(cloud, tmp_path):
+    cloud.put("key", noise(2 * MiB))
+    first = json_of("get", cloud.url("key", "gs://"), str(tmp_path / "one"))
+    second = json_of("get", cloud.url("key", "gs://"), str(tmp_path / "two"))
+    assert (first["files"], first["bytes"], first["from_cache"]) == (1, 2 * MiB, 0)
+    assert (second["bytes"], second["from_cache"]) == (2 * MiB, 2 * MiB)
+
+
+def test_get_goes_where_cp_would(cloud, tmp_path):
+    for key in ("a/one", "two"):
+        cloud.put(key, b"1")
+    folder, two = cloud.url("a", "gs://"), cloud.url("two", "gs://")
+    (tmp_path / "here").mkdir()
+    run("get", two, str(tmp_path / "here"))
+    run("get", "-r", folder, str(tmp_path / "here"))
+    run("get", two, str(tmp_path / "other"))
+    run("get", "-r", folder, two, str(tmp_path / "both"))
+    run("get", cloud.url("t*", "gs://"), str(tmp_path / "matched"))
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    wanted = {"here/two", "here/a/one", "other", "both/a/one", "both/two", "matched/two"}
+    assert {name for name in found if not name.startswith("cache/")} == wanted
+
+
+def test_get_refuses_what_would_mix_files_and_directories(cloud, tmp_path):
+    cloud.put("a/one", b"1")
+    (tmp_path / "here" / "one").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    one = cloud.url("a/one", "gs://")
+    assert "is a directory" in run("get", one, str(tmp_path / "here"), status=1).stderr
+    assert "-r copies folders" in run("get", cloud.url("a", "gs://"), str(tmp_path / "x"), status=1).stderr
+    assert (
+        "is no directory"
+        in run("get", "-r", cloud.url("a", "gs://"), str(tmp_path / "file"), status=1).stderr
+    )
+    assert "file: File exists" in run("get", one, str(tmp_path / "file" / "x"), status=1).stderr
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_get_writes_nowhere_but_below_its_target(cloud, tmp_path):
+    cloud.put("a/../../escaped", b"1")
+    result = run("get", "-r", cloud.url("a", "gs://"), str(tmp_path / "x" / "y"), status=1)
+    assert "leads out of" in result.stderr
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_waves_bound_files_and_memory():
+    def sizes(files):
+        return [
+            [each.size for each in wave] for wave in cli.waves([cli.Copy("p", "l", size) for size in files])
+        ]
+
+    assert sizes([]) == []
+    assert [len(wave) for wave in sizes([1] * 300)] == [128, 128, 44]
+    assert [len(wave) for wave in sizes([1 << 40] * 10)] == [8, 2]
+    assert [len(wave) for wave in sizes([None] * 9)] == [8, 1]
+
+
+# stats and evict
+
+
+def test_stats_show_what_is_there(cloud):
+    cloud.put("key", noise(2 * MiB))
+    run("cat", cloud.url("key", "gs://"))
+    forget()
+    cloud.asked()
+    found = json_of("stats", "-o", "cache_size=200GB", "-o", "keep_free=10%")
+    assert cloud.asked() == []
+    assert found["directory"].startswith(str(cloud.cache_dir))
+    assert found["blocks"] == 2
+    assert 2 * MiB < found["bytes"] < 2.1 * MiB
+    assert found["cache_size"] == 200_000_000_000
+    assert found["keep_free"] == found["disk_size"] // 10
+    assert found["cannot_store"] is None
+    shown = run("stats").stdout
+    assert "auto: half of what was free" in shown
+    assert "2.1 MB" in shown
+
+
+def test_stats_name_pins(cloud):
+    import fsspec
+
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    fs.pin(cloud.path("key"))
+    assert json_of("stats")["pins"] == [cloud.path("key")]
+
+
+def test_evict_drops_objects_and_asks_nobody(cloud):
+    cloud.put("key", noise(2 * MiB))
+    cloud.put("other", noise(MiB))
+    run("cat", cloud.url("key", "gs://"), cloud.url("other", "gs://"))
+    forget()
+    cloud.asked()
+    result = run("evict", cloud.url("key", "gs://"))
+    assert re.fullmatch(r"gs://\S+/key: 2\.1 MB freed\n", result.stdout)
+    assert cloud.asked() == []
+    assert json_of("stats")["blocks"] == 1
+    assert json_of("evict", cloud.url("key", "gs://"))["freed"] == 0
+
+
+def test_evict_of_a_folder_that_was_listed(cloud):
+    for key in ("a/one", "a/b/two", "three"):
+        cloud.put(key, noise(1000))
+    run("ls", "-R", cloud.url("a", "gs://"))
+    run("cat", *(cloud.url(key, "gs://") for key in ("a/one", "a/b/two", "three")))
+    forget()
+    cloud.asked()
+    assert json_of("evict", cloud.url("a", "gs://"))["freed"] > 2000
+    assert cloud.asked() == []
+    assert json_of("stats")["blocks"] == 1
+    run("ls", cloud.url(prefix="gs://"))
+    assert json_of("evict", cloud.url("th*", "gs://"))["freed"] > 1000
+
+
+def test_evict_says_when_it_cannot_know_what_is_below(cloud):
+    cloud.put("a/one", b"1")
+    run("cat", cloud.url("a/one", "gs://"))
+    result = run("evict", cloud.url("a", "gs://"))
+    assert "nothing was cached" in result.stdout
+    assert "was not listed here" in result.stderr
+
+
+def test_evict_all(cloud, tmp_path):
+    (tmp_path / "local").write_bytes(noise(100))
+    cloud.put("key", noise(2 * MiB))
+    finished(cloud, "cat", cloud.url("key", "gs://"), str(tmp_path / "local"))
+    assert json_of("evict", "--all")["freed"] > 2 * MiB
+    assert (json_of("stats")["blocks"], json_of("stats")["bytes"]) == (0, 0)
+    forget()
+    cloud.asked()
+    run("cat", cloud.url("key", "gs://"))
+    assert "media" in cloud.asked()
+
+
+def test_evict_all_asks_in_a_terminal(cloud, tmp_path):
+    cloud.put("key", noise(10))
+    run("cat", cloud.url("key", "gs://"))
+    forget()
+    environ = cloud._environment()
+    asked = in_terminal("cachedfs evict --all; echo status $?", environ, tmp_path, typed="n\n")
+    assert "Drop the whole cache?" in asked
+    assert "status 1" in asked
+    assert "freed" not in asked
+    assert "freed" in in_terminal("cachedfs evict --all", environ, tmp_path, typed="y\n")
+    assert "Drop" not in in_terminal("cachedfs evict --all --yes", environ, tmp_path)
+
+
+def test_evict_wants_urls_or_all():
+    run("evict", status=2)
+    run("evict", "--all", "gs://b/k", status=2)
+
+
+# sim and demo
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_sim_runs_until_it_is_told_to_end(cloud, number):
+    process = start(cloud, "sim", "gcs", "--port", "0", "--seed", "1")
+    address = process.stdout.readline().decode().strip()
+    cli_environ = {"FSSPEC_GS_ENDPOINT_URL": address, "FSSPEC_GS_TOKEN": "anon"}
+    command = [sys.executable, "-m", "cachedfs.cli", "ls", "--json", "gs://"]
+    listed = subprocess.run(command, env=cloud._environment() | cli_environ, capture_output=True, check=True)
+    assert [entry["url"] for entry in json.loads(listed.stdout)] == ["gs://my-bucket"]
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert out == b""
+    told = err.decode()
+    assert f"export FSSPEC_GS_ENDPOINT_URL={address}\n" in told
+    assert "cachedfs ls -l gs://my-bucket" in told
+    assert "Traceback" not in told
+
+
+def test_sim_of_a_drive(cloud, tmp_path):
+    (tmp_path / "mine" / "data").mkdir(parents=True)
+    (tmp_path / "mine" / "data" / "a.txt").write_text("hello")
+    process = start(cloud, "sim", "drive", "--port", "0", "--folder", str(tmp_path / "mine"))
+    process.stdout.readline()
+    told = [process.stderr.readline().decode().split() for _ in range(3)]
+    exported = dict(words[1].split("=", 1) for words in told[1:])
+    command = [sys.executable, "-m", "cachedfs.cli", "cat", "drive://My Drive/data/a.txt"]
+    done = subprocess.run(command, env=cloud._environment() | exported, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"hello", b"")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_sim_of_a_folder_names_its_bucket(tmp_path):
+    (tmp_path / "photos").mkdir()
+    assert cli.bucket_of(["gcs", "--folder", str(tmp_path)]) == "photos"
+    assert cli.bucket_of(["gcs", "--folder", str(tmp_path / "photos")]) == "BUCKET"
+    assert cli.bucket_of(["gcs", "--bucket", "mine"]) == "mine"
+
+
+def test_sim_on_a_port_that_is_taken(cloud):
+    port = cloud.server.endpoint_url.rpartition(":")[2]
+    result = run("sim", "gcs", "--port", port, status=1)
+    assert f"port {port}: Address already in use; --port 0 takes a free one" in result.stderr
+    assert "export" not in result.stderr
+
+
+def test_sim_with_a_wrong_profile_is_wrong_usage(cloud):
+    _, err = finished(cloud, "sim", "gcs", "--port", "0", "--profile", "mars", status=2)
+    assert "unknown profile 'mars'" in err
+
+
+def test_demo_is_the_demo(monkeypatch):
+    from cachedfs import demo
+
+    given = []
+    monkeypatch.setattr(demo, "main", lambda arguments: given.append(arguments) or 3)
+    run("demo", status=3)
+    assert given == [[]]
+
+
+# doctor
+
+
+def test_doctor_finds_all_well(cloud):
+    cloud.put("key", noise(9 * MiB))
+    checks = {check["name"]: check for check in json_of("doctor", cloud.url("key", "gs://"))}
+    assert {check["state"] for check in checks.values()} <= {
+        "ok",
+        "warn",
+    }  # the disk under the tests may be slow
+    assert list(checks)[-5:] == ["access", "metadata", "first byte", "one request", "settings"]
+    assert str(cloud.cache_dir) in checks["cache directory"]["found"]
+    assert re.search(r"\b8\.4 MB in \d+ ms", checks["one request"]["found"])
+    assert "concurrency=" in checks["settings"]["found"]
+    assert json_of("stats")["blocks"] == 0, "past the cache"
+
+
+def test_doctor_looks_at_folders(cloud):
+    cloud.put("a/one", b"1")
+    checks = {check["name"]: check["found"] for check in json_of("doctor", cloud.url("a", "gs://"))}
+    assert "is a folder with 1 entries" in checks["access"]
+    assert "fs.cat" in checks["settings"]
+
+
+def test_doctor_leaves_nothing_behind(cloud):
+    run("doctor")
+    left = [path.name for path in cloud.cache_dir.rglob("*") if path.is_file()]
+    assert set(left) <= {"index.db", "index.db-wal", "index.db-shm", "claims", "touches", "marks"}
+
+
+def test_doctor_fails_with_the_real_error(cloud):
+    result = run("doctor", cloud.url("nothing", "gs://"), status=1)
+    assert re.search(r"^fail +access .*nothing", result.stdout, re.MULTILINE)
+    cloud.server.forbid(cloud.bucket)
+    checks = json.loads(run("doctor", "--json", cloud.url("key", "gs://"), status=1).stdout)
+    assert checks[-1]["state"] == "fail"
+    assert "anon" in checks[-1]["found"] + checks[-1]["advice"]
+
+
+def test_doctor_names_what_is_wrong_with_the_cache(tmp_path):
+    (tmp_path / "file").touch()
+    result = run("doctor", "--cache-dir", str(tmp_path / "file" / "x"), status=1)
+    assert re.search(r"^fail +cache directory", result.stdout, re.MULTILINE)
+    result = run("doctor", "-o", "cache_size=1000", status=1)
+    assert re.search(r"^fail +room", result.stdout, re.MULTILINE)
+
+
+def test_doctor_sees_a_misspelt_configuration(monkeypatch):
+    import fsspec.config
+
+    monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_sise": 1})
+    result = run("doctor", status=1)
+    assert "did you mean 'cache_size'?" in result.stdout
+
+
+# Errors, options, what is said on stderr.
+
+
+@pytest.mark.parametrize("command", ["ls", "cat", "get"])
+def test_a_missing_object_is_one_line(cloud, command, tmp_path):
+    target = [str(tmp_path / "x")] if command == "get" else []
+    result = run(command, cloud.url("nothing", "gs://"), *target, status=1)
+    assert result.stdout == ""
+    assert re.fullmatch(r"cachedfs: .*nothing: no such object.*\n", result.stderr)
+
+
+def test_errors_as_json(cloud):
+    result = run("cat", "--json", cloud.url("nothing", "gs://"), status=1)
+    error = json.loads(result.stderr)["error"]
+    assert result.stdout == ""
+    assert (error["type"], error["url"]) == ("ObjectNotFound", cloud.url("nothing", "gs://"))
+    assert "no such object" in error["message"]
+
+
+def test_no_traceback_unless_debug(cloud):
+    url = cloud.url("nothing", "gs://")
+    _, err = finished(cloud, "cat", url, status=1)
+    assert len(err.splitlines()) == 1
+    _, err = finished(cloud, "cat", "--debug", url, status=1)
+    assert "Traceback (most recent call last)" in err
+    assert err.splitlines()[-1].startswith("cachedfs: ")
+
+
+def test_what_nobody_expected_asks_for_a_report(monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(cli, "place_of", broken)
+    result = run("ls", "gs://b", status=1)
+    assert result.stderr == (
+        "cachedfs: unexpected RuntimeError: boom (run with --debug for the traceback; please report)\n"
+    )
+
+
+def test_an_interrupt_is_130(monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "place_of", interrupted)
+    assert run("ls", "gs://b", status=130).output == ""
+
+
+def test_ctrl_c_in_the_middle_of_a_copy(cloud, tmp_path):
+    with GCSServer(profile="drive-bad") as slow:
+        slow.make_bucket("b")
+        slow.put("b", "key", noise(64 * MiB))
+        option = f"endpoint_url={slow.endpoint_url}"
+        process = start(cloud, "get", "-o", option, "gs://b/key", str(tmp_path / "copy" / "key"))
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("copy/*.part")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, b"", b"")
+    assert list(tmp_path.glob("copy/*")) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("my-bucket/key", "has no protocol, and no local file has this name: write gs://my-bucket/key"),
+        ("xyz://a/b", "xyz"),
+        ("/no/such/file", "/no/such/file"),
+    ],
+)
+def test_urls_that_cannot_be(url, said):
+    assert said in run("ls", url, status=1).stderr
+
+
+def test_what_is_read_through_the_cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").touch()
+    assert cli.cached_url("gs://b/k") == "cachedfs::gs://b/k"
+    assert cli.cached_url("drive://My Drive/a") == "cachedfs::drive://My Drive/a"
+    for url in ("cachedfs::gs://b/k", "cgs://b/k", "cdrive://My Drive/a"):
+        assert cli.cached_url(url) == url
+    assert cli.cached_url("key") == f"cachedfs::file://{tmp_path}/key"
+
+
+def test_options_go_where_they_belong(cloud, tmp_path):
+    given = cli.Given(
+        options=("max_age=0", "token=anon", "requester_pays=true", "cache_size=1GB"), cache_dir="/x"
+    )
+    assert given.ours_and_theirs() == (
+        {"max_age": 0, "cache_size": "1GB", "cache_dir": "/x"},
+        {"token": "anon", "requester_pays": True},
+    )
+    cloud.put("key", b"1")
+    for prefix in ("gs://", "cgs://", "cachedfs::gs://"):
+        url = cloud.url("key", prefix)
+        run("cat", "-o", "max_age=0", "-o", f"endpoint_url={cloud.server.endpoint_url}", url)
+        assert len(cloud.asked()) == 1, "max_age=0 reached cachedfs"
+        result = run("ls", "-o", "endpoint_url=http://127.0.0.1:1", url, status=1)
+        assert "127.0.0.1:1" in result.stderr, "endpoint_url reached the origin"
+
+
+def test_options_before_and_after_the_command(cloud, tmp_path):
+    before = run("--json", "--cache-dir", str(tmp_path / "x"), "stats").stdout
+    after = run("stats", "--json", "--cache-dir", str(tmp_path / "x")).stdout
+    assert json.loads(before)["directory"] == json.loads(after)["directory"]
+    assert str(tmp_path / "x") in before
+
+
+def test_mistaken_options_are_wrong_usage():
+    assert "did you mean" in run("ls", "-o", "cache_sise=1", "gs://b", status=2).stderr
+    assert "NAME=VALUE" in run("ls", "-o", "max_age", "gs://b", status=2).stderr
+    assert "NAME=VALUE" in run("doctor", "-o", "max_age", status=2).stderr
+    assert "START:STOP" in run("cat", "--range", "10", "gs://b/k", status=2).stderr
+    assert "max_age='lots'" in run("ls", "-o", "max_age=lots", "gs://b", status=1).stderr
+
+
+def test_log_and_warnings_are_single_lines(capsys):
+    with cli.told_in_one_line(debug=False):
+        logging.getLogger("cachedfs.reader").warning("the %s is away", "origin")
+        logging.getLogger("cachedfs.reader").info("nobody needs this")
+        warnings.simplefilter("always")
+        warnings.warn("this is old", DeprecationWarning, stacklevel=1)
+    assert (
+        capsys.readouterr().err == "cachedfs: warning: the origin is away\ncachedfs: warning: this is old\n"
+    )
+
+
+def test_trouble_with_the_cache_is_a_line_and_no_failure(cloud, tmp_path):
+    cloud.put("key", b"data")
+    (tmp_path / "file").touch()
+    result = run("cat", "--cache-dir", str(tmp_path / "file"), cloud.url("key", "gs://"))
+    assert result.stdout == "data"
+    assert re.fullmatch(r"cachedfs: warning: blocks are not cached: .*\n", result.stderr)
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_without_its_packages_it_says_what_to_install(cloud, package):
+    code = f"import sys; sys.modules[{package!r}] = None; import cachedfs.cli; cachedfs.cli.main(['stats'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=cloud._environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr == 'The command line needs typer and rich: pip install "cachedfs[cli]"\n'
+
+
+def test_help_imports_no_filesystem(cloud):
+    code = """
+        import sys
+        from cachedfs import cli
+        try:
+            cli.main(["ls", "--help"])
+        except SystemExit:
+            pass
+        print(sorted({"fsspec", "aiohttp", "sqlite3", "asyncio"} & set(sys.modules)))
+    """
+    assert cloud.python(code).splitlines()[-1] == "[]"
+
+
+# Help and page.
+
+
+def test_the_commands_are_these():
+    assert sorted(
+        command.name or command.callback.__name__ for command in cli.app.registered_commands
+    ) == sorted(COMMANDS)
+    assert run("--version").stdout == "cachedfs 0.1.0\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = run(command, "--help").stdout
+    assert re.search(rf"^ cachedfs {command}\b", text.partition("Examples")[2], re.MULTILINE)
+    assert "…" not in text
+    for line in text.partition("Examples")[2].splitlines():
+        assert not line.strip() or line.startswith(" cachedfs "), f"wrapped: {line}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_option_is_on_the_page(command):
+    assert f"## {command}\n" in PAGE
+    section = PAGE.partition(f"## {command}\n")[2].partition("\n## ")[0]
+    assert f"cachedfs {command}" in section
+
+
+def test_exit_statuses_on_the_page():
+    statuses = {int(number) for number in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
+    assert statuses == {0, 2, cli.FAILED, cli.INTERRUPTED, cli.PIPE_CLOSED}
+
+
+def sessions():
+    """Yield (is about, command, output) of what the page shows, in order; what runs until Ctrl-C is tested above."""
+    for note, text in re.findall(r"^```text ?(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        for command, output in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+            if not command.startswith("cachedfs sim"):
+                yield note == "about", command, output
+
+
+def test_the_page_shows_what_is_printed(tmp_path):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FSSPEC_", "GCSFS_", "XDG_"))}
+    home = tmp_path / "home"
+    home.mkdir()
+    with GCSServer(profile="off") as server:
+        server.make_bucket("my-bucket")
+        lines = b"".join(b'{"text": "line %d"}\n' % i for i in range(1000))
+        server.put("my-bucket", "train.jsonl", lines)
+        server.put("my-bucket", "big.bin", noise(32 << 20))
+        for i in range(100):
+            server.put("my-bucket", f"texts/{i:03}.txt", b"text %d" % i)
+        environ = {
+            **kept,
+            "HOME": str(home),
+            "FSSPEC_GS_TOKEN": "anon",
+            "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url,
+            "FSSPEC_CACHEDFS_KEEP_FREE": "0",  # the disk under the tests may be nearly full
+            "PYTHONPATH": str(ROOT),
+        }
+        compare = doctest.OutputChecker().check_output
+        for is_about, command, shown in sessions():
+            printed = in_terminal(command, environ, home)
+            same = compare(*(comparable(text, is_about) for text in (shown, printed)), doctest.ELLIPSIS)
+            assert same, f"{command} prints\n{printed}\nand not\n{shown}"
+
+
+def comparable(text, is_about):
+    """Return what of a text does not depend on the machine and on how the test sets it up."""
+    text = re.sub(r"\w+ +options.*?(?=\w+ +cache directory)", "", text, flags=re.DOTALL)
+    text = re.sub(r"\w+ +write speed.*?(?=\w+ +room)", "", text, flags=re.DOTALL)
+    if is_about:
+        text = re.sub(r"\d[\d.,]*( [kMG]?B\b| bytes)?", "#", text)
+    return " ".join(text.split()) + "\n"
