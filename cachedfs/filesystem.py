@@ -462,7 +462,10 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
         self._source.engine.cache.unpin(self._source.identity, self._strip(path))
 
     def evict(self, path: Any = None) -> int:
-        """Drop the cached blocks of one object, or of everything of this origin; return the bytes freed."""
+        """Drop the cached blocks of an object, of all below a folder, or of everything of this origin; return the bytes freed.
+
+        Nobody is asked what a folder holds: what is cached below its name goes.
+        """
         self._source.engine.drain()
         name = None if path is None else self._strip(path)
         return self._source.engine.cache.evict(self._source.identity, name)

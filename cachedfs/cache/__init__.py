@@ -180,8 +180,11 @@ class BlockCache:
         for key, _ in given if self._rejected else ():
             self._rejected.pop(f"{self.root}/{blocks.place(key.object.digest, key.index)}", None)
 
-    def evict(self, identity: str, path: str | None) -> int:
-        """Drop the blocks of `path`, pinned or not, or of the whole origin; return the bytes that came free."""
+    def evict(self, identity: str | None, path: str | None = None) -> int:
+        """Drop the blocks of `path` and of all below it, of a whole origin, or (`identity` None) of all origins.
+
+        Pinned or not. Returns the bytes that came free; raises CacheError.
+        """
         return self._writable().evict(identity, path)
 
     def discard(self, key: ObjectKey, index: int) -> None:
@@ -314,6 +317,10 @@ class BlockCache:
         with self._reading() as rows:
             return (rows.number("blocks") or 0, rows.number("bytes") or 0) if rows else (0, 0)
         return 0, 0
+
+    def allowance(self, bounds: Bounds) -> int | None:
+        """Return how many bytes blocks and leases may have in all under `bounds` now; None when nobody can tell."""
+        return None if self._store is None else self._store.allowance(bounds)
 
     def check(self, *, repair: bool = False) -> Report:
         """Compare every file with its row and its checksums; with `repair` set right what can be. Raises CacheError."""

@@ -257,10 +257,16 @@ class Rows:
         pinned = "" if with_pinned else " AND NOT pinned"
         return self._all(_BLOCK + f"WHERE blocks.id > ?{pinned} ORDER BY blocks.id LIMIT ?", (id, limit))
 
-    def blocks_of(self, identity: str, path: str | None, *, after: int, limit: int) -> list[BlockRow]:
-        """Return up to `limit` blocks of one path (all its versions), or of all paths of an origin."""
-        where = "WHERE origin = ? AND blocks.id > ?" + ("" if path is None else " AND path = ?")
-        values: list[Any] = [_origin(identity), after] + ([] if path is None else [_blob(path)])
+    def blocks_of(self, identity: str | None, path: str | None, *, after: int, limit: int) -> list[BlockRow]:
+        """Return up to `limit` blocks of a path (all versions) and of all below it, of an origin, or of all origins."""
+        if identity is None:
+            return self.blocks_after(after, limit, with_pinned=True)
+        where = "WHERE origin = ? AND blocks.id > ?"
+        values: list[Any] = [_origin(identity), after]
+        if path is not None:
+            # "0" is the character after "/": all paths below the folder are between the two.
+            where += " AND (path = ? OR (path > ? AND path < ?))"
+            values += [_blob(path), _blob(f"{path}/"), _blob(f"{path}0")]
         return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (*values, limit))
 
     def last_clock(self) -> int:

@@ -83,8 +83,8 @@ class Store:
             while waiting:
                 waiting = self._put_some(waiting, bounds)
 
-    def evict(self, identity: str, path: str | None) -> int:
-        """Drop the blocks of one path, pinned or not, or of all paths of an origin; return the bytes that came free."""
+    def evict(self, identity: str | None, path: str | None) -> int:
+        """Drop the blocks of a path and of all below it, of an origin, or of all; return the bytes that came free."""
         freed = last = 0
         now_s = time.time()
         with self._explained("blocks cannot be dropped"):
@@ -97,6 +97,11 @@ class Store:
                 if len(found) < _DROPPED_AT_ONCE:
                     return freed
                 last = found[-1].id
+
+    def allowance(self, bounds: Bounds) -> int:
+        """Return how many bytes blocks and leases may have in all, recording the automatic bound at first use."""
+        with self._explained("the bound cannot be told"), self._writing(time.time()) as rows:
+            return self.room.allowance(rows, bounds)
 
     def discard(self, key: ObjectKey, index: int) -> None:
         """Drop one block, because it is bad. What another process is just writing in its place stays counted."""

@@ -179,6 +179,35 @@ def test_evicting_a_path_takes_all_its_versions_and_nothing_else(cache):
     assert cache.has(key_of(identity="gs://elsewhere"), 0)
 
 
+def test_evicting_a_folder_takes_all_below_it_and_no_neighbour(cache):
+    for path in ("b/x", "b/x/1", "b/x/2/3", "b/x.txt", "b/x0", "b/y"):
+        put(cache, key_of(path), 0)
+    assert cache.evict("gs://test", "b/x") > 0
+    assert [
+        path for path in ("b/x", "b/x/1", "b/x/2/3", "b/x.txt", "b/x0", "b/y") if cache.has(key_of(path), 0)
+    ] == [
+        "b/x.txt",
+        "b/x0",
+        "b/y",
+    ]
+
+
+def test_evicting_everything_takes_the_blocks_of_all_origins(cache):
+    put(cache, key_of(), 0, 1)
+    put(cache, key_of(identity="gs://elsewhere"), 0)
+    cache.pin("gs://test", "b/x")
+    before = cache.usage()[1]
+    assert cache.evict(None) == before
+    assert cache.usage() == (0, 0)
+
+
+def test_the_allowance_is_what_a_put_keeps_to(cache):
+    assert cache.allowance(Bounds(size=100 << 20, keep_free=0)) <= 100 << 20
+    assert cache.allowance(Bounds(size=0.0, keep_free=0)) <= 0
+    recorded = cache.allowance(Bounds(keep_free=0))
+    assert recorded == cache.allowance(Bounds(keep_free=0))
+
+
 def test_a_reader_keeps_the_bytes_of_an_evicted_block_and_space_comes_back(cache, open_cache):
     key = key_of()
     put(cache, key, 0)
