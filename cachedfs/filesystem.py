@@ -321,6 +321,18 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
         }
         return wanted if detail else list(wanted)
 
+    async def _du(
+        self,
+        path: Any,
+        total: bool = True,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
+        sizes = {name: info["size"] or 0 for name, info in found.items()}  # what has no bytes has no size
+        return sum(sizes.values()) if total else sizes
+
     async def _itself(self, path: str, withdirs: bool) -> list[ObjectInfo]:
         try:
             info = await self._hop(self._reader.catalog.know(path))
