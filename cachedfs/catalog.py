@@ -9,6 +9,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 from cachedfs.errors import CacheError, ObjectNotFound, OriginAway
@@ -144,7 +145,7 @@ class Catalog:
             flight = Flight(demand=demand)
             learnt: list[Known] = []
             self.source.engine.spawn(
-                self._fetcher.fly(flight, self._fetcher.unknown(flight, path, want, learnt))
+                self._fetcher.fly(flight, partial(self._fetcher.unknown, flight, path, want, learnt))
             )
             try:
                 await flight.began()

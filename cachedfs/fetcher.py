@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 from cachedfs.errors import CachedFSError, ObjectNotFound
@@ -70,7 +71,7 @@ class Fetcher:
                 self.source.engine.flights[key.name(index)] = flight
         self._make_room_in_the_air()
         self.source.engine.airborne.add(flight)
-        self.source.engine.spawn(self.fly(flight, self._pinned(flight, known.path, info, bytes_)))
+        self.source.engine.spawn(self.fly(flight, partial(self._pinned, flight, known.path, info, bytes_)))
         return flight
 
     def launch_ahead(self, known: Known, key: ObjectKey, blocks: range, keep: deque[Flight]) -> None:
@@ -114,12 +115,15 @@ class Fetcher:
                 if flight.paused:
                     flight.stop_soon(flight.filled)
 
-    async def fly(self, flight: Flight, request: Coroutine[Any, Any, None]) -> None:
-        """Run one request to its end and tell those who wait how it ended."""
+    async def fly(self, flight: Flight, request: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run one request to its end and tell those who wait how it ended.
+
+        `request` makes the coroutine: one that was made and never begun would be a warning at the end of the process.
+        """
         self.source.engine.airborne.add(flight)
         error: Exception | None = None
         try:
-            await request
+            await request()
         except CachedFSError as failure:
             error = failure
         except OSError as failure:  # of a kind that no origin names: still an answer, with the URL on top
