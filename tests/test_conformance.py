@@ -1,4 +1,4 @@
-"""The suites that others wrote: fsspec's for filesystems, zarr's for stores, on cachedfs over memory and simulated GCS.
+"""The suites that others wrote: fsspec's for filesystems, zarr's for stores, on cachedfs over memory and the simulated clouds.
 
 One thing is excluded, a defect of zarr's own (`test_clear_removes_what_lies_deep`). How many tests each suite brings is asserted, so that a suite that shrank is noticed.
 """
@@ -71,6 +71,26 @@ class OverGCS(Fixtures):
         return False
 
 
+class OverDrive(Fixtures):
+    """As `cdrive://`; as `cachedfs::drive://` it is the same class with another name in front."""
+
+    @pytest.fixture(scope="class", params=["cdrive", "cachedfs"])
+    @classmethod
+    def fs(cls, request, drive_server, tmp_path_factory):
+        drive_server.folder(f"conformance/{request.param}")
+        return fsspec.filesystem(
+            request.param,
+            target_protocol="drive",
+            drive={"token": "anon", "endpoint_url": drive_server.endpoint_url},
+            cache_dir=str(tmp_path_factory.mktemp("cache")),
+            keep_free=0,
+        )
+
+    @pytest.fixture
+    def fs_path(self, fs):
+        return f"My Drive/conformance/{fs.protocol}"  # each has a cache of its own, as two machines have
+
+
 class TestCopyOverMemory(suites.AbstractCopyTests, OverMemory):
     pass
 
@@ -111,9 +131,29 @@ class TestOpenOverGCS(suites.AbstractOpenTests, OverGCS):
     pass
 
 
+class TestCopyOverDrive(suites.AbstractCopyTests, OverDrive):
+    pass
+
+
+class TestGetOverDrive(suites.AbstractGetTests, OverDrive):
+    pass
+
+
+class TestPutOverDrive(suites.AbstractPutTests, OverDrive):
+    pass
+
+
+class TestPipeOverDrive(suites.AbstractPipeTests, OverDrive):
+    pass
+
+
+class TestOpenOverDrive(suites.AbstractOpenTests, OverDrive):
+    pass
+
+
 @pytest.mark.parametrize("name", LEAST)
 def test_the_suites_of_fsspec_bring_as_many_tests_as_ever(name):
-    for derived in (f"Test{name}OverMemory", f"Test{name}OverGCS"):
+    for derived in (f"Test{name}OverMemory", f"Test{name}OverGCS", f"Test{name}OverDrive"):
         assert number_of_tests(globals()[derived]) >= LEAST[name]
 
 
