@@ -4,8 +4,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+# The suite also runs on a newer Python where there is one (zarr 3.4 needs it): on the path, or kept by pyenv.
+NEWER := $(shell for each in $(OTHER_PYTHON) python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[23].*/bin/python3; do \
+	"$$each" -c 'import sys; sys.exit(sys.version_info[:2] == ('"$$($(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")')"'))' \
+	>/dev/null 2>&1 && echo "$$each" && break; done)
 
-.PHONY: demo test check bench docs stress clean other-python
+.PHONY: demo test check bench docs stress clean other-python newer-suite
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -16,7 +20,19 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## The main job, on an embedded simulated cloud
 	$(BIN)/python -m cachedfs.demo
 
-test: $(STAMP)  ## All tests but the stress runs
+test: $(STAMP)  ## All tests but the stress runs; also on a newer Python where there is one
+	$(BIN)/python -m pytest -m "not live and not stress" $(ARGS)
+	@$(MAKE) --no-print-directory other-python
+
+other-python:
+ifeq ($(NEWER),)
+	@echo "skipped: the suite on a newer Python, as there is no python3.12 or python3.13 here (OTHER_PYTHON= names one)"
+else
+	@echo "the suite on $$($(NEWER) --version), with $(NEWER)"
+	@$(MAKE) --no-print-directory newer-suite PYTHON=$(NEWER) VENV=$(VENV)-newer
+endif
+
+newer-suite: $(STAMP)
 	$(BIN)/python -m pytest -m "not live and not stress" $(ARGS)
 
 check: $(STAMP)  ## Format, lint, types, layers
@@ -32,4 +48,4 @@ docs: $(STAMP)  ## Run every code block of the documentation
 	$(BIN)/python -m pytest tests/test_docs.py
 
 clean:
-	rm -rf $(VENV) build dist bench.json .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newer build dist bench.json .mypy_cache .ruff_cache .hypothesis
