@@ -1,0 +1,6 @@
+"""`python -m cachedfs.cli` is `cachedfs`."""
+
+from cachedfs.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""`doctor`: installation, cache and the way to the data, each check with what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import re
+import statistics
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from cachedfs.cli.cache import cache_of, config_of, contents, said
+from cachedfs.cli.output import FAILED, message_of, plain_table, print_json, print_table
+from cachedfs.cli.places import place_of
+from cachedfs.cli.shared import Given, command
+from cachedfs.errors import CacheError
+
+if TYPE_CHECKING:
+    from cachedfs.cache import BlockCache
+    from cachedfs.config import Config
+    from cachedfs.filesystem import CachedFileSystem
+
+__all__ = ["doctor"]
+
+PROBE = 8 << 20  # bytes that are written into the cache directory, and read from the origin
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+EXTRAS = {"gcsfs": "gcs", "pydrive2": "drive", "zarr": "zarr", "torch": "torch"}
+
+
+@command(
+    "cachedfs doctor",
+    "cachedfs doctor gs://my-bucket/train.jsonl",
+    "cachedfs doctor --json --cache-dir /fast/nvme",
+)
+def doctor(
+    given: Given,
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="URL", show_default=False, help="Also look at the way to this object or folder."
+        ),
+    ] = None,
+) -> None:
+    """Check installation, cache and the way to the data.
+
+    Each check is ok, warn or fail, and says what to do. The exit status is 1 when one fails.
+    """
+    groups = {"installation": of_installation(), "cache": of_cache(given)}
+    if url:
+        groups["access"] = of_origin(url, given)
+    checks = [check for name, group in groups.items() for check in survived(name, group, given)]
+    if given.as_json:
+        print_json([dataclasses.asdict(check) for check in checks])
+    else:
+        print_table(table_of(checks))
+    if any(check.state == "fail" for check in checks):
+        raise typer.Exit(FAILED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing that was looked at; `state` is ok, warn or fail."""
+
+    name: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+def survived(name: str, checks: Iterator[Check], given: Given) -> Iterator[Check]:
+    """Yield the checks of a group; an error ends it, and is a failed check."""
+    try:
+        yield from checks
+    except typer.BadParameter:
+        raise
+    except Exception as error:  # whatever it is, finding it is what the doctor is for
+        if given.debug:
+            traceback.print_exc()
+        yield Check(name, "fail", message_of(error), advice_for(error, given.url or ""))
+
+
+def advice_for(error: Exception, url: str) -> str:
+    """Return what to do about it, where the error does not say so itself."""
+    if isinstance(error, PermissionError) and re.search("gc?s://", url):
+        return "Log in (gcloud auth application-default login), or for public data: -o token=anon"
+    if isinstance(error, ImportError):
+        return 'Install what reads it: pip install "cachedfs[gcs]", "cachedfs[drive]", or its own package'
+    return ""
+
+
+def table_of(checks: list[Check]) -> Table:
+    table = plain_table()
+    for check in checks:
+        text = Text(check.found, overflow="fold")
+        if check.advice:
+            text.append(f"\n{check.advice}", style="italic")
+        table.add_row(Text(check.state, style=COLOURS[check.state]), Text(check.name, style="bold"), text)
+    for column in table.columns[:2]:
+        column.no_wrap = True
+    return table
+
+
+# The installation
+
+
+def of_installation() -> Iterator[Check]:
+    from fsspec import available_protocols
+
+    yield Check("python", "ok", f"{platform.python_version()}, {platform.system()} {platform.machine()}")
+    versions = {name: version_of(name) for name in ("cachedfs", "fsspec", "aiohttp", *EXTRAS)}
+    have = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    lack = ", ".join(f'{name} ("cachedfs[{EXTRAS[name]}]")' for name in EXTRAS if not versions[name])
+    yield Check("packages", "ok", have, f"Not installed: {lack}" if lack else "")
+    known = [name for name in ("cachedfs", "cgs", "drive", "cdrive") if name in available_protocols()]
+    if "cachedfs" in known and "cgs" in known:
+        yield Check("protocols", "ok", ", ".join(known))
+    else:
+        yield Check("protocols", "fail", f"fsspec knows {known}", "Install cachedfs with pip again")
+
+
+def version_of(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# The cache
+
+
+def of_cache(given: Given) -> Iterator[Check]:
+    from cachedfs.cache import is_network
+
+    config = config_of(given)
+    yield Check("options", "ok", options_of(config))
+    cache = cache_of(config)
+    if cache.root is None:
+        advice = "Reads work, but everything is fetched every time; --cache-dir or cache_dir= chooses another"
+        yield Check("cache directory", "fail", cache.cannot_store or "none", advice)
+        return
+    yield Check("cache directory", "ok", f"{cache.root} ({source_of_directory(given)})")
+    if is_network(cache.root):
+        advice = "A cache belongs on a local disk: set cache_dir"
+        yield Check("file system", "warn", "a network file system, or FUSE", advice)
+    rate = write_rate(f"{cache.root}/tmp")
+    slow = "Slower than most links: set cache_dir to a faster disk" if rate < 30e6 else ""
+    yield Check("write speed", "warn" if slow else "ok", f"{decimal(int(rate))}/s", slow)
+    yield from of_room(cache, config)
+
+
+def options_of(config: Config) -> str:
+    """Return the options that are not the defaults."""
+    changed = [
+        f"{field.name}={getattr(config, field.name)}"
+        for field in dataclasses.fields(config)
+        if field.name != "cache_dir" and getattr(config, field.name) != field.default
+    ]
+    return ", ".join(changed) or "all are the defaults"
+
+
+def source_of_directory(given: Given) -> str:
+    from fsspec.config import conf
+
+    if "cache_dir" in given.ours_and_theirs()[0]:
+        return "as given"
+    if "FSSPEC_CACHEDFS_CACHE_DIR" in os.environ:
+        return "FSSPEC_CACHEDFS_CACHE_DIR"
+    return "fsspec's configuration" if "cache_dir" in conf.get("cachedfs", {}) else "the default"
+
+
+def write_rate(folder: str) -> float:
+    """Return the bytes a second at which a small file reaches the disk."""
+    data = os.urandom(PROBE)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+
+        def write() -> None:
+            file.write(data)
+            os.fsync(file.fileno())
+
+        return PROBE / timed(write)
+
+
+def of_room(cache: BlockCache, config: Config) -> Iterator[Check]:
+    found = contents(cache, config)
+    if found["may_hold"] is None:  # what it may hold is told by an index that can be written
+        advice = "The directory may be removed: it is only a cache"
+        yield Check("index", "fail", str(found["cannot_store"]), advice)
+        return
+    state = f"{found['blocks']:,} blocks, {decimal(found['bytes'])}, {len(found['pins'])} pins"
+    yield Check("index", "ok", state)
+    size, keep, free = (said(name, found[name]) for name in ("may_hold", "keep_free", "disk_free"))
+    room = f"for {size}; {keep} stay free of the {free} that are free"
+    try:
+        cache.lease(
+            config.block_size, config.bounds
+        ).close()  # a block, in spite of pins and of what others use
+        yield Check("room", "ok", room)
+    except CacheError as error:
+        yield Check("room", "fail", error.message, "Raise cache_size, lower keep_free, or free space")
+
+
+# The way to the data
+
+
+def of_origin(text: str, given: Given) -> Iterator[Check]:
+    place = place_of(text, given, max_age=0, stale_if_error=False)
+    fs, path = place.fs, place.path
+    info: dict[str, Any] = fs.info(path) if path else {"name": path, "type": "directory"}
+    found = [info] if info["type"] == "file" else fs.ls(path, detail=True)
+    if info["type"] == "directory":
+        yield Check("access", "ok", f"{text} is a folder with {len(found):,} entries")
+    else:
+        yield Check("access", "ok", f"{text} is an object of {decimal(info['size'] or 0)}")
+    origin = fs.origin_fs
+
+    def ask() -> None:
+        origin.invalidate_cache()  # of what the inner filesystem remembers
+        (origin.info if info["type"] == "file" else origin.ls)(path)
+
+    seconds = median_of_3(ask)
+    yield Check("metadata", "ok", f"{1e3 * seconds:.0f} ms a request (median of 3, past the cache)")
+    objects = [each for each in found if each["type"] == "file" and each["size"]]
+    if objects:
+        yield from of_reading(fs, max(objects, key=lambda each: int(each["size"])))
+
+
+def timed(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def median_of_3(function: Callable[[], object]) -> float:
+    """Return the seconds that it takes."""
+    return statistics.median(timed(function) for _ in range(3))
+
+
+def of_reading(fs: CachedFileSystem, info: dict[str, Any]) -> Iterator[Check]:
+    """Read a little of an object past the cache, and say what follows for settings."""
+    origin, path, size = fs.origin_fs, info["name"], min(PROBE, int(info["size"]))
+    first = median_of_3(lambda: origin.cat_file(path, 0, 1))
+    yield Check("first byte", "ok", f"{1e3 * first:.0f} ms (median of 3)")
+    whole = timed(lambda: origin.cat_file(path, 0, size))
+    rate = f"{decimal(size)} in {1e3 * whole:.0f} ms: {decimal(int(size / whole))}/s"
+    yield Check("one request", "ok", rate)
+    n = fs.config.concurrency
+    advice = (
+        f"Small objects one by one: {1 / first:,.0f} a second; as a list by fs.cat, {n} in flight: "
+        f"up to {n / first:,.0f} a second."
+    )
+    if size == PROBE:
+        needed = max(1, -(-125_000_000 * whole // size))
+        advice += (
+            f" concurrency={needed:.0f} fills a link of 1 Gbit/s, {10 * needed:.0f} one of 10 (now {n})."
+        )
+    if fs.target_protocol == "drive":
+        advice += " Drive limits requests: keep many small files in one archive or sharded Zarr array."
+    yield Check("settings", "ok", advice)

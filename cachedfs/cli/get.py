@@ -1,0 +1,198 @@
+"""`get`: objects and folders, copied to the local disk."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+from cachedfs.cli.output import print_json
+from cachedfs.cli.places import Place, place_of
+from cachedfs.cli.shared import Given, Urls, command
+
+if TYPE_CHECKING:
+    from cachedfs.filesystem import CachedFileSystem
+
+__all__ = ["get"]
+
+AT_ONCE = 128  # files that are copied at the same time: an eighth of the usual limit of open files
+WINDOW = 64 << 20  # bytes of each of them that may be in memory, and of all of them together:
+ALL_WINDOWS = 512 << 20
+
+
+@command(
+    "cachedfs get gs://my-bucket/train.jsonl .",
+    "cachedfs get -r gs://my-bucket/data /tmp/data",
+    "cachedfs get 'gs://my-bucket/data/*.parquet' /tmp/tables/",
+)
+def get(
+    given: Given,
+    urls: Urls,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            show_default=False,
+            help="A local file or directory; the latter for several URLs.",
+        ),
+    ],
+    recursive: Annotated[bool, typer.Option("-r", "--recursive", help="Copy folders too.")] = False,
+) -> None:
+    """Copy objects and folders to the local disk.
+
+    As with cp, what goes to a directory that exists goes into it. A file is there when it is complete, not before.
+    """
+    done = Done()
+    is_into = os.path.isdir(target) or target.endswith("/") or len(urls) > 1
+    for text in urls:
+        place = place_of(text, given)
+        copies = copies_of(place, target, is_into=is_into, recursive=recursive)
+        done.add(copies, *copy(place.fs, copies, is_quiet=given.as_json))
+    if given.as_json:
+        print_json(dataclasses.asdict(done))
+    else:
+        typer.echo(str(done), err=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """One object or folder, and where it goes."""
+
+    path: str
+    local: str
+    size: int | None
+    is_folder: bool = False
+
+
+@dataclasses.dataclass
+class Done:
+    """What `get` did; `from_cache`: bytes that were not fetched for it."""
+
+    files: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    from_cache: int = 0
+
+    def add(self, copies: list[Copy], seconds: float, fetched: int) -> None:
+        sizes = [each.size or os.path.getsize(each.local) for each in copies if not each.is_folder]
+        self.files += len(sizes)
+        self.bytes += sum(sizes)
+        self.seconds = round(self.seconds + seconds, 3)
+        self.from_cache += max(0, sum(sizes) - fetched)
+
+    def __str__(self) -> str:
+        rate = f", {decimal(int(self.bytes / self.seconds))}/s" if self.seconds else ""
+        files = f"{self.files:,} file{'' if self.files == 1 else 's'}"
+        return (
+            f"{files}, {decimal(self.bytes)} in {self.seconds:.1f} s{rate}; "
+            f"{decimal(self.from_cache)} of them from the cache"
+        )
+
+
+def copies_of(place: Place, target: str, *, is_into: bool, recursive: bool) -> list[Copy]:
+    """Return what a URL means to copy where; refuses what cannot be done before anything is written."""
+    if place.is_pattern:
+        found = [info for info in place.matches() if info["type"] == "file" or recursive]
+    else:
+        found = [place.fs.info(place.path)]
+        if found[0]["type"] == "directory" and not recursive:
+            raise IsADirectoryError(f"{place.text} is a folder: -r copies folders")
+    copies: list[Copy] = []
+    for info in found:
+        copies += copies_of_one(place, info, target, is_into=is_into or place.is_pattern)
+    for each in copies:
+        if os.path.isdir(each.local) != each.is_folder and os.path.lexists(each.local):
+            kind = "is no directory" if each.is_folder else "is a directory"
+            raise FileExistsError(f"{place.url(each.path)} cannot replace {each.local}, which {kind}")
+    return copies
+
+
+def copies_of_one(place: Place, info: dict[str, Any], target: str, *, is_into: bool) -> list[Copy]:
+    path = str(info["name"])
+    local = os.path.abspath(os.path.expanduser(target))
+    if is_into:
+        local = below(local, path.rstrip("/").rpartition("/")[2])
+    if info["type"] == "file":
+        return [Copy(path, local, info["size"])]
+    copies = [Copy(path, local, None, is_folder=True)]
+    for child in place.fs.find(path, withdirs=True, detail=True).values():
+        name = str(child["name"]).removeprefix(path).lstrip("/")
+        if name:
+            is_folder = child["type"] == "directory"
+            copies.append(Copy(str(child["name"]), below(local, name), child["size"], is_folder))
+    return copies
+
+
+def below(folder: str, name: str) -> str:
+    """Return the local path of `name` in `folder`; an object's name may say anything, and must not lead out of it."""
+    parts = PurePosixPath(name.lstrip("/")).parts
+    if not parts or ".." in parts:
+        raise ValueError(f"the name {name!r} leads out of {folder}: copy this object by itself, with cat")
+    return os.path.join(folder, *parts)
+
+
+def copy(fs: CachedFileSystem, copies: list[Copy], *, is_quiet: bool) -> tuple[float, int]:
+    """Make folders and files; return how many seconds that took, and how many bytes were fetched."""
+    started, fetched = time.perf_counter(), fs.stats().bytes_fetched
+    for each in copies:
+        os.makedirs(each.local if each.is_folder else os.path.dirname(each.local), exist_ok=True)
+    files = [each for each in copies if not each.is_folder]
+    with progress(sum(each.size or 0 for each in files), is_quiet=is_quiet) as advance:
+        for wave in waves(files):
+            paths, locals_ = [each.path for each in wave], [each.local for each in wave]
+            fs.get(paths, locals_, callback=counting(advance), batch_size=-1)
+    return time.perf_counter() - started, fs.stats().bytes_fetched - fetched
+
+
+def waves(files: list[Copy]) -> Iterator[list[Copy]]:
+    """Yield the files in groups that are copied at the same time: few enough for memory and open files."""
+    wave: list[Copy] = []
+    room = ALL_WINDOWS
+    for each in files:
+        need = min(WINDOW, each.size if each.size is not None else WINDOW)
+        if wave and (need > room or len(wave) == AT_ONCE):
+            yield wave
+            wave, room = [], ALL_WINDOWS
+        wave.append(each)
+        room -= need
+    if wave:
+        yield wave
+
+
+@contextlib.contextmanager
+def progress(total: int, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Give a function that moves a bar on by bytes; there is none unless stderr is a terminal."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=is_quiet or not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda size: bar.advance(task, size)
+
+
+def counting(advance: Callable[[int], None]) -> Any:
+    """Return a callback for fsspec that tells `advance` of the bytes of all files."""
+    from fsspec.callbacks import Callback
+
+    class OfFile(Callback):  # type: ignore[misc]  # fsspec has no types
+        def call(self, *args: Any, **kwargs: Any) -> None:
+            advance(self.value - self.told)
+            self.told = self.value
+
+        told = 0
+
+    class OfAll(Callback):  # type: ignore[misc]  # see above
+        def branched(self, path_1: str, path_2: str, **kwargs: Any) -> Callback:
+            return OfFile()
+
+    return OfAll()

@@ -1,0 +1,137 @@
+"""What is said, and with which status it ends: results on stdout, trouble as single lines on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cachedfs.errors import CachedFSError
+
+if TYPE_CHECKING:
+    from cachedfs.cli.shared import Given
+
+__all__ = [
+    "FAILED",
+    "INTERRUPTED",
+    "PIPE_CLOSED",
+    "message_of",
+    "plain_table",
+    "print_json",
+    "print_table",
+    "running",
+    "told_in_one_line",
+]
+
+FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # exit statuses; 0 is fine, 2 is typer's: wrong usage
+
+
+# Results
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, default=datetime.datetime.isoformat))
+
+
+def print_table(table: Table) -> None:
+    """Print a table: to fit a terminal, else a row a line, for grep."""
+    if sys.stdout.isatty():
+        Console().print(table)
+        return
+    console = Console(width=10_000, no_color=True)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
+
+
+def plain_table(*columns: str) -> Table:
+    """Return a table without frames; with no columns it has no head either."""
+    style = box.SIMPLE_HEAD if columns else None
+    return Table(*columns, box=style, show_header=bool(columns), show_edge=False, pad_edge=False)
+
+
+# Trouble
+
+
+@contextlib.contextmanager
+def running(given: Given) -> Iterator[None]:
+    """Turn whatever goes wrong in a command into a line and a status."""
+    try:
+        with told_in_one_line(given.debug):
+            yield
+            sys.stdout.flush()
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:  # who read us has seen enough
+        _drop_stdout()
+        raise typer.Exit(PIPE_CLOSED) from None
+    except Exception as error:  # nobody is above us: whatever it is becomes a line and a status
+        if given.debug:
+            traceback.print_exc()
+        _tell(error, given)
+        raise typer.Exit(FAILED) from None
+
+
+@contextlib.contextmanager
+def told_in_one_line(debug: bool) -> Iterator[None]:
+    """Show what cachedfs logs and what Python warns of as single lines on stderr."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            typer.echo(f"cachedfs: {record.levelname.lower()}: {record.getMessage()}", err=True)
+
+    def show(message: Warning | str, *args: Any, **options: Any) -> None:
+        typer.echo(f"cachedfs: warning: {message}", err=True)
+
+    logger, handler = logging.getLogger("cachedfs"), Handler(logging.DEBUG if debug else logging.WARNING)
+    level = logger.level
+    logger.addHandler(handler)
+    if debug:
+        logger.setLevel(logging.DEBUG)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+def message_of(error: Exception) -> str:
+    """Return one line: the error's own words, and where they are unexpected what to do."""
+    text = " ".join(str(error).splitlines())
+    if isinstance(error, OSError) and not isinstance(error, CachedFSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, (OSError, ValueError, ImportError)):
+        return text or type(error).__name__
+    return f"unexpected {type(error).__name__}: {text} (run with --debug for the traceback; please report)"
+
+
+def _tell(error: Exception, given: Given) -> None:
+    text = message_of(error)
+    if given.as_json:
+        url = {} if given.url is None else {"url": given.url}
+        typer.echo(json.dumps({"error": {"type": type(error).__name__, "message": text, **url}}), err=True)
+    else:
+        typer.echo(f"cachedfs: {text}", err=True)
+
+
+def _drop_stdout() -> None:
+    """Send what is still to be written nowhere: Python would complain at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

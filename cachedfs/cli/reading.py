@@ -1,0 +1,186 @@
+"""`ls` and `cat`: what is there, and its bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from cachedfs.cli.output import plain_table, print_json, print_table
+from cachedfs.cli.places import Place, place_of
+from cachedfs.cli.shared import Given, Urls, command
+
+if TYPE_CHECKING:
+    from cachedfs.filesystem import CachedFileSystem
+
+__all__ = ["cat", "ls"]
+
+PIECE = 8 << 20  # bytes of an object that `cat` has in memory at once
+MOST_BLOCKS = 100_000  # more blocks than this are not looked for only to show which share of them is cached
+
+
+@command(
+    "cachedfs ls gs://my-bucket/data",
+    "cachedfs ls -l 'gs://my-bucket/data/*.parquet'",
+    "cachedfs ls -R --json gs://my-bucket/data",
+    "cachedfs ls -o token=anon gs://gcp-public-data-arco-era5",
+)
+def ls(
+    given: Given,
+    urls: Urls,
+    long: Annotated[
+        bool, typer.Option("-l", "--long", help="Also size, time of change, and cached share.")
+    ] = False,
+    recursive: Annotated[bool, typer.Option("-R", "--recursive", help="Everything below folders.")] = False,
+) -> None:
+    """List folders and objects."""
+    entries: list[Entry] = []
+    for text in urls:
+        place = place_of(text, given)
+        found = entries_of(place, recursive=recursive, with_cached=long)
+        entries += found
+        if long and not given.as_json and sys.stdout.isatty():
+            print_table(table_of(place, found))
+        elif not given.as_json:
+            for entry in found:
+                typer.echo(entry.line(long=long))
+    if given.as_json:
+        print_json([dataclasses.asdict(entry) for entry in entries])
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One line of a listing; `cached` is None where it was not looked for, or is of no use."""
+
+    url: str
+    type: str
+    size: int | None
+    modified: datetime.datetime | None
+    cached: int | None
+
+    @property
+    def name(self) -> str:
+        return self.url if self.type == "file" else f"{self.url.rstrip('/')}/"
+
+    def line(self, *, long: bool) -> str:
+        """Return what is printed for a program to read: tabs between the columns, "-" for what is not known."""
+        if not long:
+            return self.name
+        when = self.modified.isoformat(timespec="seconds") if self.modified else "-"
+        shown = ["-" if value is None else str(value) for value in (self.size, when, self.cached)]
+        return "\t".join([*shown, self.name])
+
+
+def entries_of(place: Place, *, recursive: bool, with_cached: bool) -> list[Entry]:
+    """Return what a URL lists. Raises FileNotFoundError when there is no such thing."""
+    fs, path = place.fs, place.path
+    if place.is_pattern:
+        found = place.matches()
+    elif recursive:
+        found = list(fs.find(path, withdirs=True, detail=True).values())
+        found = [info for info in found if info["type"] == "file" or info["name"] != path]
+    else:
+        found = fs.ls(path, detail=True)
+    if not found:
+        fs.info(path)  # an empty folder, or an error that says what is wrong
+    n_blocks = sum((info["size"] or 0) // fs.config.block_size + 1 for info in found)
+    # With max_age=0 each object would be asked for.
+    with_cached = with_cached and fs.config.lifetime_s > 0 and n_blocks <= MOST_BLOCKS
+    return [entry_of(place, info, with_cached) for info in sorted(found, key=lambda info: str(info["name"]))]
+
+
+def entry_of(place: Place, info: dict[str, Any], with_cached: bool) -> Entry:
+    is_file, cached = info["type"] == "file", None
+    if with_cached and is_file:
+        cached = sum(stop - start for start, stop in place.fs.cached_extent(info["name"]))
+    size = info["size"] if is_file else None
+    return Entry(place.url(info["name"]), info["type"], size, modified_of(info), cached)
+
+
+def modified_of(info: dict[str, Any]) -> datetime.datetime | None:
+    """Return when an object was written last, from what filesystems call it."""
+    for name in ("mtime", "modified", "updated", "last_modified", "LastModified"):
+        value = info.get(name)
+        with contextlib.suppress(ValueError, OSError, OverflowError):
+            if isinstance(value, (int, float)):
+                value = datetime.datetime.fromtimestamp(value, datetime.UTC)
+            elif isinstance(value, str):
+                value = datetime.datetime.fromisoformat(value)
+        if isinstance(value, datetime.datetime):
+            return value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
+    return None
+
+
+def table_of(place: Place, entries: list[Entry]) -> Table:
+    """Return a listing for a person: names as they are below the folder."""
+    table = plain_table("size", "modified", "cached", "name")
+    for column in table.columns[:3]:
+        column.no_wrap = True
+    table.columns[0].justify = table.columns[2].justify = "right"
+    table.columns[3].overflow = "fold"
+    above = "" if place.is_pattern else f"{place.url(place.path).rstrip('/')}/"
+    for entry in entries:
+        when = entry.modified.astimezone().strftime("%Y-%m-%d %H:%M") if entry.modified else ""
+        share = f"{100 * entry.cached // entry.size}%" if entry.cached is not None and entry.size else ""
+        size = decimal(entry.size) if entry.size is not None else ""
+        table.add_row(size, when, share, Text(entry.name.removeprefix(above)))
+    return table
+
+
+@command(
+    "cachedfs cat gs://my-bucket/train.jsonl | head -3",
+    "cachedfs cat --range 0:1000 gs://my-bucket/big.bin | xxd",
+    "cachedfs cat --range -1000: gs://my-bucket/big.bin > tail.bin",
+)
+def cat(
+    given: Given,
+    urls: Urls,
+    range_: Annotated[
+        str | None,
+        typer.Option(
+            "--range",
+            metavar="START:STOP",
+            show_default=False,
+            help="Only these bytes: as Python slices, so -1000: are the last 1000.",
+        ),
+    ] = None,
+) -> None:
+    """Write the bytes of objects to standard output."""
+    start, stop = range_of(range_ or ":")
+    for text in urls:
+        place = place_of(text, given)
+        for piece in pieces_of(place.fs, place.path, start, stop):
+            sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+
+
+def range_of(text: str) -> tuple[int | None, int | None]:
+    found = re.fullmatch(r"(-?\d+)?:(-?\d+)?", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not START:STOP in bytes", param_hint="--range")
+    start, stop = (None if part is None else int(part) for part in found.groups())
+    return start, stop
+
+
+def pieces_of(fs: CachedFileSystem, path: str, start: int | None, stop: int | None) -> Iterator[bytes]:
+    """Yield `[start:stop]` of an object, never more than a few MiB of it at once."""
+    is_small = stop is not None and 0 <= (start or 0) <= stop <= (start or 0) + PIECE
+    if is_small or (start is not None and -PIECE <= start < 0 and stop is None):
+        # One request for these bytes; opening would ask for the first ones.
+        yield fs.cat_file(path, start, stop)
+        return
+    with fs.open(path, "rb") as file:
+        position, end, _ = slice(start, stop).indices(file.size)
+        file.seek(position)
+        while position < end and (piece := file.read(min(PIECE, end - position))):
+            yield piece
+            position += len(piece)

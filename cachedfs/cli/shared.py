@@ -1,0 +1,153 @@
+"""The app, the options that all commands share, and what makes a function one of its commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+import cachedfs
+from cachedfs.cli.output import running
+from cachedfs.config import Config
+
+__all__ = ["Given", "Urls", "app", "command"]
+
+PANEL = "Options of all commands"
+SHARED = ("as_json", "debug", "cache_dir", "options")
+
+Urls = Annotated[list[str], typer.Argument(metavar="URL", show_default=False, help="What to read.")]
+
+app = typer.Typer(
+    name="cachedfs",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@dataclasses.dataclass
+class Given:
+    """What the options that all commands share say; `url` is what is worked on, for the message of an error."""
+
+    as_json: bool = False
+    debug: bool = False
+    cache_dir: str | None = None
+    options: Sequence[str] | None = None
+    url: str | None = None
+
+    def then(self, more: Given) -> Given:
+        """Return what holds when `more` is given too, further to the right."""
+        return Given(
+            as_json=self.as_json or more.as_json,
+            debug=self.debug or more.debug,
+            cache_dir=self.cache_dir if more.cache_dir is None else more.cache_dir,
+            options=(*(self.options or ()), *(more.options or ())),
+        )
+
+    def ours_and_theirs(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the options of cachedfs and those of the origin. Raises BadParameter."""
+        names = {field.name for field in dataclasses.fields(Config)}
+        ours: dict[str, Any] = {}
+        theirs: dict[str, Any] = {}
+        for text in self.options or ():
+            name, equals, value = text.partition("=")
+            if not equals or not name:
+                raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="-o")
+            if name not in names and (near := difflib.get_close_matches(name, names, n=1, cutoff=0.85)):
+                raise typer.BadParameter(f"{name!r} is no option; did you mean {near[0]!r}?", param_hint="-o")
+            (ours if name in names else theirs)[name] = _value_of(value)
+        if self.cache_dir is not None:
+            ours["cache_dir"] = self.cache_dir
+        return ours, theirs
+
+
+def _value_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _examples(*lines: str) -> str:
+    """Return the end of a help text; a blank line between two keeps rich from joining them."""
+    return "\n\n".join(["[bold]Examples[/bold]", *(line.replace("[", r"\[") for line in lines)])
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cachedfs {cachedfs.__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog=_examples(
+        "cachedfs ls -l gs://my-bucket/data",
+        "cachedfs get -r gs://my-bucket/data .",
+        "cachedfs COMMAND --help shows more.",
+    )
+)
+def common(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document; errors too.", rich_help_panel=PANEL)
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error, and the log.", rich_help_panel=PANEL),
+    ] = False,
+    cache_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Use the cache in DIR.", rich_help_panel=PANEL, show_default=False),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-o",
+            metavar="NAME=VALUE",
+            help="An option of cachedfs (max_age=0) or of the origin (token=anon); repeatable.",
+            rich_help_panel=PANEL,
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Read Google Cloud Storage, Google Drive and other fsspec URLs through a local cache."""
+    ctx.obj = Given(as_json, debug, cache_dir, options)
+
+
+def command(
+    *examples: str, takes: Sequence[str] = SHARED, **settings: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a command with these examples: it is called with a Given and its own options.
+
+    `takes` names the shared options that it has after its name; those before it hold for every command.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(ctx: typer.Context, **values: Any) -> None:
+            given = ctx.obj.then(Given(**{name: values.pop(name) for name in takes}))
+            with running(given):
+                function(given, **values)
+
+        # typer reads what a command takes from signature and annotations.
+        context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        shared = inspect.signature(common, eval_str=True).parameters
+        parameters = [context, *own, *(shared[name] for name in takes)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # mypy knows none
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        app.command(epilog=_examples(*examples), context_settings=settings)(run)
+        return function
+
+    return register

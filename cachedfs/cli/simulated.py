@@ -1,0 +1,110 @@
+"""`sim` and `demo`: a cloud on this machine, and what cachedfs makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shlex
+import socket
+from typing import Annotated
+
+import typer
+
+from cachedfs.cli.shared import Given, command
+
+__all__ = ["demo", "sim"]
+
+PORTS = {"gcs": 4443, "drive": 4444}
+
+
+@command(
+    "cachedfs sim gcs --profile table",
+    "cachedfs sim gcs --folder /data --port 4443",
+    "cachedfs sim drive --profile drive-typical",
+    takes=["debug"],
+    ignore_unknown_options=True,
+)
+def sim(
+    given: Given,
+    cloud: Annotated[str, typer.Argument(metavar="gcs|drive", show_default=False, help="Which cloud.")],
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="OPTION",
+            show_default=False,
+            help="Others go to python -m cachedfs.sim: --seed 1, --bucket NAME.",
+        ),
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(metavar="NAME", help="How far away: off, table, gcs-region, drive-typical...")
+    ] = "off",
+    port: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="0 takes a free one.", show_default="4443, for Drive 4444"),
+    ] = None,
+    folder: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Serve the files below DIR, not memory.", show_default=False),
+    ] = None,
+) -> None:
+    """Run a simulated cloud on this machine until Ctrl-C."""
+    try:
+        from cachedfs.sim.__main__ import main as run
+    except ModuleNotFoundError as error:
+        raise ImportError(f'The simulated cloud needs {error.name}: pip install "cachedfs[sim]"') from error
+    port = usable_port(PORTS.get(cloud, 0) if port is None else port)
+    arguments = [cloud, "--port", str(port), "--profile", profile, *(more or ())]
+    if folder is not None:
+        arguments += ["--folder", folder]
+    elif cloud == "gcs" and "--bucket" not in arguments:
+        arguments += ["--bucket", "my-bucket"]
+    for line in how_to_reach(cloud, port, arguments):
+        typer.echo(line, err=True)
+    raise typer.Exit(run(arguments))
+
+
+def usable_port(port: int) -> int:
+    """Return the port, or a free one for 0. Raises OSError before anybody is told of a port that is taken."""
+    try:
+        with socket.create_server(("127.0.0.1", port)) as sock:
+            return int(sock.getsockname()[1])
+    except OSError as error:
+        raise OSError(f"port {port}: {os.strerror(error.errno or 0)}; --port 0 takes a free one") from error
+
+
+def how_to_reach(cloud: str, port: int, arguments: list[str]) -> list[str]:
+    """Return what to type in another terminal."""
+    section, url = ("GS", f"gs://{bucket_of(arguments)}")
+    if cloud == "drive":
+        section, url = ("DRIVE", "drive://My Drive")
+    return [
+        "A simulated cloud; Ctrl-C ends it. In another terminal:",
+        f"  export FSSPEC_{section}_TOKEN=anon",
+        f"  export FSSPEC_{section}_ENDPOINT_URL=http://127.0.0.1:{port}",
+        f"  cachedfs ls -l {shlex.quote(url)}",
+    ]
+
+
+def bucket_of(arguments: list[str]) -> str:
+    """Return a bucket that the simulated cloud will have."""
+    given = dict(itertools.pairwise(arguments))
+    if "--bucket" in given:
+        return given["--bucket"]
+    with contextlib.suppress(OSError):
+        return min(
+            (entry.name for entry in os.scandir(given.get("--folder", "")) if entry.is_dir()),
+            default="BUCKET",
+        )
+    return "BUCKET"
+
+
+@command("cachedfs demo", takes=["debug"])
+def demo(given: Given) -> None:
+    """Measure cachedfs against a simulated cloud.
+
+    Reads real data with cachedfs and without, and prints one table. Takes a minute or two.
+    """
+    from cachedfs.demo import main as run
+
+    raise typer.Exit(run([]))
