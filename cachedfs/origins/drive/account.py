@@ -31,11 +31,15 @@ if TYPE_CHECKING:
     from cachedfs.origins.drive.transport import Answer
     from cachedfs.origins.http import Ask, Client
 
-__all__ = ["Account", "Connection"]
+__all__ = ["Account", "Connection", "key_of"]
 
 _MOST_THREADS = 16  # of metadata requests: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
 _GOOD = frozenset({200, 201, 204, 308})
+
+
+class PageRejected(ValueError):
+    """A listing cannot go on: Drive has forgotten where it was."""
 
 
 class Account:
@@ -93,6 +97,11 @@ class Account:
         if (connection := self._connection.take()) is not None:
             await connection.aclose()
 
+    def drop(self) -> None:
+        """Close the connections when there is no loop to do it on any more."""
+        if (connection := self._connection.take()) is not None:
+            connection.drop()
+
 
 class Connection:
     """The requests that Drive knows, sent as one account."""
@@ -110,9 +119,21 @@ class Connection:
         self.base = options.endpoint_url
         self._session, self._threads, self._on_request = session, threads, on_request
         self._ids: list[str] = []
+        self._asking_ids = asyncio.Lock()
 
     async def aclose(self) -> None:
         await self._session.close()
+        self._close_threads()
+
+    def drop(self) -> None:
+        """Close all without the loop."""
+        connector = self._session.connector
+        self._session.detach()
+        if connector is not None:
+            connector._close()  # its public face wants the loop
+        self._close_threads()
+
+    def _close_threads(self) -> None:
         # Not waiting: a request that hangs would hold the loop.
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.auth.close()
@@ -125,7 +146,7 @@ class Connection:
         params = {"alt": "media", **api.ANY_DRIVE}
         params |= {"revisionId": revision} if revision else {}
         params |= {"acknowledgeAbuse": "true"} if self.options.acknowledge_abuse else {}
-        headers = {"Accept-Encoding": "identity", "Range": range_header(want) or "", **_keys_of(info)}
+        headers = {"Accept-Encoding": "identity", "Range": range_header(want) or "", **key_of(info)}
         assert info.id is not None  # what has bytes has an id
         return Ask(
             url=api.file_url(self.base, info.id),
@@ -158,14 +179,19 @@ class Connection:
         """Return all items that a query finds in one folder: a request for every thousand."""
         params = {"q": query, "maxResults": "1000", "fields": api.LIST_FIELDS}
         params |= api.drive_params(folder.details.get("driveId"))
-        pages = self._pages(api.files_url(self.base), path, doing, params, headers=_keys_of(folder))
-        return [item async for page in pages for item in page.get("items", ())]
+        return await self._all(api.files_url(self.base), path, doing, params, headers=key_of(folder))
 
     async def drives(self) -> list[dict[str, Any]]:
         """Return the shared drives: their ids and names."""
         params = {"maxResults": "100", "fields": "nextPageToken,items(id,name)"}
-        pages = self._pages(f"{self.base}/drive/v2/drives", "", "listing the shared drives", params)
-        return [drive async for page in pages for drive in page.get("items", ())]
+        return await self._all(f"{self.base}/drive/v2/drives", "", "listing the shared drives", params)
+
+    async def _all(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        """Return what is on all pages; a listing that was forgotten in the middle begins again, once."""
+        try:
+            return [item async for page in self._pages(*args, **options) for item in page.get("items", ())]
+        except PageRejected:
+            return [item async for page in self._pages(*args, **options) for item in page.get("items", ())]
 
     async def _pages(
         self, url: str, path: str, doing: str, params: Mapping[str, str], *, headers: Mapping[str, str] = {}
@@ -173,7 +199,10 @@ class Connection:
         token: str | None = None
         while True:
             more = {"pageToken": token} if token else {}
-            page = await self.json("GET", url, path, doing, {**params, **more}, headers=headers)
+            try:
+                page = await self.json("GET", url, path, doing, {**params, **more}, headers=headers)
+            except ValueError as error:
+                raise PageRejected(str(error)) if token else error from None
             yield page
             # A page may be short, or empty, before the end: only the token tells.
             if (token := page.get("nextPageToken")) is None:
@@ -181,13 +210,14 @@ class Connection:
 
     async def new_id(self) -> str:
         """Return the id of an item that is not made yet, so that making it twice makes one."""
-        if not self._ids:
-            params = {"maxResults": str(_IDS), "space": "drive", "fields": "ids"}
-            answer = await self.json(
-                "GET", f"{api.files_url(self.base)}/generateIds", "", "asking for ids", params
-            )
-            self._ids += answer["ids"]
-        return self._ids.pop()
+        async with self._asking_ids:
+            if not self._ids:
+                params = {"maxResults": str(_IDS), "space": "drive", "fields": "ids"}
+                answer = await self.json(
+                    "GET", f"{api.files_url(self.base)}/generateIds", "", "asking for ids", params
+                )
+                self._ids += answer["ids"]
+            return self._ids.pop()
 
     async def change(
         self,
@@ -197,11 +227,13 @@ class Connection:
         doing: str,
         resource: Mapping[str, Any] | None = None,
         params: Mapping[str, str] = {},
+        *,
+        headers: Mapping[str, str] = {},
     ) -> dict[str, Any]:
         """Return the item after a change; `what` is its id, with what is done to it (`ID/trash`), None for a new one."""
         address = api.files_url(self.base) + (f"/{what}" if what else "")
         given = {"fields": api.FIELDS, **api.ANY_DRIVE, **params}
-        return await self.json(method, address, path, doing, given, body=resource)
+        return await self.json(method, address, path, doing, given, body=resource, headers=headers)
 
     async def json(
         self,
@@ -268,7 +300,8 @@ def _signed_in(options: DriveOptions, policy: Policy) -> DriveAuth:
     return DriveAuth(sign_in(options.sign_in, connect_s=policy.connect_s, stall_s=policy.stall_s))
 
 
-def _keys_of(info: ObjectInfo) -> dict[str, str]:
+def key_of(info: ObjectInfo) -> dict[str, str]:
+    """Return the headers that open a link-shared item."""
     key = info.details.get("resourceKey")
     return api.key_headers([(info.id, key)] if info.id and key else [])
 

@@ -41,6 +41,8 @@ __all__ = [
     "file_url",
     "files_url",
     "folder_info",
+    "is_native",
+    "is_trashed",
     "item_info",
     "key_headers",
     "multipart",
@@ -150,6 +152,16 @@ def shortcut_target(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return details
 
 
+def is_native(mime: str) -> bool:
+    """Return whether this is a kind of Google's own, which has no bytes: a document, a form, a folder."""
+    return mime.startswith(_NATIVE)
+
+
+def is_trashed(item: Mapping[str, Any]) -> bool:
+    """Return whether an item, or a folder that it lies in, is in the trash."""
+    return bool((item.get("labels") or {}).get("trashed"))
+
+
 def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | None = None) -> ObjectInfo:
     """Return what an item is; `via` is the shortcut that led to it."""
     details: dict[str, Any] = {
@@ -167,8 +179,7 @@ def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | No
     capabilities = item.get("capabilities") or {}
     details["canDownload"] = bool(capabilities.get("canDownload", True))
     details["canReadRevisions"] = bool(capabilities.get("canReadRevisions", False))
-    is_document = item["mimeType"].startswith(_NATIVE)
-    size = int(item["fileSize"]) if "fileSize" in item and not is_document else None
+    size = int(item["fileSize"]) if "fileSize" in item and not is_native(item["mimeType"]) else None
     return ObjectInfo(path, "file", size, _fingerprint(item, size), id=item["id"], details=details)
 
 
@@ -187,7 +198,7 @@ def _fingerprint(item: Mapping[str, Any], size: int | None) -> str | None:
 
 def folder_info(path: str, id: str, **details: Any) -> ObjectInfo:
     """Return a folder that is known without its item: a view, or a shared drive."""
-    return ObjectInfo(path, "directory", id=id, details=details)
+    return ObjectInfo(path, "directory", id=id, details={"id": id, **details})
 
 
 def newest(items: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -209,11 +220,12 @@ def failure(
     said = f"{status}: {text}" if text else str(status)
     if status in RETRIED or status > 504 or (status == 403 and reasons & RATE_REASONS):
         return Trouble(f"the service answered {said}", retry_after_s(headers.get("retry-after"), now))
-    if status == 404 and pinned:
+    is_gone = status in (404, 410)  # 410: of an upload that was begun
+    if is_gone and pinned:
         return ObjectChanged(
             f"{url}: the file was removed while it was read, or hidden from you ({doing}); open it again"
         )
-    if status == 404:
+    if is_gone:
         return ObjectNotFound(
             f"{url}: not found ({doing}: {said}). Check the name; Drive says the same of what this account may not see: "
             "ask the owner to share it with the account that signs in"

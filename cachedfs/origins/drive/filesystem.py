@@ -10,7 +10,7 @@ import os
 import tempfile
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
 
 from fsspec.asyn import AsyncFileSystem, sync
@@ -18,9 +18,11 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import isfilelike, stringify_path
 
+from cachedfs.errors import ObjectChanged
 from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.origins.drive.media import must_have_bytes
 from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.drive.tree import plain_path
+from cachedfs.origins.drive.tree import place_of, plain_path, side_by_side
 from cachedfs.origins.drive.upload import Content
 from cachedfs.origins.drive.writer import Writer
 
@@ -34,6 +36,7 @@ _FSSPEC |= {"listings_expiry_time", "max_paths"}
 _SPOOL = 8 << 20  # of a file being written in memory; the rest is on the disk
 _BLOCK = 5 << 20  # read at once from an open file, as fsspec's other filesystems do
 _END = 1 << 62  # an end that no file reaches
+_INHERITED: list[DriveOrigin] = []  # of a parent process: what is closed here would be closed there
 
 
 class DriveFileSystem(AsyncFileSystem):
@@ -78,7 +81,7 @@ class DriveFileSystem(AsyncFileSystem):
             from cachedfs.origins.drive.origin import DriveOrigin
 
             made = DriveOrigin(self._options, identity="drive", loop=self._loop, on_request=lambda: None)
-            weakref.finalize(self, _close, self._loop, made)
+            weakref.finalize(self, _close, self._loop, made, os.getpid())
             self._origin = made
         return self._origin
 
@@ -127,7 +130,7 @@ class DriveFileSystem(AsyncFileSystem):
         except FileNotFoundError:
             return {} if detail else []
         found = {info.path: info async for info in self.origin.list(path, here, deep=True)}
-        if here.kind == "file" or withdirs:
+        if path and (here.kind == "file" or withdirs):
             found[path] = here
         wanted = {
             name: found[name].as_info()
@@ -136,6 +139,50 @@ class DriveFileSystem(AsyncFileSystem):
             and (name == path or name.startswith(f"{path}/{prefix}" if path else prefix))
         }
         return wanted if detail else list(wanted)
+
+    async def _walk(
+        self,
+        path: Any,
+        maxdepth: int | None = None,
+        topdown: bool = True,
+        on_error: Any = "omit",
+        *,
+        detail: bool = False,
+        above: frozenset[str | None] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[tuple[str, Any, Any]]:
+        """Walk as fsspec does; a shortcut to a folder that it lies in (`above`: their ids) is named and not entered."""
+        if above is None:
+            with contextlib.suppress(OSError):  # said below
+                above = frozenset({(await self.origin.lookup(self._strip_protocol(path))).id})
+        below = None if maxdepth is None else maxdepth - 1
+        one = maxdepth if maxdepth is not None and maxdepth < 1 else 1  # fsspec says what is wrong with it
+        async for here, dirs, files in super()._walk(path, one, on_error=on_error, detail=True, **kwargs):
+            level = (here, dirs, files) if detail else (here, list(dirs), list(files))
+            if topdown:
+                yield level
+            for info in [] if below == 0 else [dirs[name] for name in level[1]]:
+                if info["id"] not in (above or ()):
+                    ids = (above or frozenset()) | {info["id"]}
+                    options = {"topdown": topdown, "detail": detail, "above": ids, **kwargs}
+                    async for deeper in self._walk(info["name"], below, **options):
+                        yield deeper
+            if not topdown:
+                yield level
+
+    def walk(self, path: Any, *args: Any, **options: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Walk as fsspec does; a shortcut to a folder that it lies in is named and not entered."""
+        levels = self._walk(path, *args, **options)
+        while (level := sync(self.loop, anext, levels, None)) is not None:
+            yield level
+
+    async def _du(
+        self, path: Any, total: bool = True, maxdepth: int | None = None, **kwargs: Any
+    ) -> int | dict[str, int]:
+        """Return the bytes below a path; what has no size, a document of Google's own, counts nothing."""
+        found = await self._find(path, maxdepth=maxdepth, detail=True, **kwargs)
+        sizes = {name: info["size"] or 0 for name, info in found.items()}
+        return sum(sizes.values()) if total else sizes
 
     async def _cat_file(
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
@@ -152,8 +199,14 @@ class DriveFileSystem(AsyncFileSystem):
         return await self._bytes(path, Range(first, max(first, last)), info)
 
     async def _bytes(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> bytes:
-        async with self.origin.read(path, want, pinned) as reply:
-            return b"".join([piece async for piece in reply])
+        try:
+            async with self.origin.read(path, want, pinned) as reply:
+                return b"".join([piece async for piece in reply])
+        except ObjectChanged:
+            if pinned is not None:
+                raise
+        # Nobody has seen a byte: the newer version is as good.
+        return await self._bytes(path, want, await self.origin.lookup(path))
 
     async def _get_file(
         self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any
@@ -192,18 +245,26 @@ class DriveFileSystem(AsyncFileSystem):
         cache_options: Any = None,
         **kwargs: Any,
     ) -> DriveFile | WrittenDriveFile:
+        place_of(path)  # what is wrong with it is said here, and not when a written file is closed
         if mode in ("rb", "r"):
+            kwargs.pop("size", None)  # of a handle that travelled: the file may have another by now
             info = sync(self.loop, self._readable, path)
             return DriveFile(self, path, info, block_size or _BLOCK, cache_options=cache_options, **kwargs)
         if mode not in ("wb", "xb", "ab"):
             raise ValueError(f"drive://{path}: mode {mode!r} is none of rb, wb, xb and ab")
-        return WrittenDriveFile(self, path, mode, autocommit=autocommit)
+        before = b""
+        if mode == "xb" and self.exists(path):
+            raise FileExistsError(errno.EEXIST, f"drive://{path}: exists already; mode 'w' would replace it")
+        if mode == "ab":
+            with contextlib.suppress(FileNotFoundError):
+                before = self.cat_file(path)
+        return WrittenDriveFile(self, path, mode, before, autocommit=autocommit)
 
     async def _readable(self, path: str) -> ObjectInfo:
         """Return the version that a new handle reads; raises for what has no bytes."""
         info = await self.origin.lookup(path)
-        async with self.origin.read(path, Range(0, 0), info if info.size is None else None):
-            return info
+        must_have_bytes(info)
+        return info
 
     # Changing
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
@@ -240,7 +301,10 @@ class DriveFileSystem(AsyncFileSystem):
             await super()._rm(path, recursive=recursive, maxdepth=maxdepth, **kwargs)
             return
         paths = await self._expand_path(path)
-        await asyncio.gather(*(self.writer.remove(each, folders=recursive) for each in paths))
+        if recursive:  # what is below another goes with it
+            given = set(paths)
+            paths = [each for each in paths if given.isdisjoint(_above(each))]
+        await side_by_side(self.writer.remove(each, folders=recursive) for each in paths)
 
     async def _rmdir(self, path: Any) -> None:
         await self.writer.remove_empty(self._strip_protocol(path))
@@ -248,6 +312,9 @@ class DriveFileSystem(AsyncFileSystem):
     def rmdir(self, path: Any) -> None:
         """Remove an empty folder; OSError (ENOTEMPTY) for one that holds something."""
         sync(self.loop, self._rmdir, path)
+
+    async def _mv_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
+        await self.writer.move(self._strip_protocol(path1), self._strip_protocol(path2))
 
     async def _cp_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
         await self.writer.copy(self._strip_protocol(path1), self._strip_protocol(path2))
@@ -285,14 +352,22 @@ class DriveFileSystem(AsyncFileSystem):
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> str:
         raise NotImplementedError("Google Drive has no signed URLs; share the file instead")
 
+    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
+        """Return the constructor's arguments; TypeError for live objects among them."""
+        self._must_travel()
+        return super().to_dict(include_password=include_password)  # type: ignore[no-any-return]
+
     def __reduce__(self) -> Any:
+        self._must_travel()
+        return super().__reduce__()
+
+    def _must_travel(self) -> None:
         for name in ("google_auth", "credentials"):
             if self._options.get(name) is not None:
                 raise TypeError(
                     f"drive option {name}=: a live {type(self._options[name]).__name__} cannot travel to another process; "
                     "give what can: token= (a file's name, 'google_default'), or client_json_file_path="
                 )
-        return super().__reduce__()
 
 
 class DriveFile(AbstractBufferedFile):
@@ -316,14 +391,11 @@ class DriveFile(AbstractBufferedFile):
 class WrittenDriveFile(io.RawIOBase):
     """A file being written: kept here until it is closed, then sent; a process that dies before changed nothing."""
 
-    def __init__(self, fs: DriveFileSystem, path: str, mode: str, *, autocommit: bool) -> None:
+    # Nothing in here may fail: Python closes what it has half made, and closing sends.
+    def __init__(self, fs: DriveFileSystem, path: str, mode: str, before: bytes, *, autocommit: bool) -> None:
         self.fs, self.path, self.mode, self.autocommit = fs, path, mode, autocommit
         self._spool: BinaryIO = tempfile.SpooledTemporaryFile(_SPOOL)  # type: ignore[assignment]  # noqa: SIM115
-        if mode == "xb" and fs.exists(path):
-            raise FileExistsError(errno.EEXIST, f"drive://{path}: exists already; mode 'w' would replace it")
-        if mode == "ab":
-            with contextlib.suppress(FileNotFoundError):
-                self._spool.write(fs.cat_file(path))
+        self._spool.write(before)
 
     def writable(self) -> bool:
         return True
@@ -366,8 +438,18 @@ def _span(start: int, end: int | None) -> Range:
     return Range(start, max(start, _END if end is None else end))
 
 
-def _close(loop: asyncio.AbstractEventLoop | None, origin: DriveOrigin) -> None:
-    """Close the connections of a filesystem that nobody holds any more."""
+def _above(path: str) -> Iterator[str]:
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _close(loop: asyncio.AbstractEventLoop | None, origin: DriveOrigin, pid: int) -> None:
+    """Close the connections of a filesystem that nobody holds any more; those of a parent process are its own."""
+    if os.getpid() != pid:
+        _INHERITED.append(origin)
+        return
     if loop is not None and loop.is_running():
-        with contextlib.suppress(Exception):  # the loop, or what the connections need, may be gone already
-            sync(loop, origin.aclose, timeout=0.1)
+        with contextlib.suppress(Exception):  # on the loop itself, or as the process ends
+            sync(loop, origin.aclose, timeout=1.0)
+    origin.account.drop()

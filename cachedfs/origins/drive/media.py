@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cachedfs.origins.drive.tree import Tree
     from cachedfs.origins.http import Ask
 
-__all__ = ["WHOLE", "MediaRead", "Proof", "proof_of"]
+__all__ = ["WHOLE", "MediaRead", "Proof", "must_have_bytes", "proof_of"]
 
 WHOLE = 8 << 20  # what is held until its checksum is right: one request of the reader
 Proof = Literal["checksum", "revision", "second look"]
@@ -39,6 +39,25 @@ def proof_of(info: ObjectInfo, span: Range) -> Proof:
     if info.details.get("canReadRevisions") and "headRevisionId" in info.details:
         return "revision"
     return "second look"
+
+
+def must_have_bytes(info: ObjectInfo) -> None:
+    """Raise what says why `info` cannot be read, unless it can."""
+    url = api.url_of(info.path)
+    if info.kind == "directory":
+        raise IsAFolder(f"{url}: this is a folder; list it, or read a file in it")
+    if info.details.get("dangling"):
+        raise ObjectNotFound(
+            f"{url}: a shortcut to a file that is gone, or that is not shared with this account"
+        )
+    if info.size is None:
+        kind = info.details.get("mimeType", "a native document")
+        raise NotDownloadable(
+            f"{url}: this is a document of Google's own ({kind}) and has no bytes; download it as a file "
+            "from its menu in Drive (File, Download), and put that file into Drive"
+        )
+    if not info.details.get("canDownload", True):
+        raise AccessDenied(f"{url}: its owner has switched off downloading for this account")
 
 
 class MediaRead(ResumedRead):
@@ -72,7 +91,7 @@ class MediaRead(ResumedRead):
             await self._begin_with(await self._tree.lookup(self._path))
 
     async def _begin_with(self, info: ObjectInfo) -> None:
-        self._must_have_bytes(info)
+        must_have_bytes(info)
         assert info.size is not None
         span = clipped(self._want, info.size)
         self._settle(info, span)
@@ -82,22 +101,6 @@ class MediaRead(ResumedRead):
             return
         self._proof = proof_of(info, span)
         await self._to.client.retried(partial(self._try, span), self._ask(span), self._tries)
-
-    def _must_have_bytes(self, info: ObjectInfo) -> None:
-        if info.kind == "directory":
-            raise IsAFolder(f"{self._url}: this is a folder; list it, or read a file in it")
-        if info.details.get("dangling"):
-            raise ObjectNotFound(
-                f"{self._url}: a shortcut to a file that is gone, or that is not shared with this account"
-            )
-        if info.size is None:
-            kind = info.details.get("mimeType", "a native document")
-            raise NotDownloadable(
-                f"{self._url}: this is a document of Google's own ({kind}) and has no bytes; download it as a file "
-                "from its menu in Drive (File, Download), and put that file into Drive"
-            )
-        if not info.details.get("canDownload", True):
-            raise AccessDenied(f"{self._url}: its owner has switched off downloading for this account")
 
     def _ask(self, span: Range) -> Ask:
         revision = self.info.details["headRevisionId"] if self._proof == "revision" else None
@@ -125,6 +128,8 @@ class MediaRead(ResumedRead):
         await self._attempt.aclose()
         body = await self._attempt.enter_async_context(self._to.client.exchange(self._ask(span)))
         try:
+            if body.status == 416:
+                await self._look()  # shorter by now: that is the answer
             self._offset = self._start_of(body.status, body.headers.get("Content-Range"), span)
         except BaseException:
             await self._attempt.aclose()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from cachedfs.errors import ObjectNotFound
 from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account, Connection
 
-__all__ = ["Place", "Tree", "place_of", "plain_path"]
+__all__ = ["Place", "Tree", "place_of", "plain_path", "side_by_side"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger("cachedfs.origins")
 
@@ -50,6 +52,18 @@ def place_of(path: str) -> Place:
     return Place(top, tuple(names))
 
 
+async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of all; the first failure is raised when the others have ended."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
 class Tree:
     """The names of one account's Drive."""
 
@@ -63,14 +77,15 @@ class Tree:
         place = place_of(path)
         if not place.names:
             return await self._top(path, place.top)
-        folder = parent or await self.folder(_folder_of(path))
-        if folder.kind != "directory":
-            raise _missing(path, f"{api.url_of(folder.path)} is a file")
-        to = await self._account.connection()
-        items = await self.named(path, folder)
+        if parent is None:
+            _, items = await self.at(path)
+        elif parent.kind == "directory":
+            items = await self.named(path, parent)
+        else:
+            raise _missing(path, f"{api.url_of(parent.path)} is a file")
         if not items:
             raise _missing(path, "no item of this name is in the folder")
-        info = await self._followed(to, api.newest(items), path)
+        info = await self._followed(api.newest(items), path)
         if len(items) > 1:
             self._warn(path, len(items))
         return info
@@ -82,10 +97,28 @@ class Tree:
         found = await to.items(api.child_query(folder.id, name), folder, path, "looking it up")
         return [item for item in found if api.shown(item["title"]) == name]
 
+    async def at(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
+        """Return the folder of `path` and the items that `path` names there; what was remembered and is gone is asked again."""
+        parent = _folder_of(path)
+        is_remembered = self.remembered(parent) is not None
+        folder = await self.folder(parent)
+        try:
+            return folder, await self.named(path, folder)
+        except ObjectNotFound:
+            if not is_remembered:
+                raise
+        self.forget_way(parent)
+        folder = await self.folder(parent)
+        return folder, await self.named(path, folder)
+
+    def remembered(self, path: str) -> ObjectInfo | None:
+        """Return a folder that was seen within half a minute."""
+        known, at = self._folders.get(path, (None, 0.0))
+        return known if self._clock() < at + _FOLDERS_LAST_S else None
+
     async def folder(self, path: str) -> ObjectInfo:
         """Return a folder, remembered for half a minute; raises ObjectNotFound."""
-        known, at = self._folders.get(path, (None, 0.0))
-        if known is not None and self._clock() < at + _FOLDERS_LAST_S:
+        if (known := self.remembered(path)) is not None:
             return known
         info = await self.lookup(path)
         if info.kind != "directory":
@@ -102,6 +135,13 @@ class Tree:
         for name in [name for name in self._folders if name == path or name.startswith(f"{path}/")]:
             del self._folders[name]
 
+    def forget_way(self, path: str) -> None:
+        """Forget a folder, those below it and those on the way to it."""
+        self.forget(path)
+        while path:
+            self._folders.pop(path, None)
+            path = _folder_of(path)
+
     # Listings
     async def children(self, folder: ObjectInfo) -> list[ObjectInfo]:
         """Return what is in a folder, each name once."""
@@ -116,14 +156,14 @@ class Tree:
         for name, same in by_name.items():
             if len(same) > 1:
                 self._warn(f"{folder.path}/{name}", len(same))
-        return list(
-            await asyncio.gather(
-                *(
-                    self._followed(to, api.newest(same), f"{folder.path}/{name}")
-                    for name, same in by_name.items()
-                )
-            )
-        )
+        chosen = {
+            f"{folder.path}/{name}": same[0] if len(same) == 1 else api.newest(same)
+            for name, same in by_name.items()
+        }
+        shortcuts = [path for path, item in chosen.items() if api.shortcut_target(item) is not None]
+        followed = await side_by_side(self._followed(chosen[path], path) for path in shortcuts)
+        targets = dict(zip(shortcuts, followed, strict=True))
+        return [targets.get(path) or api.item_info(item, path) for path, item in chosen.items()]
 
     async def below(self, folder: ObjectInfo) -> AsyncGenerator[ObjectInfo, None]:
         """Yield all that is below a folder; sibling folders are listed side by side.
@@ -134,7 +174,12 @@ class Tree:
 
         async def visit(here: ObjectInfo) -> list[ObjectInfo]:
             async with gate:
-                return await self.children(here)
+                try:
+                    return await self.children(here)
+                except ObjectNotFound:
+                    if here is folder:
+                        raise
+                    return []  # it went while its siblings were listed
 
         above = {asyncio.ensure_future(visit(folder)): frozenset({folder.id})}
         try:
@@ -170,7 +215,9 @@ class Tree:
         if top.startswith(_SHARED):
             return await self._shared_drive(to, path, top.removeprefix(_SHARED))
         id = api.ROOT if top == MY_DRIVE else top.removeprefix(_ID)
-        return await self._followed(to, await to.item(id, path), path)
+        if api.is_trashed(item := await to.item(id, path)):
+            raise _missing(path, "it is in the trash")
+        return await self._followed(item, path)
 
     async def _shared_drive(self, to: Connection, path: str, name: str) -> ObjectInfo:
         drives = await to.drives()
@@ -186,15 +233,16 @@ class Tree:
         return _shared_drive(path, found[0])
 
     # Shortcuts and duplicates
-    async def _followed(self, to: Connection, item: Mapping[str, Any], path: str) -> ObjectInfo:
+    async def _followed(self, item: Mapping[str, Any], path: str) -> ObjectInfo:
         """Return what an item is: for a shortcut, what it points at. Shortcuts to shortcuts do not exist."""
         if (target := api.shortcut_target(item)) is None:
             return api.item_info(item, path)
+        to = await self._account.connection()
         try:
             found = await to.item(target["targetId"], path, key=target.get("targetResourceKey"))
         except (ObjectNotFound, KeyError):
             found = {}
-        if not found or found.get("labels", {}).get("trashed"):
+        if not found or api.is_trashed(found):
             return api.dangling_info(item, path)
         return api.item_info(found, path, via=item)
 

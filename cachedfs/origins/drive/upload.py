@@ -57,6 +57,8 @@ async def upload(
     try:
         item = await send(to, path, content, resource, into)
     except FileExistsError:
+        if into is not None:
+            raise
         # The id is ours alone: an earlier try arrived, and only its answer was lost.
         item = await to.item(resource["id"], path)
     if item.get("md5Checksum") != expected:
@@ -133,8 +135,13 @@ async def _piece(
                 if item is not None:
                     return start, item
                 stop = min(start + PIECE, content.size)
+            if start >= content.size:
+                raise Failed(Trouble("the service has all bytes and makes no file of them"))
             data = await asyncio.to_thread(content.piece, start, stop)
-            return await _progress(to, ask, data, f"bytes {start}-{stop - 1}/{content.size}", start)
+            reached, item = await _progress(to, ask, data, f"bytes {start}-{stop - 1}/{content.size}", start)
+            if item is None and reached <= start:
+                raise Failed(Trouble(f"the service kept nothing after byte {reached}"))
+            return reached, item
         except Failed as failed:
             await to.client.pause(failed, ask, tries)
             has_failed = True

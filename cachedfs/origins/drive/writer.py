@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import mimetypes
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn
 
 from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound
 from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.account import Account, Connection
+from cachedfs.origins.drive.account import Account, Connection, key_of
 from cachedfs.origins.drive.tree import Tree, place_of
 from cachedfs.origins.drive.upload import Content, upload
 
@@ -35,18 +35,21 @@ class Writer:
         Folders on the way are made. `exclusive`: FileExistsError where there is one.
         """
         async with self._alone(path):
-            folder, items = await self._place(path)
-            to = await self._account.connection()
-            into = None
-            if items:
-                if exclusive:
-                    raise FileExistsError(f"{api.url_of(path)}: exists already, and was to be new")
-                into = self._writable(path, api.newest(items))
-            mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
-            resource: dict[str, Any] = {"mimeType": mime}
-            if into is None:
-                resource |= await self._new(to, path, folder)
-            await upload(to, path, content, resource, into=into)
+            await self._in_place(path, lambda: self._write(path, content, exclusive))
+
+    async def _write(self, path: str, content: Content, exclusive: bool) -> dict[str, Any]:
+        folder, items = await self._place(path)
+        to = await self._account.connection()
+        into = None
+        if items:
+            if exclusive:
+                raise FileExistsError(f"{api.url_of(path)}: exists already, and was to be new")
+            into = self._writable(path, api.newest(items))
+        mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
+        resource: dict[str, Any] = {"mimeType": mime}
+        if into is None:
+            resource |= await self._new(to, path, folder)
+        return await upload(to, path, content, resource, into=into)
 
     async def make_folder(self, path: str, *, exist_ok: bool, parents: bool = True) -> ObjectInfo:
         """Return the folder at `path`, made where it is missing; `parents`: those on the way too."""
@@ -54,6 +57,9 @@ class Writer:
             info = await self._tree.lookup(path)
             return info if exist_ok else _exists(path)
         async with self._alone(path):
+            # What was just made may not be found by a query yet.
+            if exist_ok and (known := self._tree.remembered(path)) is not None:
+                return known
             try:
                 info = await self._tree.lookup(path)
             except ObjectNotFound:
@@ -62,17 +68,21 @@ class Writer:
                 if info.kind != "directory" or not exist_ok:
                     _exists(path)
                 return info
-            parent = _folder_of(path)
-            folder = await (self.make_folder(parent, exist_ok=True) if parents else self._tree.folder(parent))
-            to = await self._account.connection()
-            resource = {"mimeType": api.FOLDER, **await self._new(to, path, folder)}
-            try:
-                item = await to.change("POST", None, path, "making the folder", resource)
-            except FileExistsError:  # an earlier try arrived, and only its answer was lost
-                item = await to.item(resource["id"], path)
+            item = await self._in_place(path, lambda: self._new_folder(path, parents))
             made = api.item_info(item, path)
             self._tree.remember(made)
             return made
+
+    async def _new_folder(self, path: str, parents: bool) -> dict[str, Any]:
+        parent = _folder_of(path)
+        folder = await (self.make_folder(parent, exist_ok=True) if parents else self._tree.folder(parent))
+        _must_be_real(path, folder)
+        to = await self._account.connection()
+        resource = {"mimeType": api.FOLDER, **await self._new(to, path, folder)}
+        try:
+            return await to.change("POST", None, path, "making the folder", resource)
+        except FileExistsError:  # an earlier try arrived, and only its answer was lost
+            return await to.item(resource["id"], path)
 
     async def remove(self, path: str, *, folders: bool = False) -> None:
         """Put all items of this name in the trash (or delete them, as the options say); a folder goes with all in it.
@@ -80,7 +90,7 @@ class Writer:
         All, because after the newest the one before would show again. Raises IsAFolder for folders unless `folders`.
         """
         async with self._alone(path):
-            items = await self._named(path)
+            _, items = await self._named(path)
             if not items:
                 raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder")
             if not folders and any(item["mimeType"] == api.FOLDER for item in items):
@@ -113,86 +123,96 @@ class Writer:
         if info.id is None:
             raise ObjectNotFound(f"{api.url_of(source)}: a shortcut to a file that is gone")
         async with self._alone(target):
-            folder, before = await self._place(target)
-            if any(item["id"] == info.id for item in before):
-                return  # onto itself
-            for item in before:
-                self._writable(target, item)
-            to = await self._account.connection()
-            resource = await self._new(to, target, folder)
-            try:
-                await to.change("POST", f"{info.id}/copy", target, "copying to it", resource)
-            except FileExistsError:  # an earlier try arrived, and only its answer was lost
-                await to.item(resource["id"], target)
-            await self._discard(target, before)
+            await self._in_place(target, lambda: self._copy(info, target))
+
+    async def _copy(self, info: ObjectInfo, target: str) -> Mapping[str, Any]:
+        folder, before = await self._place(target)
+        for item in before:
+            if item["id"] == info.id:
+                return item  # onto itself
+            self._writable(target, item)
+        to = await self._account.connection()
+        resource, keys = await self._new(to, target, folder), key_of(info)
+        try:
+            item = await to.change("POST", f"{info.id}/copy", target, "copying to it", resource, headers=keys)
+        except FileExistsError:  # an earlier try arrived, and only its answer was lost
+            item = await to.item(resource["id"], target)
+        await self._discard(target, before)
+        return item
 
     async def move(self, source: str, target: str) -> None:
         """Move a file or folder, on the server: it keeps its id; a file that `target` named goes into the trash."""
-        items = await self._named(source)
+        if target.startswith(f"{source}/"):
+            raise ValueError(f"{api.url_of(source)}: a folder cannot be moved into itself ({target})")
+        old, items = await self._named(source)
         if not items:
             raise ObjectNotFound(f"{api.url_of(source)}: no such file or folder")
-        item = api.newest(items)
-        old = await self._tree.folder(_folder_of(source))
-        async with self._alone(target):
+        item, parent = api.newest(items), old.id or ""
+
+        async def to_target() -> dict[str, Any]:
+            nonlocal parent
             folder, before = await self._place(target)
             before = [other for other in before if other["id"] != item["id"]]
             if any(other["mimeType"] == api.FOLDER for other in before):
                 _exists(target)
-            params = (
-                {} if folder.id == old.id else {"addParents": folder.id or "", "removeParents": old.id or ""}
-            )
-            to = await self._account.connection()
-            title = {"title": _name_of(target)}
-            await to.change("PATCH", item["id"], source, f"moving it to {target}", title, params)
+            here = folder.id or ""
+            params = {} if here == parent else {"addParents": here, "removeParents": parent}
+            to, title = await self._account.connection(), {"title": _name_of(target)}
+            moved = await to.change("PATCH", item["id"], source, f"moving it to {target}", title, params)
+            parent = here
             await self._discard(target, before)
+            return moved
+
+        async with self._alone(target):
+            await self._in_place(target, to_target)
         self._tree.forget(source)
         self._tree.forget(target)
 
     # Steps
+    async def _in_place(self, path: str, make: Callable[[], Awaitable[Mapping[str, Any]]]) -> dict[str, Any]:
+        """Return the item that `make` puts at `path`: again, where the folder that was remembered is gone or in the trash."""
+        with suppress(ObjectNotFound):
+            if not api.is_trashed(item := await make()):
+                return dict(item)
+        self._tree.forget_way(_folder_of(path))
+        return dict(await make())
+
     async def _place(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
         """Return the folder that `path` lies in, made where it is missing, and the items that have the name there."""
         if not place_of(path).names:
             raise IsAFolder(
                 f"{api.url_of(path)}: a file needs a name in a folder, as in {api.url_of(path)}/name"
             )
-        parent = _folder_of(path)
         try:
-            folder = await self._tree.folder(parent)
+            folder, items = await self._tree.at(path)
         except ObjectNotFound:
-            folder = await self.make_folder(parent, exist_ok=True)
-            return folder, []
-        if folder.id == api.SHARED_WITH_ME:
-            raise CachedFSError(
-                f"{api.url_of(path)}: 'Shared with me' is a view, and holds nothing of its own; write to a folder in it"
-            )
-        return folder, await self._named(path)
+            return await self.make_folder(_folder_of(path), exist_ok=True), []
+        _must_be_real(path, folder)
+        return folder, items
 
-    async def _named(self, path: str) -> list[dict[str, Any]]:
-        """Return the items that `path` names; a folder on the way that was remembered and is gone is looked up again."""
+    async def _named(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
+        """Return the folder of `path`, and the items that it names there."""
         if not place_of(path).names:
             raise IsAFolder(f"{api.url_of(path)}: this is where a Drive starts; it cannot be changed")
-        parent = _folder_of(path)
-        try:
-            return await self._tree.named(path, await self._tree.folder(parent))
-        except ObjectNotFound:
-            self._tree.forget(parent)
-            return await self._tree.named(path, await self._tree.folder(parent))
+        folder, items = await self._tree.at(path)
+        _must_be_real(path, folder)
+        return folder, items
 
     async def _new(self, to: Connection, path: str, folder: ObjectInfo) -> dict[str, Any]:
         return {"id": await to.new_id(), "title": _name_of(path), "parents": [{"id": folder.id}]}
 
     def _writable(self, path: str, item: Mapping[str, Any]) -> str:
         """Return the id whose content is written for `path`; raises for what has no content."""
-        if item["mimeType"] == api.FOLDER:
-            raise IsAFolder(f"{api.url_of(path)}: this is a folder; write to a file in it")
-        if (target := api.shortcut_target(item)) is not None:
-            return str(target["targetId"])
-        if "fileSize" not in item and "md5Checksum" not in item:
+        target = api.shortcut_target(item)
+        mime = item["mimeType"] if target is None else target.get("targetMimeType", "")
+        if mime == api.FOLDER:
+            raise IsAFolder(f"{api.url_of(path)}: this leads to a folder; write to a file in it")
+        if api.is_native(mime):
             raise NotDownloadable(
-                f"{api.url_of(path)}: a document of Google's own ({item['mimeType']}) has this name; choose another, or "
+                f"{api.url_of(path)}: a document of Google's own ({mime}) has this name; choose another, or "
                 "move the document away"
             )
-        return str(item["id"])
+        return str(item["id"] if target is None else target["targetId"])
 
     async def _discard(self, path: str, items: list[dict[str, Any]]) -> None:
         to = await self._account.connection()
@@ -226,6 +246,14 @@ def _folder_of(path: str) -> str:
 def _name_of(path: str) -> str:
     """Return the title of a new item: as the path has it, with the sign for a slash turned back into one."""
     return api.title_of(path.rpartition("/")[2])[-1]
+
+
+def _must_be_real(path: str, folder: ObjectInfo) -> None:
+    if folder.id == api.SHARED_WITH_ME:
+        raise CachedFSError(
+            f"{api.url_of(path)}: 'Shared with me' is a view, and holds nothing of its own; write to a folder in it, "
+            "or to My Drive"
+        )
 
 
 def _exists(path: str) -> NoReturn:

@@ -1,0 +1,77 @@
+"""A simulated Drive with an empty folder for every test, and what makes origins over it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.retry import Policy
+from cachedfs.sim import DriveServer
+
+QUICK = Policy(base_s=0.001, cap_s=0.001, stall_s=0.25)
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[DriveServer]:
+    with DriveServer("off") as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: DriveServer) -> Iterator[DriveServer]:
+    shared_server.reset()
+    yield shared_server
+    shared_server.heal()
+    shared_server.short_pages(None)
+    shared_server.require_no_token()
+
+
+@pytest.fixture
+def folder(server: DriveServer) -> str:
+    """The name of an empty folder in My Drive."""
+    name = f"folder-{next(_numbers)}"
+    server.folder(name)
+    return name
+
+
+@pytest.fixture
+def root(folder: str) -> str:
+    """Where an origin sees that folder."""
+    return f"My Drive/{folder}"
+
+
+@pytest.fixture
+async def make(server: DriveServer) -> AsyncIterator[Callable[..., DriveOrigin]]:
+    """What makes origins; they are closed in the end."""
+    made: list[DriveOrigin] = []
+
+    def make_origin(policy: Policy = QUICK, concurrency: int = 16, clock: Any = None, **options: Any) -> Any:
+        more = {} if clock is None else {"clock": clock}
+        origin = DriveOrigin(
+            {"token": "anon", "endpoint_url": server.endpoint_url, **options},
+            identity="drive",
+            loop=asyncio.get_running_loop(),
+            on_request=lambda: None,
+            concurrency=concurrency,
+            policy=policy,
+            rng=random.Random(1),
+            **more,
+        )
+        made.append(origin)
+        return origin
+
+    yield make_origin
+    for origin in made:
+        await origin.aclose()
+
+
+@pytest.fixture
+async def origin(make: Callable[..., DriveOrigin]) -> DriveOrigin:
+    return make()

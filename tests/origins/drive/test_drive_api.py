@@ -1,0 +1,321 @@
+"""What the service says when it does not do what was asked, and what becomes of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    NotDownloadable,
+    ObjectChanged,
+    ObjectNotFound,
+    OriginAway,
+    OriginUnavailable,
+    QuotaExceeded,
+)
+from cachedfs.model import ObjectInfo, Range
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.options import DriveOptions
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.retry import Policy, Tries, Trouble
+from cachedfs.sim import DriveServer, Fault
+from tests.origins.contract import DATA, names, read
+
+MakeOrigin = Callable[..., DriveOrigin]
+TOKEN = "ya29.very-secret"
+
+
+@pytest.fixture
+def path(server: DriveServer, folder: str, root: str) -> str:
+    server.put(f"{folder}/a.bin", DATA)
+    return f"{root}/a.bin"
+
+
+async def asked(origin: DriveOrigin, kind: str, path: str, pinned: ObjectInfo | None = None) -> Any:
+    """Ask one question that is answered over the kind's transport: aiohttp for media, else threads."""
+    if kind == "media":
+        return (await read(origin, path, Range(0, 100), pinned))[0]
+    return await origin.lookup(path, ObjectInfo("x", "directory", id=pinned.details["above"]))  # type: ignore[union-attr]
+
+
+@pytest.fixture(params=["media", "list"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def pinned(make: MakeOrigin, server: DriveServer, path: str, root: str) -> ObjectInfo:
+    """The file, with the id of its folder; asking costs nothing of what is counted."""
+    origin = make()
+    info = await origin.lookup(path)
+    info.details["above"] = (await origin.lookup(root)).id  # type: ignore[index]
+    server.reset()
+    return info
+
+
+# Refusals, by reason
+REFUSED = [
+    (401, "authError", AccessDenied, "Google Drive|scope|account", errno.EACCES),
+    (403, "insufficientFilePermissions", AccessDenied, "which account signs in", errno.EACCES),
+    (403, "appNotAuthorizedToFile", AccessDenied, "scope", errno.EACCES),
+    (403, "domainPolicy", AccessDenied, "account", errno.EACCES),
+    (403, "downloadQuotaExceeded", QuotaExceeded, "24 hours.*copy of the file", errno.EDQUOT),
+    (403, "storageQuotaExceeded", QuotaExceeded, "storage of this account is full", errno.EDQUOT),
+    (403, "dailyLimitExceeded", QuotaExceeded, "midnight", errno.EDQUOT),
+    (403, "dailyLimitExceededUnreg", QuotaExceeded, "sign in", errno.EDQUOT),
+    (403, "sharingRateLimitExceeded", QuotaExceeded, "24 hours", errno.EDQUOT),
+    (403, "teamDriveFileLimitExceeded", QuotaExceeded, "shared drive", errno.EDQUOT),
+    (403, "numChildrenInNonRootLimitExceeded", QuotaExceeded, "500,000", errno.EDQUOT),
+    (403, "activeItemCreationLimitExceeded", QuotaExceeded, "as many items", errno.EDQUOT),
+    (403, "uploadLimitExceeded", QuotaExceeded, "750 GB", errno.EDQUOT),
+    (403, "cannotDownloadAbusiveFile", AccessDenied, "malware.*acknowledge_abuse", errno.EACCES),
+    (403, "fileNotDownloadable", NotDownloadable, "no bytes", errno.ENOTSUP),
+    (403, "exportSizeLimitExceeded", NotDownloadable, "export it", errno.ENOTSUP),
+    (404, "notFound", CachedFSError, "share it|removed", None),
+    (418, "teapot", CachedFSError, "not understood", errno.EIO),
+]
+
+
+@pytest.mark.parametrize(("status", "reason", "error", "says", "code"), REFUSED)
+async def test_a_refusal_is_an_error_of_its_kind_and_not_repeated(
+    make: MakeOrigin,
+    server: DriveServer,
+    path: str,
+    pinned: ObjectInfo,
+    kind: str,
+    status: int,
+    reason: str,
+    error: type[CachedFSError],
+    says: str,
+    code: int | None,
+) -> None:
+    origin = make(token=TOKEN)
+    server.fail(Fault(kind=kind, status=status, reason=reason, times=None))
+    whole = ObjectInfo(pinned.path, "file", pinned.size, pinned.fingerprint, pinned.id, dict(pinned.details))
+    whole.details["canReadRevisions"] = False  # type: ignore[index]
+    with pytest.raises(error, match=rf"drive://{path}(?s:.*)({says})") as caught:
+        await asked(origin, kind, path, whole)
+    assert TOKEN not in str(caught.value)
+    assert code in (None, caught.value.errno)
+    assert server.count(kind) == 1
+
+
+async def test_a_download_quota_in_the_words_of_version_2(
+    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo
+) -> None:
+    item = {"domain": "usageLimits", "reason": "quotaExceeded", "location": "quota.download"}
+    body = json.dumps({"error": {"code": 403, "message": "The download quota", "errors": [item]}})
+    server.fail(Fault(kind="media", status=403, body=body, times=None))
+    with pytest.raises(QuotaExceeded, match=r"24 hours.*copy"):
+        await read(make(), path, None, pinned)
+    assert server.count("media") == 1
+
+
+async def test_a_bad_request_is_a_value_error(
+    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str
+) -> None:
+    server.fail(Fault(kind=kind, status=400, times=None))
+    with pytest.raises(ValueError, match=f"drive://{path}: Drive did not accept"):
+        await asked(make(), kind, path, pinned)
+    assert server.count(kind) == 1
+
+
+# What may pass
+PASSING: list[dict[str, Any]] = [
+    *({"status": status} for status in (408, 429, 500, 502, 503, 504)),
+    *({"status": status, "html": True} for status in (500, 502, 503)),
+    {"status": 429, "headers": {"Retry-After": "0"}},
+    {"status": 403, "reason": "rateLimitExceeded"},
+    {"status": 403, "reason": "userRateLimitExceeded"},
+    {"close_before": True},
+    {"close_after": 0},
+    {"close_after": 30},
+    {"short_by": 20},
+    {"stall_s": 2.0},
+    {"stall_after": 50, "stall_s": 2.0},
+]
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=str)
+async def test_what_may_pass_is_tried_again(
+    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str, fault: dict[str, Any]
+) -> None:
+    n_times = 1 if "stall_s" in fault else 3
+    for nth in range(1, n_times + 1):
+        server.fail(Fault(kind=kind, nth=nth, **fault))
+    answer = await asked(make(), kind, path, pinned)
+    assert answer == DATA[:100] or answer.size == len(DATA)
+    assert server.count(kind) == 1 + n_times
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"status": 503}, {"status": 502, "html": True}, {"close_before": True}, {"short_by": 20}],
+    ids=str,
+)
+async def test_six_tries_and_no_more(
+    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str, fault: dict[str, Any]
+) -> None:
+    origin, n_requests = make(token=TOKEN), 0
+
+    def count() -> None:
+        nonlocal n_requests
+        n_requests += 1
+
+    origin.on_request = count
+    server.fail(Fault(kind=kind, times=None, **fault))
+    with pytest.raises(OriginUnavailable, match=rf"drive://{path}: .* failed after 6 tries in .*") as caught:
+        await asked(origin, kind, path, pinned)
+    assert n_requests == 6
+    # Where a connection closes without a word, aiohttp and httplib2 both send a GET once more by themselves.
+    assert server.count(kind) == (12 if "close_before" in fault else 6)
+    assert TOKEN not in str(caught.value)
+    assert "html" not in str(caught.value).lower()
+
+
+async def test_a_rate_limit_that_stays_is_origin_unavailable(
+    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str
+) -> None:
+    server.fail(Fault(kind=kind, status=403, reason="userRateLimitExceeded", times=None))
+    with pytest.raises(OriginUnavailable, match=r"6 tries.*403"):
+        await asked(make(), kind, path, pinned)
+    assert server.count(kind) == 6
+
+
+async def test_a_wait_that_is_asked_for_and_too_long_is_not_waited(
+    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str
+) -> None:
+    server.fail(Fault(kind=kind, status=429, headers={"Retry-After": "3600"}))
+    with pytest.raises(OriginUnavailable, match="1 try"):
+        await asked(make(), kind, path, pinned)
+
+
+def test_a_wait_that_is_asked_for_is_waited_at_least() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    verdict = api.failure(
+        429, {"retry-after": "7"}, b"", url="drive://x", doing="reading", pinned=False, now=now
+    )
+    assert isinstance(verdict, Trouble)
+    wait_s = Tries(Policy(base_s=0.5), clock=lambda: 0.0, rng=random.Random(0)).next_wait_s(verdict)
+    assert wait_s is not None
+    assert 7.0 <= wait_s <= 7.5
+
+
+async def test_an_answer_that_is_not_json_is_tried_again(
+    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo
+) -> None:
+    server.fail(Fault(kind="list", status=200, body="<html>sign in to the network</html>"))
+    assert (await asked(make(), "list", path, pinned)).size == len(DATA)
+    assert server.count("list") == 2
+
+
+async def test_a_service_that_is_not_there_is_origin_away(
+    make: MakeOrigin, pinned: ObjectInfo, kind: str
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        origin = make(policy=Policy(base_s=0.001, cap_s=0.001, connect_s=0.2), endpoint_url=url)
+        with pytest.raises(OriginAway, match=r"drive://.*endpoint"):
+            await asked(origin, kind, "My Drive/x", pinned)
+
+
+async def test_refused_tokens_are_access_denied(
+    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str
+) -> None:
+    server.require_token("another")
+    for origin in (make(token=TOKEN), make()):
+        with pytest.raises(AccessDenied, match=rf"drive://{path}") as caught:
+            await asked(origin, kind, path, pinned)
+        assert TOKEN not in str(caught.value)
+
+
+async def test_every_request_carries_the_token_and_is_counted(
+    make: MakeOrigin, server: DriveServer, path: str, root: str
+) -> None:
+    origin, n_requests = make(token=TOKEN), 0
+
+    def count() -> None:
+        nonlocal n_requests
+        n_requests += 1
+
+    origin.on_request = count
+    server.reset()
+    await read(origin, path)
+    await names(origin.list(root))
+    await origin.call("pipe_file", f"{root}/new", b"x")
+    await origin.call("rm", f"{root}/new")
+    assert {r.headers.get("authorization") for r in server.requests} == {f"Bearer {TOKEN}"}
+    assert n_requests == len(server.requests)
+
+
+async def test_after_aclose_an_origin_connects_again(make: MakeOrigin, path: str) -> None:
+    origin = make()
+    assert (await read(origin, path))[0] == DATA
+    await origin.aclose()
+    assert (await read(origin, path))[0] == DATA
+    await origin.aclose()
+    await origin.aclose()
+
+
+# Pure parts
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>no</html>", b'{"error": "x"}', b"[1]", b"\xff", b'{"error": {}}', b"text"]
+)
+@pytest.mark.parametrize(
+    ("status", "pinned", "kind"),
+    [
+        (404, False, ObjectNotFound),
+        (404, True, ObjectChanged),
+        (410, False, ObjectNotFound),
+        (409, False, FileExistsError),
+        (401, True, AccessDenied),
+        (403, False, AccessDenied),
+        (400, False, ValueError),
+        (412, False, CachedFSError),
+        (503, True, Trouble),
+        (599, False, Trouble),
+    ],
+)
+def test_every_status_means_something(status: int, pinned: bool, kind: type, body: bytes) -> None:
+    verdict = api.failure(
+        status, {}, body, url="drive://x", doing="reading", pinned=pinned, now=datetime.now(UTC)
+    )
+    assert isinstance(verdict, kind)
+    if not isinstance(verdict, Trouble):
+        assert str(verdict).startswith("drive://x: ")
+        assert "<html>" not in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [("tokn", "token"), ("trash", "trash_only"), ("client_jsn", "client_json"), ("endpoint", "endpoint_url")],
+)
+def test_an_unknown_option_is_told_with_the_nearest(given: str, near: str) -> None:
+    with pytest.raises(ValueError, match=rf"{given}.*did you mean {near}\?"):
+        DriveOptions.of({given: 1})
+
+
+def test_options_that_are_none_are_not_given() -> None:
+    options = DriveOptions.of({"token": None, "endpoint_url": None, "trash_only": None})
+    assert options == DriveOptions()
+    assert DriveOptions.of({"endpoint_url": "http://h/"}).endpoint_url == "http://h"
+
+
+def test_a_fingerprint_is_of_the_content_and_not_of_the_version() -> None:
+    item = {"id": "i", "title": "t", "mimeType": "x/y", "fileSize": "3", "md5Checksum": "m", "version": "1"}
+    info = api.item_info(item, "My Drive/t")
+    assert (info.fingerprint, info.size) == ("i-m-3", 3)
+    assert api.item_info({**item, "version": "2"}, "My Drive/t").fingerprint == info.fingerprint
+    del item["md5Checksum"]
+    assert api.item_info(item, "My Drive/t").fingerprint is None
+    assert api.item_info({**item, "headRevisionId": "r"}, "My Drive/t").fingerprint == "i-r-3"

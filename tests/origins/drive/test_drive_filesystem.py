@@ -1,0 +1,642 @@
+"""`drive://` as a user of fsspec has it; fsspec's own suites, and what they leave out."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gc
+import inspect
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import fsspec.tests.abstract as suites
+import pytest
+from fsspec.callbacks import Callback
+
+from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, OriginUnavailable
+from cachedfs.origins.drive.filesystem import DriveFileSystem
+from cachedfs.sim import DriveServer, Fault
+
+DATA = bytes(range(256)) * 40
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def options(server: DriveServer) -> dict[str, Any]:
+    return {"token": "anon", "endpoint_url": server.endpoint_url}
+
+
+@pytest.fixture
+def fs(options: dict[str, Any]) -> Iterator[DriveFileSystem]:
+    yield fsspec.filesystem("drive", **options)
+    DriveFileSystem.clear_instance_cache()
+
+
+# fsspec's suites
+class Fixtures(suites.AbstractFixtures):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fs(cls, shared_server):  # type: ignore[no-untyped-def]
+        return fsspec.filesystem("drive", token="anon", endpoint_url=shared_server.endpoint_url)
+
+    @pytest.fixture
+    def fs_path(self):  # type: ignore[no-untyped-def]
+        return f"My Drive/conformance-{next(_numbers)}"
+
+    @pytest.fixture
+    def fs_join(self):  # type: ignore[no-untyped-def]
+        return lambda *parts: "/".join(parts)
+
+    @pytest.fixture
+    def supports_empty_directories(self):  # type: ignore[no-untyped-def]
+        return True
+
+
+class TestCopy(suites.AbstractCopyTests, Fixtures):
+    pass
+
+
+class TestGet(suites.AbstractGetTests, Fixtures):
+    pass
+
+
+class TestPut(suites.AbstractPutTests, Fixtures):
+    pass
+
+
+class TestPipe(suites.AbstractPipeTests, Fixtures):
+    pass
+
+
+class TestOpen(suites.AbstractOpenTests, Fixtures):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("suite", "least"), [(TestCopy, 14), (TestGet, 14), (TestPut, 14), (TestPipe, 1), (TestOpen, 1)]
+)
+def test_the_suites_of_fsspec_bring_as_many_tests_as_ever(suite: type, least: int) -> None:
+    n_tests = sum(name.startswith("test_") for name, _ in inspect.getmembers(suite, inspect.isfunction))
+    assert n_tests >= least
+
+
+# Reading
+def test_a_file_is_read_with_seek_lines_and_text(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a.bin", DATA)
+    server.put(f"{folder}/a.csv", "x,y\n1,ä\n2,b\n".encode())
+    with fs.open(f"{root}/a.bin") as file:
+        assert file.read(10) == DATA[:10]
+        assert file.seek(-5, 2) == len(DATA) - 5
+        assert file.read() == DATA[-5:]
+        file.seek(300)
+        buffer = bytearray(20)
+        assert file.readinto(buffer) == 20
+        assert bytes(buffer) == DATA[300:320]
+        assert file.size == len(DATA) == file.details["size"]
+    with fs.open(f"{root}/a.csv", "rb") as file:
+        assert file.readline() == b"x,y\n"
+        assert list(file) == ["1,ä\n".encode(), b"2,b\n"]
+    with fs.open(f"drive://{root}/a.csv", "r", encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [["x", "y"], ["1", "ä"], ["2", "b"]]
+    with fsspec.open(f"drive://{root}/a.csv", "rt", encoding="utf-8", **fs.storage_options) as file:
+        assert file.readline() == "x,y\n"
+
+
+def test_opening_and_reading_a_small_file_is_one_lookup_and_one_request(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a.bin", DATA)
+    assert not fs.exists(f"{root}/other")  # remembers the way
+    server.reset()
+    with fs.open(f"{root}/a.bin") as file:
+        assert file.read() == DATA
+    assert [r.kind for r in server.requests] == ["list", "media"]
+
+
+def test_opening_what_cannot_be_read_fails_at_once(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    server.folder(f"{folder}/sub")
+    server.document(f"{folder}/doc", "x")
+    server.edit(server.put(f"{folder}/shut", b"x"), capabilities={"canDownload": False})
+    for name, error in (
+        ("sub", IsAFolder),
+        ("doc", NotDownloadable),
+        ("shut", AccessDenied),
+        ("none", FileNotFoundError),
+    ):
+        with pytest.raises(error, match=f"drive://{root}/{name}"):
+            fs.open(f"{root}/{name}")
+    with pytest.raises(ValueError, match="'My Drive'"):
+        fs.open("nowhere/a", "wb")
+    with pytest.raises(ValueError, match="mode"):
+        fs.open(f"{root}/a", "r+b")
+
+
+def test_a_handle_stays_with_the_version_that_it_opened(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", DATA)
+    with fs.open(f"{root}/a", block_size=100) as file:
+        assert file.read(10) == DATA[:10]
+        server.remove(server.find(f"{folder}/a")[0]["id"])
+        file.seek(5000)
+        with pytest.raises(ObjectChanged, match=f"drive://{root}/a"):
+            file.read(10)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (None, None),
+        (5, 10),
+        (0, 0),
+        (-5, None),
+        (-10, -5),
+        (5, -5),
+        (None, -1),
+        (9_000, 99_999),
+        (99_999, None),
+    ],
+)
+def test_cat_file_slices_as_python_does(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str, start: int | None, end: int | None
+) -> None:
+    server.put(f"{folder}/a", DATA)
+    assert fs.cat_file(f"{root}/a", start, end) == DATA[start:end]
+
+
+def test_cat_and_cat_ranges_return_what_failed(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", b"aa")
+    paths = [f"{root}/a", f"{root}/none"]
+    assert fs.cat(paths, on_error="omit") == {paths[0]: b"aa"}
+    assert isinstance(fs.cat(paths, on_error="return")[paths[1]], FileNotFoundError)
+    with pytest.raises(FileNotFoundError):
+        fs.cat(paths)
+    good, bad = fs.cat_ranges(paths, [1, 0], [2, 1], on_error="return")
+    assert good == b"a"
+    assert isinstance(bad, FileNotFoundError)
+
+
+# Looking
+@pytest.fixture
+def tree(server: DriveServer, folder: str) -> None:
+    for name in ("a.txt", "b.bin", "sub/c.txt", "sub/deep/d.txt"):
+        server.put(f"{folder}/{name}", b"12345")
+    server.folder(f"{folder}/empty")
+    server.document(f"{folder}/doc", "no size")
+
+
+def test_walk_find_glob_and_du(fs: DriveFileSystem, tree: None, root: str) -> None:
+    def below(*names: str) -> list[str]:
+        return sorted(f"{root}/{name}" for name in names)
+
+    assert fs.find(root) == below("a.txt", "b.bin", "doc", "sub/c.txt", "sub/deep/d.txt")
+    assert fs.find(root, maxdepth=1) == below("a.txt", "b.bin", "doc")
+    assert fs.find(f"{root}/a.txt") == below("a.txt")
+    assert fs.find(f"{root}/none") == []
+    everything = fs.find(root, withdirs=True, detail=True)
+    assert set(everything) == {root, *fs.find(root), *below("sub", "sub/deep", "empty")}
+    assert everything[f"{root}/sub"]["type"] == "directory"
+    assert fs.glob(f"{root}/*.txt") == below("a.txt")
+    assert fs.glob(f"{root}/**/*.txt") == below("a.txt", "sub/c.txt", "sub/deep/d.txt")
+    assert fs.glob(f"{root}/*/") == below("empty", "sub")
+    assert fs.du(root) == 20
+    assert fs.du(root, total=False)[f"{root}/doc"] == 0
+    assert fs.du(root, maxdepth=1) == 10
+    levels = {here: (sorted(dirs), sorted(files)) for here, dirs, files in fs.walk(root)}
+    assert levels[root] == (["empty", "sub"], ["a.txt", "b.bin", "doc"])
+    assert levels[f"{root}/sub/deep"] == ([], ["d.txt"])
+    assert len(levels) == 4
+    assert [here for here, _, _ in fs.walk(root, maxdepth=1)] == [root]
+    assert [here for here, _, _ in fs.walk(root, topdown=False)][-1] == root
+    with pytest.raises(ValueError, match="maxdepth"):
+        list(fs.walk(root, maxdepth=0))
+    with pytest.raises(FileNotFoundError):
+        list(fs.walk(f"{root}/none", on_error="raise"))
+    assert list(fs.walk(f"{root}/none")) == [(f"{root}/none", [], [])]
+
+
+def test_walk_can_be_pruned(fs: DriveFileSystem, tree: None, root: str) -> None:
+    seen = []
+    for here, dirs, _ in fs.walk(root):
+        seen.append(here)
+        dirs[:] = [name for name in dirs if name != "sub"]
+    assert seen == [root, f"{root}/empty"]
+
+
+def test_walk_is_finite_where_shortcuts_form_a_cycle(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/sub/a", b"")
+    server.shortcut(f"{folder}/sub/up", server.folder(folder))
+    assert [here for here, _, _ in fs.walk(root)] == [root, f"{root}/sub"]
+    assert fs.find(root) == [f"{root}/sub/a"]
+    assert fs.find(root, maxdepth=9) == [f"{root}/sub/a"]
+    assert fs.glob(f"{root}/**") == [root, f"{root}/sub", f"{root}/sub/a", f"{root}/sub/up"]
+    assert next(iter(fs.walk(f"{root}/sub/up")))[1] == ["sub"]
+
+
+def test_the_top_can_be_walked_and_found(
+    fs: DriveFileSystem, server: DriveServer, tree: None, root: str
+) -> None:
+    server.put("x", b"1", parent=server.share_drive(f"Team {next(_numbers)}"))
+    assert {"My Drive", "Shared with me"} <= set(fs.ls("", detail=False))
+    assert fs.ls("drive://") == fs.ls("")
+    assert f"{root}/a.txt" in fs.find("")
+    assert "" not in fs.find("", withdirs=True)
+    assert next(iter(fs.walk("", maxdepth=1)))[0] == ""
+
+
+def test_what_things_are(fs: DriveFileSystem, tree: None, root: str) -> None:
+    assert fs.exists(f"{root}/a.txt")
+    assert not fs.exists(f"{root}/none")
+    assert fs.isfile(f"{root}/a.txt")
+    assert not fs.isfile(f"{root}/sub")
+    assert fs.isdir(f"{root}/sub")
+    assert not fs.isdir(f"{root}/none")
+    assert fs.size(f"{root}/a.txt") == 5
+    info = fs.info(f"drive://{root}/a.txt")
+    assert (info["name"], info["type"], info["size"]) == (f"{root}/a.txt", "file", 5)
+    assert fs.modified(f"{root}/a.txt") == info["modified"]
+    assert fs.created(f"{root}/a.txt") == info["created"]
+    assert fs.ukey(f"{root}/a.txt") == fs.checksum(f"{root}/a.txt")
+    assert [item["name"] for item in fs.ls(f"{root}/a.txt")] == [f"{root}/a.txt"]
+    with pytest.raises(FileNotFoundError, match=f"drive://{root}/none"):
+        fs.ls(f"{root}/none")
+    with pytest.raises(NotImplementedError, match="share"):
+        fs.sign(f"{root}/a.txt")
+
+
+@pytest.mark.parametrize("path", ["My Drive//a", "drive://id:", "shared:", "somewhere/a"])
+def test_a_path_that_means_nothing_is_said_to(fs: DriveFileSystem, path: str) -> None:
+    for ask in (fs.info, fs.ls, fs.cat_file, fs.exists, fs.open):
+        with pytest.raises(ValueError, match=r"drive://"):
+            ask(path)
+
+
+# Writing
+def test_files_are_written_appended_to_and_made(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    with fs.open(f"{root}/new/a", "wb") as file:
+        assert (file.write(b"one"), file.tell()) == (3, 3)
+        assert server.count("upload") == 0
+    with fs.open(f"{root}/new/a", "ab") as file:
+        file.write(b" two")
+    assert server.get(f"{folder}/new/a") == b"one two"
+    with pytest.raises(FileExistsError):
+        fs.open(f"{root}/new/a", "xb")
+    with fs.open(f"{root}/new/b", "xb") as file:
+        file.write(b"new")
+    with fs.open(f"{root}/new/text", "w", encoding="utf-8") as file:
+        file.write("ä\n")
+    with fs.open(f"{root}/new/c", "ab"):
+        pass
+    assert [server.get(f"{folder}/new/{name}") for name in ("b", "text", "c")] == [
+        b"new",
+        "ä\n".encode(),
+        b"",
+    ]
+    fs.touch(f"{root}/new/b")
+    assert server.get(f"{folder}/new/b") == b""
+    assert len(server.find(f"{folder}/new/a")) == 1
+
+
+def test_an_append_that_cannot_read_does_not_empty_the_file(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", DATA)
+    server.fail(Fault(kind="media", status=403, reason="insufficientFilePermissions", times=None))
+    with pytest.raises(AccessDenied):
+        fs.open(f"{root}/a", "ab")
+    gc.collect()
+    assert server.get(f"{folder}/a") == DATA
+
+
+def test_a_write_that_fails_is_an_error_of_close(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fail(Fault(kind="upload", status=403, reason="storageQuotaExceeded"))
+    file = fs.open(f"{root}/a", "wb")
+    file.write(b"x")
+    with pytest.raises(OSError, match=r"storage of this account is full"):
+        file.close()
+    assert file.closed
+    assert server.find(f"{folder}/a") == []
+
+
+def test_a_transaction_writes_all_or_nothing(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    with fs.transaction:
+        for name in ("a", "b"):
+            with fs.open(f"{root}/{name}", "wb") as file:
+                file.write(name.encode())
+        assert server.count("upload") == 0
+    assert server.get(f"{folder}/a") + server.get(f"{folder}/b") == b"ab"
+    with suppress(RuntimeError), fs.transaction:
+        with fs.open(f"{root}/c", "wb") as file:
+            file.write(b"c")
+        raise RuntimeError
+    assert server.find(f"{folder}/c") == []
+
+
+def test_removing_trees_and_globs(fs: DriveFileSystem, server: DriveServer, tree: None, root: str) -> None:
+    with pytest.raises(IsAFolder):
+        fs.rm(f"{root}/sub")
+    fs.rm(f"{root}/**/c.txt")
+    assert not fs.exists(f"{root}/sub/c.txt")
+    server.reset()
+    fs.rm([f"{root}/sub", f"{root}/sub/deep", f"{root}/sub/deep/d.txt"], recursive=True)
+    assert server.count("update") == 1
+    fs.rm([f"{root}/a.txt", f"{root}/b.bin"])
+    server.put(f"{root.removeprefix('My Drive/')}/x/y/z", b"")
+    fs.rm(f"{root}/**", recursive=True)
+    server.put(f"{root.removeprefix('My Drive/')}/x", b"")
+    fs.rm(f"{root}/*")
+    assert fs.ls(root) == []
+    with pytest.raises(FileNotFoundError):
+        fs.rm(f"{root}/none")
+    fs.rm(root, recursive=True)
+    assert not fs.exists(root)
+
+
+def test_one_failing_removal_does_not_stop_before_the_others_ended(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    for i in range(5):
+        server.put(f"{folder}/{i}", b"")
+    with pytest.raises(FileNotFoundError):
+        fs.rm([f"{root}/none", *(f"{root}/{i}" for i in range(5))])
+    loop_tasks = asyncio.run_coroutine_threadsafe(_tasks(), fs.loop).result()
+    assert loop_tasks == 0
+
+
+async def _tasks() -> int:
+    return len(asyncio.all_tasks()) - 1
+
+
+def test_folders(fs: DriveFileSystem, server: DriveServer, root: str) -> None:
+    fs.mkdir(f"{root}/a/b")
+    assert fs.isdir(f"{root}/a/b")
+    with pytest.raises(FileExistsError):
+        fs.mkdir(f"{root}/a/b")
+    with pytest.raises(FileNotFoundError):
+        fs.mkdir(f"{root}/x/y", create_parents=False)
+    fs.makedirs(f"{root}/a/b", exist_ok=True)
+    with pytest.raises(FileExistsError):
+        fs.makedirs(f"{root}/a/b")
+    with pytest.raises(OSError, match="not empty"):
+        fs.rmdir(f"{root}/a")
+    fs.rmdir(f"{root}/a/b")
+    fs.rmdir(f"{root}/a")
+    assert not fs.exists(f"{root}/a")
+
+
+def test_mv_and_cp(fs: DriveFileSystem, server: DriveServer, tree: None, folder: str, root: str) -> None:
+    id = fs.info(f"{root}/a.txt")["id"]
+    fs.mv(f"{root}/a.txt", f"{root}/moved.txt")
+    fs.mv(f"{root}/moved.txt", f"{root}/sub/")
+    assert fs.info(f"{root}/sub/moved.txt")["id"] == id
+    fs.mv(f"{root}/sub", f"{root}/there")
+    assert fs.info(f"{root}/there/moved.txt")["id"] == id
+    assert not fs.exists(f"{root}/sub")
+    fs.mv(f"{root}/there/moved.txt", f"{root}/there/moved.txt")
+    with pytest.raises(FileExistsError):
+        fs.mv(f"{root}/b.bin", f"{root}/there")
+    fs.cp(f"{root}/there", f"{root}/copy", recursive=True)
+    assert server.get(f"{folder}/copy/deep/d.txt") == b"12345"
+    fs.cp(f"{root}/b.bin", f"{root}/copy/moved.txt")
+    assert fs.find(f"{root}/copy") == [f"{root}/copy/{n}" for n in ("c.txt", "deep/d.txt", "moved.txt")]
+    fs.mv(f"{root}/copy/*.txt", f"{root}/globbed/")
+    assert fs.ls(f"{root}/globbed", detail=False) == [f"{root}/globbed/c.txt", f"{root}/globbed/moved.txt"]
+
+
+# From and to the disk
+class Counting(Callback):
+    """Counts what it is told, its branches too."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.branches: list[Callback] = []
+
+    def branched(self, path_1: str, path_2: str, **kwargs: Any) -> Callback:
+        self.branches.append(Callback())
+        return self.branches[-1]
+
+
+def test_trees_travel_with_callbacks(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str, tmp_path: Path
+) -> None:
+    for name in ("a", "sub/b"):
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(DATA)
+    (tmp_path / "in" / "empty").mkdir()
+    for method, source, target in (
+        ("put", f"{tmp_path}/in/", f"{root}/tree"),
+        ("get", f"{root}/tree/", f"{tmp_path}/out"),
+    ):
+        callback = Counting()
+        getattr(fs, method)(source, target, recursive=True, callback=callback)
+        n_bytes = sum(branch.value for branch in callback.branches)
+        assert n_bytes == 2 * len(DATA)
+        assert callback.size == callback.value
+    assert (tmp_path / "out/sub/b").read_bytes() == DATA
+    assert (tmp_path / "out/empty").is_dir()
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a", "empty", "sub"]
+    buffer = io.BytesIO()
+    fs.get_file(f"{root}/tree/a", buffer)
+    assert buffer.getvalue() == DATA
+
+
+def test_a_file_that_cannot_be_got_leaves_nothing_and_keeps_what_was_there(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str, tmp_path: Path
+) -> None:
+    server.put(f"{folder}/a", DATA)
+    (tmp_path / "a").write_bytes(b"before")
+    for fault in ({"close_after": 100}, {"status": 403, "reason": "domainPolicy"}):
+        server.fail(Fault(kind="media", **fault))  # type: ignore[arg-type]
+        server.fail(Fault(kind="media", nth=2, times=None, status=403, reason="domainPolicy"))
+        with pytest.raises(AccessDenied):
+            fs.get_file(f"{root}/a", tmp_path / "a")
+        server.heal()
+        assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["a"]
+        assert (tmp_path / "a").read_bytes() == b"before"
+    fs.get_file(f"{root}/a", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == DATA
+
+
+# Instances
+def test_an_instance_travels_as_its_arguments(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", DATA)
+    assert fs.cat_file(f"{root}/a") == DATA
+    again = pickle.loads(pickle.dumps(fs))
+    assert again is fs
+    assert fsspec.AbstractFileSystem.from_json(fs.to_json()) is fs
+    assert json.loads(fs.to_json())["protocol"] == "drive"
+    other = DriveFileSystem(**fs.storage_options, trash_only=False, skip_instance_cache=True)
+    copy = pickle.loads(pickle.dumps(other))
+    assert (copy.storage_options["trash_only"], copy.cat_file(f"{root}/a")) == (False, DATA)
+    with fs.open(f"{root}/a") as file:
+        file.seek(5)
+        with pickle.loads(pickle.dumps(file)) as other_file:
+            assert (other_file.tell(), other_file.read()) == (5, DATA[5:])
+
+
+@pytest.mark.parametrize("name", ["google_auth", "credentials"])
+def test_live_credentials_do_not_travel(options: dict[str, Any], name: str) -> None:
+    class Live:
+        pass
+
+    options = {**options, name: Live(), "token": None}
+    fs = DriveFileSystem(**options, skip_instance_cache=True)
+    for travel in (pickle.dumps, DriveFileSystem.to_json, DriveFileSystem.to_dict):
+        with pytest.raises(TypeError, match=rf"{name}=: a live Live.*client_json_file_path"):
+            travel(fs)
+
+
+def test_an_unknown_option_is_told_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"'tokne' is unknown; did you mean token\?"):
+        fsspec.filesystem("drive", tokne="anon")
+
+
+async def test_an_asynchronous_instance_runs_on_this_loop(
+    options: dict[str, Any], server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", DATA)
+    fs = fsspec.filesystem("drive", asynchronous=True, skip_instance_cache=True, **options)
+    assert await fs._cat_file(f"{root}/a") == DATA
+    await fs._pipe_file(f"{root}/b", b"b")
+    assert await fs._find(root) == [f"{root}/a", f"{root}/b"]
+    assert [here async for here, _, _ in fs._walk(root)] == [root]
+    assert await fs._du(root) == len(DATA) + 1
+    await fs._mv_file(f"{root}/b", f"{root}/c")
+    await fs._rm(f"{root}/c")
+    assert server.get(f"{folder}/a") == DATA
+    await fs.origin.aclose()
+
+
+async def test_an_asynchronous_instance_that_is_dropped_closes_its_connections(
+    options: dict[str, Any], server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", DATA)
+    fs = DriveFileSystem(asynchronous=True, skip_instance_cache=True, **options)
+    assert await fs._cat_file(f"{root}/a") == DATA
+    session = (await fs.origin.account.connection())._session
+    del fs
+    gc.collect()
+    assert session.closed
+
+
+def test_threads_share_an_instance(fs: DriveFileSystem, server: DriveServer, folder: str, root: str) -> None:
+    for i in range(8):
+        server.put(f"{folder}/{i}", b"%d" % i * 1000)
+    found: dict[int, bytes] = {}
+
+    def read(i: int) -> None:
+        with fs.open(f"{root}/{i}") as file:
+            found[i] = file.read()
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: b"%d" % i * 1000 for i in range(8)}
+
+
+def in_a_child(fs: DriveFileSystem, path: str, answers: Any) -> None:
+    try:
+        fs.cat_file(path)
+        answers.put("read")
+    except RuntimeError as error:
+        answers.put(str(error))
+    again = DriveFileSystem(**fs.storage_options)
+    answers.put(again.cat_file(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_after_a_fork_an_instance_is_refused_and_a_new_one_works(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", DATA)
+    assert fs.cat_file(f"{root}/a") == DATA
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=in_a_child, args=(fs, f"{root}/a", answers))
+    process.start()
+    assert "fork" in answers.get(timeout=30)
+    assert answers.get(timeout=30) == DATA
+    process.join(30)
+    assert process.exitcode == 0
+    assert fs.cat_file(f"{root}/a") == DATA
+
+
+SCRIPT = """
+    import asyncio, gc, sys
+    import fsspec
+    url, path, how = sys.argv[1:]
+    options = {"token": "anon", "endpoint_url": url, "skip_instance_cache": True}
+    if how == "async":
+        async def main():
+            fs = fsspec.filesystem("drive", asynchronous=True, **options)
+            await fs._cat_file(path)
+            await fs._pipe_file(path + ".new", b"x")
+            await fs.origin.aclose()
+        asyncio.run(main())
+    else:
+        fs = fsspec.filesystem("drive", **options)
+        with fs.open(path) as file:
+            file.read(10)
+        fs.pipe_file(path + ".new", b"x")
+        if how == "dropped":
+            del fs, file
+            gc.collect()
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("how", ["dropped", "kept", "async"])
+def test_nothing_is_left_open(server: DriveServer, folder: str, root: str, how: str) -> None:
+    server.put(f"{folder}/a", DATA)
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(SCRIPT), server.endpoint_url, f"{root}/a", how],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+    ours = [line for line in ended.stderr.splitlines() if "Warning" in line and "site-packages" not in line]
+    assert ours == []
+    assert "Unclosed" not in ended.stderr
+    assert "never awaited" not in ended.stderr
+
+
+def test_a_service_that_stays_away_is_an_error_and_no_hang(
+    fs: DriveFileSystem, server: DriveServer, root: str
+) -> None:
+    server.fail(Fault(kind="list", status=503, headers={"Retry-After": "999"}, times=None))
+    with pytest.raises(OriginUnavailable, match=f"drive://{root}"):
+        fs.ls(root)

@@ -1,0 +1,483 @@
+"""One read is of one version, whatever happens meanwhile; and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import pytest
+
+from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, OriginUnavailable
+from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.origins.drive.media import WHOLE, proof_of
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.retry import Policy
+from cachedfs.sim import DriveServer, Fault
+from tests.origins.contract import read
+
+MakeOrigin = Callable[..., DriveOrigin]
+OLD = b"".join(b"%07d\n" % i for i in range(8000))  # 64,000 bytes
+NEW = OLD.swapcase().replace(b"0", b"x")
+SPAN = Range(10, 60_000)
+
+
+class File(NamedTuple):
+    server: DriveServer
+    name: str  # in My Drive
+    path: str
+    id: str
+    want: Range | None
+
+    def replace(self, data: bytes = NEW) -> None:
+        self.server.put(self.name, data)
+
+    @property
+    def old(self) -> bytes:
+        return OLD[self.want.start : self.want.stop] if self.want else OLD
+
+    @property
+    def new(self) -> bytes:
+        return NEW[self.want.start : self.want.stop] if self.want else NEW
+
+
+@pytest.fixture(params=["checksum", "revision", "second look"])
+def proof(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def file(server: DriveServer, folder: str, root: str, proof: str) -> File:
+    """A file, and a read of it, whose version has to be proven in that way."""
+    id = server.put(f"{folder}/a", OLD)
+    if proof == "second look":
+        server.edit(id, capabilities={"canReadRevisions": False})
+    return File(server, f"{folder}/a", f"{root}/a", id, None if proof == "checksum" else SPAN)
+
+
+def asked(server: DriveServer) -> list[tuple[str, str | None]]:
+    return [(request.kind, request.headers.get("range")) for request in server.requests]
+
+
+# Which proof
+@pytest.mark.parametrize(
+    ("size", "span", "details", "proof"),
+    [
+        (9, (0, 9), {"md5Checksum": "m"}, "checksum"),
+        (WHOLE, (0, WHOLE), {"md5Checksum": "m"}, "checksum"),
+        (WHOLE + 1, (0, WHOLE + 1), {"md5Checksum": "m"}, "second look"),
+        (9, (0, 8), {"md5Checksum": "m"}, "second look"),
+        (9, (0, 9), {}, "second look"),
+        (9, (1, 9), {"md5Checksum": "m", "headRevisionId": "r", "canReadRevisions": True}, "revision"),
+        (9, (1, 9), {"md5Checksum": "m", "canReadRevisions": True}, "second look"),
+        (9, (1, 9), {"headRevisionId": "r", "canReadRevisions": False}, "second look"),
+    ],
+)
+def test_how_a_version_is_proven(size: int, span: tuple[int, int], details: Any, proof: str) -> None:
+    assert proof_of(ObjectInfo("a", size=size, details=details), Range(*span)) == proof
+
+
+# What it costs
+async def test_a_pinned_read_is_one_request_and_a_second_look_one_more(
+    origin: DriveOrigin, server: DriveServer, file: File, proof: str
+) -> None:
+    pinned = await origin.lookup(file.path)
+    server.reset()
+    assert (await read(origin, file.path, file.want, pinned))[0] == file.old
+    media, *others = sorted(server.requests, key=lambda request: request.kind != "media")
+    assert [request.kind for request in others] == ["get"] * (proof == "second look")
+    assert media.query.get("revisionId") == (
+        pinned.details["headRevisionId"] if proof == "revision" else None
+    )
+    assert media.query["supportsAllDrives"] == "true"
+    assert media.headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize(
+    ("want", "sent"),
+    [
+        (None, "bytes=0-63999"),
+        (Range(0, 1 << 62), "bytes=0-63999"),
+        (Range(5, 1 << 62), "bytes=5-63999"),
+        (Suffix(10), "bytes=63990-63999"),
+        (Suffix(1 << 40), "bytes=0-63999"),
+    ],
+)
+async def test_a_range_is_never_unbounded(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str, want: Any, sent: str
+) -> None:
+    server.put(f"{folder}/a", OLD)
+    await read(origin, f"{root}/a", want)
+    assert [headers for kind, headers in asked(server) if kind == "media"] == [sent]
+
+
+async def test_nothing_is_asked_for_no_bytes(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/empty", b"")
+    info = await origin.lookup(f"{root}/empty")
+    server.reset()
+    assert (await read(origin, f"{root}/empty", None, info))[0] == b""
+    assert asked(server) == [("get", None)]
+
+
+# Replaced
+async def test_replaced_before_the_request(origin: DriveOrigin, file: File, proof: str) -> None:
+    pinned = await origin.lookup(file.path)
+    file.replace()
+    if proof == "revision":
+        assert (await read(origin, file.path, file.want, pinned))[0] == file.old
+        return
+    with pytest.raises(ObjectChanged, match=f"drive://{file.path}.*open it again"):
+        await read(origin, file.path, file.want, pinned)
+
+
+@pytest.mark.parametrize("size", [0, 5, 30_000, 63_999, 64_001])
+async def test_replaced_by_a_shorter_or_a_longer_one(
+    origin: DriveOrigin, server: DriveServer, file: File, size: int
+) -> None:
+    server.edit(file.id, capabilities={"canReadRevisions": False})
+    pinned = await origin.lookup(file.path)
+    file.replace((NEW + NEW)[:size])
+    server.reset()
+    with pytest.raises(ObjectChanged):
+        await read(origin, file.path, file.want, pinned)
+    assert server.count("media") == 1
+    assert (await read(origin, file.path, file.want))[0] == (NEW + NEW)[:size][
+        slice(file.want and 10, file.want and 60_000)
+    ]
+
+
+async def test_replaced_while_the_body_comes(origin: DriveOrigin, server: DriveServer, file: File) -> None:
+    pinned = await origin.lookup(file.path)
+    server.fail(Fault(kind="media", close_after=20_000))
+    got = b""
+    with suppress(ObjectChanged):
+        async with origin.read(file.path, file.want, pinned) as reply:
+            file.replace()
+            async for piece in reply:
+                got += piece
+    assert file.old.startswith(got)
+
+
+async def test_replaced_in_the_middle_of_a_resumed_body(
+    origin: DriveOrigin, server: DriveServer, file: File, proof: str
+) -> None:
+    pinned = await origin.lookup(file.path)
+    server.fail(Fault(kind="media", close_after=20_000))
+    server.fail(Fault(kind="media", nth=2, close_after=10_000))
+    n_media, got = 0, b""
+
+    def replace_at_the_third() -> None:
+        nonlocal n_media
+        n_media = server.count("media")
+        if n_media == 2:
+            file.replace()
+
+    origin.on_request = replace_at_the_third
+    with suppress(ObjectChanged):
+        async with origin.read(file.path, file.want, pinned) as reply:
+            async for piece in reply:
+                got += piece
+    assert n_media >= 2
+    assert file.old.startswith(got)
+
+
+@pytest.mark.parametrize("nth", range(1, 8))
+async def test_a_read_unpinned_is_one_whole_version_at_whatever_moment(
+    origin: DriveOrigin, server: DriveServer, file: File, nth: int
+) -> None:
+    await origin.lookup(file.path)
+    inner = await origin.filesystem()
+    n = 0
+
+    def replace_at_the_nth() -> None:
+        nonlocal n
+        n += 1
+        if n == nth:
+            file.replace()
+
+    origin.on_request = replace_at_the_nth
+    span = {"start": 10, "end": 60_000} if file.want else {}
+    assert await inner._cat_file(file.path, **span) in (file.old, file.new)
+    n = 0
+    file.replace(OLD)
+    with suppress(ObjectChanged):
+        data, info, _, _ = await read(origin, file.path, file.want)
+        assert data in (file.old, file.new)
+        assert info.fingerprint is not None
+
+
+async def test_headers_of_a_replaced_file_are_asked_again_unpinned(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    id = server.put(f"{folder}/a", OLD)
+    server.edit(id, capabilities={"canReadRevisions": False})
+    await origin.lookup(f"{root}/a")
+    server.reset()
+    done = False
+
+    def grow() -> None:  # after the lookup, before the media
+        nonlocal done
+        if server.count("list") == 1 and not done:
+            done = True
+            server.put(f"{folder}/a", NEW + NEW)
+
+    origin.on_request = grow
+    data, info, _, _ = await read(origin, f"{root}/a", Range(0, 100))
+    assert (data, info.size) == (NEW[:100], len(NEW) * 2)
+
+
+# Proofs that fail
+async def test_wrong_bytes_of_the_right_version_are_never_given(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", OLD)
+    pinned = await origin.lookup(f"{root}/a")
+    wrong = {"Content-Range": f"bytes 0-{len(OLD) - 1}/{len(OLD)}"}
+    server.fail(Fault(kind="media", status=206, body=NEW.decode(), headers=wrong, times=2))
+    server.reset()
+    assert (await read(origin, f"{root}/a", None, pinned))[0] == OLD
+    assert [kind for kind, _ in asked(server)] == ["media", "get", "media", "get", "media"]
+    server.fail(Fault(kind="media", status=206, body=NEW.decode(), headers=wrong, times=None))
+    server.reset()
+    with pytest.raises(OriginUnavailable, match=f"drive://{root}/a.*6 tries.*MD5"):
+        await read(origin, f"{root}/a", None, pinned)
+    assert server.count("media") == 6
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_revision_that_cannot_be_had_is_given_up_for_a_second_look(
+    origin: DriveOrigin, server: DriveServer, file: File, proof: str, status: int
+) -> None:
+    if proof != "revision":
+        return
+    pinned = await origin.lookup(file.path)
+    server.fail(Fault(kind="media", status=status, reason="insufficientFilePermissions"))
+    server.reset()
+    assert (await read(origin, file.path, file.want, pinned))[0] == file.old
+    assert sorted(request.kind for request in server.requests) == ["get", "get", "media", "media"]
+    last = [request for request in server.requests if request.kind == "media"][-1]
+    assert "revisionId" not in last.query
+    file.replace()
+    server.fail(Fault(kind="media", status=status, reason="insufficientFilePermissions"))
+    with pytest.raises(ObjectChanged):
+        await read(origin, file.path, file.want, pinned)
+
+
+# The second look
+@pytest.fixture
+def looked_at(server: DriveServer, folder: str, root: str) -> File:
+    id = server.put(f"{folder}/b", OLD)
+    server.edit(id, capabilities={"canReadRevisions": False})
+    return File(server, f"{folder}/b", f"{root}/b", id, SPAN)
+
+
+async def assert_nothing_is_left(origin: DriveOrigin, before: set[Any]) -> None:
+    assert asyncio.all_tasks() == before
+    slots = origin.account._slots
+    for _ in range(3):
+        await asyncio.wait_for(slots.acquire(), 1)
+    for _ in range(3):
+        slots.release()
+
+
+async def test_a_second_look_that_fails_is_the_error_and_leaves_nothing(
+    make: MakeOrigin, server: DriveServer, looked_at: File
+) -> None:
+    origin = make(concurrency=3)
+    pinned = await origin.lookup(looked_at.path)
+    before = asyncio.all_tasks()
+    server.fail(Fault(kind="get", status=503, times=None))
+    with pytest.raises(OriginUnavailable, match=f"drive://{looked_at.path}.*6 tries"):
+        await read(origin, looked_at.path, SPAN, pinned)
+    await assert_nothing_is_left(origin, before)
+    server.heal()
+    server.fail(Fault(kind="get", status=404))
+    with pytest.raises(ObjectChanged, match="removed"):
+        await read(origin, looked_at.path, SPAN, pinned)
+    await assert_nothing_is_left(origin, before)
+
+
+async def test_a_second_look_that_is_slow_is_waited_for(
+    make: MakeOrigin, server: DriveServer, looked_at: File
+) -> None:
+    origin = make()
+    pinned = await origin.lookup(looked_at.path)
+    server.fail(Fault(kind="get", stall_s=0.1))
+    got = b""
+    async with origin.read(looked_at.path, SPAN, pinned) as reply:
+        n_looks = None
+        async for piece in reply:
+            if n_looks is None:
+                n_looks = [r.ended_s is not None for r in server.requests if r.kind == "get"]
+            got += piece
+    assert n_looks == [True, True]  # My Drive's own, and the second look
+    assert got == looked_at.old
+
+
+async def test_a_read_that_is_left_or_cancelled_during_its_second_look_leaves_nothing(
+    make: MakeOrigin, server: DriveServer, looked_at: File
+) -> None:
+    origin = make(concurrency=3)
+    pinned = await origin.lookup(looked_at.path)
+    before = asyncio.all_tasks()
+    server.fail(Fault(kind="get", stall_s=0.2, times=None))
+    async with origin.read(looked_at.path, SPAN, pinned):
+        pass
+    await assert_nothing_is_left(origin, before)
+    for n_steps in (1, 5, 20, 60):
+        task = asyncio.ensure_future(read(origin, looked_at.path, SPAN, pinned))
+        for _ in range(n_steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await assert_nothing_is_left(origin, before)
+
+
+async def test_a_body_that_breaks_while_it_is_held_back_is_resumed(
+    origin: DriveOrigin, server: DriveServer, looked_at: File
+) -> None:
+    pinned = await origin.lookup(looked_at.path)
+    before = asyncio.all_tasks()
+    server.fail(Fault(kind="get", stall_s=0.1))
+    server.fail(Fault(kind="media", close_after=10_000))
+    assert (await read(origin, looked_at.path, SPAN, pinned))[0] == looked_at.old
+    assert asyncio.all_tasks() == before
+
+
+async def test_what_is_held_back_is_bounded(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    origin = make(policy=Policy(stall_s=5))
+    data = bytes(40 << 20)
+    server.edit(server.put(f"{folder}/big", data), capabilities={"canReadRevisions": False})
+    pinned = await origin.lookup(f"{root}/big")
+    server.fail(Fault(kind="get", stall_s=0.4))
+    total = 0
+    async with origin.read(f"{root}/big", None, pinned) as reply:
+        async for piece in reply:
+            held = sum(map(len, reply._held)) + len(piece)  # type: ignore[attr-defined]
+            assert held <= (2 * WHOLE) + (1 << 20)
+            total += len(piece)
+    assert total == len(data)
+    server.remove(server.find(f"{folder}/big")[0]["id"])
+
+
+# Bodies that break
+async def test_a_body_is_resumed_where_it_broke(
+    origin: DriveOrigin, server: DriveServer, file: File, proof: str
+) -> None:
+    pinned = await origin.lookup(file.path)
+    server.reset()
+    server.fail(Fault(kind="media", close_after=20_000))
+    server.fail(Fault(kind="media", nth=2, short_by=100))
+    assert (await read(origin, file.path, file.want, pinned))[0] == file.old
+    ranges = [sent for kind, sent in asked(server) if kind == "media"]
+    last = 63_999 if file.want is None else 59_999
+    if proof == "revision":
+        assert ranges == [f"bytes=10-{last}", f"bytes=20010-{last}", f"bytes=59900-{last}"]
+        assert server.bytes_sent() == SPAN.size
+    else:
+        assert len(ranges) == 3
+        assert all(sent is not None and sent.endswith(f"-{last}") for sent in ranges)
+
+
+async def test_a_stalled_body_is_resumed(
+    origin: DriveOrigin, server: DriveServer, file: File, proof: str
+) -> None:
+    pinned = await origin.lookup(file.path)
+    server.reset()
+    server.fail(Fault(kind="media", stall_after=30_000, stall_s=5))
+    assert (await read(origin, file.path, file.want, pinned))[0] == file.old
+    assert server.count("media") == 2
+
+
+async def test_a_body_that_always_breaks_is_origin_unavailable(
+    origin: DriveOrigin, server: DriveServer, file: File
+) -> None:
+    pinned = await origin.lookup(file.path)
+    server.reset()
+    server.fail(Fault(kind="media", close_after=10, times=None))
+    with pytest.raises(OriginUnavailable, match=f"drive://{file.path}.*6 tries"):
+        await read(origin, file.path, file.want, pinned)
+    assert server.count("media") == 6
+
+
+# Answers that are not what was asked
+async def test_a_whole_body_in_place_of_a_range_is_cut(
+    origin: DriveOrigin, server: DriveServer, file: File
+) -> None:
+    pinned = await origin.lookup(file.path)
+    server.fail(Fault(kind="media", status=200, body=OLD.decode()))
+    assert (await read(origin, file.path, file.want, pinned))[0] == file.old
+
+
+async def test_a_body_longer_than_announced_is_cut(
+    origin: DriveOrigin, server: DriveServer, file: File
+) -> None:
+    pinned = await origin.lookup(file.path)
+    span = file.want or Range(0, len(OLD))
+    headers = {"Content-Range": f"bytes {span.start}-{span.stop - 1}/{len(OLD)}"}
+    body = (file.old + b"more of it").decode()
+    server.reset()
+    server.fail(Fault(kind="media", status=206, body=body, headers=headers))
+    assert (await read(origin, file.path, file.want, pinned))[0] == file.old
+    assert server.count("media") == 1
+
+
+async def test_a_wrong_content_range_is_never_used(
+    origin: DriveOrigin, server: DriveServer, looked_at: File
+) -> None:
+    pinned = await origin.lookup(looked_at.path)
+    server.reset()
+    for nth, text in enumerate((f"bytes 11-59999/{len(OLD)}", "", f"bytes 0-5/{len(OLD)}"), 1):
+        body = OLD[11:60_000].decode()
+        server.fail(Fault(kind="media", nth=nth, status=206, body=body, headers={"Content-Range": text}))
+    assert (await read(origin, looked_at.path, SPAN, pinned))[0] == looked_at.old
+    assert server.count("media") == 4
+
+
+async def test_another_total_is_object_changed(
+    origin: DriveOrigin, server: DriveServer, looked_at: File
+) -> None:
+    pinned = await origin.lookup(looked_at.path)
+    headers = {"Content-Range": f"bytes 10-59999/{len(OLD) + 1}"}
+    server.fail(Fault(kind="media", status=206, body="x", headers=headers))
+    with pytest.raises(ObjectChanged, match="64001 bytes now"):
+        await read(origin, looked_at.path, SPAN, pinned)
+
+
+async def test_416_for_bytes_that_are_there_is_tried_again(
+    origin: DriveOrigin, server: DriveServer, file: File
+) -> None:
+    pinned = await origin.lookup(file.path)
+    server.fail(Fault(kind="media", status=416))
+    assert (await read(origin, file.path, file.want, pinned))[0] == file.old
+
+
+async def test_removed_before_and_while_it_is_read(
+    origin: DriveOrigin, server: DriveServer, file: File
+) -> None:
+    pinned = await origin.lookup(file.path)
+    server.remove(file.id)
+    with pytest.raises(ObjectChanged, match=f"drive://{file.path}.*removed"):
+        await read(origin, file.path, file.want, pinned)
+    with pytest.raises(ObjectNotFound):
+        await read(origin, file.path, file.want)
+
+
+async def test_many_reads_at_once_are_right_while_the_file_is_replaced(
+    make: MakeOrigin, server: DriveServer, file: File
+) -> None:
+    origin = make(concurrency=4)
+
+    async def one(i: int) -> None:
+        if i % 5 == 0:
+            await asyncio.to_thread(file.replace, OLD if i % 2 else NEW)
+        with suppress(CachedFSError):
+            assert (await read(origin, file.path, file.want))[0] in (file.old, file.new)
+
+    await asyncio.gather(*(one(i) for i in range(30)))

@@ -1,0 +1,573 @@
+"""From paths to items: names, duplicates, shortcuts, shared drives; what is asked, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cachedfs.errors import AccessDenied, NotDownloadable, ObjectNotFound, OriginUnavailable
+from cachedfs.model import ObjectInfo, Range
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.drive.tree import place_of, plain_path
+from cachedfs.origins.retry import Policy
+from cachedfs.sim import DriveServer, Fault
+from tests.origins.contract import DATA, names, read
+
+MakeOrigin = Callable[..., DriveOrigin]
+
+
+def kinds(server: DriveServer) -> list[str]:
+    return [request.kind for request in server.requests]
+
+
+async def listed(origin: DriveOrigin, folder: str, **options: Any) -> dict[str, ObjectInfo]:
+    found = [info async for info in origin.list(folder, **options)]
+    assert len({info.path for info in found}) == len(found)
+    return {info.path: info for info in found}
+
+
+# Where paths start
+@pytest.mark.parametrize(
+    ("path", "top", "rest"),
+    [
+        ("", "", ()),
+        ("My Drive", "My Drive", ()),
+        ("My Drive/a/b c", "My Drive", ("a", "b c")),
+        ("Shared with me/x", "Shared with me", ("x",)),
+        ("shared:Team A/x", "shared:Team A", ("x",)),
+        ("id:1abc/x", "id:1abc", ("x",)),
+    ],
+)
+def test_the_four_starts_of_a_path(path: str, top: str, rest: tuple[str, ...]) -> None:
+    assert place_of(path) == (top, rest)
+
+
+@pytest.mark.parametrize(
+    "path", ["x", "my drive/a", "shared:", "id:", "id:/a", "Mydrive", "root/a", ".", "*"]
+)
+async def test_any_other_start_is_a_value_error_that_names_the_four(
+    origin: DriveOrigin, server: DriveServer, path: str
+) -> None:
+    for ask in (origin.lookup(path), read(origin, path), names(origin.list(path))):
+        with pytest.raises(
+            ValueError, match=r"drive://.*'My Drive'.*'shared:NAME'.*'Shared with me'.*'id:ID'"
+        ):
+            await ask
+    assert server.count() == 0
+
+
+@pytest.mark.parametrize("path", ["My Drive//a", "My Drive/a//b", "id:1//x"])
+async def test_an_empty_name_is_a_value_error(origin: DriveOrigin, path: str) -> None:
+    with pytest.raises(ValueError, match=r"drive://.*a name is empty"):
+        await origin.lookup(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [("drive://", ""), ("/", ""), ("drive:///My Drive/", "My Drive"), ("drive://My Drive/a", "My Drive/a")],
+)
+def test_protocol_and_outer_slashes_are_no_part_of_a_path(given: str, plain: str) -> None:
+    assert plain_path(given) == plain
+
+
+async def test_the_top_lists_where_paths_start(origin: DriveOrigin, server: DriveServer) -> None:
+    server.share_drive("Team/One")
+    assert (await origin.lookup("")).kind == "directory"
+    found = await listed(origin, "")
+    assert {"My Drive", "Shared with me", "shared:Team／One"} <= set(found)
+    assert {info.kind for info in found.values()} == {"directory"}
+    for path in found:
+        assert (await origin.lookup(path)).id == found[path].id
+
+
+async def test_an_id_names_any_file_or_folder(origin: DriveOrigin, server: DriveServer, folder: str) -> None:
+    file = server.put(f"{folder}/sub/a.bin", DATA)
+    above = server.folder(f"{folder}/sub")
+    assert (await read(origin, f"id:{file}"))[0] == DATA
+    assert (await read(origin, f"id:{above}/a.bin"))[0] == DATA
+    assert await names(origin.list(f"id:{above}")) == {(f"id:{above}/a.bin", "file")}
+    with pytest.raises(ObjectNotFound, match="drive://id:nothing"):
+        await origin.lookup("id:nothing")
+    server.trash(file)
+    with pytest.raises(ObjectNotFound, match="trash"):
+        await origin.lookup(f"id:{file}")
+
+
+# What it costs
+async def test_a_lookup_with_its_parent_is_one_request(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a.bin", DATA)
+    parent = await origin.lookup(root)
+    server.reset()
+    await origin.lookup(f"{root}/a.bin", parent)
+    with pytest.raises(ObjectNotFound):
+        await origin.lookup(f"{root}/none", parent)
+    assert kinds(server) == ["list", "list"]
+    assert server.requests[0].query["fields"] == api.LIST_FIELDS
+
+
+async def test_a_path_of_depth_d_is_d_requests_and_its_folders_are_remembered(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    now = 0.0
+    origin = make(clock=lambda: now)
+    server.put(f"{folder}/b/c/d.bin", DATA)
+    await origin.lookup(f"{root}/b/c/d.bin")
+    assert kinds(server) == ["get", "list", "list", "list", "list"]  # of five parts
+    await origin.lookup(f"{root}/b/c/d.bin")
+    assert server.count() == 6
+    now = 31.0
+    await origin.lookup(f"{root}/b/c/d.bin")
+    assert server.count() == 11
+
+
+async def test_a_listing_is_one_request_for_every_thousand(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fill(server.folder(folder), 2001)
+    here = await origin.lookup(root)
+    server.reset()
+    assert len(await listed(origin, root, parent=here)) == 2001
+    assert kinds(server) == ["list"] * 3
+    for request in server.requests:
+        assert request.query["fields"] == api.LIST_FIELDS
+        assert request.query["maxResults"] == "1000"
+        assert request.query["q"] == f"'{here.id}' in parents and trashed = false"
+
+
+async def test_an_exact_thousand_is_one_request(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fill(server.folder(folder), 1000)
+    here = await origin.lookup(root)
+    server.reset()
+    assert len(await listed(origin, root, parent=here)) == 1000
+    assert server.count() == 1
+
+
+async def test_a_deep_listing_is_one_request_a_folder_with_siblings_side_by_side(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    for i in range(30):
+        server.put(f"{folder}/sub{i}/a.bin", b"x")
+    here = await origin.lookup(root)
+    server.reset()
+    server.fail(Fault(kind="list", stall_s=0.05, times=None))
+    assert len(await listed(origin, root, parent=here, deep=True)) == 60
+    assert kinds(server) == ["list"] * 31
+    assert not any(" or " in request.query["q"] for request in server.requests)
+    assert 1 < server.peak_concurrency <= 8
+
+
+async def test_a_shortcut_costs_one_request_more(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    target = server.put(f"{folder}/sub/a.bin", DATA)
+    here = await origin.lookup(root)
+    for i in range(3):
+        server.shortcut(f"{folder}/link{i}", target)
+    server.reset()
+    await origin.lookup(f"{root}/link0", here)
+    assert kinds(server) == ["list", "get"]
+    server.reset()
+    assert len(await listed(origin, root, parent=here)) == 4
+    assert sorted(kinds(server)) == ["get", "get", "get", "list"]
+
+
+async def test_200_000_children_are_listed_each_once(
+    make: MakeOrigin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    item = {"mimeType": "a/b", "fileSize": "1", "md5Checksum": "m", "modifiedDate": "2026-01-01T00:00:00Z"}
+    many = [{**item, "id": f"i{i}", "title": f"f{i}"} for i in range(200_000)]
+
+    async def items(*_: Any) -> list[dict[str, Any]]:
+        return many + many[:1000]  # a page that came twice
+
+    monkeypatch.setattr("cachedfs.origins.drive.account.Connection.items", items)
+    found = await make().tree.children(ObjectInfo("id:1", "directory", id="1"))
+    assert [info.id for info in found] == [item["id"] for item in many]
+    assert caplog.records == []  # what came twice is no duplicate
+
+
+async def test_a_big_folder_is_listed_over_the_network(make: MakeOrigin) -> None:
+    with DriveServer("off") as server:
+        server.fill(server.folder("many"), 20_000, size=1)
+        origin = make(policy=Policy(), endpoint_url=server.endpoint_url)
+        assert len(await listed(origin, "My Drive/many")) == 20_000
+        assert server.count("list") == 21
+        await origin.aclose()
+
+
+# Names
+NAMES = [
+    "it's",
+    'say "x"',
+    "back\\slash",
+    "\\'",
+    "100%",
+    "größe-日本-🎉",
+    ".hidden",
+    "trailing ",
+    " leading",
+    "a' or title = 'b",
+    "a+b&c=d",
+    "..",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_awkward_names_are_found(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str, name: str
+) -> None:
+    server.add(name, DATA, parent=server.folder(folder))
+    server.add("other", b"", parent=server.folder(folder))
+    path = f"{root}/{name}"
+    assert (await origin.lookup(path)).path == path
+    assert path in await listed(origin, root)
+    assert (await read(origin, path))[0] == DATA
+
+
+async def test_upper_and_lower_case_are_told_apart(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/Readme", b"upper")
+    server.put(f"{folder}/readme", b"lower")
+    assert (await read(origin, f"{root}/Readme"))[0] == b"upper"
+    assert (await read(origin, f"{root}/readme"))[0] == b"lower"
+    with pytest.raises(ObjectNotFound):
+        await origin.lookup(f"{root}/README")
+    assert len(await listed(origin, root)) == 2
+
+
+async def test_a_slash_in_a_title_is_shown_as_a_wide_one_both_ways(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    above = server.folder(folder)
+    server.add("a/b", b"slash", parent=above)
+    server.add("c／d", b"wide", parent=above)
+    assert set(await listed(origin, root)) == {f"{root}/a／b", f"{root}/c／d"}
+    assert (await read(origin, f"{root}/a／b"))[0] == b"slash"
+    assert (await read(origin, f"{root}/c／d"))[0] == b"wide"
+
+
+async def test_of_one_name_the_newest_counts_and_it_is_said_once(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "cachedfs.origins")
+    first = server.put(f"{folder}/a", b"1")
+    second = server.put(f"{folder}/a", b"2", new=True)
+    assert (await read(origin, f"{root}/a"))[0] == b"2"
+    assert len(await listed(origin, root)) == 1
+    server.put(f"{folder}/other", b"")
+    server.edit(first, modifiedDate="2099-01-01T00:00:00Z")
+    assert (await read(origin, f"{root}/a"))[0] == b"1"
+    server.edit(second, modifiedDate="2099-01-01T00:00:00Z")
+    assert (await origin.lookup(f"{root}/a")).id == min(first, second)
+    assert (await listed(origin, root))[f"{root}/a"].id == min(first, second)
+    (record,) = caplog.records
+    assert record.name == "cachedfs.origins"
+    assert f"drive://{root}/a: 2 items" in record.getMessage()
+    assert (await read(origin, f"id:{first}"))[0] == b"1"
+
+
+async def test_a_file_and_a_folder_of_one_name_are_one_name(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    above = server.folder(folder)
+    inner = server.folder(f"{folder}/x")
+    server.put("in", b"", parent=inner)
+    file = server.add("x", DATA, parent=above)
+    assert (await origin.lookup(f"{root}/x")).id == file
+    server.edit(inner, modifiedDate="2099-01-01T00:00:00Z")
+    assert (await listed(origin, root))[f"{root}/x"].kind == "directory"
+    assert (await origin.lookup(f"{root}/x")).id == inner
+
+
+async def test_trashed_items_are_invisible(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.trash(server.put(f"{folder}/a", b""))
+    server.put(f"{folder}/sub/b", b"")
+    server.trash(server.folder(f"{folder}/sub"))
+    assert await listed(origin, root) == {}
+    for name in ("a", "sub", "sub/b"):
+        with pytest.raises(ObjectNotFound):
+            await origin.lookup(f"{root}/{name}")
+
+
+# Shortcuts
+async def test_shortcuts_lead_to_files_and_folders(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    file, sub = server.put(f"{folder}/sub/a.bin", DATA), server.folder(f"{folder}/sub")
+    server.shortcut(f"{folder}/file", file)
+    server.shortcut(f"{folder}/dir", sub)
+    assert (await read(origin, f"{root}/file"))[0] == DATA
+    assert (await read(origin, f"{root}/dir/a.bin"))[0] == DATA
+    found = await listed(origin, root)
+    assert found[f"{root}/file"] == await origin.lookup(f"{root}/file")
+    assert found[f"{root}/file"].size == len(DATA)
+    assert found[f"{root}/dir"].kind == "directory"
+    assert found[f"{root}/file"].details["shortcut"] != file == found[f"{root}/file"].id
+
+
+@pytest.mark.parametrize("how", ["never", "removed", "trashed"])
+async def test_a_dangling_shortcut_is_a_file_that_cannot_be_read(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str, how: str
+) -> None:
+    target = server.put(f"{folder}/sub/a.bin", DATA)
+    server.shortcut(f"{folder}/link", "nothing" if how == "never" else target)
+    if how != "never":
+        server.remove(target) if how == "removed" else server.trash(target)
+    info = (await listed(origin, root))[f"{root}/link"]
+    assert (info.kind, info.size, info.details["dangling"]) == ("file", None, True)
+    for pinned in (None, info):
+        with pytest.raises(ObjectNotFound, match=rf"drive://{root}/link.*gone"):
+            await read(origin, f"{root}/link", None, pinned)
+
+
+async def test_cycles_of_shortcuts_are_named_and_not_entered(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    above, sub = server.folder(folder), server.folder(f"{folder}/sub")
+    server.put(f"{folder}/sub/a", b"")
+    server.shortcut(f"{folder}/sub/up", above)
+    server.shortcut(f"{folder}/sub/self", sub)
+    server.shortcut(f"{folder}/twice", sub)
+    found = await listed(origin, root, deep=True)
+    assert set(found) == {
+        f"{root}/{name}"
+        for name in ("sub", "sub/a", "sub/up", "sub/self", "twice", "twice/a", "twice/up", "twice/self")
+    }
+    cycles = {path for path, info in found.items() if info.details.get("cycle")}
+    assert cycles == {f"{root}/{name}" for name in ("sub/up", "sub/self", "twice/up", "twice/self")}
+
+
+async def test_a_resource_key_is_sent(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    target, sub = server.put("keyed/a.bin", DATA, new=True), server.folder("keyed")
+    server.edit(target, resourceKey="0-k1")
+    server.edit(sub, resourceKey="0-k2")
+    server.shortcut(f"{folder}/file", target)
+    server.shortcut(f"{folder}/dir", sub)
+    server.edit(target, capabilities={"canReadRevisions": False})
+    assert (await read(origin, f"{root}/file", Range(0, 9)))[0] == DATA[:9]
+    assert (await read(origin, f"{root}/file"))[0] == DATA
+    assert (await names(origin.list(f"{root}/dir"))) == {(f"{root}/dir/a.bin", "file")}
+    sent = [r.headers.get("x-goog-drive-resource-keys") for r in server.requests if r.key in (target, sub)]
+    assert set(sent) == {f"{target}/0-k1", f"{sub}/0-k2"}
+    await origin.call("cp_file", f"{root}/file", f"{root}/copy")
+    assert server.get(f"{folder}/copy") == DATA
+
+
+# Shared drives, and what others share
+async def test_items_of_a_shared_drive_are_asked_for_there(origin: DriveOrigin, server: DriveServer) -> None:
+    drive = server.share_drive("Team A")
+    server.put("sub/a.bin", DATA, parent=drive)
+    assert (await read(origin, "shared:Team A/sub/a.bin"))[0] == DATA
+    assert set(await listed(origin, "shared:Team A", deep=True)) == {
+        "shared:Team A/sub",
+        "shared:Team A/sub/a.bin",
+    }
+    for request in server.requests:
+        if request.kind == "list":
+            assert (request.query["corpora"], request.query["driveId"]) == ("drive", drive)
+        if request.kind in ("list", "get", "media"):
+            assert request.query["supportsAllDrives"] == "true"
+    await origin.call("pipe_file", "shared:Team A/new/b", b"b")
+    assert server.get("new/b", parent=drive) == b"b"
+    with pytest.raises(ObjectNotFound, match="Team A"):
+        await origin.lookup("shared:Team B/x")
+
+
+async def test_shared_drives_of_one_name_are_named_by_id(origin: DriveOrigin, server: DriveServer) -> None:
+    one, two = server.share_drive("Twin"), server.share_drive("Twin")
+    with pytest.raises(ValueError, match=rf"2 shared drives.*drive://id:{one}.*drive://id:{two}"):
+        await origin.lookup("shared:Twin/x")
+    server.put("a", b"1", parent=two)
+    assert (await read(origin, f"id:{two}/a"))[0] == b"1"
+
+
+async def test_what_others_share_is_read_and_not_written(origin: DriveOrigin, server: DriveServer) -> None:
+    server.shared_with_me("theirs.bin", DATA)
+    server.put("in.bin", b"in", parent=server.shared_with_me("their folder"))
+    assert (await read(origin, "Shared with me/theirs.bin"))[0] == DATA
+    assert (await read(origin, "Shared with me/their folder/in.bin"))[0] == b"in"
+    assert {"Shared with me/theirs.bin", "Shared with me/their folder"} <= set(
+        await listed(origin, "Shared with me")
+    )
+    n_before = server.count()
+    for method, *args in (
+        ("pipe_file", "Shared with me/new.bin", b""),
+        ("pipe_file", "Shared with me/theirs.bin", b""),
+        ("mkdir", "Shared with me/new"),
+        ("rm_file", "Shared with me/theirs.bin"),
+        ("mv", "Shared with me/theirs.bin", "My Drive/mine.bin"),
+        ("cp_file", "Shared with me/theirs.bin", "Shared with me/copy.bin"),
+    ):
+        with pytest.raises(OSError, match="is a view"):
+            await origin.call(method, *args)
+    assert {r.method for r in server.requests[n_before:]} == {"GET"}
+    await origin.call("cp_file", "Shared with me/theirs.bin", "My Drive/copied.bin")
+    assert server.get("copied.bin") == DATA
+
+
+# What has no bytes
+async def test_native_documents_are_listed_and_refused(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    id = server.document(f"{folder}/doc", "text")
+    for hidden in (True, False):
+        if not hidden:
+            server.edit(id, fileSize="1024")  # as Drive shows some
+        info = (await listed(origin, root))[f"{root}/doc"]
+        assert (info.kind, info.size, info.fingerprint) == ("file", None, None)
+        with pytest.raises(NotDownloadable, match=rf"drive://{root}/doc.*document"):
+            await read(origin, f"{root}/doc")
+    assert server.count("media") == 0
+
+
+async def test_a_file_whose_download_is_switched_off_is_access_denied(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.edit(server.put(f"{folder}/a", DATA), capabilities={"canDownload": False})
+    with pytest.raises(AccessDenied, match=rf"drive://{root}/a.*switched off"):
+        await read(origin, f"{root}/a")
+    assert server.count("media") == 0
+
+
+@pytest.mark.parametrize("want", [None, Range(0, 5)])
+async def test_an_abusive_file_is_read_by_who_says_so(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str, want: Any
+) -> None:
+    server.edit(server.put(f"{folder}/a", DATA), abusive=True)
+    with pytest.raises(AccessDenied, match=r"malware.*acknowledge_abuse"):
+        await read(make(), f"{root}/a", want)
+    assert (await read(make(acknowledge_abuse=True), f"{root}/a", want))[0] == DATA[: 5 if want else None]
+
+
+# Pages
+async def test_short_and_empty_pages_are_not_the_end(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fill(server.folder(folder), 10)
+    here = await origin.lookup(root)
+    server.short_pages(3)
+    server.reset()
+    assert len(await listed(origin, root, parent=here)) == 10
+    assert server.count("list") == 8
+    assert (await origin.lookup(f"{root}/f000003", here)).size == 16
+
+
+async def test_a_page_token_that_is_rejected_starts_the_folder_again_once(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fill(server.folder(folder), 2500)
+    here = await origin.lookup(root)
+    server.reset()
+    server.fail(Fault(kind="list", nth=3, status=400, reason="invalid"))
+    assert len(await listed(origin, root, parent=here)) == 2500
+    assert server.count("list") == 6
+    server.heal()
+    server.fail(Fault(kind="list", nth=2, status=400, reason="invalid"))
+    server.fail(Fault(kind="list", nth=4, status=400, reason="invalid"))
+    with pytest.raises(ValueError, match=f"drive://{root}"):
+        await listed(origin, root, parent=here)
+    assert server.count("list") == 10
+
+
+async def test_a_query_that_is_refused_at_once_is_not_repeated(
+    origin: DriveOrigin, server: DriveServer, root: str
+) -> None:
+    here = await origin.lookup(root)
+    server.reset()
+    server.fail(Fault(kind="list", status=400, reason="invalid"))
+    with pytest.raises(ValueError, match=f"drive://{root}"):
+        await listed(origin, root, parent=here)
+    assert server.count() == 1
+
+
+async def test_an_incomplete_search_is_never_taken_for_the_answer(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", b"")
+    here = await origin.lookup(root)
+    partial = json.dumps({"items": [], "incompleteSearch": True})
+    server.reset()
+    server.fail(Fault(kind="list", status=200, body=partial, times=2))
+    assert len(await listed(origin, root, parent=here)) == 1
+    assert server.count() == 3
+    server.fail(Fault(kind="list", status=200, body=partial, times=None))
+    with pytest.raises(OriginUnavailable, match="only a part"):
+        await listed(origin, root, parent=here)
+    assert server.count() == 9
+
+
+# What changes meanwhile
+async def test_a_folder_that_was_replaced_is_looked_up_again(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/sub/a", b"old")
+    assert (await read(origin, f"{root}/sub/a"))[0] == b"old"
+    server.remove(server.folder(f"{folder}/sub"))
+    server.put(f"{folder}/sub/a", b"new")
+    assert (await read(origin, f"{root}/sub/a"))[0] == b"new"
+
+
+async def test_a_parent_given_is_the_one_asked(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/sub/a", b"here")
+    await origin.lookup(f"{root}/sub/a")  # remembers the way
+    other = server.folder(f"{folder}/other")
+    server.put("a", b"there!", parent=other)
+    given = ObjectInfo(f"{root}/sub", "directory", id=other)
+    assert (await origin.lookup(f"{root}/sub/a", given)).size == 6
+    with pytest.raises(ObjectNotFound, match="is a file"):
+        await origin.lookup(f"{root}/sub/a/b", ObjectInfo(f"{root}/sub/a", size=4))
+
+
+async def test_a_subfolder_that_goes_during_a_deep_listing_is_left_out(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/gone/a", b"")
+    server.put(f"{folder}/stays/b", b"")
+    gone = server.folder(f"{folder}/gone")
+    server.fail(Fault(kind="list", key=gone, status=404))
+    assert f"{root}/stays/b" in await listed(origin, root, deep=True)
+    here = await origin.lookup(root)
+    server.fail(Fault(kind="list", key=here.id, status=404))
+    with pytest.raises(ObjectNotFound):
+        await listed(origin, root, parent=here, deep=True)
+
+
+async def test_a_failing_listing_leaves_no_task(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    target = server.put(f"{folder}/a", b"")
+    for i in range(10):
+        server.put(f"{folder}/sub{i}/x", b"")
+        server.shortcut(f"{folder}/link{i}", target)
+    here = await origin.lookup(root)
+    for kind in ("get", "list"):
+        server.fail(Fault(kind=kind, nth=4, status=403, reason="insufficientFilePermissions"))
+        before = asyncio.all_tasks()
+        with pytest.raises(AccessDenied):
+            await listed(origin, root, parent=here, deep=True)
+        assert asyncio.all_tasks() == before
+        server.heal()
+    server.reset()
+    found = origin.list(root, here, deep=True)
+    for _ in range(21):
+        await anext(found)
+    await found.aclose()
+    assert asyncio.all_tasks() == before
+    assert server.count("list") < 11

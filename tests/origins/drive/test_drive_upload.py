@@ -1,0 +1,556 @@
+"""Writing: bytes on their way, and what changes a Drive; each request that may be lost, lost once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound, OriginUnavailable
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.drive.upload import PIECE, Content
+from cachedfs.origins.drive.writer import Writer
+from cachedfs.sim import DriveServer, Fault
+
+MakeOrigin = Callable[..., DriveOrigin]
+MB = 1 << 20
+BIG = bytes(range(256)) * (20 * MB // 256)
+
+
+@pytest.fixture
+async def writer(origin: DriveOrigin) -> Writer:
+    return Writer(origin.account, origin.tree)
+
+
+async def write(writer: Writer, path: str, data: bytes, **options: Any) -> None:
+    await writer.write(path, Content(io.BytesIO(data)), **options)
+
+
+def changes(server: DriveServer) -> list[tuple[str, str]]:
+    """What was not only asked: method and kind."""
+    return [(r.method, r.kind) for r in server.requests if r.method != "GET"]
+
+
+def pieces(server: DriveServer) -> list[str]:
+    return [r.headers["content-range"] for r in server.requests if "content-range" in r.headers]
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+# How bytes travel
+@pytest.mark.parametrize("size", [0, 1, 5 * MB - 1, 5 * MB])
+async def test_up_to_5_mb_is_one_request(
+    writer: Writer, server: DriveServer, folder: str, root: str, size: int
+) -> None:
+    await write(writer, f"{root}/a.txt", BIG[:size])
+    (found,) = server.find(f"{folder}/a.txt")
+    assert (found["fileSize"], found["md5Checksum"]) == (str(size), md5(BIG[:size]))
+    assert found["mimeType"] == "text/plain"
+    assert changes(server) == [("POST", "upload")]
+    assert server.requests[-1].query["uploadType"] == "multipart"
+
+
+@pytest.mark.parametrize(
+    ("size", "n_pieces"),
+    [(5 * MB + 1, 1), (PIECE - 1, 1), (PIECE, 1), (PIECE + 1, 2), (2 * PIECE, 2), (20 * MB, 3)],
+)
+async def test_more_is_sent_in_pieces_of_8_mib(
+    writer: Writer, server: DriveServer, folder: str, root: str, size: int, n_pieces: int
+) -> None:
+    await write(writer, f"{root}/a", BIG[:size])
+    assert server.get(f"{folder}/a") == BIG[:size]
+    spans = [
+        f"bytes {start}-{min(start + PIECE, size) - 1}/{size}" for start in range(0, n_pieces * PIECE, PIECE)
+    ]
+    assert pieces(server) == spans
+    assert len(changes(server)) == 1 + n_pieces
+
+
+async def test_a_connection_lost_in_a_piece_goes_on_where_it_broke(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fail(Fault(kind="upload", nth=3, close_before=True))  # the second piece is not taken
+    await write(writer, f"{root}/a", BIG)
+    assert server.get(f"{folder}/a") == BIG
+    size = len(BIG)
+    second = f"bytes {PIECE}-{2 * PIECE - 1}/{size}"
+    assert pieces(server) == [
+        f"bytes 0-{PIECE - 1}/{size}",
+        second,
+        f"bytes */{size}",
+        second,
+        f"bytes {2 * PIECE}-{size - 1}/{size}",
+    ]
+    assert sum(r.bytes_received for r in server.requests if "content-range" in r.headers) == len(BIG) + PIECE
+
+
+async def test_a_piece_whose_answer_was_lost_is_not_sent_again(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fail(Fault(kind="upload", nth=2, close_after=0))
+    server.fail(Fault(kind="upload", nth=5, close_after=0))  # the last one: the file is made
+    await write(writer, f"{root}/a", BIG)
+    (found,) = server.find(f"{folder}/a")
+    assert found["md5Checksum"] == md5(BIG)
+    assert sum(r.bytes_received for r in server.requests if "content-range" in r.headers) == len(BIG)
+
+
+async def test_a_piece_that_is_kept_in_part_is_gone_on_with(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.accept_only(MB)
+    await write(writer, f"{root}/a", BIG)
+    assert server.get(f"{folder}/a") == BIG
+    assert pieces(server)[1] == f"bytes {MB}-{MB + PIECE - 1}/{len(BIG)}"
+
+
+async def test_a_service_that_keeps_nothing_is_unavailable_in_the_end(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fail(Fault(kind="upload", nth=2, status=308, body="", times=None))
+    with pytest.raises(OriginUnavailable, match=rf"drive://{root}/a.*6 tries"):
+        await write(writer, f"{root}/a", BIG[: 9 * MB])
+    assert len(pieces(server)) == 11
+
+
+async def test_a_service_that_has_all_and_makes_nothing_is_unavailable_in_the_end(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    all_of_it = {"Range": f"bytes=0-{9 * MB - 1}"}
+    server.fail(Fault(kind="upload", nth=2, status=308, body="", headers=all_of_it, times=None))
+    with pytest.raises(OriginUnavailable, match="all bytes"):
+        await write(writer, f"{root}/a", BIG[: 9 * MB])
+    assert f"bytes {9 * MB}-{9 * MB - 1}/{9 * MB}" not in pieces(server)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+async def test_an_upload_that_was_forgotten_begins_again_once(
+    writer: Writer, server: DriveServer, folder: str, root: str, status: int
+) -> None:
+    server.fail(Fault(kind="upload", nth=3, status=status))
+    await write(writer, f"{root}/a", BIG)
+    assert server.get(f"{folder}/a") == BIG
+    assert len(server.find(f"{folder}/a")) == 1
+    begun = [r for r in server.requests if r.query.get("uploadType") == "resumable" and r.method == "POST"]
+    assert len(begun) == 2
+
+
+async def test_an_upload_that_was_forgotten_after_it_made_the_file_is_done(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fail(Fault(kind="upload", nth=3, close_after=0))
+    server.fail(Fault(kind="upload", nth=4, status=404))
+    await write(writer, f"{root}/a", BIG[: 9 * MB], exclusive=True)
+    (found,) = server.find(f"{folder}/a")
+    assert found["md5Checksum"] == md5(BIG[: 9 * MB])
+
+
+async def test_the_beginning_is_tried_again(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fail(Fault(kind="upload", status=503, html=True))
+    server.fail(Fault(kind="upload", nth=2, close_after=0))
+    await write(writer, f"{root}/a", BIG)
+    assert server.get(f"{folder}/a") == BIG
+
+
+@pytest.mark.parametrize("size", [100, 9 * MB])
+async def test_a_create_whose_answer_was_lost_makes_one_file(
+    writer: Writer, server: DriveServer, folder: str, root: str, size: int
+) -> None:
+    server.fail(Fault(kind="upload", nth=1 if size == 100 else 3, close_after=0))
+    await write(writer, f"{root}/a", BIG[:size])
+    (found,) = server.find(f"{folder}/a")
+    assert found["md5Checksum"] == md5(BIG[:size])
+
+
+async def test_a_folder_and_a_copy_whose_answers_were_lost_are_made_once(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", b"1")
+    server.fail(Fault(kind="create", close_after=0))
+    server.fail(Fault(kind="copy", close_after=0))
+    await writer.make_folder(f"{root}/sub", exist_ok=False)
+    await writer.copy(f"{root}/a", f"{root}/b")
+    assert len(server.find(f"{folder}/sub")) == len(server.find(f"{folder}/b")) == 1
+
+
+@pytest.mark.parametrize("size", [10, 9 * MB])
+async def test_other_bytes_than_were_sent_are_an_error(
+    writer: Writer, server: DriveServer, folder: str, root: str, size: int
+) -> None:
+    wrong = json.dumps({"id": "x", "md5Checksum": md5(b"other")})
+    server.fail(Fault(kind="upload", nth=1 if size == 10 else 3, status=200, body=wrong))
+    with pytest.raises(CachedFSError, match=rf"drive://{root}/a: Drive holds other bytes"):
+        await write(writer, f"{root}/a", BIG[:size])
+
+
+async def test_ids_are_asked_for_once_for_a_hundred_creates(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    await asyncio.gather(*(write(writer, f"{root}/{i}", b"") for i in range(100)))
+    assert server.count("ids") == 1
+    await write(writer, f"{root}/one more", b"")
+    assert server.count("ids") == 2
+    assert server.requests[-1].method == "POST"
+
+
+async def test_a_file_from_the_disk_is_never_in_memory_as_a_whole(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str, tmp_path: Path
+) -> None:
+    (tmp_path / "big").write_bytes(BIG)
+    inner, largest = await origin.filesystem(), 0
+    await inner._mkdir(f"{root}/sub")  # signs in
+    read = Content.piece
+
+    def piece(self: Content, start: int, stop: int) -> bytes:
+        nonlocal largest
+        data = read(self, start, stop)
+        largest = max(largest, len(data))
+        return data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Content, "piece", piece)
+        await inner._put_file(tmp_path / "big", f"{root}/a")
+    assert largest == PIECE
+    assert server.find(f"{folder}/a")[0]["md5Checksum"] == md5(BIG)
+
+
+def test_the_checksum_of_a_file_is_counted_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "big"
+    path.write_bytes(BIG)
+    with path.open("rb") as file:
+        tracemalloc.start()
+        assert Content(file).md5() == md5(BIG)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 2.5 * PIECE
+
+
+# What is written to
+async def test_an_overwrite_keeps_the_id_and_makes_one_revision(
+    writer: Writer, server: DriveServer, folder: str, root: str, origin: DriveOrigin
+) -> None:
+    id = server.put(f"{folder}/a", b"1")
+    for data in (b"2", BIG[: 9 * MB]):
+        await write(writer, f"{root}/a", data)
+        (found,) = server.find(f"{folder}/a")
+        assert (found["id"], found["md5Checksum"]) == (id, md5(data))
+    to = await origin.account.connection()
+    revisions = await to.json("GET", f"{server.endpoint_url}/drive/v2/files/{id}/revisions", "", "", {})
+    assert len(revisions["items"]) == 3
+
+
+async def test_an_exclusive_create_refuses_what_exists(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    await write(writer, f"{root}/a", b"1", exclusive=True)
+    with pytest.raises(FileExistsError, match=f"drive://{root}/a"):
+        await write(writer, f"{root}/a", b"2", exclusive=True)
+    assert server.get(f"{folder}/a") == b"1"
+
+
+async def test_of_duplicates_the_newest_is_overwritten(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    first = server.put(f"{folder}/a", b"1")
+    second = server.put(f"{folder}/a", b"2", new=True)
+    await write(writer, f"{root}/a", b"3")
+    assert server.item(first)["md5Checksum"] == md5(b"1")
+    assert server.item(second)["md5Checksum"] == md5(b"3")
+
+
+async def test_a_write_through_a_shortcut_goes_to_its_target(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    target = server.put(f"{folder}/sub/a", b"1")
+    server.shortcut(f"{folder}/link", target)
+    await write(writer, f"{root}/link", b"2")
+    assert server.get(f"{folder}/sub/a") == b"2"
+    server.shortcut(f"{folder}/dir", server.folder(f"{folder}/sub"))
+    await write(writer, f"{root}/dir/b", b"3")
+    assert server.get(f"{folder}/sub/b") == b"3"
+    with pytest.raises(IsAFolder):
+        await write(writer, f"{root}/dir", b"4")
+    server.shortcut(f"{folder}/gone", "nothing")
+    with pytest.raises(ObjectNotFound):
+        await write(writer, f"{root}/gone", b"5")
+    server.shortcut(f"{folder}/to a document", server.document(f"{folder}/doc", ""))
+    with pytest.raises(NotDownloadable):
+        await write(writer, f"{root}/to a document", b"6")
+
+
+async def test_folders_documents_and_tops_are_not_overwritten(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.folder(f"{folder}/sub")
+    server.edit(server.document(f"{folder}/doc", "text"), fileSize="5")
+    for path, kind in (
+        (f"{root}/sub", IsAFolder),
+        ("My Drive", IsAFolder),
+        ("id:1", IsAFolder),
+        (f"{root}/doc", NotDownloadable),
+    ):
+        with pytest.raises(kind, match=f"drive://{path}"):
+            await write(writer, path, b"")
+    assert changes(server) == []
+
+
+async def test_many_files_in_a_new_folder_make_one_folder(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    await asyncio.gather(*(write(writer, f"{root}/new/er/{i}", b"%d" % i) for i in range(20)))
+    assert len(server.find(f"{folder}/new")) == len(server.find(f"{folder}/new/er")) == 1
+    assert [server.get(f"{folder}/new/er/{i}") for i in range(20)] == [b"%d" % i for i in range(20)]
+    assert server.count("create") == 2
+
+
+async def test_a_folder_that_no_query_finds_yet_is_not_made_again(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    await writer.make_folder(f"{root}/new", exist_ok=True)
+    above = server.find(folder)[0]["id"]
+    server.fail(Fault(kind="list", key=above, status=200, body='{"items": []}', times=None))
+    await write(writer, f"{root}/new/a", b"")
+    await writer.make_folder(f"{root}/new", exist_ok=True)
+    assert len(server.find(f"{folder}/new")) == 1
+
+
+async def test_two_writes_of_one_path_make_one_file(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    await asyncio.gather(*(write(writer, f"{root}/a", b"%d" % i) for i in range(5)))
+    assert len(server.find(f"{folder}/a")) == 1
+    assert writer._busy == {}
+
+
+# A folder that went elsewhere
+@pytest.mark.parametrize("how", ["trashed", "removed"])
+@pytest.mark.parametrize("what", ["write", "make_folder", "copy", "move"])
+async def test_nothing_lands_in_a_folder_that_is_gone(
+    writer: Writer, server: DriveServer, folder: str, root: str, how: str, what: str
+) -> None:
+    server.put(f"{folder}/source", b"data")
+    await write(writer, f"{root}/sub/deep/first", b"")  # remembers the way
+    gone = server.folder(f"{folder}/sub")
+    server.trash(gone) if how == "trashed" else server.remove(gone)
+    path = f"{root}/sub/deep/a"
+    if what == "write":
+        await write(writer, path, b"data")
+    elif what == "make_folder":
+        await writer.make_folder(path, exist_ok=False)
+    else:
+        await getattr(writer, what)(f"{root}/source", path)
+    (found,) = server.find(f"{folder}/sub/deep/a")
+    assert found["labels"]["trashed"] is False
+    if what != "make_folder":
+        assert server.get(f"{folder}/sub/deep/a") == b"data"
+    if what == "move" and how == "trashed":
+        first, second = (r.query for r in server.requests if r.method == "PATCH")
+        assert second["removeParents"] == first["addParents"]
+
+
+# Removing
+async def test_all_items_of_a_name_are_removed_and_go_to_the_trash(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    for i in range(3):
+        server.put(f"{folder}/a", b"%d" % i, new=True)
+    await writer.remove(f"{root}/a")
+    assert [item["labels"]["trashed"] for item in server.find(f"{folder}/a")] == [True] * 3
+    with pytest.raises(ObjectNotFound):
+        await writer.remove(f"{root}/a")
+
+
+async def test_without_trash_items_are_deleted(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", b"")
+    origin = make(trash_only=False)
+    await origin.call("rm", f"{root}/a")
+    assert server.find(f"{folder}/a") == []
+
+
+async def test_what_somebody_else_removed_first_is_removed(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    for options, kind in (({"trash_only": False}, "delete"), ({}, "update")):
+        for i in range(2):
+            server.put(f"{folder}/a", b"%d" % i, new=True)
+        server.fail(Fault(kind=kind, status=404))
+        server.reset()
+        await make(**options).call("rm", f"{root}/a")
+        assert server.count(kind) == 2
+        for item in server.find(f"{folder}/a"):
+            server.remove(item["id"])
+
+
+async def test_a_folder_goes_in_one_request_with_all_in_it(
+    writer: Writer, server: DriveServer, folder: str, root: str, origin: DriveOrigin
+) -> None:
+    for name in ("sub/a", "sub/deep/b"):
+        server.put(f"{folder}/{name}", b"")
+    with pytest.raises(IsAFolder, match="recursive"):
+        await writer.remove(f"{root}/sub")
+    await origin.lookup(f"{root}/sub/deep/b")
+    server.reset()
+    await writer.remove(f"{root}/sub", folders=True)
+    assert changes(server) == [("POST", "update")]
+    for name in ("sub", "sub/a", "sub/deep/b"):
+        with pytest.raises(ObjectNotFound):
+            await origin.lookup(f"{root}/{name}")
+
+
+async def test_a_shortcut_is_removed_and_not_its_target(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/sub/a", b"1")
+    server.shortcut(f"{folder}/link", server.folder(f"{folder}/sub"))
+    await writer.remove(f"{root}/link")
+    assert server.get(f"{folder}/sub/a") == b"1"
+    assert server.find(f"{folder}/link")[0]["labels"]["trashed"] is True
+
+
+async def test_a_folder_that_holds_something_is_not_empty(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/sub/a", b"")
+    with pytest.raises(OSError, match="not empty") as caught:
+        await writer.remove_empty(f"{root}/sub")
+    assert caught.value.errno == 39
+    with pytest.raises(NotADirectoryError):
+        await writer.remove_empty(f"{root}/sub/a")
+    await writer.remove(f"{root}/sub/a")
+    await writer.remove_empty(f"{root}/sub")
+    assert server.find(f"{folder}/sub")[0]["labels"]["trashed"] is True
+
+
+@pytest.mark.parametrize("path", ["My Drive", "id:1", "Shared with me", "shared:Team"])
+async def test_the_tops_are_not_removed_or_moved(writer: Writer, server: DriveServer, path: str) -> None:
+    for change in (writer.remove(path, folders=True), writer.move(path, "id:2/x")):
+        with pytest.raises(IsAFolder, match=f"drive://{path}"):
+            await change
+    assert changes(server) == []
+
+
+# Copying
+async def test_a_copy_is_made_on_the_server(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", b"1")
+    await writer.copy(f"{root}/a", f"{root}/sub/b")
+    assert server.get(f"{folder}/sub/b") == b"1"
+    assert server.count("media") == 0
+    for i in range(2):
+        server.put(f"{folder}/old", b"%d" % i, new=True)
+    await writer.copy(f"{root}/a", f"{root}/old")
+    live = [item for item in server.find(f"{folder}/old") if not item["labels"]["trashed"]]
+    assert [item["md5Checksum"] for item in live] == [md5(b"1")]
+
+
+async def test_a_copy_onto_itself_changes_nothing(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    id = server.put(f"{folder}/a", b"1")
+    await writer.copy(f"{root}/a", f"{root}/a")
+    (found,) = server.find(f"{folder}/a")
+    assert (found["id"], found["labels"]["trashed"]) == (id, False)
+
+
+async def test_a_copy_onto_a_folder_is_refused(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", b"1")
+    server.folder(f"{folder}/sub")
+    with pytest.raises(IsAFolder):
+        await writer.copy(f"{root}/a", f"{root}/sub")
+    assert server.count("copy") == 0
+
+
+# Moving
+async def test_a_move_keeps_the_id(
+    writer: Writer, server: DriveServer, folder: str, root: str, origin: DriveOrigin
+) -> None:
+    id, sub = server.put(f"{folder}/a", b"1"), server.folder(f"{folder}/sub")
+    server.put(f"{folder}/sub/in", b"2")
+    await origin.lookup(f"{root}/sub/in")
+    await writer.move(f"{root}/a", f"{root}/new/b")
+    await writer.move(f"{root}/sub", f"{root}/new/dir")
+    assert server.find(f"{folder}/new/b")[0]["id"] == id
+    assert server.find(f"{folder}/new/dir")[0]["id"] == sub
+    assert server.get(f"{folder}/new/dir/in") == b"2"
+    for gone in ("a", "sub", "sub/in"):
+        with pytest.raises(ObjectNotFound):
+            await origin.lookup(f"{root}/{gone}")
+    assert (await origin.lookup(f"{root}/new/dir/in")).size == 1
+    await writer.move(f"{root}/new/b", f"{root}/new/B")  # a name of other case
+    assert server.find(f"{folder}/new/B")[0]["id"] == id
+
+
+async def test_a_move_replaces_a_file_and_refuses_a_folder(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    id = server.put(f"{folder}/a", b"1")
+    server.put(f"{folder}/b", b"2")
+    server.folder(f"{folder}/sub")
+    with pytest.raises(FileExistsError, match=f"drive://{root}/sub"):
+        await writer.move(f"{root}/a", f"{root}/sub")
+    await writer.move(f"{root}/a", f"{root}/b")
+    live = [item["id"] for item in server.find(f"{folder}/b") if not item["labels"]["trashed"]]
+    assert live == [id]
+    with pytest.raises(ObjectNotFound):
+        await writer.move(f"{root}/a", f"{root}/c")
+
+
+async def test_a_folder_is_not_moved_into_itself(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/sub/deep/a", b"")
+    for target in ("sub/x", "sub/new/x", "sub/deep/x"):
+        with pytest.raises(ValueError, match=f"drive://{root}/sub"):
+            await writer.move(f"{root}/sub", f"{root}/{target}")
+    assert changes(server) == []
+
+
+# Folders
+async def test_folders_are_made_and_refused(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    await writer.make_folder(f"{root}/a/b/c", exist_ok=True)
+    made = await writer.make_folder(f"{root}/a/b/c", exist_ok=True)
+    assert made.id == server.folder(f"{folder}/a/b/c")
+    with pytest.raises(FileExistsError):
+        await writer.make_folder(f"{root}/a/b/c", exist_ok=False)
+    server.put(f"{folder}/file", b"")
+    with pytest.raises(FileExistsError):
+        await writer.make_folder(f"{root}/file", exist_ok=True)
+    with pytest.raises(FileNotFoundError, match=f"drive://{root}/none"):
+        await writer.make_folder(f"{root}/none/x", exist_ok=False, parents=False)
+    await writer.make_folder(f"{root}/a/x", exist_ok=False, parents=False)
+    assert (await writer.make_folder("My Drive", exist_ok=True)).kind == "directory"
+    with pytest.raises(FileExistsError):
+        await writer.make_folder("My Drive", exist_ok=False)
+    assert server.find(f"{folder}/none") == []
+
+
+async def test_a_wide_slash_becomes_a_slash_again(
+    writer: Writer, server: DriveServer, root: str, origin: DriveOrigin
+) -> None:
+    await write(writer, f"{root}/a／b", b"1")
+    await writer.make_folder(f"{root}/c／d", exist_ok=False)
+    await writer.move(f"{root}/c／d", f"{root}/e／f")
+    for name in ("a／b", "e／f"):
+        info = await origin.lookup(f"{root}/{name}")
+        assert server.item(info.id or "")["title"] == name.replace("／", "/")
+    await write(writer, f"{root}/a／b", b"22")
+    assert (await origin.lookup(f"{root}/a／b")).size == 2
+    assert server.count("create") == 1
