@@ -1,344 +1,340 @@
-"""The main job on real data, against a simulated cloud on this machine: `python -m cachedfs.demo`.
+"""The main job on real data, against simulated clouds on this machine: `python -m cachedfs.demo`.
 
-The parent starts the cloud, counts its requests and prints. Whatever is read is read by a `Session`: a Python process
-of its own, which is configured by its environment and knows nothing but URLs.
+The parent starts the clouds, counts their requests and prints. Whatever is read is read by a `Session`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import dataclasses
 import importlib.util
-import json
-import os
-import random
+import math
 import signal
-import subprocess
 import sys
 import sysconfig
 import tempfile
+import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
 
-import fsspec
+from cachedfs.demo_session import BATCH, MAX_AGE_S, SHARD, Cloud, Reading, Session, digest, digits, drawn
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from cachedfs.sim import GCSServer, Profile
+    from cachedfs.sim import Profile
+    from cachedfs.sim.network import Delay
 
-__all__ = ["Reading", "Row", "Session", "main", "run"]
+__all__ = ["Block", "Client", "Data", "Line", "main", "profiles", "run", "on_a_mount"]
 
 NEEDED = {"rich": "rich", "sklearn": "scikit-learn", "xarray": "xarray", "zarr": "zarr", "gcsfs": "gcsfs"}
-NEEDED |= {"google_crc32c": "google-crc32c"}  # the simulated cloud's checksums
+NEEDED |= {"pydrive2": "pydrive2", "google_auth_httplib2": "google-auth-httplib2"}  # what drive:// needs
+NEEDED |= {"google_crc32c": "google-crc32c"}  # the simulated clouds' checksums
 TEXTS, IMAGES = "demo/stdlib", "demo/digits.zarr"
-BATCH = 64  # files that one call asks for
-PART = 20  # gcsfs reads one image in so many where all would take minutes
-PASSES = ("first", "second", "new process")
-LEGEND = f"""
-req. (requests), MB: by the cloud's own log; hits: blocks served from the cache.
-gcsfs: the same reading without cachedfs, measured once, as it keeps nothing;
-~: on one image in {PART}, and scaled. Python's start and imports are not counted.
-cachedfs has {BATCH} requests in flight here, a batch; its default is 16.
-The images are scikit-learn's digits of 8 x 8 pixels, enlarged; the Zarr v3
-array is sharded and not compressed."""
+WIDTH = 80
+PASSES = ("first pass", "second pass", "new process")
+# Google Drive mounted in Colab, as its users measured it.
+MOUNT_LIST_S, MOUNT_BIG = 20.0, 600  # the first listing of a folder of so many files
+MOUNT_FILE_S = 0.18  # before the first byte of a file
+MOUNT_COLD, MOUNT_WARM = 60e6, 125e6  # bytes a second: from Drive, from the mount's cache
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """One pass over a data set, by one client."""
+class Client:
+    """Who reads without cachedfs, and how."""
 
-    seconds: float
-    requests: int  # of any kind, as the server logged them
-    sent: int  # bytes of content, as the server logged them
-    hits: int  # blocks served from the cache
-    digest: str  # SHA-256 of what was read
+    name: str
+    job: str
+    part: int = 1  # reads one item in so many, where all would take minutes
+    needs: tuple[str, ...] = ()  # modules without which it cannot be measured
+
+    @property
+    def is_here(self) -> bool:
+        return all(importlib.util.find_spec(module) for module in self.needs)
+
+
+PYDRIVE2 = Client("PyDrive2, one file after the other", "pydrive2", 200, ("funcy", "appdirs", "tqdm"))
+DRIVE = Client("drive:// without cachedfs", "xarray")
+GCSFS_AT_ONCE, GCSFS = (
+    Client("gcsfs without cachedfs", "xarray"),
+    Client("gcsfs without cachedfs", "zarr", 60),
+)
+CLOUDS = {"drive": "Google Drive", "gs": "Google Cloud Storage"}
+LEGEND = f"""\
+requests, MB: by the simulated cloud's own log. hits: blocks served from the
+  cache. times faster: than the measured reader without cachedfs in the same
+  block, which is measured once, as it keeps nothing.
+~: measured on one file in {PYDRIVE2.part} (PyDrive2) or one image in {GCSFS.part} (gcsfs), and
+  scaled; listing and opening are not scaled.
+model: computed, not measured, after published accounts of Drive mounted in
+  Colab: {MOUNT_LIST_S:.0f} s to list a big folder, {MOUNT_FILE_S:g} s a file, one after the other,
+  {MOUNT_COLD / 1e6:.0f} MB/s; again, from the mount's own cache: {MOUNT_WARM / 1e6:.0f} MB/s.
+cachedfs: {BATCH} requests in flight (concurrency; 16 unless set); what is known of
+  a data set counts for {MAX_AGE_S // 60} minutes (max_age; 60 s unless set), as the first
+  pass over it may take longer than one.
+Python's start and imports are not counted. The images are scikit-learn's digits
+  of 8 x 8 pixels, enlarged; the Zarr v3 array is sharded and not compressed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table: a pass through cachedfs, beside one of gcsfs alone."""
+class Data:
+    """A data set, as it is on this machine."""
 
     what: str
-    when: str
-    cached: Reading
-    plain: Reading
-    part: int  # gcsfs read one in so many
-    expected: str  # the digest of the local data
+    path: str  # in the cloud
+    items: Sequence[Any]
+    size: int
+    n_files: int  # in the cloud
+
+    def digest(self, seed: int = 0, part: int = 1) -> str:
+        """Return the digest of all items, or of the one in `part` that are drawn."""
+        return digest(self.items[index] for index in sorted(drawn(len(self.items), seed, part)))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the table: somebody reads a data set."""
+
+    who: str
+    seconds: float | None = None  # None: could not be measured here
+    reading: Reading | None = None  # None: computed, not measured
+    expected: str = ""  # the digest of the local data
+    part: int = 1  # read one item in so many
 
     @property
     def is_right(self) -> bool:
-        return self.cached.digest == self.expected
+        return self.reading is None or self.reading.digest == self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One data set in one cloud: read without cachedfs, and by the three passes with it."""
+
+    what: str
+    plain: Line
+    modelled: tuple[Line, ...]
+    cached: tuple[Line, ...]
 
     @property
-    def times_faster(self) -> float:
-        return self.plain.seconds * self.part / self.cached.seconds
+    def lines(self) -> tuple[Line, ...]:
+        return (self.plain, *self.modelled, *self.cached)
+
+    def times_faster(self, line: Line) -> float | None:
+        """Return how many times as long the measured client without cachedfs took."""
+        return self.plain.seconds / line.seconds if self.plain.seconds and line.seconds else None
 
 
-# What a user would write: each takes a URL and returns what it read, in an order that does not depend on the seed.
+def profiles() -> dict[str, Profile]:
+    """Return the profiles of the two clouds."""
+    from cachedfs.sim import PROFILES
 
-
-def read_texts(url: str, seed: int) -> list[bytes]:
-    """Return names and contents of the files below `url`; read in random order, a batch at a time."""
-    fs, folder = fsspec.url_to_fs(url)
-    names = fs.find(folder)
-    random.Random(seed).shuffle(names)
-    found: dict[str, bytes] = {}
-    for start in range(0, len(names), BATCH):
-        found |= fs.cat(names[start : start + BATCH])
-    return [piece for name in sorted(found) for piece in (name.rpartition("/")[2].encode(), found[name])]
-
-
-def read_by_xarray(url: str, seed: int) -> list[Any]:
-    """Return the whole array, read at once: there is no order to draw."""
-    import xarray
-
-    return [xarray.open_zarr(url, chunks=None, consolidated=False)["images"].to_numpy()]
-
-
-def read_by_zarr(url: str, seed: int, part: int = 1) -> list[Any]:
-    """Return the images (one in `part`), read as a training does: one at a time, in random order."""
-    import zarr
-
-    images: Any = zarr.open_group(url, mode="r", zarr_format=3)["images"]
-    order = random.Random(seed).sample(range(images.shape[0]), images.shape[0] // part)
-    found = {index: images[index] for index in order}
-    return [found[index] for index in sorted(found)]
-
-
-def store_digits(url: str, side: int, count: int) -> list[Any]:
-    """Store the digits as a sharded Zarr v3 array: a chunk is one image, a shard some 14 MB."""
-    import zarr
-
-    images = digits(side, count)
-    array = zarr.open_group(url, mode="w").create_array(
-        "images",
-        shape=images.shape,
-        dtype=images.dtype,
-        dimension_names=["image", "y", "x"],
-        chunks=(1, side, side),
-        shards=(128, side, side),
-        compressors=None,  # enlarged pixels would pack to nothing, and nothing would cross the link
-    )
-    array[:] = images
-    return []
-
-
-def digits(side: int, count: int) -> Any:
-    """Return scikit-learn's handwritten digits, 8 x 8 pixels each, enlarged to `side` x `side` bytes."""
-    import numpy as np
-    from sklearn.datasets import load_digits
-
-    small = (load_digits().images[:count] * 15).astype(np.uint8)
-    return small.repeat(side // 8, axis=1).repeat(side // 8, axis=2)
-
-
-def digest(pieces: list[Any]) -> str:
-    """Return the SHA-256 of all pieces, in order."""
-    total = hashlib.sha256()
-    for piece in pieces:
-        total.update(piece)
-    return total.hexdigest()
-
-
-JOBS: dict[str, tuple[Callable[..., list[Any]], list[str]]] = {  # what to call, and what it imports
-    "texts": (read_texts, ["gcsfs"]),
-    "xarray": (read_by_xarray, ["gcsfs", "zarr", "xarray"]),
-    "zarr": (read_by_zarr, ["gcsfs", "zarr"]),
-    "store": (store_digits, ["gcsfs", "zarr", "sklearn.datasets"]),
-}
-
-
-class Session:
-    """A Python process that reads when told: through a cache directory, or (None) by gcsfs alone."""
-
-    def __init__(self, server: GCSServer, cache_dir: Path | None) -> None:
-        self._server, self._prefix = server, "cachedfs::gs://" if cache_dir else "gs://"
-        package = str(Path(__file__).parents[1])
-        settings = {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
-        settings |= {"FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url}
-        if cache_dir:
-            settings |= {"FSSPEC_CACHEDFS_CACHE_DIR": str(cache_dir), "FSSPEC_CACHEDFS_KEEP_FREE": "0"}
-            settings |= {"FSSPEC_CACHEDFS_CONCURRENCY": str(BATCH)}  # a batch at once, as gcsfs sends it
-        else:  # gcsfs asks for a bucket's layout by gRPC over TLS, which the simulated cloud does not speak
-            settings |= {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
-        settings |= {"FSSPEC_CONFIG_DIR": os.devnull}  # the user's own settings stay out
-        own = ("FSSPEC_", "GCSFS_", "STORAGE_EMULATOR_HOST")
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(own)} | settings
-        command, pipe = [sys.executable, "-m", "cachedfs.demo", "--session"], subprocess.PIPE
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, env=environ
-        )
-
-    def read(self, job: str, path: str, **options: int) -> Reading:
-        """Return what one pass took; RuntimeError with the process's own words when it failed."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._server.reset()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps([job, self._prefix + path, options]) + "\n")
-            self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            self._errors.seek(0)
-            raise RuntimeError(f"{job} of {self._prefix}{path} failed:\n{self._errors.read()}")
-        return Reading(requests=self._server.count(), sent=self._server.bytes_sent(), **json.loads(answer))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        if kind:
-            self._process.kill()
-        self._process.communicate()  # it ends when its orders end
-        self._errors.close()
-
-
-def serve_session(orders: TextIO, answers: TextIO) -> None:
-    """Do what a `Session` tells this process, until there are no more orders."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    for line in orders:
-        job, url, options = json.loads(line)
-        act, modules = JOBS[job]
-        for module in modules:
-            importlib.import_module(module)
-        fs, _ = fsspec.url_to_fs(url)
-        hits_before = fs.stats().hits if hasattr(fs, "stats") else 0
-        start = time.perf_counter()
-        pieces = act(url, **options)
-        seconds = time.perf_counter() - start
-        hits = fs.stats().hits - hits_before if hasattr(fs, "stats") else 0
-        answers.write(json.dumps({"seconds": seconds, "hits": hits, "digest": digest(pieces)}) + "\n")
-        answers.flush()
+    # A stall of 30 s strikes one download in 5,000: one in a sample would be scaled to an hour.
+    return {"drive": dataclasses.replace(PROFILES["drive-typical"], stall_rate=0.0), "gs": PROFILES["table"]}
 
 
 def run(
     folder: Path,
     *,
-    profile: str = "table",
+    profile: str | None = None,
     n_texts: int | None = None,
     n_images: int = 1797,
     side: int = 336,
     say: Callable[[str], object] = lambda text: None,
-) -> Iterator[Row]:
-    """Yield the rows of the table as they are measured; `folder` is filled, and the caller's to remove."""
-    from cachedfs.sim import GCSServer
+) -> Iterator[tuple[str, Block]]:
+    """Yield protocol and block as they are measured; `folder` is filled, and the caller's to remove.
 
-    n, size, expected = put_texts(folder / "cloud" / TEXTS, n_texts)
-    with GCSServer(profile, folder=folder / "cloud", process=True) as server:
-        what = f"{n:,} Python sources\n{size / 1e6:.0f} MB by fs.cat,\nshuffled, {BATCH} a call"
-        say(f"reading {n:,} sources of Python's standard library")
-        yield from compare(server, folder / "texts", "texts", TEXTS, what, expected)
-        say(f"storing {n_images:,} images as a sharded Zarr array, through cachedfs")
-        with Session(server, folder / "writer") as session:
-            session.read("store", IMAGES, side=side, count=n_images)
-        size, expected = n_images * side**2, digest([digits(side, n_images)])
-        what = f"{n_images:,} digit images\n{size / 1e6:.0f} MB by xarray,\nall at once"
-        say("reading them by xarray")
-        yield from compare(server, folder / "xarray", "xarray", IMAGES, what, expected)
-        what = f"{n_images:,} digit images\n{size / 1e6:.0f} MB by zarr,\nshuffled, 1 a call"
-        say("reading them by zarr")
-        yield from compare(server, folder / "zarr", "zarr", IMAGES, what, expected, part=PART)
+    `profile` takes the place of both clouds' own.
+    """
+    from cachedfs.sim import DriveServer, GCSServer
+
+    own = profiles()
+    texts = put_texts(folder / "drive" / TEXTS, n_texts)
+    few, all_images = digits(side, max(1, n_images // 2)), digits(side, n_images)
+    (folder / "gs" / "demo").mkdir(parents=True)
+    with (
+        DriveServer(profile or own["drive"], folder=folder / "drive", process=True) as drive_server,
+        GCSServer(profile or own["gs"], folder=folder / "gs", process=True) as gcs_server,
+    ):
+        drive, gcs = Cloud(drive_server, "drive", "My Drive/"), Cloud(gcs_server, "gs")
+        say(f"reading {texts.n_files:,} sources of Python's standard library from Drive")
+        yield "drive", compare(drive, folder, "texts", texts, PYDRIVE2)
+        say(f"storing {len(few):,} and {n_images:,} images as sharded Zarr arrays")
+        store(folder, {drive: few, gcs: all_images})
+        say("reading them from Drive by xarray")
+        yield "drive", compare(drive, folder, "xarray", images(few, "by xarray, all at once"), DRIVE)
+        say("reading them from Cloud Storage by xarray")
+        at_once = images(all_images, "by xarray, all at once")
+        yield "gs", compare(gcs, folder, "xarray", at_once, GCSFS_AT_ONCE)
+        say("reading them from Cloud Storage by zarr")
+        yield "gs", compare(gcs, folder, "zarr", images(all_images, "by zarr, shuffled, 1 a call"), GCSFS)
 
 
-def put_texts(folder: Path, count: int | None) -> tuple[int, int, str]:
-    """Copy the standard library's sources to one folder; return how many, their bytes and the digest of all."""
+def put_texts(folder: Path, count: int | None) -> Data:
+    """Return the standard library's sources, copied to one folder."""
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(file for file in library.rglob("*.py") if "site-packages" not in file.parts)[:count]
     folder.mkdir(parents=True)
-    pieces: list[bytes] = []
+    items, size = [], 0
     for number, file in enumerate(files):
         name, data = f"{number:05}-{file.name}", file.read_bytes()
         (folder / name).write_bytes(data)
-        pieces += [name.encode(), data]
-    return len(files), sum(map(len, pieces[1::2])), digest(pieces)
+        items.append(name.encode() + data)
+        size += len(data)
+    what = f"{len(files):,} Python sources, {size / 1e6:.0f} MB,\nby fs.cat, shuffled, {BATCH} a call"
+    return Data(what, TEXTS, items, size, len(files))
 
 
-def compare(
-    server: GCSServer, cache_dir: Path, job: str, path: str, what: str, expected: str, part: int = 1
-) -> Iterator[Row]:
-    """Yield the three passes of one job with a cache that is empty at first, beside one of gcsfs alone."""
-    with Session(server, cache_dir) as session:
-        passes = [session.read(job, path, seed=seed) for seed in (1, 2)]
-    with Session(server, cache_dir) as session:
-        passes.append(session.read(job, path, seed=3))
-    with Session(server, None) as session:
-        sampled = {"part": part} if part > 1 else {}
-        plain = session.read(job, path, seed=1, **sampled)
-    for when, cached in zip(PASSES, passes, strict=True):
-        yield Row(what, when, cached, plain, part, expected)
+def images(found: Any, how: str) -> Data:
+    """Return images as they are stored in a cloud."""
+    what = f"{len(found):,} digit images, {found.nbytes / 1e6:.0f} MB,\n{how}"
+    return Data(what, IMAGES, found, found.nbytes, -(-len(found) // SHARD))
 
 
-def table_of(rows: list[Row]) -> Table:
-    """Return the one table, 80 columns wide at most."""
+def store(folder: Path, found: dict[Cloud, Any]) -> None:
+    """Store images in each cloud, in all at the same time, through cachedfs."""
+    with contextlib.ExitStack() as stack:
+        writers = {
+            cloud: stack.enter_context(Session(cloud, folder / f"{cloud.protocol}-writer", "store"))
+            for cloud in found
+        }
+        for cloud, writer in writers.items():
+            writer.tell(open=f"cachedfs::{cloud.url(IMAGES)}")
+            writer.tell(read={"side": found[cloud].shape[1], "count": len(found[cloud])})
+        for writer in writers.values():
+            for _ in ("imported", "opened", "stored"):
+                writer.hear()
+
+
+def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) -> Block:
+    """Return the three passes of one job with a cache that is empty at first, beside a client without cachedfs."""
+    cache_dir, url = folder / f"{cloud.protocol}-{job}", f"cachedfs::{cloud.url(data.path)}"
+    # All import at the same time, and before anything is measured.
+    with contextlib.ExitStack() as later:
+        with Session(cloud, cache_dir, job) as first:
+            new = later.enter_context(Session(cloud, cache_dir, job))
+            plain = later.enter_context(Session(cloud, None, client.job)) if client.is_here else None
+            for session in (first, new, plain):
+                if session:
+                    session.hear()
+            passes = [first.read(url, seed=seed) for seed in (1, 2)]
+        passes.append(new.read(url, seed=3))
+        line = read_plainly(plain, cloud, data, client) if plain else Line(client.name)
+    expected = data.digest()
+    cached = [
+        Line(f"cachedfs, {when}", reading.seconds, reading, expected)
+        for when, reading in zip(PASSES, passes, strict=True)
+    ]
+    return Block(data.what, line, on_a_mount(data) if cloud.protocol == "drive" else (), tuple(cached))
+
+
+def read_plainly(session: Session, cloud: Cloud, data: Data, client: Client) -> Line:
+    """Return one pass without cachedfs, over a part of the data where all would take minutes."""
+    n_drawn = len(drawn(len(data.items), 1, client.part))
+    sampled = {"part": client.part} if client.part > 1 else {}
+    reading = session.read(cloud.url(data.path), scale=len(data.items) / n_drawn, seed=1, **sampled)
+    return Line(client.name, reading.seconds, reading, data.digest(1, client.part), client.part)
+
+
+def on_a_mount(data: Data) -> tuple[Line, Line]:
+    """Return what Drive mounted in Colab would take, by a model: the first time, and from its cache."""
+    cold = data.n_files * MOUNT_FILE_S + data.size / MOUNT_COLD
+    cold += MOUNT_LIST_S if data.n_files >= MOUNT_BIG else 0.0
+    return Line("Colab's mount (model), first pass", cold), Line(
+        "Colab's mount (model), again", data.size / MOUNT_WARM
+    )
+
+
+def table_of(cloud: str, blocks: list[Block]) -> Table:
+    """Return the table of one cloud, 80 columns wide at most."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    table.add_column("\nwhat is read", no_wrap=True)
-    table.add_column("\npass", no_wrap=True)
-    for head in (
-        "cachedfs\nseconds",
-        "\nreq.",
-        "\nMB",
-        "\nhits",
-        "gcsfs\nseconds",
-        "\nreq.",
-        "times\nfaster",
-    ):
-        table.add_column(head, justify="right", no_wrap=True)
-    for number, row in enumerate(rows):
-        ours, plain, about = row.cached, row.plain, "~" if row.part > 1 else ""
-        cells = [f"{ours.seconds:.2f}", f"{ours.requests:,}", f"{ours.sent / 1e6:.0f}", f"{ours.hits:,}"]
-        cells += [f"{about}{plain.seconds * row.part:.1f}", f"{about}{plain.requests * row.part:,}"]
-        cells += [f"{row.times_faster:.{0 if row.times_faster >= 10 else 1}f}"]
-        what = row.what.splitlines()[PASSES.index(row.when)]
-        style = None if row.is_right else "bold red"
-        table.add_row(what, row.when, *cells, style=style, end_section=number % 3 == 2)
+    table.add_column(f"{cloud},\nsimulated", no_wrap=True, width=37)
+    heads = {"\nseconds": 8, "\nrequests": 9, "\nMB": 5, "\nhits": 7, "times\nfaster": 8}
+    for head, width in heads.items():
+        table.add_column(head, justify="right", no_wrap=True, width=width)
+    for block in blocks:
+        table.add_row(block.what, style="bold")
+        for line in block.lines:
+            style = None if line.is_right else "bold red"
+            table.add_row(f"  {line.who}", *cells(block, line), style=style)
+        table.add_section()
     return table
 
 
-def describe(profile: Profile, seed: int) -> str:
-    """Return the simulated cloud in words."""
-    return (
-        f'The cloud is SIMULATED: Google Cloud Storage on this machine, profile "{profile.name}":\n'
-        f"{profile.media.median_s * 1e3:.0f} ms to the first byte (lognormal, sigma {profile.media.sigma:g}), "
-        f"{profile.stream_rate / 1e6:.0f} MB/s a stream,\n{profile.total_rate / 1e6:.0f} MB/s in all, seed {seed}.\n"
+def cells(block: Block, line: Line) -> list[str]:
+    """Return the numbers of a line; what is not known of it is left out."""
+    if line.seconds is None:
+        return ["-"] * 2
+    reading, times = line.reading, block.times_faster(line)
+    if reading is None:
+        return [f"{line.seconds:,.{1 if line.seconds >= 10 else 2}f}"]
+    if line.part > 1:
+        return [f"~{line.seconds:,.0f}", f"~{reading.requests:,}"]
+    shown = [f"{line.seconds:,.2f}", f"{reading.requests:,}", f"{reading.sent / 1e6:.0f}"]
+    if line is block.plain:
+        return shown
+    return [*shown, f"{reading.hits:,}", "-" if times is None else f"{times:,.{0 if times >= 10 else 1}f}"]
+
+
+def describe(cloud: str, profile: Profile) -> str:
+    """Return a simulated cloud in words."""
+    from cachedfs.sim import PROFILES
+
+    usual = PROFILES[profile.name]
+    calm = f" without its {usual.stall_s:.0f} s stalls" if usual.stall_rate > profile.stall_rate else ""
+    budget = "any number of requests"
+    if profile.requests_per_s < math.inf:
+        budget = f"at most {profile.requests_per_s:.0f} requests and {profile.creates_per_s:.0f} new files a second"
+    errors = f"{profile.error_rate:.1%} of them fail" if profile.error_rate else "none fails"
+    text = (
+        f'{cloud} is SIMULATED: profile "{profile.name}"{calm}, seed 0. Milliseconds to the '
+        f"first byte, median / 95th percentile: file {spread(profile.media)}, metadata {spread(profile.metadata)}, "
+        f"list {spread(profile.listing)} and {profile.list_item_s * 1e3:g} an item. "
+        f"{profile.stream_rate / 1e6:.0f} MB/s a stream, {profile.total_rate / 1e6:.0f} MB/s in all; {budget}; {errors}."
     )
+    return textwrap.fill(text, WIDTH) + "\n"
+
+
+def spread(delay: Delay) -> str:
+    """Return median and 95th percentile in milliseconds."""
+    p95 = delay.median_s * math.exp(delay.sigma * NormalDist().inv_cdf(0.95))
+    return f"{delay.median_s * 1e3:.0f} / {p95 * 1e3:.0f}"
 
 
 def show(console: Console) -> int:
     """Run and print everything; return the exit status."""
-    from cachedfs.sim import PROFILES
-
     start = time.perf_counter()
-    console.print(describe(PROFILES["table"], seed=0), highlight=False)
+    for protocol, profile in profiles().items():
+        console.print(describe(CLOUDS[protocol], profile), highlight=False)
     with tempfile.TemporaryDirectory(prefix="cachedfs-demo-") as folder, console.status("starting") as status:
         say = status.update if console.is_terminal else lambda text: console.print(f"... {text}")
-        rows = list(run(Path(folder), say=say))
-    console.print(table_of(rows))
+        found = list(run(Path(folder), say=say))
+    for protocol, cloud in CLOUDS.items():
+        console.print(table_of(cloud, [block for where, block in found if where == protocol]))
+        console.print()
     console.print(LEGEND, highlight=False)
-    wrong = [f"{' '.join(row.what.splitlines())} ({row.when})" for row in rows if not row.is_right]
+    lines = [(block, line) for _, block in found for line in block.lines if line.reading]
+    wrong = [f"{' '.join(block.what.split())}: {line.who}" for block, line in lines if not line.is_right]
     if wrong:
         console.print(f"WRONG BYTES: {'; '.join(wrong)}", style="bold red")
         return 1
     took = time.perf_counter() - start
     console.print(
-        f"All {len(rows)} passes gave the right bytes (SHA-256). {took:.0f} s in all.", highlight=False
+        f"All {len(lines)} measured passes gave the right bytes (SHA-256). {took:.0f} s in all.",
+        highlight=False,
     )
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Return the exit status: 1 when bytes were wrong."""
-    if (sys.argv[1:] if arguments is None else arguments) == ["--session"]:
-        serve_session(sys.stdin, sys.stdout)
-        return 0
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         sys.exit(f"The demo needs {', '.join(missing)}: pip install {' '.join(missing)}")

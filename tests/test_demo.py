@@ -11,60 +11,131 @@ import time
 import pytest
 from rich.console import Console
 
-from cachedfs import demo
+from cachedfs import demo, demo_session
 
 ROOT = pathlib.Path(__file__).parent.parent
 N_TEXTS, N_IMAGES, SIDE = 100, 100, 64
+COUNTS = {"n_texts": N_TEXTS, "n_images": N_IMAGES, "side": SIDE}
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("demo")
-    return list(demo.run(folder, profile="off", n_texts=N_TEXTS, n_images=N_IMAGES, side=SIDE))
+def found(tmp_path_factory):
+    return list(demo.run(tmp_path_factory.mktemp("demo"), profile="off", **COUNTS))
 
 
-def printed(rows, width):
+@pytest.fixture
+def blocks(found):
+    return [block for _, block in found]
+
+
+def printed(found, width):
     console = Console(file=io.StringIO(), width=width)
-    console.print(demo.table_of(rows))
+    for protocol, cloud in demo.CLOUDS.items():
+        console.print(demo.table_of(cloud, [block for where, block in found if where == protocol]))
     return console.file.getvalue()
 
 
-def test_all_bytes_are_right(rows):
-    assert len(rows) == 9
-    assert all(row.is_right for row in rows)
-    assert not dataclasses.replace(rows[0], expected="another digest").is_right
+def block_of(first, rest=1.0, *, plain_s=12.0, part=1):
+    """Return a block with made-up numbers."""
+
+    def line(who, seconds):
+        return demo.Line(who, seconds, demo_session.Reading(seconds, 1, 1, 0, "same"), "same", part)
+
+    modelled = (demo.Line("a model", 3.0),)
+    return demo.Block("what", line("plain", plain_s), modelled, (line("cached", first), line("cached", rest)))
 
 
-def test_only_the_first_pass_asks_the_cloud(rows):
-    for row in rows:
-        if row.when == "first":
-            assert row.cached.requests > 0
-        else:
-            assert (row.cached.requests, row.cached.sent) == (0, 0)
-            assert row.cached.hits > 0
+def test_all_bytes_are_right(found, blocks):
+    assert [where for where, _ in found] == ["drive", "drive", "gs", "gs"]
+    assert all(len(block.cached) == 3 for block in blocks)
+    assert all(line.is_right for block in blocks for line in block.lines)
+    assert not dataclasses.replace(blocks[0].cached[0], expected="another digest").is_right
+    assert not dataclasses.replace(blocks[0].plain, expected="another digest").is_right
 
 
-def test_the_first_pass_fetches_everything_once(rows):
-    first = [row for row in rows if row.when == "first"]
-    texts, by_xarray, by_zarr = (row.cached for row in first)
-    assert texts.requests <= N_TEXTS + 1  # and one listing
-    assert texts.sent == first[0].plain.sent
-    for images in (by_xarray, by_zarr):
-        assert N_IMAGES * SIDE**2 <= images.sent < 1.2 * N_IMAGES * SIDE**2
+def test_every_data_set_is_also_read_without_cachedfs(blocks):
+    for block in blocks:
+        assert block.plain.reading.requests > 0
+        assert block.plain.reading.hits == 0
 
 
-def test_a_sample_is_scaled_and_marked(rows):
-    by_zarr = rows[-1]
-    assert by_zarr.part == demo.PART
-    assert by_zarr.times_faster == by_zarr.plain.seconds * demo.PART / by_zarr.cached.seconds
-    assert f"~{by_zarr.plain.requests * demo.PART}" in printed(rows, 120)
+def test_only_the_first_pass_asks_the_cloud(blocks):
+    for block in blocks:
+        first, *rest = block.cached
+        assert first.reading.requests > 0
+        for line in rest:
+            assert (line.reading.requests, line.reading.sent) == (0, 0)
+            assert line.reading.hits > 0
 
 
-def test_the_table_fits_80_columns(rows):
-    text = printed(rows, 80)
+def test_the_first_pass_fetches_everything_once(blocks):
+    texts, *arrays = (block.cached[0].reading for block in blocks)
+    assert texts.requests <= N_TEXTS + 4  # of Drive also the folders above, and a listing
+    for images, count in zip(arrays, (N_IMAGES // 2, N_IMAGES, N_IMAGES), strict=True):
+        assert count * SIDE**2 <= images.sent < 1.2 * count * SIDE**2
+
+
+def test_a_sample_is_scaled_but_for_its_opening(blocks):
+    pydrive2 = blocks[0].plain
+    assert pydrive2.part == demo.PYDRIVE2.part
+    # A lookup and a download a file, one listing, and the way to the folder; an empty file is a lookup and a 416.
+    assert 2 * N_TEXTS < pydrive2.reading.requests < 2 * N_TEXTS + 8
+    assert blocks[3].plain.part == demo.GCSFS.part
+
+
+def test_what_a_sample_draws_is_what_is_compared():
+    data = demo.Data("", "", [b"a", b"b", b"c", b"d"], 4, 4)
+    chosen = sorted(demo_session.drawn(4, seed=1, part=2))
+    assert len(chosen) == 2
+    assert data.digest(1, 2) == demo_session.digest([data.items[index] for index in chosen])
+    assert data.digest(1, 100) != data.digest(), "one is drawn at least"
+
+
+def test_the_mount_is_computed_from_the_same_files(blocks):
+    assert [len(block.modelled) for block in blocks] == [2, 2, 0, 0]
+    assert all(line.reading is None for block in blocks for line in block.modelled)
+    cold, warm = demo.on_a_mount(demo.Data("", "", [], 120_000_000, 1000))
+    assert (cold.seconds, warm.seconds) == (20 + 1000 * 0.18 + 2.0, 0.96)
+    cold, _ = demo.on_a_mount(demo.Data("", "", [], 120_000_000, 10))
+    assert cold.seconds == 10 * 0.18 + 2.0, "a small folder is listed at once"
+
+
+def test_times_faster_is_against_the_measured_line():
+    block = block_of(4.0)
+    assert block.times_faster(block.cached[0]) == 3.0
+    assert demo.cells(block, block.cached[0])[-1] == "3.0"
+    assert demo.cells(block, block.modelled[0]) == ["3.00"]
+    sampled = block_of(4.0, plain_s=2000, part=9)
+    assert demo.cells(sampled, sampled.plain) == ["~2,000", "~1"]
+
+
+def test_without_pydrive2s_extra_its_line_is_empty():
+    assert demo.PYDRIVE2.is_here
+    assert not dataclasses.replace(demo.PYDRIVE2, needs=("no_such_module",)).is_here
+    block = dataclasses.replace(block_of(1.0), plain=demo.Line("PyDrive2"))
+    assert block.plain.is_right
+    assert demo.cells(block, block.plain) == ["-", "-"]
+    assert demo.cells(block, block.cached[0])[-1] == "-"
+
+
+def test_everything_printed_fits_80_columns(found):
+    text = printed(found, 80)
     assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 80
-    assert max(map(len, demo.LEGEND.splitlines())) <= 80
+    assert "SIMULATED" in demo.describe("Google Drive", demo.profiles()["drive"])
+    texts = [text, demo.LEGEND, *(demo.describe("Google Drive", p) for p in demo.profiles().values())]
+    assert max(len(line) for each in texts for line in each.splitlines()) <= 80
+
+
+def test_wrong_bytes_are_said_and_the_exit_status_is_1(monkeypatch):
+    block = block_of(1.0)
+    wrong = dataclasses.replace(block.cached[0], expected="another digest")
+    lied = dataclasses.replace(block, cached=(wrong, *block.cached[1:]))
+    monkeypatch.setattr(demo, "run", lambda folder, say: iter([("drive", lied), ("gs", block)]))
+    console = Console(file=io.StringIO(), width=80)
+    assert demo.show(console) == 1
+    assert "WRONG BYTES: what: cached" in console.file.getvalue()
+    monkeypatch.setattr(demo, "run", lambda folder, say: iter([("drive", block), ("gs", block)]))
+    assert demo.show(console) == 0
 
 
 def test_a_failure_names_the_url_and_the_cause(tmp_path):
@@ -72,10 +143,28 @@ def test_a_failure_names_the_url_and_the_cause(tmp_path):
 
     with (
         GCSServer(folder=tmp_path / "cloud", process=True) as server,
-        demo.Session(server, tmp_path / "cache") as session,
-        pytest.raises(RuntimeError, match=r"(?s)zarr of cachedfs::gs://demo/nothing failed:.*NotFoundError"),
+        demo_session.Session(demo_session.Cloud(server, "gs"), tmp_path / "cache", "zarr") as session,
     ):
-        session.read("zarr", "demo/nothing", seed=0)
+        session.hear()
+        with pytest.raises(
+            RuntimeError, match=r"(?s)zarr of cachedfs::gs://demo/nothing failed:.*NotFoundError"
+        ):
+            session.read("cachedfs::gs://demo/nothing")
+
+
+def test_pydrive2_is_asked_again_where_it_gives_up():
+    answers = [OSError("429"), OSError("429"), b"content"]
+
+    def call(path):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    assert demo_session.stubborn(call, "path") == b"content"
+    answers += [OSError("1"), OSError("2"), OSError("3")]
+    with pytest.raises(OSError, match="3"):
+        demo_session.stubborn(call, "path")
 
 
 def test_a_missing_package_is_one_sentence_with_the_command(monkeypatch):

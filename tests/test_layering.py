@@ -17,17 +17,17 @@ ROWS = {
     "names": 4,
     "written": 4,
     "file": 4, "filesystem": 4,
-    "demo": 6, "cli": 6,
+    "demo_session": 6, "demo": 6, "cli": 6,
 }  # fmt: skip
 ORDER_IN_ROW = {
     3: ["flights", "facts", "writebehind", "engine", "source", "fetcher", "catalog", "reader"],
     4: ["names", "written", "file", "filesystem"],
     0: ["errors", "model", "config"],
-    6: ["demo", "cli"],
+    6: ["demo_session", "demo", "cli"],
 }
 ONLY_IMPORTERS = {
-    "torch": {"datasets"}, "zarr": {"datasets", "demo"}, "h5py": {"datasets"}, "gcsfs": {"origins"}, "google": {"origins"},
-    "pydrive2": {"origins"}, "sqlite3": {"cache"}, "fcntl": {"cache"}, "mmap": {"cache"},
+    "torch": {"datasets"}, "zarr": {"datasets", "demo_session"}, "h5py": {"datasets"}, "gcsfs": {"origins"}, "google": {"origins"},
+    "pydrive2": {"origins", "demo_session"}, "sqlite3": {"cache"}, "fcntl": {"cache"}, "mmap": {"cache"},
 }  # fmt: skip
 
 
