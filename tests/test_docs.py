@@ -1,12 +1,13 @@
 """The documentation is true: its code runs and prints what it shows, its links lead somewhere, its names exist.
 
 A ```python block runs, page by page in one namespace, in a new process with a fresh home directory, against a simulated
-GCS. A ```text block right behind it is what it prints: "..." stands for anything, and after `text about` a number may be up to
+GCS and a simulated Google Drive. A ```text block right behind it is what it prints: "..." stands for anything, and after `text about` a number may be up to
 twice or half of what is shown (zeros are zeros). `python needs torch` runs where torch is installed, `python not run: <reason>`
 never does.
 """
 
 import ast
+import asyncio
 import contextlib
 import dataclasses
 import doctest
@@ -14,6 +15,7 @@ import importlib.util
 import inspect
 import json
 import os
+import pickle
 import re
 import shlex
 import subprocess
@@ -21,23 +23,33 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec
+import httplib2
 import pytest
+from pydrive2.auth import GoogleAuth
 
+from cachedfs import engine
 from cachedfs.config import Config
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.sim import GCSServer
+from cachedfs.origins.drive import transport
+from cachedfs.origins.drive.options import SIGN_IN, DriveOptions
+from cachedfs.sim import DriveServer, Fault, GCSServer
 from tests.support import ROOT, noise
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 RUN = {  # how many blocks of each page run, where all that they need is installed
-    "README.md": 3,
-    "docs/configuration.md": 4,
+    "README.md": 5,
+    "docs/configuration.md": 5,
+    "docs/guide-drive.md": 5,
     "docs/guide-gcs.md": 13,
     "docs/guide-zarr.md": 8,
-    "docs/index.md": 2,
+    "docs/index.md": 3,
+    "docs/troubleshooting.md": 1,
 }
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+OUTPUT_CHECKER = doctest.OutputChecker()
 
 # What a page's process does with the blocks that it is told; line numbers in a traceback are those of the page. Who types
 # them takes a moment between two, in which what is in the air arrives and what arrived is stored.
@@ -107,18 +119,31 @@ def prose(page: str) -> str:
 # What the pages assume to be there.
 
 
+LINES = b"".join(b'{"text": "line %d"}\n' % i for i in range(1000))
+
+
 @contextlib.contextmanager
-def cloud_with_data(folder: Path) -> Iterator[GCSServer]:
+def cloud_with_data() -> Iterator[GCSServer]:
     """A simulated GCS with the objects that the pages name."""
-    lines = b"".join(b'{"text": "line %d"}\n' % i for i in range(1000))
     with GCSServer(profile="off") as server:
         for bucket in ("my-bucket", "private-bucket"):
             server.make_bucket(bucket)
-        server.put("my-bucket", "train.jsonl", lines)
+        server.put("my-bucket", "train.jsonl", LINES)
         server.put("my-bucket", "big.bin", noise(32 << 20))
         for i in range(100):
             server.put("my-bucket", f"texts/{i:03}.txt", b"text %d" % i)
         server.forbid("private-bucket")
+        yield server
+
+
+@contextlib.contextmanager
+def drive_with_data() -> Iterator[DriveServer]:
+    """A simulated Google Drive with the files that the pages name."""
+    with DriveServer(profile="off") as server:
+        server.put("data/train.jsonl", LINES)
+        server.put("data/big.bin", noise(32 << 20))
+        for i in range(100):
+            server.put(f"data/texts/{i:03}.txt", b"text %d" % i)
         yield server
 
 
@@ -137,7 +162,7 @@ def is_shown(printed: str, by: Block | None) -> bool:
     """True when a block prints what the page shows."""
     shown = by.text + "\n" if by else ""
     if by is None or by.note != "about":
-        return doctest.OutputChecker().check_output(shown, printed, OUTPUT)
+        return OUTPUT_CHECKER.check_output(shown, printed, OUTPUT)
     ours, theirs = re.split(r"(\d+)", printed), re.split(r"(\d+)", shown)
     numbers = zip(map(int, ours[1::2]), map(int, theirs[1::2]), strict=False)
     return ours[::2] == theirs[::2] and all(a <= 2 * b and b <= 2 * a for a, b in numbers)
@@ -149,12 +174,14 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, tmp_path):
     missing = [block for block in blocks_of(read(page)) if block.lacks]
     assert len(expected) + len(missing) == RUN[page]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("FSSPEC_", "GCSFS_", "XDG_"))}
-    with cloud_with_data(tmp_path) as server:
+    with cloud_with_data() as server, drive_with_data() as drive:
         environment = {
             **kept,
             "HOME": str(tmp_path),
             "FSSPEC_GS_TOKEN": "anon",
             "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url,
+            "FSSPEC_DRIVE_TOKEN": "anon",
+            "FSSPEC_DRIVE_ENDPOINT_URL": drive.endpoint_url,
             "FSSPEC_CACHEDFS_KEEP_FREE": "0",  # the disk under the tests may be nearly full
             "PYTHONPATH": str(ROOT),
         }
@@ -237,15 +264,26 @@ def test_the_table_of_options_is_the_config():
             assert getattr(said, name) == getattr(Config(), name), f"{name}: {default}"
 
 
+def test_the_table_of_options_of_drive_is_what_drive_takes():
+    section = read("docs/configuration.md").partition("\n## Google Drive\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", section, re.MULTILINE))
+    own = {field.name: field.default for field in dataclasses.fields(DriveOptions) if field.name != "sign_in"}
+    assert list(rows) == [*SIGN_IN, *own]
+    assert {rows[name] for name in SIGN_IN} == {"none"}
+    assert {name: ast.literal_eval(rows[name].strip("`")) for name in own} == own
+
+
 def test_variables_named_in_the_pages_are_read():
     import gcsfs
 
     folder = Path(gcsfs.__file__).parent
     sources = "".join(path.read_text() for path in folder.glob("*.py"))
     of_gcsfs = inspect.signature(importlib.import_module("gcsfs.core").GCSFileSystem.__init__).parameters
+    ours = [field.name for field in dataclasses.fields(Config)]
+    of_drive = [*SIGN_IN, *(field.name for field in dataclasses.fields(DriveOptions))]
     for page in PAGES:
-        for section, name in re.findall(r"FSSPEC_(CACHEDFS|CGS|GS)(?:_([A-Z_]*[A-Z]))?", read(page)):
-            known = of_gcsfs if section == "GS" else [field.name for field in dataclasses.fields(Config)]
+        for section, name in re.findall(r"FSSPEC_(CACHEDFS|CGS|GS|DRIVE)(?:_([A-Z_]*[A-Z]))?", read(page)):
+            known = {"GS": of_gcsfs, "DRIVE": of_drive}.get(section, ours)
             assert not name or name.lower() in known, f"{page}: FSSPEC_{section}_{name}"
         for name in re.findall(r"\b(?:GCSFS|STORAGE|NO_GCE)_[A-Z_]+[A-Z]\b", read(page)):
             assert name in sources, f"{page}: {name}"
@@ -304,6 +342,131 @@ def test_commands_exist(page):
             if words:
                 assert words[0] in COMMANDS, f"{page}, line {block.line}: {line}"
                 COMMANDS[words[0]](words[1:])
+
+
+# The messages that troubleshooting.md explains.
+
+
+def rate_limited(server: DriveServer) -> None:
+    """Let Drive refuse reads of bytes as it does where there are too many."""
+    message = "User Rate Limit Exceeded"
+    error = {"message": message, "reason": "userRateLimitExceeded", "domain": "usageLimits"}
+    body = json.dumps({"error": {"code": 403, "message": message, "errors": [error]}})
+    server.fail(Fault(kind="media", status=403, body=body, times=None))
+
+
+class Mishaps:
+    """Everything that goes wrong in troubleshooting.md, with what it says: `said`."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
+        self.said: list[str] = []
+        self.numbers = iter(range(100))
+
+    def fs(self, server: DriveServer, *, token: object = "anon", **given: Any) -> CachedFileSystem:
+        """Return a filesystem with a cache that is empty."""
+        sign_in = given.pop("drive", {"token": token})
+        given.setdefault("cache_dir", self.folder / str(next(self.numbers)))
+        drive = {"endpoint_url": server.endpoint_url, **sign_in}
+        return fsspec.filesystem("cachedfs", drive=drive, skip_instance_cache=True, **given)
+
+    def attempt(self, what: Callable[[], object]) -> None:
+        try:
+            what()
+        except Exception as error:
+            self.said.append(f"{type(error).__name__}: {error}")
+
+    def all(self) -> None:
+        with DriveServer(profile="off") as server:
+            self.of_sign_in(server)
+            self.of_reading(server)
+            self.of_the_cache(server)
+            old = self.fs(server, max_age=0)
+            old.cat_file("My Drive/data/a.txt")
+        old.cat_file("My Drive/data/a.txt")  # the server is away
+        self.attempt(lambda: old.cat_file("My Drive/data/big.bin"))
+        self.attempt(lambda: fsspec.filesystem("cdrive", offline=True).cat_file("My Drive/data/a.txt"))
+
+    def of_sign_in(self, server: DriveServer) -> None:
+        for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "XDG_CACHE_HOME"):
+            self.monkeypatch.delenv(name, raising=False)
+        self.monkeypatch.setenv("HOME", str(self.folder))
+        self.monkeypatch.setenv("NO_GCE_CHECK", "true")
+        client = self.folder / "client_secrets.json"
+        client.write_text('{"installed": {}}')
+        gauth = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS))
+        for sign_in in (
+            {},
+            {"client_id": "123", "client_secret": "s"},
+            {"token": str(client)},
+            {"token": "key.json"},
+            {"token": "anon", "client_id": "123"},
+        ):
+            self.attempt(lambda sign_in=sign_in: self.fs(server, drive=sign_in).ls("My Drive"))
+        for send in (lambda fs: fs.to_json(), pickle.dumps):
+            self.attempt(lambda send=send: send(self.fs(server, drive={"google_auth": gauth})))
+        server.require_token("ya29.new")
+        self.attempt(lambda: self.fs(server, token="ya29.old").ls("My Drive"))
+        server.require_no_token()
+        for reason in ("insufficientPermissions", "dailyLimitExceededUnreg"):
+            server.fail(Fault(status=403, reason=reason))
+            self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
+        self.monkeypatch.setattr(httplib2, "socks", None)
+        transport._say_proxy_is_not_used.cache_clear()
+        with self.monkeypatch.context() as patch:
+            patch.setenv("http_proxy", "http://127.0.0.1:9")
+            self.fs(server).ls("My Drive")
+        server.put("data/a.txt", b"a")
+
+    def of_reading(self, server: DriveServer) -> None:
+        server.put("data/twice.txt", b"1")
+        server.put("data/twice.txt", b"2", new=True)
+        server.document("data/report", "words")
+        hidden = {"canDownload": True, "canReadRevisions": False}
+        server.put("data/big.bin", noise(12 << 20), capabilities=hidden)
+        server.put("data/locked.bin", b"x", capabilities={"canDownload": False})
+        server.edit(server.put("data/virus.bin", b"x"), abusive=True)
+        for name in ("none.txt", "report", "locked.bin", "virus.bin", "twice.txt"):
+            self.attempt(lambda name=name: self.fs(server).cat_file(f"My Drive/data/{name}"))
+        self.attempt(lambda: self.fs(server).ls("data"))
+        self.attempt(lambda: self.fs(server).open("My Drive/data"))
+        self.attempt(lambda: self.fs(server).open("My Drive/data/a.txt", "r+b"))
+        server.fail(Fault(kind="media", status=403, reason="downloadQuotaExceeded"))
+        self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
+        server.fail(Fault(kind="upload", status=403, reason="storageQuotaExceeded"))
+        self.attempt(lambda: self.fs(server).pipe_file("My Drive/data/new.txt", b"x"))
+        server.heal()
+        with self.fs(server, read_ahead=0).open("My Drive/data/big.bin") as file:
+            file.read(1)
+            server.put("data/big.bin", noise(12 << 20, seed=1))
+            file.seek(11 << 20)
+            self.attempt(lambda: file.read(1))
+        rate_limited(server)
+        with self.monkeypatch.context() as patch:
+            patch.setattr(asyncio, "sleep", lambda s, result=None, sleep=asyncio.sleep: sleep(0, result))
+            self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
+        server.heal()
+
+    def of_the_cache(self, server: DriveServer) -> None:
+        for bad in ({"cache_dir": "/proc/none"}, {"cache_size": 0}):
+            fs = self.fs(server, **bad)
+            fs.cat_file("My Drive/data/a.txt")
+            fs.stats()
+            engine._close_all()
+
+
+def test_the_messages_of_troubleshooting_are_real(tmp_path, monkeypatch, caplog):
+    first_cells = re.findall(r"^\| (.*?) \| ", read("docs/troubleshooting.md"), re.MULTILINE)
+    shown = [text for cell in first_cells for text in re.findall(r"`(\w+: .+?|\.\.\..+?|cannot .+?)`", cell)]
+    assert len(shown) > 25
+    mishaps = Mishaps(tmp_path, monkeypatch)
+    mishaps.all()
+    said = mishaps.said + [f"{record.levelname}: {record.getMessage()}" for record in caplog.records]
+    for text in shown:
+        pattern = text if text.endswith("...") else f"{text}..."
+        pattern = pattern if re.match(r"\w+: ", pattern) else f"...{pattern}"
+        found = [each for each in said if OUTPUT_CHECKER.check_output(pattern + "\n", each + "\n", OUTPUT)]
+        assert found, f"nothing says {text!r}; said:\n" + "\n".join(said)
 
 
 # Promises, changes, numbers.

@@ -1,0 +1,58 @@
+"""Read a folder of Google Drive twice, as a training does: list once, then read in batches.
+
+python examples/drive_folder.py                                  # on a simulated Google Drive
+python examples/drive_folder.py "drive://My Drive/data/images"   # on your own, signed in as docs/guide-drive.md says
+"""
+
+import atexit
+import contextlib
+import random
+import shutil
+import sys
+import tempfile
+import time
+
+import fsspec
+
+BATCH = 32
+
+
+@contextlib.contextmanager
+def simulated_folder():
+    """Give the URL of 200 small files in 2 folders of a simulated Drive, and of a cache that is empty."""
+    from cachedfs.sim import DriveServer
+
+    cache_dir = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, cache_dir, ignore_errors=True)  # after cachedfs has stored its last block
+    with DriveServer(profile="table", process=True) as server:
+        for i in range(200):
+            server.put(f"images/{'cats' if i % 2 else 'dogs'}/{i:03}.jpg", random.Random(i).randbytes(10_000))
+        fsspec.config.conf["drive"] = {"token": "anon", "endpoint_url": server.endpoint_url}
+        fsspec.config.conf["cachedfs"] = {"cache_dir": cache_dir}
+        yield "drive://My Drive/images"
+
+
+def epoch(fs, names: list[str], seed: int) -> int:
+    """Return the bytes of all files, read in another order each time, a batch at a time."""
+    names = random.Random(seed).sample(names, len(names))
+    batches = [names[start : start + BATCH] for start in range(0, len(names), BATCH)]
+    return sum(len(data) for batch in batches for data in fs.cat(batch).values())
+
+
+def main(url: str) -> None:
+    # Drive is asked once for each file, and never whether it has changed: a data set does not.
+    fs, folder = fsspec.url_to_fs(f"cachedfs::{url}", max_age="immutable", concurrency=BATCH)
+    began = time.perf_counter()
+    files = fs.find(folder, detail=True)
+    names = [name for name, info in files.items() if info["size"] is not None]  # Google's documents have none
+    print(f"{len(names)} files listed in {time.perf_counter() - began:.2f} s")
+    for number in range(2):
+        requests, began = fs.stats().requests, time.perf_counter()
+        size = epoch(fs, names, seed=number)
+        seconds = time.perf_counter() - began
+        print(f"epoch {number}: {size:,} bytes in {seconds:.2f} s, {fs.stats().requests - requests} requests")
+
+
+if __name__ == "__main__":
+    with contextlib.nullcontext(sys.argv[1]) if len(sys.argv) > 1 else simulated_folder() as url:
+        main(url)
