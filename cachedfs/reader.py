@@ -86,10 +86,13 @@ class Reader:
     def _copy(self, key: ObjectKey, index: int, out: Assembly, *, nowait: bool = False) -> bool:
         """Copy one block into place; False for a miss."""
         place, offset = out.place(index, key.block_size)
-        n = self.source.engine.cache.read_into(
-            key, index, offset, place, nowait=nowait, verify=self.source.config.verify_always
-        )
-        return n == len(place)
+        # Let go of here: a view that is collected with the frames of an error, after its BytesIO, is an error
+        # itself in Python 3.13.
+        with place:
+            n = self.source.engine.cache.read_into(
+                key, index, offset, place, nowait=nowait, verify=self.source.config.verify_always
+            )
+            return n == len(place)
 
     async def open(self, path: str) -> tuple[Known, Flight | None]:
         """Return the version that a new handle reads, and the request that already brings its first bytes, if any.
@@ -286,7 +289,6 @@ class Assembly:
         if want.size:
             self._bytes.seek(want.size - 1)
             self._bytes.write(b"\0")
-        self._view = self._bytes.getbuffer()
 
     def part(self, index: int, block_size: int) -> Range:
         """Return the bytes of block `index` that are wanted."""
@@ -298,14 +300,14 @@ class Assembly:
         """Return where the wanted bytes of block `index` belong, and their offset in the block."""
         part = self.part(index, block_size)
         start = part.start - self._want.start
-        return self._view[start : start + part.size], part.start - index * block_size
+        return self._bytes.getbuffer()[start : start + part.size], part.start - index * block_size
 
     def fill(self, part: Range, data: memoryview) -> None:
         start = part.start - self._want.start
-        self._view[start : start + part.size] = data
+        with self._bytes.getbuffer() as view:
+            view[start : start + part.size] = data
 
     def finish(self) -> bytes:
-        self._view.release()
         return self._bytes.getvalue()
 
 

@@ -62,7 +62,8 @@ class WrittenFile(io.IOBase):
         return int(self._inner.tell())
 
     def flush(self, force: bool = False) -> None:
-        if not self.closed and not self._inner.closed:
+        # Also called for one that was never made completely, when it is collected.
+        if not self.closed and "_inner" in self.__dict__ and not self._inner.closed:
             self._inner.flush()
 
     def close(self) -> None:

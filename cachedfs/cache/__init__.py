@@ -96,7 +96,8 @@ class BlockCache:
         try:
             data = handle.read(start, stop, nowait=nowait, verify=verify)
         except BaseException as error:
-            self._failed(key, index, handle, error)
+            if not self._is_miss(key, index, handle, error):
+                raise
             return None
         self._handles.give(key, index, handle)
         if touch:
@@ -124,7 +125,8 @@ class BlockCache:
         try:
             size = handle.read_into(start, buffer, nowait=nowait, verify=verify)
         except BaseException as error:
-            self._failed(key, index, handle, error)
+            if not self._is_miss(key, index, handle, error):
+                raise
             return -1
         self._handles.give(key, index, handle)
         if touch:
@@ -150,8 +152,8 @@ class BlockCache:
         """Take back what was borrowed; with the `error` that reading it raised, the block is dropped if it is bad."""
         if error is None:
             self._handles.give(key, index, handle)
-        else:
-            self._failed(key, index, handle, error)
+        elif not self._is_miss(key, index, handle, error):
+            raise error
 
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the block's file is there, without looking into it; not one that was found unusable."""
@@ -397,15 +399,19 @@ class BlockCache:
                 self._reject(key, index, path, error)
         return None
 
-    def _failed(self, key: ObjectKey, index: int, handle: Handle, error: BaseException) -> None:
-        """Deal with a read that failed: a bad block becomes a miss, everything else is raised again."""
+    def _is_miss(self, key: ObjectKey, index: int, handle: Handle, error: BaseException) -> bool:
+        """Return whether a read that failed is a miss: that of a bad block, which is rejected; else the caller raises.
+
+        Raised here, `error` would be in a cycle with this frame, and keep the reader's buffers until they are collected.
+        """
         if isinstance(error, BlockingIOError):
             self._handles.give(key, index, handle)
-            raise error
+            return False
         disk.close(handle.fd)
-        if not isinstance(error, (BadBlock, OSError)):
-            raise error
-        self._reject(key, index, handle.path, error)
+        if isinstance(error, (BadBlock, OSError)):
+            self._reject(key, index, handle.path, error)
+            return True
+        return False
 
     def _reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> None:
         """Log a bad block once, and remove it if it is in our own layer and bad in itself (not just out of reach)."""
