@@ -96,9 +96,8 @@ class Fetcher:
             known, key, blocks, keep = self._ahead.popleft()
             missing = [index for index in blocks if not engine.cache.has(key, index)]
             flights = dict.fromkeys(self.launch(known, key, missing).values())
-            keep.extend(
-                flight for flight in flights if not flight.stopped
-            )  # others' leftovers end by themselves
+            # What others stopped ends by itself; what is kept already may also bring these blocks.
+            keep.extend(flight for flight in flights if not flight.stopped and flight not in keep)
 
     def launch_uncached(self, known: Known, position: int) -> Flight:
         """Send a request from `position` on for an object that has no fingerprint: one handle's alone."""

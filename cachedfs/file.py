@@ -291,8 +291,9 @@ class RawReader(io.RawIOBase):
         """Return the request that brings the byte at `position`: ours, or anybody's."""
         if self._flight is not None and self._flight.covers(position):
             return self._flight
-        while self._kept and self._kept[0].stop <= position:
-            self._kept.popleft()
+        for _ in range(len(self._kept)):  # they need not come in order
+            if (passed := self._kept.popleft()).stop > position:
+                self._kept.append(passed)
         name = self._key.name(position // self._block_size) if self._key is not None else ""
         shared = self._engine.flights.get(name)
         candidates = [*self._kept] if shared is None else [shared, *self._kept]

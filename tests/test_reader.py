@@ -267,10 +267,12 @@ def test_nothing_is_read_ahead_for_a_reader_who_left(fs, origin, leave):
     file = fs.open("b/k")
     for _ in range(12):
         file.read(MiB)
+    fetcher, engine = fs._reader.fetcher, fs._source.engine
+    while not any(start <= 12 * MiB and 13 * MiB <= stop for start, stop in fs.cached_extent("b/k")):
+        engine.run(asyncio.sleep(0.01))  # the next block has been read ahead, and needs no open gate
     gate(fs, origin, is_open=False)
     for _ in range(2):
         file.read(MiB // 2)
-    fetcher, engine = fs._reader.fetcher, fs._source.engine
     if leave == "close":
         file.close()
     else:
