@@ -10,7 +10,7 @@ import operator
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from cachedfs.errors import CacheError, ObjectNotFound, OriginAway
 from cachedfs.facts import Known
@@ -24,6 +24,9 @@ __all__ = ["Catalog"]
 
 logger = logging.getLogger("cachedfs.reader")
 
+T = TypeVar("T")
+
+PAGE = 1000  # names in one answer of a listing: the most that Drive and GCS give
 POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at what another process asks
 
 
@@ -50,7 +53,7 @@ class Catalog:
 
         `demand`: how far into the object that read may go by itself.
         """
-        old = self.source.facts.get(path)
+        old = self.source.known(path)
         if old is not None and self.source.is_fresh(old):
             if old.info is None or old.info.kind == "file" or self._by_parent(path):
                 return old, None
@@ -67,12 +70,10 @@ class Catalog:
 
     async def _ask(self, path: str) -> Known:
         """Ask the origin what `path` is now."""
-        known, _ = await self._once(path, lambda: self._lookup(path, self.source.facts.get(path)))
+        known, _ = await self._once(path, lambda: self._lookup(path, self.source.known(path)))
         return known
 
-    async def _once(
-        self, path: str, ask: Callable[[], Coroutine[Any, Any, tuple[Known, Flight | None]]]
-    ) -> tuple[Known, Flight | None]:
+    async def _once(self, path: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Ask, or wait for the answer to the same question that somebody in this process asked already.
 
         Not when something was written to the path since that was asked, and never with max_age=0: then the answer on its
@@ -94,6 +95,8 @@ class Catalog:
     async def _lookup(self, path: str, old: Known | None) -> tuple[Known, Flight | None]:
         if (standby := self._standby(path, old)) is not None:
             return standby, None
+        if (listed := await self._by_listing(path)) is not None:
+            return listed, None
         now, mark = time.time(), self.source.facts.mark(path)
         info: ObjectInfo | None = None
         try:
@@ -104,12 +107,34 @@ class Catalog:
             return self._despite(error, old), None
         return self.source.facts.learn(path, info, checked_at=now, mark=mark), None
 
+    async def _by_listing(self, path: str) -> Known | None:
+        """Return what is known of `path` after its folder was listed again; None where that would cost more than asking.
+
+        Where names are looked up in their folder, a question about one name costs as much as one page of a listing, which
+        answers for all neighbours: an epoch over known files costs a request a folder then, not one a file.
+        """
+        folder = path.rpartition("/")[0]
+        if not folder or not self.source.origin(path).by_parent or self.source.config.lifetime_s == 0:
+            return None
+        cache, identity = self.source.engine.cache, self.source.identity
+        listed = cache.listing_has(identity, folder, path)
+        if listed is None or listed[1] != cache.listing_mark(identity, folder):
+            return None  # never listed, or written to since: nobody knows how much a listing would bring
+        if (cache.listing_size(identity, folder, most=PAGE + 1) or 0) > PAGE:
+            return None
+        with contextlib.suppress(ObjectNotFound):  # the folder is gone: the question itself will tell
+            await self._once(f"{folder}/", lambda: self._listed_anew(folder))
+        return self.source.fresh(path)
+
+    async def _listed_anew(self, folder: str) -> None:
+        await self._list(folder, deep=False)
+
     async def _look_at(self, path: str) -> ObjectInfo:
         """Ask the origin what `path` is; one that looks names up in their folder is told the folder, which becomes known."""
         origin, folder = self.source.origin(path), path.rpartition("/")[0]
         if not origin.by_parent or not folder:
             return await origin.lookup(path)
-        before = self.source.facts.get(folder)
+        before = self.source.known(folder)
         if before is None or before.info is None or self.source.is_fresh(before):
             return await origin.lookup(path, await self.know(folder))
         # The way to a path is asked for at once, not one folder after another: its folders rarely change.

@@ -77,6 +77,17 @@ class Facts:
             self._remember(known)
         return known
 
+    def renewed(self, path: str) -> Known | None:
+        """Return what is known of `path` by the youngest answer: a listing, or another process, may have brought one."""
+        known, found = self._memory.get(path), self._from_cache(path)
+        listed = self._absence_by_listing(path)
+        if listed is not None and (found is None or found.checked_at < listed.checked_at):
+            found = listed
+        if found is None or (known is not None and known.checked_at >= found.checked_at):
+            return self.get(path)
+        self._remember(found)
+        return found
+
     def mark(self, path: str) -> int:
         """Return the change mark of `path`: to be read before the origin is asked, and given to `learn`."""
         return self._cache.mark_at(self._cache.mark_slots(self._identity, path))
@@ -107,6 +118,12 @@ class Facts:
         fact = self._cache.lookup(self._identity, path)
         if fact is not None and fact.mark == mark:
             return Known(path, fact.info, fact.checked_at, mark, slots)
+        return self._absence_by_listing(path)
+
+    def _absence_by_listing(self, path: str) -> Known | None:
+        """Return that `path` is absent, where a complete listing of its folder lacks it."""
+        slots = self._cache.mark_slots(self._identity, path)
+        mark = self._cache.mark_at(slots)
         folder = path.rpartition("/")[0]
         listed = self._cache.listing_has(self._identity, folder, path) if folder else None
         if listed is None:

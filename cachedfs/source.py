@@ -63,12 +63,15 @@ class Source:
             self._origin = (engine, found)
         return self._origin[1]
 
+    def known(self, path: str) -> Known | None:
+        """Return what is known of `path`, of any age; None when nothing valid is."""
+        known = self.facts.get(path)
+        return known if known is None or self.is_fresh(known) else self.facts.renewed(path)
+
     def fresh(self, path: str) -> Known | None:
         """Return what is known of `path` and young enough to count."""
-        known = self.facts.get(path)
-        if known is None or not self.is_fresh(known):
-            return None
-        return known
+        known = self.known(path)
+        return known if known is not None and self.is_fresh(known) else None
 
     def existing(self, path: str) -> Known | None:
         """Return what is known of the object or folder; raises ObjectNotFound for a known absence."""

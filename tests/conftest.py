@@ -1,6 +1,7 @@
 """A machine of its own for every test: cache directory, fsspec configuration, simulated cloud."""
 
 import itertools
+import time
 
 import fsspec
 import fsspec.config
@@ -22,6 +23,18 @@ def own_cache(tmp_path, monkeypatch):
     engine._close_all()
     for cls in OURS:
         cls.clear_instance_cache()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Move the wall clock: `clock(61)` is a minute later."""
+    real, shift = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + shift[0])
+
+    def later(seconds):
+        shift[0] += seconds
+
+    return later
 
 
 @pytest.fixture(scope="session")

@@ -153,6 +153,27 @@ def test_the_way_to_a_file_is_asked_for_at_once_when_it_has_grown_old(drive):
     assert drive.asked() == ["get", "list", "list", "list", "list"]
 
 
+def test_an_epoch_over_files_that_were_listed_costs_a_request_a_folder_when_they_have_grown_old(
+    drive, fs, clock
+):
+    data = {drive.path(f"{i}.txt"): drive.put(f"{i}.txt", noise(500, seed=i)) for i in range(40)}
+    fs.find(drive.path())
+    assert fs.cat(list(data)) == data
+    drive.asked()
+    for _ in range(2):
+        clock(61)
+        assert fs.cat(list(data)) == data
+        assert drive.asked() == ["get", "list", "list"]  # My Drive, the folder in it, and all in the folder
+    clock(61)
+    data[drive.path("7.txt")] = drive.put("7.txt", b"replaced")
+    drive.delete("8.txt")
+    missing = drive.path("8.txt")
+    found = fs.cat(list(data), on_error="return")
+    assert isinstance(found.pop(missing), FileNotFoundError)
+    assert found == {name: content for name, content in data.items() if name != missing}
+    assert drive.asked() == ["get", "list", "list", "media"]
+
+
 # What changes.
 
 

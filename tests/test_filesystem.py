@@ -8,7 +8,6 @@ import os
 import pathlib
 import pickle
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
@@ -38,18 +37,6 @@ FORMS = [
 @pytest.fixture
 def fs(cloud):
     return fsspec.filesystem("cachedfs", target_protocol="gs")
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Move the wall clock: `clock(61)` is a minute later."""
-    real, shift = time.time, [0.0]
-    monkeypatch.setattr(time, "time", lambda: real() + shift[0])
-
-    def later(seconds):
-        shift[0] += seconds
-
-    return later
 
 
 # Names.
@@ -633,6 +620,41 @@ def test_an_unchanged_object_is_not_fetched_again_after_max_age(cloud, fs, clock
     fs.cat_file(path)
     assert cloud.asked() == ["metadata"]
     assert cloud.server.bytes_sent() == sent
+
+
+def test_a_listing_renews_what_is_known_of_its_files(cloud, fs, clock):
+    names = [cloud.path(f"{i}") for i in range(5)]
+    for i in range(5):
+        cloud.put(f"{i}", b"old")
+    fs.find(cloud.bucket)
+    assert set(fs.cat(names).values()) == {b"old"}
+    clock(61)
+    cloud.put("3", b"new")
+    cloud.delete("4")
+    cloud.asked()
+    assert fs.find(cloud.bucket) == names[:4]
+    assert cloud.asked() == ["list"]
+    assert list(fs.cat(names[:4]).values()) == [b"old", b"old", b"old", b"new"]
+    assert not fs.exists(names[4])
+    assert cloud.asked() == ["media"]
+
+
+def test_what_another_process_asked_again_is_not_asked_here(cloud, fs, clock):
+    cloud.put("a", b"data")
+    fs.cat_file(cloud.path("a"))
+    clock(61)
+    other = fsspec.filesystem("cgs")
+    other._source.engine.drain()
+    code = f"""
+        import fsspec, time
+        real = time.time
+        time.time = lambda: real() + 61
+        fsspec.filesystem("cgs").cat_file({cloud.path("a")!r})
+    """
+    cloud.python(code)
+    assert cloud.asked() == ["media", "metadata"]
+    assert fs.cat_file(cloud.path("a")) == b"data"
+    assert cloud.asked() == []
 
 
 def test_absence_counts_for_ten_seconds(cloud, fs, clock):

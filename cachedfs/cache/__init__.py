@@ -248,6 +248,12 @@ class BlockCache:
             return rows.listing_has(identity, folder, path) if rows else None
         return None
 
+    def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
+        """Return how many children the listing of `folder` names, of whatever age, counted up to `most`; None without one."""
+        with self._reading() as rows:
+            return rows.listing_size(identity, folder, most) if rows else None
+        return None
+
     def keep_listings(
         self,
         identity: str,

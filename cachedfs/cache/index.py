@@ -379,6 +379,14 @@ class Rows:
         ).fetchone()
         return checked_at, mark, child is not None
 
+    def listing_size(self, identity: str, folder: str, most: int) -> int | None:
+        """Return how many children a listing of `folder` names, counted up to `most`; None without one."""
+        found = self._listing(identity, folder)
+        if found is None:
+            return None
+        counted = "SELECT count(*) FROM (SELECT 1 FROM children WHERE listing = ? LIMIT ?)"
+        return int(self._run(counted, (found[0], most)).fetchone()[0])
+
     def keep_listing(
         self,
         identity: str,
