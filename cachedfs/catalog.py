@@ -45,7 +45,7 @@ class Catalog:
         """Return what `path` is; asks when that is unknown or too old. Raises ObjectNotFound."""
         known = self.source.fresh(path) or await self._ask(path)
         if known.info is None:
-            raise self.source.not_found(path)
+            raise self.source.not_found(path, known)
         return known.info
 
     async def resolve(self, path: str, want: Range | Suffix, *, demand: int) -> tuple[Known, Flight | None]:
@@ -98,14 +98,22 @@ class Catalog:
         if (listed := await self._by_listing(path)) is not None:
             return listed, None
         now, mark = time.time(), self.source.facts.mark(path)
-        info: ObjectInfo | None = None
+        info, why = None, ""
         try:
             info = await self._look_at(path)
-        except ObjectNotFound:
-            pass
+        except ObjectNotFound as error:
+            if self._by_parent(path):  # what is missing may be a folder, or a permission: the origin knows
+                why = error.message.partition(": ")[2]  # the URL in front is its own
         except OriginAway as error:
             return self._despite(error, old), None
-        return self.source.facts.learn(path, info, checked_at=now, mark=mark), None
+        at = self._age_of_way(path, now)
+        return self.source.facts.learn(path, info, checked_at=at, mark=mark, why=why), None
+
+    def _age_of_way(self, path: str, now: float) -> float:
+        """Return since when an answer about `path` counts that was asked for at `now`: it is as old as what led to it."""
+        folder = path.rpartition("/")[0]
+        known = self.source.facts.get(folder) if folder and self.source.origin(path).by_parent else None
+        return now if known is None else min(now, known.checked_at)
 
     async def _by_listing(self, path: str) -> Known | None:
         """Return what is known of `path` after its folder was listed again; None where that would cost more than asking.
@@ -242,12 +250,15 @@ class Catalog:
         """Ask for a listing, one level or all, and remember it with every child it names."""
         cache, now = self.source.engine.cache, time.time()
         epoch, mark = cache.epoch(self.source.identity), self.source.facts.mark(folder)
+        if (standby := self._listing_standby(folder, deep=deep)) is not None:
+            return standby
         found: list[ObjectInfo] = []
         origin = self.source.origin(folder)
         here = None
         try:
             if origin.by_parent and folder:
                 here = await self.know(folder)
+                now = self._age_of_way(f"{folder}/", now)
             async for info in origin.list(folder, here, deep=deep):
                 found.append(info)
         except OriginAway as error:
@@ -265,6 +276,16 @@ class Catalog:
                 self.source.facts.learn(folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark)
             await asyncio.to_thread(self._keep_listings, listings, now, epoch)
         return sorted((child for children in listings.values() for child in children), key=_by_path)
+
+    def _listing_standby(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
+        """Return an older listing while the origin was away a moment ago."""
+        source = self.source
+        if not source.config.stale_if_error or not source.engine.is_away(source.identity):
+            return None
+        old = (self._listed_below if deep else self._listed)(folder, math.inf)
+        if old is not None:
+            self._warn_stale(f"{source.url(folder)}: the origin could not be reached a moment ago")
+        return old
 
     def _listed_before(self, folder: str, error: OriginAway, *, deep: bool) -> list[ObjectInfo]:
         """Return an older listing although the origin is away, or raise that it is."""
@@ -311,12 +332,17 @@ class Catalog:
             return None
         return sorted(listing.infos, key=_by_path)
 
-    def _listed_below(self, folder: str, lifetime_s: float | None = None) -> list[ObjectInfo] | None:
-        """Return all that is below `folder` when every listing of it is here."""
+    def _listed_below(
+        self, folder: str, lifetime_s: float | None = None, above: frozenset[str | None] = frozenset()
+    ) -> list[ObjectInfo] | None:
+        """Return all that is below `folder` when every listing of it is here; `above`: ids of the folders on the way."""
+        here = self.source.facts.get(folder)
+        above |= {here.info.id} if here is not None and here.info is not None else set()
         found = self._listed(folder, lifetime_s)
         for child in found or []:
-            if found is not None and child.kind == "directory" and not child.details.get("cycle"):
-                below = self._listed_below(child.path, lifetime_s)
+            is_cycle = child.id is not None and child.id in above
+            if found is not None and child.kind == "directory" and not is_cycle:
+                below = self._listed_below(child.path, lifetime_s, above | {child.id})
                 found = None if below is None else found + below
         return None if found is None else sorted(found, key=_by_path)
 

@@ -198,5 +198,5 @@ def _unknown_option(name: str) -> str:
     hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(_PARSERS)}."
     return (
         f"cachedfs has no option {name!r}; {hint} Options of the target go in a dictionary named like its protocol: "
-        f"gs={{{name!r}: ...}}, or in target_options={{...}}."
+        f"gs={{{name!r}: ...}}, drive={{{name!r}: ...}}, or in target_options={{...}}."
     )

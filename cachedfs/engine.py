@@ -209,6 +209,9 @@ class Engine:
     def close(self) -> None:
         """Store what arrived, close sessions, end both threads. For the end of the process."""
         self.pid = 0  # whoever still holds this engine gets a new one
+        if self._loop is not None:
+            # What is given up here has lost its reader with the process: asyncio need not report it.
+            self._loop.set_exception_handler(lambda loop, context: None)
         self.drain()
         self.writer.close()
         if self._loop is not None and self._thread is not None and self._thread.is_alive():

@@ -28,6 +28,7 @@ class Known:
     mark: int
     slots: tuple[int, ...]
     by_listing: bool = False
+    why: str = ""  # in the origin's words, for an absence that it told this process
     _key: ObjectKey | None = None
 
     @property
@@ -92,10 +93,12 @@ class Facts:
         """Return the change mark of `path`: to be read before the origin is asked, and given to `learn`."""
         return self._cache.mark_at(self._cache.mark_slots(self._identity, path))
 
-    def learn(self, path: str, info: ObjectInfo | None, *, checked_at: float, mark: int) -> Known:
+    def learn(
+        self, path: str, info: ObjectInfo | None, *, checked_at: float, mark: int, why: str = ""
+    ) -> Known:
         """Remember an answer of the origin that was asked for at `checked_at`, when the change mark was `mark`."""
         info = self._with_all_details(path, info)
-        known = Known(path, info, checked_at, mark, self._cache.mark_slots(self._identity, path))
+        known = Known(path, info, checked_at, mark, self._cache.mark_slots(self._identity, path), why=why)
         self._remember(known)
         self._keep(Fact(self._identity, path, info, checked_at, mark))
         return known

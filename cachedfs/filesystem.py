@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.config import conf
 from fsspec.core import has_magic
@@ -23,6 +22,7 @@ from cachedfs.errors import ObjectChanged
 from cachedfs.file import CachedFile
 from cachedfs.model import ObjectInfo, Stats
 from cachedfs.names import before_magic, jsonable, strip, target_of
+from cachedfs.origins.walking import WalksCycles
 from cachedfs.plan.blocks import block_range
 from cachedfs.reader import Reader
 from cachedfs.source import Source
@@ -40,7 +40,7 @@ T = TypeVar("T")
 _NO_LOOP = object()  # keeps fsspec from starting its own loop thread: ours starts with the first miss
 
 
-class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
+class CachedFileSystem(ChainedFileSystem, WalksCycles):
     """Any fsspec filesystem, read through a persistent cache that all processes of the machine share.
 
     `cachedfs::gs://bucket/key` as a URL, or `fsspec.filesystem("cachedfs", target_protocol="gs")`. Options are those of
@@ -376,6 +376,24 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
                 raise
             await self._makedirs(target, exist_ok=True)  # to fsspec, a copied folder is a folder that is made
 
+    def mv(
+        self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        """Move an object or folder: as the inner filesystem does, where it can do better than copy and remove."""
+        inner = type(self.origin_fs).mv
+        copies = getattr(inner, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
+        single = not isinstance(path1, list) and not has_magic(stringify_path(path1)) and maxdepth is None
+        if copies or not single:
+            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+            return
+        source, target = self._strip(path1), self._strip(path2)
+        into = "/" if stringify_path(path2).endswith("/") else ""
+        self._run(
+            self._write(
+                [source, target], "mv", source, target + into, recursive=recursive, tree=True, **kwargs
+            )
+        )
+
     async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
         path = self._strip(path)
         await self._write([path], "mkdir", path, create_parents=create_parents, **kwargs)
@@ -520,6 +538,13 @@ class CachedFileSystem(ChainedFileSystem, AsyncFileSystem):
 
     async def _hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await self._source.engine.hop(coroutine)
+
+    def __reduce__(self) -> Any:
+        if self.target_protocol == "drive":
+            from cachedfs.origins.drive.options import refuse_live
+
+            refuse_live(self.target_options)
+        return super().__reduce__()
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return JSON values that make this filesystem again. Live credentials cannot travel so: TypeError says what can."""

@@ -102,7 +102,7 @@ class Reader:
         want = Range(0, self.source.config.whole_request)
         known, flight = await self.catalog.resolve(path, want, demand=self.source.config.block_size)
         if known.info is None:
-            raise await self._missing(path)
+            raise await self._missing(known)
         if known.info.kind == "directory":
             raise self.source.is_a_folder(path)
         return known, flight
@@ -118,7 +118,7 @@ class Reader:
             want, demand = self._first_want(start, stop)
             known, flight = await self.catalog.resolve(path, want, demand=demand)
             if known.info is None:
-                raise self.source.not_found(path)
+                raise self.source.not_found(path, known)
             try:
                 return await self.collect(known, start, stop, flight)
             except ObjectChanged:
@@ -269,14 +269,15 @@ class Reader:
 
     # Errors.
 
-    async def _missing(self, path: str) -> CachedFSError:
-        """Return why `path` cannot be opened: it may be a folder, which only a second question tells."""
+    async def _missing(self, known: Known) -> CachedFSError:
+        """Return why what is absent cannot be opened: it may be a folder, which only a second question tells."""
+        path = known.path
         try:
             folder = await self.catalog.is_folder(path)
         except CachedFSError as error:
             logger.debug("not listed: %s", error)  # the first answer, that there is no such object, stands
             folder = False
-        return self.source.is_a_folder(path) if folder else self.source.not_found(path)
+        return self.source.is_a_folder(path) if folder else self.source.not_found(path, known)
 
 
 class Assembly:

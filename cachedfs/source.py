@@ -77,7 +77,7 @@ class Source:
         """Return what is known of the object or folder; raises ObjectNotFound for a known absence."""
         known = self.fresh(path)
         if known is not None and known.info is None:
-            raise self.not_found(path)
+            raise self.not_found(path, known)
         return known
 
     def key(self, known: Known) -> ObjectKey | None:
@@ -92,10 +92,11 @@ class Source:
             absence=known.info is None and not known.by_listing,
         )
 
-    def not_found(self, path: str) -> ObjectNotFound:
-        return ObjectNotFound(
-            f"{self.url(path)}: no such object or folder; check the name, and that of its bucket, with ls"
-        )
+    def not_found(self, path: str, known: Known) -> ObjectNotFound:
+        """Return the error for an absence, in the origin's own words where it told us: they may name a remedy."""
+        where = "the folder it is in" if self.protocol == "drive" else "its bucket"
+        why = known.why or f"no such object or folder; check the name, and that of {where}, with ls"
+        return ObjectNotFound(f"{self.url(path)}: {why}")
 
     def is_a_folder(self, path: str) -> IsAFolder:
         return IsAFolder(f"{self.url(path)} is a folder: read one of the objects in it (ls shows them)")

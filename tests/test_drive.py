@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 
 import fsspec
 import h5py
@@ -12,7 +13,7 @@ import xarray as xr
 import zarr
 
 from cachedfs.errors import IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
-from cachedfs.sim import Fault
+from cachedfs.sim import DriveServer, Fault
 from tests.support import KiB, MiB, forget, noise
 
 FORMS = ["cachedfs::drive://", "cdrive://"]
@@ -326,3 +327,126 @@ def test_an_hdf5_file_is_read(drive, tmp_path):
     drive.put("a.h5", (tmp_path / "a.h5").read_bytes())
     with fsspec.open(drive.url("a.h5")) as raw, h5py.File(raw, "r") as file:
         assert file["d"][4242] == 4242
+
+
+def test_moving_is_done_by_drive_and_keeps_the_id(drive, fs):
+    for i in range(3):
+        drive.put(f"folder/{i}.txt", b"%d" % i)
+    before = fs.info(drive.path("folder/1.txt"))["id"]
+    fs.find(drive.path())
+    drive.asked()
+    fs.mv(drive.path("folder"), drive.path("moved"), recursive=True)
+    assert drive.asked().count("update") == 1
+    assert drive.server.count("copy") == 0
+    assert fs.cat_file(drive.path("moved/1.txt")) == b"1"
+    assert not fs.exists(drive.path("folder/1.txt"))
+    fs.mv(drive.path("moved/1.txt"), drive.path("other.txt"))
+    assert fs.info(drive.path("other.txt"))["id"] == before
+    assert fs.find(drive.path()) == [drive.path(name) for name in ("moved/0.txt", "moved/2.txt", "other.txt")]
+
+
+def test_absence_is_told_in_the_words_of_drive(drive, fs):
+    drive.server.share_drive("Team")
+    for _ in range(2):
+        with pytest.raises(
+            ObjectNotFound, match=r"cdrive://shared:Tim/x: .*no shared drive of this name, but: Team"
+        ):
+            fs.cat_file("shared:Tim/x")
+        with pytest.raises(ObjectNotFound, match="ask the owner to share it"):
+            fs.cat_file("id:none")
+
+
+def test_a_file_that_nothing_tells_the_versions_of_is_not_cached_and_said_so_once(drive, fs, caplog):
+    data = drive.put("a.bin", noise(1000))
+    (item,) = drive.server.find(f"{drive.name}/a.bin")
+    drive.server.edit(item["id"], md5Checksum=None, headRevisionId=None)
+    for _ in range(2):
+        assert fs.cat_file(drive.path("a.bin")) == data
+        assert "media" in drive.asked()
+    said = [record.getMessage() for record in caplog.records if "neither a checksum" in record.getMessage()]
+    assert len(said) == 1
+    assert drive.path("a.bin") in said[0]
+
+
+@pytest.mark.parametrize("name", ["google_auth", "credentials"])
+def test_a_live_sign_in_does_not_travel(name):
+    from google.oauth2.credentials import Credentials
+
+    fs = fsspec.filesystem("cdrive", drive={name: Credentials("secret")}, skip_instance_cache=True)
+    with pytest.raises(TypeError, match=f"{name}=: a live Credentials cannot travel.*token="):
+        pickle.dumps(fs)
+
+
+def test_a_wrong_option_of_drive_is_told_when_the_filesystem_is_made():
+    with pytest.raises(ValueError, match="'tokn' is unknown; did you mean token"):
+        fsspec.filesystem("cdrive", drive={"tokn": "anon"})
+
+
+def test_what_is_moved_leaves_nothing_of_its_name_behind(drive, fs):
+    drive.put("a.txt", b"older")
+    drive.put("a.txt", b"newer", new=True)
+    fs.mv(drive.path("a.txt"), drive.path("b.txt"))
+    assert fs.cat_file(drive.path("b.txt")) == b"newer"
+    assert fs.find(drive.path()) == [drive.path("b.txt")]
+
+
+@pytest.mark.parametrize("evidence", ["revision", "time"])
+def test_a_file_that_was_replaced_and_put_back_is_never_a_mixture(drive, evidence):
+    first, second = noise(20 * MiB, seed=1), noise(20 * MiB, seed=2)
+    drive.put("a.bin", first)
+    revisions_hidden(drive, "a.bin")
+    (item,) = drive.server.find(f"{drive.name}/a.bin")
+    if evidence == "time":
+        drive.server.edit(item["id"], headRevisionId=None)
+    fs = fsspec.filesystem("cdrive", read_ahead=0, request_size=MiB)
+    with fs.open(drive.path("a.bin")) as file:
+        assert file.read(MiB) == first[:MiB]
+        drive.put("a.bin", second)
+        drive.put("a.bin", first)
+        if evidence == "time":
+            drive.server.edit(item["id"], headRevisionId=None)
+        file.seek(10 * MiB)
+        with pytest.raises(ObjectChanged):
+            file.read(MiB)
+    fs.invalidate_cache()
+    assert fs.cat_file(drive.path("a.bin")) == first
+
+
+def test_nothing_is_older_than_max_age_whatever_folder_was_swapped(drive, clock):
+    drive.put("a/b/x.txt", b"one")
+    drive.put("c/b/x.txt", b"two")
+    fs = fsspec.filesystem("cdrive")
+    fs.info(drive.path("a/b"))
+    clock(50)
+    assert fs.cat_file(drive.path("a/b/x.txt")) == b"one"
+    (a,), (c,) = (drive.server.find(f"{drive.name}/{name}") for name in "ac")
+    drive.server.edit(a["id"], title="d")
+    drive.server.edit(c["id"], title="a")
+    clock(11)  # the way is 61 s old now, the answer about the file 11
+    assert fs.cat_file(drive.path("a/b/x.txt")) == b"two"
+
+
+def test_a_walk_ends_where_a_shortcut_leads_back(drive, fs):
+    drive.put("a/b/x.txt", b"x")
+    (item,) = drive.server.find(f"{drive.name}/a")
+    drive.server.shortcut(f"{drive.name}/a/b/loop", item["id"])
+    for _ in range(2):
+        assert [here.removeprefix(drive.path()) for here, _, _ in fs.walk(drive.path())] == ["", "/a", "/a/b"]
+        assert fs.ls(drive.path("a/b/loop"), detail=False) == [drive.path("a/b/loop/b")]
+        assert fs.find(drive.path(), maxdepth=9) == fs.find(drive.path()) == [drive.path("a/b/x.txt")]
+
+
+def test_listings_that_are_known_are_served_at_once_while_drive_is_away(drive_server, tmp_path):
+    with DriveServer("off") as server:
+        server.put("a.txt", b"x")
+        fs = fsspec.filesystem(
+            "cdrive",
+            drive={"token": "anon", "endpoint_url": server.endpoint_url},
+            cache_dir=tmp_path,
+            max_age=0,
+        )
+        assert fs.ls("My Drive", detail=False) == ["My Drive/a.txt"]
+    assert fs.ls("My Drive", detail=False) == ["My Drive/a.txt"]  # asks, and finds nobody
+    requests = fs.stats().requests
+    assert fs.ls("My Drive", detail=False) == fs.find("My Drive") == ["My Drive/a.txt"]
+    assert fs.stats().requests == requests

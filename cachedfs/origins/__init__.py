@@ -72,6 +72,9 @@ def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[s
     if protocol in _GCS:
         return f"gs|{_gcs_host(given, environ)}|{_gcs_account(given)}"
     if protocol == "drive":
+        from cachedfs.origins.drive.options import DriveOptions
+
+        DriveOptions.of(given)  # what is wrong with them is said when the filesystem is made
         return f"drive|{_host_of(given.get('endpoint_url') or 'www.googleapis.com')}|{_drive_account(given)}"
     plain = _without_secrets({name: value for name, value in given.items() if value is not None})
     digest = _digest(plain) if plain else "-"

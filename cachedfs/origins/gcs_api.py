@@ -15,9 +15,9 @@ from urllib.parse import quote
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import clipped
-from cachedfs.origins.google import RATE_REASONS, RETRIED, error_of
+from cachedfs.origins.google import error_of, trouble_of
 from cachedfs.origins.ranges import content_range, number, range_header
-from cachedfs.origins.retry import Trouble, retry_after_s
+from cachedfs.origins.retry import Trouble
 
 __all__ = [
     "FIELDS",
@@ -206,8 +206,8 @@ def failure(
     """Return what an answer that is no success means: trouble that may pass, or the error to raise."""
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
-    if status in RETRIED or status > 504 or (status == 403 and reasons & RATE_REASONS):
-        return Trouble(f"the service answered {said}", retry_after_s(headers.get("Retry-After"), now))
+    if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
+        return trouble
     if "requester pays" in text.lower():
         return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {said})")
     if pinned and status in (404, 412):

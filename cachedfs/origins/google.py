@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 
-__all__ = ["RATE_REASONS", "RETRIED", "error_of"]
+from cachedfs.origins.retry import Trouble, retry_after_s
 
-RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
+__all__ = ["error_of", "trouble_of"]
+
+_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+_RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
+_TOO_MANY = "Too many requests: lower concurrency=, or wait a minute; others may use the same quota"
+
+
+def trouble_of(
+    status: int, reasons: set[str], said: str, headers: Mapping[str, str], now: datetime
+) -> Trouble | None:
+    """Return the trouble that an answer tells of, where another try may succeed; None where none will."""
+    is_rate = status == 429 or (status == 403 and bool(reasons & _RATE_REASONS))
+    if status not in _RETRIED and status <= 504 and not is_rate:
+        return None
+    trouble = Trouble(f"the service answered {said}", retry_after_s(headers.get("retry-after"), now))
+    return replace(trouble, remedy=_TOO_MANY) if is_rate else trouble
 
 
 def error_of(body: bytes) -> tuple[str, set[str]]:

@@ -117,7 +117,7 @@ class Client:
             kind = OriginAway if failed.trouble.is_unreachable else OriginUnavailable
             raise kind(
                 f"{ask.subject}: {ask.doing} failed after {tries.summary()}; the last time: {failed}. "
-                "Check the network and the endpoint, or try again later"
+                f"{failed.trouble.remedy}"
             ) from (failed.__cause__ or failed)
         await asyncio.sleep(wait_s)
 

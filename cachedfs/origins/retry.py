@@ -30,6 +30,7 @@ class Trouble:
     reason: str
     retry_after_s: float | None = None
     is_unreachable: bool = False  # refused, unresolved or not connected: nothing was sent
+    remedy: str = "Check the network and the endpoint, or try again later"  # when it does not pass
 
 
 class Failed(Exception):

@@ -75,8 +75,8 @@ class Account:
 
         policy = self._policy
         auth = await asyncio.to_thread(_signed_in, self.options, policy)
-        # Our slots are the limit; proxies are those of the environment.
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=True)
+        # Our slots are the limit. A proxy of the environment is used for all requests or for none.
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=auth.takes_proxies)
         client = Client(
             session,
             auth,

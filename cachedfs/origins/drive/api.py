@@ -21,8 +21,8 @@ from cachedfs.errors import (
     QuotaExceeded,
 )
 from cachedfs.model import ObjectInfo
-from cachedfs.origins.google import RATE_REASONS, RETRIED, error_of
-from cachedfs.origins.retry import Trouble, retry_after_s
+from cachedfs.origins.google import error_of, trouble_of
+from cachedfs.origins.retry import Trouble
 
 __all__ = [
     "ANY_DRIVE",
@@ -33,6 +33,7 @@ __all__ = [
     "ROOT",
     "SHARED_WITH_ME",
     "SHORTCUT",
+    "age",
     "child_query",
     "children_query",
     "dangling_info",
@@ -203,10 +204,10 @@ def folder_info(path: str, id: str, **details: Any) -> ObjectInfo:
 
 def newest(items: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return which of several items of one name counts: the one modified last, of these the one of least id."""
-    return min(items, key=_age)
+    return min(items, key=age)
 
 
-def _age(item: Mapping[str, Any]) -> tuple[float, str]:
+def age(item: Mapping[str, Any]) -> tuple[float, str]:
     at = item.get("modifiedDate")
     return (-datetime.fromisoformat(at).timestamp() if at else 0.0), item["id"]
 
@@ -218,8 +219,8 @@ def failure(
     """Return what an answer that is no success means: trouble that may pass, or the error to raise."""
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
-    if status in RETRIED or status > 504 or (status == 403 and reasons & RATE_REASONS):
-        return Trouble(f"the service answered {said}", retry_after_s(headers.get("retry-after"), now))
+    if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
+        return trouble
     is_gone = status in (404, 410)  # 410: of an upload that was begun
     if is_gone and pinned:
         return ObjectChanged(

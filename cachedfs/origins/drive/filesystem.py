@@ -10,10 +10,10 @@ import os
 import tempfile
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
 
-from fsspec.asyn import AsyncFileSystem, sync
+from fsspec.asyn import sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import isfilelike, stringify_path
@@ -21,10 +21,11 @@ from fsspec.utils import isfilelike, stringify_path
 from cachedfs.errors import ObjectChanged
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.drive.media import must_have_bytes
-from cachedfs.origins.drive.options import DriveOptions
+from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.tree import place_of, plain_path, side_by_side
 from cachedfs.origins.drive.upload import Content
 from cachedfs.origins.drive.writer import Writer
+from cachedfs.origins.walking import WalksCycles
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.origin import DriveOrigin
@@ -39,7 +40,7 @@ _END = 1 << 62  # an end that no file reaches
 _INHERITED: list[DriveOrigin] = []  # of a parent process: what is closed here would be closed there
 
 
-class DriveFileSystem(AsyncFileSystem):
+class DriveFileSystem(WalksCycles):
     """Google Drive: `drive://My Drive/a/b`, `drive://shared:DRIVE/a`, `drive://Shared with me/a`, `drive://id:ID/a`.
 
     Sign-in, by PyDrive2's names: `google_auth` (an authenticated GoogleAuth), `client_id`, `client_secret` and `profile`
@@ -139,42 +140,6 @@ class DriveFileSystem(AsyncFileSystem):
             and (name == path or name.startswith(f"{path}/{prefix}" if path else prefix))
         }
         return wanted if detail else list(wanted)
-
-    async def _walk(
-        self,
-        path: Any,
-        maxdepth: int | None = None,
-        topdown: bool = True,
-        on_error: Any = "omit",
-        *,
-        detail: bool = False,
-        above: frozenset[str | None] | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[tuple[str, Any, Any]]:
-        """Walk as fsspec does; a shortcut to a folder that it lies in (`above`: their ids) is named and not entered."""
-        if above is None:
-            with contextlib.suppress(OSError):  # said below
-                above = frozenset({(await self.origin.lookup(self._strip_protocol(path))).id})
-        below = None if maxdepth is None else maxdepth - 1
-        one = maxdepth if maxdepth is not None and maxdepth < 1 else 1  # fsspec says what is wrong with it
-        async for here, dirs, files in super()._walk(path, one, on_error=on_error, detail=True, **kwargs):
-            level = (here, dirs, files) if detail else (here, list(dirs), list(files))
-            if topdown:
-                yield level
-            for info in [] if below == 0 else [dirs[name] for name in level[1]]:
-                if info["id"] not in (above or ()):
-                    ids = (above or frozenset()) | {info["id"]}
-                    options = {"topdown": topdown, "detail": detail, "above": ids, **kwargs}
-                    async for deeper in self._walk(info["name"], below, **options):
-                        yield deeper
-            if not topdown:
-                yield level
-
-    def walk(self, path: Any, *args: Any, **options: Any) -> Iterator[tuple[str, Any, Any]]:
-        """Walk as fsspec does; a shortcut to a folder that it lies in is named and not entered."""
-        levels = self._walk(path, *args, **options)
-        while (level := sync(self.loop, anext, levels, None)) is not None:
-            yield level
 
     async def _du(
         self, path: Any, total: bool = True, maxdepth: int | None = None, **kwargs: Any
@@ -354,20 +319,12 @@ class DriveFileSystem(AsyncFileSystem):
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return the constructor's arguments; TypeError for live objects among them."""
-        self._must_travel()
+        refuse_live(self._options)
         return super().to_dict(include_password=include_password)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> Any:
-        self._must_travel()
+        refuse_live(self._options)
         return super().__reduce__()
-
-    def _must_travel(self) -> None:
-        for name in ("google_auth", "credentials"):
-            if self._options.get(name) is not None:
-                raise TypeError(
-                    f"drive option {name}=: a live {type(self._options[name]).__name__} cannot travel to another process; "
-                    "give what can: token= (a file's name, 'google_default'), or client_json_file_path="
-                )
 
 
 class DriveFile(AbstractBufferedFile):

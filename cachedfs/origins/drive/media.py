@@ -92,6 +92,8 @@ class MediaRead(ResumedRead):
 
     async def _begin_with(self, info: ObjectInfo) -> None:
         must_have_bytes(info)
+        if info.fingerprint is None:
+            self._tree.warn_unprovable(self._path)
         assert info.size is not None
         span = clipped(self._want, info.size)
         self._settle(info, span)
@@ -196,7 +198,7 @@ class MediaRead(ResumedRead):
         key = self.info.details.get("resourceKey")
         item = await self._to.item(self.info.id, self._path, key=key, is_pinned=True)
         now = api.item_info(item, self._path)
-        if (now.fingerprint, now.size) != (self.info.fingerprint, self.info.size):
+        if _evidence(now) != _evidence(self.info):
             self._raise_changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
 
     async def _drop_look(self, look: asyncio.Task[None]) -> None:
@@ -208,3 +210,12 @@ class MediaRead(ResumedRead):
 
     def _raise_changed(self, how: str) -> NoReturn:
         raise ObjectChanged(f"{self._url}: the file was replaced while it was read ({how}); open it again")
+
+
+def _evidence(info: ObjectInfo) -> tuple[object, ...]:
+    """Return what two looks at a file have in common only if nothing was written between them.
+
+    Not the checksum alone: a file that was replaced and put back has it again, and the bytes between are others.
+    """
+    written = info.details.get("headRevisionId") or info.details.get("modified")
+    return info.fingerprint, info.size, written

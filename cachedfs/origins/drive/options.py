@@ -10,7 +10,7 @@ from typing import Any
 
 from cachedfs.origins.drive.api import GOOGLE
 
-__all__ = ["SIGN_IN", "DriveOptions"]
+__all__ = ["SIGN_IN", "DriveOptions", "refuse_live"]
 
 # PyDrive2's own names, and those of google-auth.
 SIGN_IN = (
@@ -54,3 +54,13 @@ class DriveOptions:
             sign_in={name: value for name, value in given.items() if name in SIGN_IN and value is not None},
             **values,
         )
+
+
+def refuse_live(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for a sign-in that is an object: it would not travel to another process, or its secret would."""
+    for name in ("google_auth", "credentials"):
+        if options.get(name) is not None:
+            raise TypeError(
+                f"drive option {name}=: a live {type(options[name]).__name__} cannot travel to another process; "
+                "give what can: token= (a file's name, 'google_default'), or client_json_file_path="
+            )

@@ -335,5 +335,5 @@ def _say_proxy_is_not_used() -> None:
     ]
     log.warning(
         "%s is set, but Google Drive is asked directly: a proxy needs PySocks: pip install pysocks",
-        " and ".join(names) or "a proxy",
+        names[0] if names else "a proxy",
     )

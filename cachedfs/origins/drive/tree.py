@@ -247,14 +247,24 @@ class Tree:
         return api.item_info(found, path, via=item)
 
     def _warn(self, path: str, n_items: int) -> None:
-        if path in self._warned:
-            return
-        self._warned.add(path)
-        logger.warning(
-            "%s: %d items have this name; the one modified last counts. Reach the others by drive://id:ID, or rename them",
-            api.url_of(path),
-            n_items,
+        self._say_once(
+            path,
+            f"{n_items} items have this name; the one modified last counts. Reach the others by drive://id:ID, or rename "
+            "them",
         )
+
+    def warn_unprovable(self, path: str) -> None:
+        """Say once that nothing tells one version of a file from another."""
+        self._say_once(
+            path,
+            "Drive gives neither a checksum nor a revision of it, so that nothing of it can be cached safely: every read "
+            "goes to Drive. A copy of it, made in Drive, has both",
+        )
+
+    def _say_once(self, path: str, what: str) -> None:
+        if path not in self._warned:
+            self._warned.add(path)
+            logger.warning("%s: %s", api.url_of(path), what)
 
 
 def _shared_drive(path: str, drive: Mapping[str, Any]) -> ObjectInfo:

@@ -44,7 +44,11 @@ class Writer:
         if items:
             if exclusive:
                 raise FileExistsError(f"{api.url_of(path)}: exists already, and was to be new")
-            into = self._writable(path, api.newest(items))
+            into = self._writable(path, item := api.newest(items))
+            target = api.shortcut_target(item) or {}
+            key = target.get("targetResourceKey")
+            if target and api.is_trashed(await to.item(into, path, key=key)):
+                raise ObjectNotFound(f"{api.url_of(path)}: a shortcut to a file that is in the trash")
         mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
         resource: dict[str, Any] = {"mimeType": mime}
         if into is None:
@@ -141,24 +145,30 @@ class Writer:
         return item
 
     async def move(self, source: str, target: str) -> None:
-        """Move a file or folder, on the server: it keeps its id; a file that `target` named goes into the trash."""
+        """Move a file or folder, on the server: it keeps its id; a file that `target` named goes into the trash.
+
+        Older items of the same name go along: else they would show where it was.
+        """
         if target.startswith(f"{source}/"):
             raise ValueError(f"{api.url_of(source)}: a folder cannot be moved into itself ({target})")
         old, items = await self._named(source)
         if not items:
             raise ObjectNotFound(f"{api.url_of(source)}: no such file or folder")
-        item, parent = api.newest(items), old.id or ""
+        by_age, parent = sorted(items, key=api.age, reverse=True), old.id or ""
+        moving = {item["id"] for item in items}
 
         async def to_target() -> dict[str, Any]:
             nonlocal parent
             folder, before = await self._place(target)
-            before = [other for other in before if other["id"] != item["id"]]
+            before = [other for other in before if other["id"] not in moving]
             if any(other["mimeType"] == api.FOLDER for other in before):
                 _exists(target)
             here = folder.id or ""
             params = {} if here == parent else {"addParents": here, "removeParents": parent}
             to, title = await self._account.connection(), {"title": _name_of(target)}
-            moved = await to.change("PATCH", item["id"], source, f"moving it to {target}", title, params)
+            params |= {"modifiedDateBehavior": "noChange"}  # which of several counts stays what it was
+            for item in by_age:
+                moved = await to.change("PATCH", item["id"], source, f"moving it to {target}", title, params)
             parent = here
             await self._discard(target, before)
             return moved
