@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 # The suite also runs on a newer Python where there is one (zarr 3.4 needs it): on the path, or kept by pyenv.
-NEWER := $(shell for each in $(OTHER_PYTHON) python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[23].*/bin/python3; do \
+NEWER := $(shell for each in $(OTHER_PYTHON) python3.13 $(HOME)/.pyenv/versions/3.13.*/bin/python3 python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python3; do \
 	"$$each" -c 'import sys; sys.exit(sys.version_info[:2] == ('"$$($(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")')"'))' \
 	>/dev/null 2>&1 && echo "$$each" && break; done)
 

@@ -43,6 +43,9 @@ from cachedfs.origins.drive.auth import OPTIONS, DriveAuth, describe, sign_in
 from cachedfs.origins.drive.transport import Unreachable, send
 from cachedfs.origins.retry import Failed
 
+# oauth2client's own, on Python 3.12 and later.
+pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utc:DeprecationWarning")
+
 SECRETS = ("SECRET", "REFRESH", "TOKEN-", "PRIVATE KEY")
 CLIENT = "client-1.apps.googleusercontent.com"
 
