@@ -66,6 +66,12 @@ class WrittenFile(io.IOBase):
         if not self.closed and "_inner" in self.__dict__ and not self._inner.closed:
             self._inner.flush()
 
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is not None and "_inner" in self.__dict__ and not self.closed:
+            # Some origins' files then give up what was written, others keep it.
+            self._changing(lambda: self._inner.__exit__(kind, *exc_info))
+        self.close()
+
     def close(self) -> None:
         """Finish the write; the object is there, and seen by every process of the machine, when this returns."""
         if not self.closed and "_inner" in self.__dict__:

@@ -359,7 +359,8 @@ def read(fs):
 
 def work():
     fs = fsspec.filesystem("cgs")
-    threading.Thread(target=read, args=(fs,)).start()
+    # Since Python 3.13 a worker joins its threads before anything else may run at its end, as programs always did.
+    threading.Thread(target=read, args=(fs,), daemon=sys.version_info >= (3, 13)).start()
     time.sleep(0.5)
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Libraries are recognised by class names, because importing them to ask would loa
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 from collections.abc import Iterator
@@ -81,7 +82,10 @@ def translate(error: Exception, url: str, doing: str) -> Exception:
 
     FileExistsError, NotImplementedError, ValueError and what else is about the call pass as they are.
     """
-    if isinstance(error, (CachedFSError, FileExistsError)):
+    if (
+        isinstance(error, (CachedFSError, FileExistsError))
+        or getattr(error, "errno", None) == errno.ENOTEMPTY
+    ):
         return error
     kind = _kind_of(error)
     if kind is None:

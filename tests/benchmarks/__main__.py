@@ -11,9 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from cachedfs.sim import GCSServer
-from tests.benchmarks import bounds, data, process, report
-from tests.benchmarks.harness import BUCKET, CONTENDERS, Figure, Plan, Result, measure
+from tests.benchmarks import bounds, process, report
+from tests.benchmarks.harness import Figure, Plan, Result, measure
+from tests.benchmarks.services import SERVICES
 from tests.benchmarks.workloads import FLOORS, WORKLOADS, Workload
 
 # Who takes part where not all do: peers would need minutes, or have nothing to show.
@@ -36,8 +36,17 @@ SAMPLES = {
     ("batched", "simplecache"): 32,
     ("samples", "gcsfs"): 30,
     ("samples", "blockcache"): 30,
+    ("drive_batch", "pydrive2"): 8,
+    ("drive_batch_typical", "pydrive2"): 8,
+    ("drive_one_by_one", "pydrive2"): 6,
+    ("drive_one_by_one", "drive"): 10,
 }
-OUR_COLD = {"one_by_one": 1, "random": 2, "samples": 2}  # passes with an empty cache; elsewhere 3
+OUR_COLD = {
+    "one_by_one": 1,
+    "random": 2,
+    "samples": 2,
+    "drive_one_by_one": 1,
+}  # passes with an empty cache; elsewhere 3
 IMPORTS = 9
 
 
@@ -54,16 +63,25 @@ def plan(workload: Workload, contender: str, options: argparse.Namespace) -> Pla
     if options.quick or (contender == "floor" and workload.name == "one_by_one"):
         n_cold, n_second = 1, min(n_second, 3)
     n_new = 5 if ours and not workload.is_warm else 0
-    return Plan(workload.name, contender, n, workload.n, n_cold, n_second, n_new, workload.is_warm)
+    return Plan(
+        workload.name,
+        contender,
+        n,
+        workload.n,
+        n_cold,
+        n_second,
+        n_new,
+        workload.is_warm,
+        workload.in_flight if ours else 0,
+    )
 
 
 def contenders(workload: Workload, options: argparse.Namespace) -> list[str]:
     """Return who does a workload."""
     if options.ours:
         return ["cachedfs"]
-    peers = PEERS.get(
-        workload.name, [name for name in CONTENDERS if name not in ("local", "floor", "cachedfs")]
-    )
+    known = SERVICES[workload.service].contenders
+    peers = PEERS.get(workload.name, [name for name in known if name not in ("local", "floor", "cachedfs")])
     floor = ["floor"] if workload.name in FLOORS else []
     return ["local", *peers, *floor, "cachedfs"]
 
@@ -71,15 +89,15 @@ def contenders(workload: Workload, options: argparse.Namespace) -> list[str]:
 def run(options: argparse.Namespace, folder: Path) -> list[Result]:
     """Return all results, after saying each."""
     results: list[Result] = []
-    cloud = folder / "cloud"
     wanted = [workload for name, workload in WORKLOADS.items() if not options.only or name in options.only]
-    if wanted:
-        data.make(cloud / BUCKET)
+    for name in {workload.service: None for workload in wanted}:
+        SERVICES[name].make(SERVICES[name].local(folder))
     for workload in wanted:
+        service = SERVICES[workload.service]
         for contender in contenders(workload, options):
             # A server for each, so that all meet the same latencies.
-            with GCSServer("table", folder=cloud, process=True) as server:
-                results.append(measure(server, folder, plan(workload, contender, options)))
+            with service.server(workload.profile, folder=folder / service.folder, process=True) as server:
+                results.append(measure(service, server, folder, plan(workload, contender, options)))
             say(results[-1])
     for name, extra in (("import", import_result), ("memory", memory_result)):
         if not options.only or name in options.only:
@@ -109,7 +127,7 @@ def say(result: Result) -> None:
     asked = ", ".join(f"{name} {count:.0f}" for name, count in result.requests.items())
     sample = f" [{result.sample}, scaled]" if result.sample else ""
     print(
-        f"{result.row:12} {result.contender:11} {result.error or figures}{sample}; requests: {asked}",
+        f"{result.row:19} {result.contender:11} {result.error or figures}{sample}; requests: {asked}",
         file=sys.stderr,
         flush=True,
     )

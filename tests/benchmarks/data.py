@@ -9,11 +9,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BIG", "DENSE", "LINES", "SAMPLES", "SMALL", "make"]
+__all__ = ["BIG", "DENSE", "LINES", "SAMPLES", "SMALL", "make", "make_for_drive"]
 
 KiB, MiB = 1 << 10, 1 << 20
 BIG, LINES, DENSE, SAMPLES = "big.bin", "lines.jsonl", "dense.zarr", "samples.zarr"
 BIG_SIZE = 192 * MiB
+LARGE, LARGE_SIZE = "large/large.bin", 64 * MiB  # of Drive
+N_LISTED = 64  # small files that Drive has, of the same
 SMALL = [f"small/{number:03}.json" for number in range(300)]
 N_LINES, LINE_SIZE = 98_000, 1000
 DENSE_SHAPE, DENSE_CHUNK = (360, 256, 256), (1, 256, 256)  # float32: 360 chunks of 256 KiB, 94 MB
@@ -29,15 +31,27 @@ def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
     (folder / BIG).write_bytes(rng.randbytes(BIG_SIZE))
-    (folder / "small").mkdir()
-    for number, name in enumerate(SMALL):
-        record = {"id": number, "text": rng.randbytes(900).hex(), "box": [rng.random() for _ in range(4)]}
-        (folder / name).write_text(json.dumps(record))
+    _make_small(folder, SMALL, rng)
     with open(folder / LINES, "w") as file:
         for number in range(N_LINES):
             head = f'{{"id": {number:06}, "text": "'
             file.write(f'{head}{rng.randbytes(LINE_SIZE).hex()[: LINE_SIZE - len(head) - 3]}"}}\n')
     _make_arrays(folder)
+
+
+def make_for_drive(folder: Path) -> None:
+    """Fill an empty folder with what the rows of Drive read; the same bytes every time."""
+    rng = random.Random(0)
+    (folder / LARGE).parent.mkdir(parents=True)
+    (folder / LARGE).write_bytes(rng.randbytes(LARGE_SIZE))
+    _make_small(folder, SMALL[:N_LISTED], rng)
+
+
+def _make_small(folder: Path, names: list[str], rng: random.Random) -> None:
+    (folder / "small").mkdir()
+    for number, name in enumerate(names):
+        record = {"id": number, "text": rng.randbytes(900).hex(), "box": [rng.random() for _ in range(4)]}
+        (folder / name).write_text(json.dumps(record))
 
 
 def _make_arrays(folder: Path) -> None:

@@ -13,24 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from cachedfs.sim import GCSServer
+from tests.benchmarks.services import BUCKET, Server, Service, ideal_s
 
-__all__ = ["CONTENDERS", "Figure", "Result", "Session", "clean_environment", "measure"]
+__all__ = ["Figure", "Result", "Session", "clean_environment", "measure"]
 
 ROOT = Path(__file__).parents[2]
-BUCKET = "bench"
-# Imported before the clock starts; fsspec itself imports gcsfs for every URL with `gs://` in it.
-MODULES = ("aiohttp", "fsspec.implementations.cached", "gcsfs", "cachedfs.filesystem")
-# Contender: the start of its URLs; None: no fsspec filesystem.
-CONTENDERS: dict[str, str | None] = {
-    "local": None,
-    "gcsfs": "gs://",
-    "blockcache": "blockcache::gs://",
-    "filecache": "filecache::gs://",
-    "simplecache": "simplecache::gs://",
-    "floor": None,
-    "cachedfs": "cachedfs::gs://",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +43,9 @@ class Result:
     contender: str
     figures: dict[str, Figure] = field(
         default_factory=dict
-    )  # cold, second, new; second_local: alternating with it
+    )  # cold, second, new; beside: local, alternating with the second; over_ideal: cold over the ideal schedule
     requests: dict[str, float] = field(default_factory=dict)
+    prepared: dict[str, float] = field(default_factory=dict)  # requests of what is not timed: not scaled
     sent: dict[str, float] = field(default_factory=dict)
     sample: str = ""  # "20 of 300": the figures are scaled from it
     error: str = ""
@@ -90,12 +78,9 @@ class ContenderError(Exception):
 class Session:
     """A process of its own in which one contender works, with one cache directory."""
 
-    def __init__(
-        self, server: GCSServer, contender: str, cache_dir: Path, *, modules: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, service: Service, server: Server, contender: str, cache_dir: Path) -> None:
         self._server = server
-        environ = clean_environment()
-        environ |= {"FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url}
+        environ = clean_environment() | service.environment(server)
         if contender == "cachedfs":
             environ |= {"FSSPEC_CACHEDFS_CACHE_DIR": str(cache_dir), "FSSPEC_CACHEDFS_KEEP_FREE": "0"}
         else:
@@ -105,9 +90,14 @@ class Session:
                 for name in ("BLOCKCACHE", "FILECACHE", "SIMPLECACHE")
             }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.worker", *modules],
+            [sys.executable, "-m", "tests.benchmarks.worker", *service.modules],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ, cwd=ROOT,
         )  # fmt: skip
+
+    def once(self, **workload: Any) -> dict[str, Any]:
+        """Return the answer to one pass over a workload, with the requests that preparing it took."""
+        prepared = self.order(**workload)["requests"]
+        return {**self.order(run=True), "prepared": prepared}
 
     def order(self, **order: Any) -> dict[str, Any]:
         """Return the worker's answer, with the requests and bytes of content that the server counted."""
@@ -144,57 +134,70 @@ class Plan:
     n_second: int = 3
     n_new: int = 1
     is_warm: bool = False
+    in_flight: int = 0  # what the ideal schedule has at a time, to compare cold passes with; 0: do not
 
 
-def measure(server: GCSServer, folder: Path, plan: Plan) -> Result:
+def measure(service: Service, server: Server, folder: Path, plan: Plan) -> Result:
     """Return all figures of one contender for one workload; an error of the contender is a result, too."""
     sample = "" if plan.n == plan.n_whole else f"{plan.n} of {plan.n_whole}"
     result = Result(plan.row, plan.contender, sample=sample)
     try:
         if plan.contender == "floor":
-            _measure_floor(server, folder, plan, result)
+            _measure_floor(service, server, folder, plan, result)
         else:
-            _measure_passes(server, folder, plan, result)
+            _measure_passes(service, server, folder, plan, result)
     except ContenderError as error:
         result.error = str(error)
     return result
 
 
-def _measure_floor(server: GCSServer, folder: Path, plan: Plan, result: Result) -> None:
-    with Session(server, "floor", folder, modules=MODULES) as session:
+def _measure_floor(service: Service, server: Server, folder: Path, plan: Plan, result: Result) -> None:
+    with Session(service, server, "floor", folder) as session:
         order = {"row": plan.row, "endpoint": server.endpoint_url, "bucket": BUCKET}
         _keep(result, "cold", [session.order(**order) for _ in range(plan.n_cold)], 1)
 
 
-def _measure_passes(server: GCSServer, folder: Path, plan: Plan, result: Result) -> None:
-    local = str(folder / "cloud" / BUCKET)
-    prefix = CONTENDERS[plan.contender]
-    order = {"row": plan.row, "base": f"{prefix}{BUCKET}" if prefix else local, "n": plan.n}
+def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, result: Result) -> None:
+    local = str(service.local(folder))
+    prefix = service.contenders[plan.contender]
+    order = {"row": plan.row, "base": f"{prefix}{service.top}" if prefix else local, "n": plan.n}
     cold, second, new, beside = [], [], [], []
+    over_ideal = []
     for number in range(plan.n_cold):
         with tempfile.TemporaryDirectory(dir=folder, prefix=f"{plan.contender}-") as cache:
-            with Session(server, plan.contender, Path(cache), modules=MODULES) as session:
-                cold.append(session.order(**order))
+            with Session(service, server, plan.contender, Path(cache)) as session:
+                cold.append(session.once(**order))
+                if plan.in_flight and server.count("media"):
+                    over_ideal.append(cold[-1]["seconds"] / _ideal_s(server, plan.in_flight))
                 if number == 0:
                     for _ in range(plan.n_second):
-                        second.append(session.order(**order))
+                        second.append(session.once(**order))
                         if plan.contender == "cachedfs":
-                            beside.append(session.order(**{**order, "base": local}))
+                            beside.append(session.once(**{**order, "base": local}))
             for _ in range(plan.n_new if number == 0 else 0):
-                with Session(server, plan.contender, Path(cache), modules=MODULES) as session:
-                    new.append(session.order(**order))
+                with Session(service, server, plan.contender, Path(cache)) as session:
+                    new.append(session.once(**order))
     scale = plan.n_whole / plan.n
     if not plan.is_warm:
         _keep(result, "cold", cold, scale)
         _keep(result, "new", new, scale)
     _keep(result, "second", second, scale)
     _keep(result, "beside", beside[1:], scale)  # local, each after one pass of ours in the same process
+    if over_ideal:
+        result.figures["over_ideal"] = Figure.of(over_ideal)
     if beside and any(answer["check"] != beside[0]["check"] for answer in cold + second + new):
         result.error = "WRONG BYTES"
+
+
+def _ideal_s(server: Server, in_flight: int) -> float:
+    """Return the shortest time for the files that the server just sent, at the latencies that it drew for them."""
+    media = [entry for entry in server.requests if entry.kind == "media"]
+    return ideal_s([e.ended_s - e.started_s for e in media if e.ended_s is not None], in_flight)
 
 
 def _keep(result: Result, name: str, answers: list[dict[str, Any]], scale: float) -> None:
     if answers:
         result.figures[name] = Figure.of([answer["seconds"] for answer in answers], scale)
         result.requests[name] = statistics.median(answer["requests"] for answer in answers) * scale
+        result.prepared[name] = statistics.median(answer.get("prepared", 0) for answer in answers)
         result.sent[name] = statistics.median(answer["sent"] for answer in answers) * scale

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 from cachedfs.sim import GCSServer
-from tests.benchmarks.harness import BUCKET, clean_environment
+from tests.benchmarks.harness import clean_environment
+from tests.benchmarks.services import BUCKET
 
 __all__ = ["import_cost", "memory_growth"]
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from cachedfs.sim import PROFILES
 from tests.benchmarks.bounds import LATER, Verdict
-from tests.benchmarks.harness import CONTENDERS, Result
+from tests.benchmarks.harness import Result
+from tests.benchmarks.services import DRIVE_EVEN, DRIVE_TYPICAL, SERVICES
 from tests.benchmarks.workloads import WORKLOADS
 
 __all__ = ["load", "save", "tables"]
@@ -26,8 +27,8 @@ TITLES |= {workload.name: workload.title for workload in WORKLOADS.values()}
 
 def save(path: Path, results: list[Result], verdicts: list[Verdict], took_s: float) -> None:
     """Write everything that `tables` needs."""
-    profile = PROFILES["table"]
-    packages = ("cachedfs", "fsspec", "gcsfs", "zarr", "aiohttp", "numpy")
+    profile, drive = PROFILES["table"], DRIVE_TYPICAL
+    packages = ("cachedfs", "fsspec", "gcsfs", "PyDrive2", "zarr", "aiohttp", "numpy")
     about = {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "took_s": round(took_s, 1),
@@ -38,6 +39,10 @@ def save(path: Path, results: list[Result], verdicts: list[Verdict], took_s: flo
         "cloud": f"simulated Google Cloud Storage: {profile.media.median_s * 1e3:.0f} ms to the first byte (lognormal, "
         f"sigma {profile.media.sigma}), {profile.stream_rate / 1e6:.0f} MB/s a stream, "
         f"{profile.total_rate / 1e6:.0f} MB/s in all, seed 0",
+        "drive": f"simulated Google Drive: {drive.media.median_s * 1e3:.0f} ms to the first byte (lognormal, sigma "
+        f"{drive.media.sigma:.2f}; or {DRIVE_EVEN.media.median_s * 1e3:.0f} ms always, which is the mean, where a row says "
+        f"so), {drive.connection_s * 1e3:.0f} ms more on a new connection, {drive.error_rate:.1%} errors, no stalls, "
+        f"{drive.stream_rate / 1e6:.0f} MB/s a stream, {drive.total_rate / 1e6:.0f} MB/s in all, seed 0",
         "others": {
             name: "installed, not measured" if shutil.which(name) else "not installed"
             for name in NOT_MEASURED
@@ -56,28 +61,37 @@ def load(path: Path) -> tuple[dict[str, Any], list[Result], list[Verdict]]:
 
 def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]) -> str:
     """Return the markdown of everything: the comparison, our numbers against their bounds, and what was done."""
-    parts = [_about(about), _bounds(verdicts), _definitions(results)]
-    if any(result.row in WORKLOADS for result in results):
-        parts.insert(0, _comparison(results))
+    measured = {WORKLOADS[result.row].service for result in results if result.row in WORKLOADS}
+    parts = [_comparison(results, "gcs")] if "gcs" in measured else []
+    parts += [_about(about)]
+    if "drive" in measured:
+        parts += [
+            _comparison(results, "drive"),
+            f"The Drive is a {about['drive']}. All its files are listed before.",
+        ]
+    parts += [_bounds(verdicts), _definitions(results)]
     return "\n\n".join(parts) + "\n"
 
 
-def _comparison(results: list[Result]) -> str:
-    contenders = [name for name in CONTENDERS if any(result.contender == name for result in results)]
-    found = {(result.row, result.contender): result for result in results}
+def _comparison(results: list[Result], service: str) -> str:
+    workloads = {name: workload for name, workload in WORKLOADS.items() if workload.service == service}
+    found = {(result.row, result.contender): result for result in results if result.row in workloads}
+    contenders = [name for name in SERVICES[service].contenders if any(name == by for _, by in found)]
     heads = ["**cachedfs**" if name == "cachedfs" else _HEADS.get(name, name) for name in contenders]
     lines = [_line(["seconds: first / second pass", *heads]), _line(["---"] * (len(heads) + 1))]
-    for name, workload in WORKLOADS.items():
+    for name, workload in workloads.items():
         cells = [_cell(found.get((name, contender))) for contender in contenders]
         if any(cells):
             lines.append(_line([workload.title, *cells]))
-        if name == "one_by_one" and any(cells):
+        if name in _COUNTED and any(cells):
             cells = [_requests(found.get((name, contender))) for contender in contenders]
             lines.append(_line(["requests a file", *cells]))
     return "\n".join(lines)
 
 
 _HEADS = {"local": "local file", "blockcache": "fsspec blockcache", "floor": "floor (raw client)"}
+_HEADS |= {"pydrive2": "PyDrive2", "drive": "`drive://`"}
+_COUNTED = ("one_by_one", "drive_batch", "drive_one_by_one")  # rows whose requests are shown, too
 
 
 def _cell(result: Result | None) -> str:
@@ -95,7 +109,7 @@ def _cell(result: Result | None) -> str:
 def _requests(result: Result | None) -> str:
     if result is None or result.error or result.contender in ("local", "floor"):
         return ""
-    return " / ".join(f"{result.requests[name] / 300:.1f}" for name in ("cold", "second"))
+    return " / ".join(f"{result.requests[name] / WORKLOADS[result.row].n:.1f}" for name in ("cold", "second"))
 
 
 def _bounds(verdicts: list[Verdict]) -> str:

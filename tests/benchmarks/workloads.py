@@ -13,8 +13,10 @@ from urllib.parse import quote
 
 import fsspec
 
+from cachedfs.sim import PROFILES, Profile
 from tests.benchmarks import data
-from tests.benchmarks.data import BIG, BIG_SIZE, DENSE, LINES, SAMPLES, SMALL, KiB, MiB
+from tests.benchmarks.data import BIG, BIG_SIZE, DENSE, LARGE, LINES, N_LISTED, SAMPLES, SMALL, KiB, MiB
+from tests.benchmarks.services import DRIVE_EVEN, DRIVE_TYPICAL
 
 __all__ = ["FLOORS", "WORKLOADS", "Place", "Run", "Workload"]
 
@@ -33,6 +35,12 @@ class Place:
     def open(self, key: str, mode: str = "rb") -> Any:
         """Return an open file, by the builtin where the data are local."""
         return fsspec.open(self.url(key), mode).open() if "://" in self.base else open(self.url(key), mode)
+
+    def find(self, folder: str) -> None:
+        """List a folder, so that its files are known."""
+        if "://" in self.base:
+            fs, root = fsspec.url_to_fs(self.base)
+            fs.find(f"{root}/{folder}")
 
     def cat(self, keys: list[str]) -> list[bytes]:
         if "://" not in self.base:
@@ -53,15 +61,24 @@ class Workload:
     prepare: Callable[[Place, int], Run]
     is_warm: bool = False  # of cached data only: there is no cold figure
     modules: tuple[str, ...] = ()  # imported before the clock starts
+    service: str = "gcs"
+    profile: Profile = PROFILES["table"]
+    in_flight: int = (
+        0  # compare the cold passes with the ideal schedule of so many requests at a time; 0: do not
+    )
 
 
 # Whole files.
 
 
 def sequential(place: Place, n: int) -> Run:
+    return in_sequence(place, BIG)
+
+
+def in_sequence(place: Place, key: str) -> Run:
     def run() -> int:
         total = 0
-        with place.open(BIG) as file:
+        with place.open(key) as file:
             while piece := file.read(MiB):
                 total += len(piece)
         return total
@@ -202,6 +219,26 @@ def samples(place: Place, n: int) -> Run:
     return run
 
 
+# Of Drive: what is read was listed before.
+
+
+def listed(place: Place, n: int) -> Run:
+    place.find("small")
+    return lambda: place.cat(SMALL[:n])
+
+
+def listed_one_by_one(place: Place, n: int) -> Run:
+    place.find("small")
+    return one_by_one(place, n)
+
+
+def large(place: Place, n: int) -> Run:
+    place.find("large")
+    return in_sequence(place, LARGE)
+
+
+_EVEN = f"at an even latency of {DRIVE_EVEN.media.median_s * 1e3:.0f} ms, without errors and stalls"
+_TYPICAL = "at typical latencies and errors, without stalls"
 _ZARR = ("zarr",)
 _LIST = [
     Workload("sequential", "192 MiB in sequence", "one object of random bytes, opened by `fsspec.open(url)`, read 1 MiB at a time to its end", 192, sequential),
@@ -216,6 +253,10 @@ _LIST = [
     Workload("cat_4k", "5000 times `cat_file` of 4 KiB", "`fs.cat_file(path, start, start + 4096)` within one MiB, cached and touched before", 5000, cat_4k, is_warm=True),
     Workload("text_lines", "98 MB of lines, text", "98,000 lines of 1000 bytes: `for line in fsspec.open(url, 'rt')`, cached data", 98_000, lines("rt"), is_warm=True),
     Workload("binary_lines", "98 MB of lines, binary", "the same by `'rb'`", 98_000, lines("rb"), is_warm=True),
+    Workload("drive_batch", "64 listed files of Drive by one `fs.cat`", f"2 KB each, listed by `fs.find` before; {_EVEN}", N_LISTED, listed, service="drive", profile=DRIVE_EVEN),
+    Workload("drive_batch_typical", "the same 64 files of Drive at typical latencies", f"the same {_TYPICAL}", N_LISTED, listed, service="drive", profile=DRIVE_TYPICAL, in_flight=16),
+    Workload("drive_one_by_one", "40 listed files of Drive one by one", f"of the same, `with fsspec.open(url) as f: json.load(f)`; {_TYPICAL}", 40, listed_one_by_one, service="drive", profile=DRIVE_TYPICAL),
+    Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=DRIVE_TYPICAL),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _LIST}
 

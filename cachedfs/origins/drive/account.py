@@ -274,19 +274,36 @@ class Connection:
         """Send `ask` once, in a thread; raises Failed, or what is final."""
         address = str(URL(ask.url, encoded=True).update_query(ask.params)) if ask.params else ask.url
         self._on_request()
-        loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(
-            self._threads, self._send_here, method, address, data, dict(ask.headers)
-        )
+        loop, on_air = asyncio.get_running_loop(), list[Any]()
+        try:
+            answer = await loop.run_in_executor(
+                self._threads, self._send_here, on_air, method, address, data, dict(ask.headers)
+            )
+        except asyncio.CancelledError:
+            self._abort(on_air)  # nobody waits for it: its thread is for others
+            raise
         if answer.status in _GOOD:
             return answer
         verdict = _judge(ask, answer.status, answer.headers, answer.body)
         raise Failed(verdict) if isinstance(verdict, Trouble) else verdict
 
-    def _send_here(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Answer:
+    def _send_here(
+        self, on_air: list[Any], method: str, url: str, data: bytes | None, headers: dict[str, str]
+    ) -> Answer:
         from cachedfs.origins.drive.transport import send
 
-        return send(self.auth.transport(), method, url, data, headers)
+        http = self.auth.transport()
+        on_air.append(http)
+        try:
+            return send(http, method, url, data, headers)
+        finally:
+            on_air.clear()
+
+    def _abort(self, on_air: list[Any]) -> None:
+        from cachedfs.origins.drive.transport import abort
+
+        for http in list(on_air):
+            abort(http)
 
 
 def _signed_in(options: DriveOptions, policy: Policy) -> DriveAuth:

@@ -64,7 +64,7 @@ ANY_DRIVE = {"supportsAllDrives": "true"}
 # Without `fields` an item is ten times as long.
 FIELDS = (
     "id,title,mimeType,fileSize,md5Checksum,headRevisionId,createdDate,modifiedDate,driveId,resourceKey,"
-    "labels/trashed,capabilities(canDownload,canReadRevisions),shortcutDetails"
+    "parents/id,labels/trashed,capabilities(canDownload,canReadRevisions),shortcutDetails"
 )
 LIST_FIELDS = f"nextPageToken,incompleteSearch,items({FIELDS})"
 _NATIVE = "application/vnd.google-apps."

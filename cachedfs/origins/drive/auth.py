@@ -39,7 +39,7 @@ from cachedfs.origins.drive.held import (
     Source,
 )
 from cachedfs.origins.drive.options import SIGN_IN
-from cachedfs.origins.drive.transport import close, keep_308
+from cachedfs.origins.drive.transport import abort, close, keep_308
 from cachedfs.origins.failures import without_secrets
 from cachedfs.origins.retry import Policy
 
@@ -431,7 +431,9 @@ class DriveAuth:
 
     def transport(self) -> Any:
         """Return this thread's own http object of `Get_Http_Object`; it renews its token by itself."""
-        if getattr(self._here, "pid", None) != os.getpid():  # a fork inherits connections, but shares them
+        # A fork inherits connections, but shares them.
+        is_mine = getattr(self._here, "pid", None) == os.getpid()
+        if not is_mine or getattr(self._here.http, "is_aborted", False):
             http = self._gauth.Get_Http_Object()
             keep_308(http)
             if getattr(http, "timeout", self._stall_s) is None:  # of credentials that are not held
@@ -441,8 +443,9 @@ class DriveAuth:
         return self._here.http
 
     def close(self) -> None:
-        """Close the connections of all threads; call it when none is in use."""
+        """Break off the requests of all threads, and close their connections."""
         for http in list(self._made):
+            abort(http)  # first: closing alone would wake nobody
             close(http)
 
     def _asked(self, question: Any) -> Any:

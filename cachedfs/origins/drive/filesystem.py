@@ -373,6 +373,17 @@ class WrittenDriveFile(io.RawIOBase):
         finally:
             super().close()
 
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is not None:
+            self.discard()  # half a file is nobody's file
+            super().close()
+        self.close()
+
+    def __del__(self) -> None:
+        if not self.closed:  # dropped without a close: nobody said that it was complete
+            self.discard()
+            super().close()
+
     def commit(self) -> None:
         """Make what was written the file's content."""
         try:

@@ -31,6 +31,7 @@ __all__ = [
     "SignedHttp",
     "Signer",
     "Unreachable",
+    "abort",
     "close",
     "connection_types",
     "keep_308",
@@ -136,6 +137,21 @@ def close(http: Any) -> None:
     for connection in list(connections.values()):
         connection.close()
     connections.clear()
+
+
+def abort(http: Any) -> None:
+    """Break off what another thread has under way on an http object, which cannot be used any more."""
+    http.is_aborted = True
+    for connection in list((getattr(http, "connections", None) or {}).values()):
+        connection.connect = _refuse
+        if (sock := connection.sock) is not None:
+            with suppress(OSError):
+                # Closing would not wake who waits for data; and TLS must not notice, as it is that thread's.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _refuse() -> None:
+    raise Unreachable("the request was given up")
 
 
 class Signer(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -72,13 +73,16 @@ class Tree:
         self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
         self._warned: set[str] = set()
 
-    async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
-        """Return what `path` is: one request where its folder is known. Raises ObjectNotFound."""
+    async def lookup(self, path: str, parent: ObjectInfo | None = None, *, sure: bool = False) -> ObjectInfo:
+        """Return what `path` is: one request where its folder is known. Raises ObjectNotFound.
+
+        `sure`: the remembered way to it is asked about too, at the same time.
+        """
         place = place_of(path)
         if not place.names:
             return await self._top(path, place.top)
         if parent is None:
-            _, items = await self.at(path)
+            _, items = await self.at(path, sure=sure)
         elif parent.kind == "directory":
             items = await self.named(path, parent)
         else:
@@ -97,19 +101,48 @@ class Tree:
         found = await to.items(api.child_query(folder.id, name), folder, path, "looking it up")
         return [item for item in found if api.shown(item["title"]) == name]
 
-    async def at(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
-        """Return the folder of `path` and the items that `path` names there; what was remembered and is gone is asked again."""
+    async def at(self, path: str, *, sure: bool = False) -> tuple[ObjectInfo, list[dict[str, Any]]]:
+        """Return the folder of `path` and the items that `path` names there; what was remembered and is gone is asked again.
+
+        `sure`: the folders on the way are asked whether they still are where they were, beside the question itself: what
+        changes something must not follow a folder that was renamed.
+        """
         parent = _folder_of(path)
         is_remembered = self.remembered(parent) is not None
         folder = await self.folder(parent)
         try:
-            return folder, await self.named(path, folder)
+            asked: list[Coroutine[Any, Any, Any]] = [self.named(path, folder)]
+            asked += [self.stands(parent)] if sure and is_remembered else []
+            items, *stands = await side_by_side(asked)
+            if all(stands):
+                return folder, items
         except ObjectNotFound:
             if not is_remembered:
                 raise
         self.forget_way(parent)
         folder = await self.folder(parent)
         return folder, await self.named(path, folder)
+
+    async def stands(self, path: str) -> bool:
+        """Return whether the remembered folder at `path`, and those on the way, have their names and places still."""
+        way = []
+        while place_of(path).names:
+            known, above = self.remembered(path), self.remembered(_folder_of(path))
+            if known is None or above is None:
+                return False
+            way.append(self._is_there(known, above))
+            path = _folder_of(path)
+        try:
+            return all(await side_by_side(way))
+        except ObjectNotFound:
+            return False
+
+    async def _is_there(self, folder: ObjectInfo, above: ObjectInfo) -> bool:
+        to = await self._account.connection()
+        id = str(folder.details.get("shortcut") or folder.id)
+        item = await to.item(id, folder.path, key=folder.details.get("resourceKey"))
+        is_there = above.id == api.SHARED_WITH_ME or any(p["id"] == above.id for p in item.get("parents", ()))
+        return is_there and not api.is_trashed(item) and api.shown(item["title"]) == _name_of(folder.path)
 
     def remembered(self, path: str) -> ObjectInfo | None:
         """Return a folder that was seen within half a minute."""
@@ -203,7 +236,17 @@ class Tree:
     async def _tops(self, to: Connection) -> list[ObjectInfo]:
         drives = await to.drives()
         mine = await self._top(MY_DRIVE, MY_DRIVE)
-        shared = [_shared_drive(f"{_SHARED}{api.shown(drive['name'])}", drive) for drive in drives]
+        names = Counter(drive["name"] for drive in drives)
+        shared = [
+            # What has a name of its own is called by it, the others by their ids.
+            _shared_drive(
+                f"{_SHARED}{api.shown(drive['name'])}"
+                if names[drive["name"]] == 1
+                else f"{_ID}{drive['id']}",
+                drive,
+            )
+            for drive in drives
+        ]
         return [mine, await self._top(SHARED_WITH_ME, SHARED_WITH_ME), *shared]
 
     async def _top(self, path: str, top: str) -> ObjectInfo:
@@ -269,6 +312,10 @@ class Tree:
 
 def _shared_drive(path: str, drive: Mapping[str, Any]) -> ObjectInfo:
     return api.folder_info(path, drive["id"], driveId=drive["id"])
+
+
+def _name_of(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _folder_of(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -40,20 +41,24 @@ class Writer:
     async def _write(self, path: str, content: Content, exclusive: bool) -> dict[str, Any]:
         folder, items = await self._place(path)
         to = await self._account.connection()
-        into = None
+        if items and exclusive:
+            raise FileExistsError(errno.EEXIST, f"{api.url_of(path)}: exists already, and was to be new")
         if items:
-            if exclusive:
-                raise FileExistsError(f"{api.url_of(path)}: exists already, and was to be new")
-            into = self._writable(path, item := api.newest(items))
-            target = api.shortcut_target(item) or {}
-            key = target.get("targetResourceKey")
-            if target and api.is_trashed(await to.item(into, path, key=key)):
-                raise ObjectNotFound(f"{api.url_of(path)}: a shortcut to a file that is in the trash")
+            into, mime = await self._written_into(to, path, api.newest(items))
+            return await upload(to, path, content, {"mimeType": mime}, into=into)
         mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
-        resource: dict[str, Any] = {"mimeType": mime}
-        if into is None:
-            resource |= await self._new(to, path, folder)
-        return await upload(to, path, content, resource, into=into)
+        resource = {"mimeType": mime, **await self._new(to, path, folder)}
+        return await upload(to, path, content, resource, into=None)
+
+    async def _written_into(self, to: Connection, path: str, item: Mapping[str, Any]) -> tuple[str, str]:
+        """Return id and type of what holds the content for `path`: a shortcut's target, unless that is in the trash."""
+        into = self._writable(path, item)
+        if (target := api.shortcut_target(item)) is None:
+            return into, item["mimeType"]
+        found = await to.item(into, path, key=target.get("targetResourceKey"))
+        if api.is_trashed(found):
+            raise ObjectNotFound(f"{api.url_of(path)}: a shortcut to a file that is in the trash")
+        return into, found["mimeType"]
 
     async def make_folder(self, path: str, *, exist_ok: bool, parents: bool = True) -> ObjectInfo:
         """Return the folder at `path`, made where it is missing; `parents`: those on the way too."""
@@ -62,10 +67,14 @@ class Writer:
             return info if exist_ok else _exists(path)
         async with self._alone(path):
             # What was just made may not be found by a query yet.
-            if exist_ok and (known := self._tree.remembered(path)) is not None:
+            if (
+                exist_ok
+                and (known := self._tree.remembered(path)) is not None
+                and await self._tree.stands(path)
+            ):
                 return known
             try:
-                info = await self._tree.lookup(path)
+                info = await self._tree.lookup(path, sure=True)
             except ObjectNotFound:
                 pass
             else:
@@ -105,12 +114,10 @@ class Writer:
 
     async def remove_empty(self, path: str) -> None:
         """Put an empty folder in the trash; raises OSError (ENOTEMPTY) for one that holds something."""
-        info = await self._tree.lookup(path)
+        info = await self._tree.lookup(path, sure=True)
         if info.kind != "directory":
             raise NotADirectoryError(f"{api.url_of(path)}: this is a file; remove it with rm")
         if await self._tree.children(info):
-            import errno
-
             raise OSError(
                 errno.ENOTEMPTY, f"{api.url_of(path)}: the folder is not empty; rm(recursive=True) removes it"
             )
@@ -118,7 +125,7 @@ class Writer:
 
     async def copy(self, source: str, target: str) -> None:
         """Make `target` a copy of the file `source`, on the server; what was there goes into the trash."""
-        info = await self._tree.lookup(source)
+        info = await self._tree.lookup(source, sure=True)
         if info.kind == "directory":
             await self.make_folder(
                 target, exist_ok=True
@@ -154,6 +161,10 @@ class Writer:
         old, items = await self._named(source)
         if not items:
             raise ObjectNotFound(f"{api.url_of(source)}: no such file or folder")
+        if not place_of(source).names:
+            raise CachedFSError(
+                f"{api.url_of(source)}: what is moved has to be named by its path, not by its id"
+            )
         by_age, parent = sorted(items, key=api.age, reverse=True), old.id or ""
         moving = {item["id"] for item in items}
 
@@ -190,21 +201,34 @@ class Writer:
     async def _place(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
         """Return the folder that `path` lies in, made where it is missing, and the items that have the name there."""
         if not place_of(path).names:
-            raise IsAFolder(
-                f"{api.url_of(path)}: a file needs a name in a folder, as in {api.url_of(path)}/name"
-            )
+            item = await self._item_of(path)
+            if item is None or item["mimeType"] == api.FOLDER:
+                raise IsAFolder(
+                    f"{api.url_of(path)}: a file needs a name in a folder, as in {api.url_of(path)}/name"
+                )
+            return api.folder_info("", ""), [item]
         try:
-            folder, items = await self._tree.at(path)
+            folder, items = await self._tree.at(path, sure=True)
         except ObjectNotFound:
             return await self.make_folder(_folder_of(path), exist_ok=True), []
         _must_be_real(path, folder)
         return folder, items
 
+    async def _item_of(self, path: str) -> dict[str, Any] | None:
+        """Return what a path without names is, where it is an item at all: the one that `id:` names."""
+        if not path.startswith("id:"):
+            return None
+        to = await self._account.connection()
+        return await to.item(path.removeprefix("id:"), path)
+
     async def _named(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
         """Return the folder of `path`, and the items that it names there."""
         if not place_of(path).names:
-            raise IsAFolder(f"{api.url_of(path)}: this is where a Drive starts; it cannot be changed")
-        folder, items = await self._tree.at(path)
+            item = await self._item_of(path)
+            if item is None:
+                raise IsAFolder(f"{api.url_of(path)}: this is where a Drive starts; it cannot be changed")
+            return api.folder_info("", ""), [item]
+        folder, items = await self._tree.at(path, sure=True)
         _must_be_real(path, folder)
         return folder, items
 
@@ -267,4 +291,4 @@ def _must_be_real(path: str, folder: ObjectInfo) -> None:
 
 
 def _exists(path: str) -> NoReturn:
-    raise FileExistsError(f"{api.url_of(path)}: exists already")
+    raise FileExistsError(errno.EEXIST, f"{api.url_of(path)}: exists already")

@@ -297,7 +297,7 @@ async def test_folders_documents_and_tops_are_not_overwritten(
     for path, kind in (
         (f"{root}/sub", IsAFolder),
         ("My Drive", IsAFolder),
-        ("id:1", IsAFolder),
+        (f"id:{server.folder(f'{folder}/sub')}", IsAFolder),
         (f"{root}/doc", NotDownloadable),
     ):
         with pytest.raises(kind, match=f"drive://{path}"):
@@ -354,9 +354,41 @@ async def test_nothing_lands_in_a_folder_that_is_gone(
     assert found["labels"]["trashed"] is False
     if what != "make_folder":
         assert server.get(f"{folder}/sub/deep/a") == b"data"
-    if what == "move" and how == "trashed":
-        first, second = (r.query for r in server.requests if r.method == "PATCH")
-        assert second["removeParents"] == first["addParents"]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("what", ["write", "make_folder", "copy", "move", "remove"])
+async def test_nothing_follows_a_folder_that_was_renamed_elsewhere(
+    writer: Writer, server: DriveServer, folder: str, root: str, depth: int, what: str
+) -> None:
+    server.put(f"{folder}/source", b"data")
+    await write(writer, f"{root}/sub/deep/first", b"old")  # remembers the way
+    server.edit(server.folder(f"{folder}/sub" + "/deep" * depth), title="elsewhere")
+    server.put(f"{folder}/sub/deep/first", b"new")  # another folder has the name now
+    moved = f"{folder}/sub/elsewhere" if depth else f"{folder}/elsewhere/deep"
+    if what == "write":
+        await write(writer, f"{root}/sub/deep/a", b"data")
+    elif what == "make_folder":
+        await writer.make_folder(f"{root}/sub/deep/a", exist_ok=True)
+    elif what == "remove":
+        await writer.remove(f"{root}/sub/deep/first")
+        assert [item["labels"]["trashed"] for item in server.find(f"{folder}/sub/deep/first")] == [True]
+    else:
+        await getattr(writer, what)(f"{root}/source", f"{root}/sub/deep/a")
+    assert server.get(f"{moved}/first") == b"old"
+    assert server.find(f"{moved}/a") == []
+    if what not in ("remove", "make_folder"):
+        assert server.get(f"{folder}/sub/deep/a") == b"data"
+
+
+async def test_a_remembered_way_is_asked_about_beside_the_question(
+    writer: Writer, server: DriveServer, root: str
+) -> None:
+    await write(writer, f"{root}/sub/deep/first", b"")
+    server.reset()
+    await write(writer, f"{root}/sub/deep/second", b"")
+    kinds = sorted(request.kind for request in server.requests)
+    assert kinds == ["get", "get", "get", "list", "upload"]  # three folders on the way, the name, the file
 
 
 # Removing
@@ -434,12 +466,27 @@ async def test_a_folder_that_holds_something_is_not_empty(
     assert server.find(f"{folder}/sub")[0]["labels"]["trashed"] is True
 
 
-@pytest.mark.parametrize("path", ["My Drive", "id:1", "Shared with me", "shared:Team"])
+@pytest.mark.parametrize("path", ["My Drive", "Shared with me", "shared:Team"])
 async def test_the_tops_are_not_removed_or_moved(writer: Writer, server: DriveServer, path: str) -> None:
     for change in (writer.remove(path, folders=True), writer.move(path, "id:2/x")):
         with pytest.raises(IsAFolder, match=f"drive://{path}"):
             await change
     assert changes(server) == []
+
+
+async def test_a_file_is_written_and_removed_by_its_id(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    id = server.put(f"{folder}/a.json", b"old", mimeType="application/json")
+    await write(writer, f"id:{id}", b"new")
+    (item,) = server.find(f"{folder}/a.json")
+    assert (server.get(f"{folder}/a.json"), item["id"], item["mimeType"]) == (b"new", id, "application/json")
+    with pytest.raises(CachedFSError, match=f"drive://id:{id}: .*by its path"):
+        await writer.move(f"id:{id}", f"{root}/b")
+    await writer.remove(f"id:{id}")
+    assert server.item(id)["labels"]["trashed"] is True
+    with pytest.raises(ObjectNotFound):
+        await write(writer, "id:none", b"")
 
 
 # Copying

@@ -1,0 +1,110 @@
+"""The simulated clouds: where their data lie, how they are served, and who can read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachedfs.sim import PROFILES, Delay, DriveServer, GCSServer, Profile
+from tests.benchmarks import data
+
+__all__ = ["BUCKET", "DRIVE_EVEN", "DRIVE_TYPICAL", "SERVICES", "Server", "Service", "ideal_s"]
+
+BUCKET = "bench"
+Server = GCSServer | DriveServer
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A simulated cloud; all its contenders read the same data by the same code."""
+
+    server: type[Server]
+    top: str  # what a URL has between `://` and a key
+    folder: str  # what the server serves, below the benchmark's folder
+    variables: str  # how the names of the environment variables that lead fsspec here begin
+    contenders: dict[str, str | None]  # the start of its URLs; None: no fsspec filesystem
+    modules: tuple[str, ...]  # imported before the clock starts
+    make: Callable[[Path], None]
+
+    def local(self, folder: Path) -> Path:
+        """Return the folder with the same data."""
+        return folder / self.folder / BUCKET
+
+    def environment(self, server: Server) -> dict[str, str]:
+        return {f"{self.variables}_TOKEN": "anon", f"{self.variables}_ENDPOINT_URL": server.endpoint_url}
+
+
+SERVICES = {
+    "gcs": Service(
+        GCSServer,
+        BUCKET,
+        "cloud",
+        "FSSPEC_GS",
+        {
+            "local": None,
+            "gcsfs": "gs://",
+            "blockcache": "blockcache::gs://",
+            "filecache": "filecache::gs://",
+            "simplecache": "simplecache::gs://",
+            "floor": None,
+            "cachedfs": "cachedfs::gs://",
+        },
+        # fsspec itself imports gcsfs for every URL with `gs://` in it.
+        ("aiohttp", "fsspec.implementations.cached", "gcsfs", "cachedfs.filesystem"),
+        data.make,
+    ),
+    "drive": Service(
+        DriveServer,
+        f"My Drive/{BUCKET}",
+        "drive",
+        "FSSPEC_DRIVE",
+        {"local": None, "pydrive2": "pydrive2://", "drive": "drive://", "cachedfs": "cachedfs::drive://"},
+        (
+            "aiohttp",
+            "tests.benchmarks.pydrive2",
+            "cachedfs.origins.drive.filesystem",
+            "cachedfs.filesystem",
+        ),
+        data.make_for_drive,
+    ),
+}
+
+
+def mean(delay: Delay) -> Delay:
+    """Return the delay that is always this one's mean."""
+    return Delay(delay.median_s * math.exp(delay.sigma**2 / 2))
+
+
+def even(profile: Profile) -> Profile:
+    """Return the profile without chance: what can be computed with its figures can be asked of a client."""
+    out = dataclasses.replace(
+        profile,
+        name="drive-even",
+        metadata=mean(profile.metadata),
+        media=mean(profile.media),
+        listing=mean(profile.listing),
+        error_rate=0.0,
+        stall_rate=0.0,
+    )
+    assert out.media.median_s > profile.media.median_s
+    return out
+
+
+# A stall of 30 s more or less says nothing about a client.
+DRIVE_TYPICAL = dataclasses.replace(PROFILES["drive-typical"], stall_rate=0.0)
+DRIVE_EVEN = even(PROFILES["drive-typical"])
+
+
+def ideal_s(latencies: list[float], in_flight: int) -> float:
+    """Return when the last of these requests ends if each is begun, in order, as soon as one of n slots is free."""
+    free_at = [0.0] * in_flight
+    for latency in latencies:
+        slot = free_at.index(min(free_at))
+        free_at[slot] += latency
+    return max(free_at)
+
+
+assert ideal_s([3.0, 1.0, 1.0, 2.0], 2) == 4.0
