@@ -63,9 +63,7 @@ class Workload:
     modules: tuple[str, ...] = ()  # imported before the clock starts
     service: str = "gcs"
     profile: Profile = PROFILES["table"]
-    in_flight: int = (
-        0  # compare the cold passes with the ideal schedule of so many requests at a time; 0: do not
-    )
+    in_flight: int = 0  # what the ideal schedule has at a time, to compare cold passes with; 0: do not
 
 
 # Whole files.
