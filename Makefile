@@ -9,7 +9,7 @@ NEWER := $(shell for each in $(OTHER_PYTHON) python3.13 $(HOME)/.pyenv/versions/
 	"$$each" -c 'import sys; sys.exit(sys.version_info[:2] == ('"$$($(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")')"'))' \
 	>/dev/null 2>&1 && echo "$$each" && break; done)
 
-.PHONY: demo test check bench docs stress clean other-python newer-suite
+.PHONY: demo test live check bench docs stress clean other-python newer-suite
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,9 @@ endif
 # Without the tests of the simulated servers and of the demo's table, which the first run has made: two minutes of ten.
 newer-suite: $(STAMP)
 	$(BIN)/python -m pytest -m "not live and not stress" --ignore=tests/sim --ignore=tests/test_demo.py $(ARGS)
+
+live: $(STAMP)  ## The contract at a real account: CACHEDFS_LIVE_DRIVE="My Drive/scratch"
+	$(BIN)/python -m pytest -m live -rs $(ARGS)
 
 check: $(STAMP)  ## Format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -1,0 +1,68 @@
+"""The contract of an origin at the real Google Drive: `CACHEDFS_LIVE_DRIVE="My Drive/scratch" pytest -m live`.
+
+The account is the one of `FSSPEC_DRIVE_TOKEN` and the like, or what google-auth finds. A folder is made, and put in the trash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import fsspec
+import pytest
+
+from cachedfs.origins import open_origin
+from cachedfs.origins.drive.filesystem import DriveFileSystem
+from cachedfs.origins.drive.origin import DriveOrigin
+from tests.origins.contract import CONCURRENCY, OriginContract
+
+SCRATCH = os.environ.get("CACHEDFS_LIVE_DRIVE", "")
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not SCRATCH, reason="CACHEDFS_LIVE_DRIVE names no folder, as 'My Drive/scratch'"),
+]
+
+
+@dataclass
+class RealFolder:
+    """One folder of a real Drive, by a filesystem of its own."""
+
+    fs: DriveFileSystem
+    root: str
+
+    def put(self, name: str, data: bytes) -> None:
+        self.fs.pipe_file(f"{self.root}/{name}", data)
+
+    def get(self, name: str) -> bytes:
+        return bytes(self.fs.cat_file(f"{self.root}/{name}"))
+
+    def delete(self, name: str) -> None:
+        self.fs.rm(f"{self.root}/{name}", recursive=True)
+
+
+@pytest.fixture
+def world() -> Iterator[RealFolder]:
+    fs = fsspec.filesystem("drive", skip_instance_cache=True, trash_only=False)
+    root = f"{SCRATCH}/cachedfs-{uuid.uuid4().hex[:8]}"
+    fs.makedirs(root)
+    yield RealFolder(fs, root)
+    fs.rm(root, recursive=True)
+
+
+@pytest.fixture
+async def origin() -> AsyncIterator[DriveOrigin]:
+    origin = open_origin(
+        "drive", {}, loop=asyncio.get_running_loop(), on_request=lambda: None, concurrency=CONCURRENCY
+    )
+    assert isinstance(origin, DriveOrigin)
+    yield origin
+    await origin.aclose()
+
+
+class TestLive(OriginContract):
+    missing_folder_is_an_error = True
+    keeps_versions = True
