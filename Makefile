@@ -32,9 +32,11 @@ else
 	@$(MAKE) --no-print-directory newer-suite PYTHON=$(NEWER) VENV=$(VENV)-newer
 endif
 
-# Without the tests of the simulated servers and of the demo's table, which the first run has made: two minutes of ten.
+# What a Python or zarr may change: reading, writing, processes, libraries. The simulated servers, the origins' own
+# tests, the pages, the command line and the demo have had their run; both runs together stay below ten minutes.
+NOT_AGAIN = sim origins test_demo.py test_docs.py test_examples.py test_cli.py
 newer-suite: $(STAMP)
-	$(BIN)/python -m pytest -m "not live and not stress" --ignore=tests/sim --ignore=tests/test_demo.py $(ARGS)
+	$(BIN)/python -m pytest -m "not live and not stress" $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
 
 live: $(STAMP)  ## The contract at a real account: CACHEDFS_LIVE_DRIVE="My Drive/scratch"
 	$(BIN)/python -m pytest -m live -rs $(ARGS)
