@@ -7,6 +7,7 @@ nothing else in this room opens it. A child inherits the descriptor but not the 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 
@@ -27,6 +28,7 @@ class _Held:
         self.bytes: set[int] = set()  # Invariant: bytes that this process has locked
 
 
+_NUMBERS = itertools.count()  # an id() is used again, with what the one before it held
 _DESCRIPTORS: dict[str, int] = {}  # by path; never closed: see above
 _HELD: dict[tuple[str, int], _Held] = {}  # by path and process: a forked child starts with nothing
 
@@ -36,7 +38,7 @@ class Claims:
 
     def __init__(self, path: str | None) -> None:
         self._path = path
-        self._own = f"memory of cache {id(self)}" if path is None else path
+        self._own = f"memory of cache {next(_NUMBERS)}" if path is None else path
         self.works_across_processes = path is not None
 
     def take(self, hash64: int) -> bool:

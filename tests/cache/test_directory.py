@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cachedfs.cache import FORMAT, disk
+from cachedfs.cache.claims import Claims
 from cachedfs.errors import CacheError
 from tests.cache.rig import content, file_of, flip, key_of, put, whole
 
@@ -63,6 +64,10 @@ def test_an_unsafe_subdirectory_of_the_default_directory_is_not_used(open_cache,
     mark = cache.mark("gs://test", "b/x")
     cache.changed("gs://test", ["b/x"])
     assert cache.mark("gs://test", "b/x") != mark
+
+
+def test_claims_without_a_directory_are_those_of_one_cache():
+    assert all(Claims(None).take(7) for _ in range(50))  # each is gone before the next, and its id free
 
 
 def test_the_directory_itself_may_be_anybody_s(open_cache, tmp_path):
