@@ -450,3 +450,17 @@ def test_listings_that_are_known_are_served_at_once_while_drive_is_away(drive_se
     requests = fs.stats().requests
     assert fs.ls("My Drive", detail=False) == fs.find("My Drive") == ["My Drive/a.txt"]
     assert fs.stats().requests == requests
+
+
+@pytest.mark.parametrize("protocol", ["drive", "cdrive"])
+def test_half_a_file_is_not_sent_when_its_writer_fails(drive, protocol):
+    drive.put("a.txt", b"whole")
+    fs = fsspec.filesystem(protocol)
+    file = fs.open(drive.path("a.txt"), "wb")
+    file.write(b"ha")
+    file.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    assert file.closed
+    assert drive.server.get(f"{drive.name}/a.txt") == b"whole"
+    with fs.open(drive.path("a.txt"), "wb") as file:
+        file.write(b"other")
+    assert drive.server.get(f"{drive.name}/a.txt") == b"other"
