@@ -81,16 +81,8 @@ class Catalog:
         """
         if self.source.config.lifetime_s == 0:
             return await ask()
-        asking, slot = self.source.engine.asking, (self.source.identity, path)
-        mark = self.source.facts.mark(path)
-        asked_at, task = asking.get(slot, (None, None))
-        if task is None or asked_at != mark:
-            task = self.source.engine.spawn(ask())
-            asking[slot] = (mark, task)
-            task.add_done_callback(
-                lambda done: asking.pop(slot) if asking.get(slot, (0, 0))[1] is done else None
-            )
-        return await asyncio.shield(task)
+        slot, mark = (self.source.identity, path), self.source.facts.mark(path)
+        return await self.source.engine.questions.ask(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
 
     async def _lookup(self, path: str, old: Known | None) -> tuple[Known, Flight | None]:
         if (standby := self._standby(path, old)) is not None:
@@ -151,6 +143,9 @@ class Catalog:
         try:
             with contextlib.suppress(ObjectNotFound):
                 info = await origin.lookup(path, before.info)
+        except asyncio.CancelledError:
+            asked.cancel()
+            raise
         finally:
             now = await asked
         return info if info is not None and now.id == before.info.id else await origin.lookup(path, now)

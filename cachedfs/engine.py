@@ -25,6 +25,7 @@ from cachedfs.facts import Facts
 from cachedfs.flights import Flight
 from cachedfs.model import Stats
 from cachedfs.origins import Origin, open_origin
+from cachedfs.questions import Questions
 from cachedfs.writebehind import Arrived, WriteBehind
 
 __all__ = ["Engine", "engine_for"]
@@ -53,8 +54,7 @@ class Engine:
         # its request failed. Changed on the loop and, for what is stored, in the writer's thread.
         self.flights: dict[str, Flight] = {}
         self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
-        # One question per path: the change mark it was asked at, and its answer to come. Loop only.
-        self.asking: dict[tuple[str, str], tuple[int, asyncio.Task[Any]]] = {}
+        self.questions = Questions(self.spawn)
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._origins: dict[str, Origin] = {}
         self._facts: dict[str, Facts] = {}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
+import inspect
 import os
 import sys
 import uuid
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from fsspec.asyn import mirror_sync_methods
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.config import conf
 from fsspec.core import has_magic
@@ -51,6 +54,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
     """
 
     protocol: ClassVar[str] = "cachedfs"
+    mirror_sync_methods: ClassVar[bool] = False  # `_mirror_all` does it
     _strip_tokenize_options = ("fo",)
 
     def __init__(
@@ -67,6 +71,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         target_protocol, target_options, options = target_of(fo, target_protocol, target_options, options)
         own["loop"] = _NO_LOOP
         super().__init__(**own)
+        self._mirror_all()
         self.target_protocol = target_protocol
         self.target_options = target_options
         self.config = Config.resolve(options, defaults=conf.get("cachedfs"))
@@ -535,6 +540,23 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._source.engine.run(coroutine)
+
+    def _mirror_all(self) -> None:
+        """Make the blocking twins of our coroutines, as fsspec would, but so that an interrupt breaks off the work."""
+        mirror_sync_methods(self)
+        for name, mirror in list(vars(self).items()):
+            coroutine = getattr(mirror, "__wrapped__", None)
+            if inspect.iscoroutinefunction(coroutine):
+                setattr(self, name, self._mirror(coroutine, mirror))
+
+    def _mirror(self, coroutine: Callable[..., Any], mirror: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(mirror)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("timeout"):  # fsspec's own way to give up after a time
+                return mirror(*args, **kwargs)
+            return self._run(coroutine(*args, **kwargs))
+
+        return call
 
     async def _hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await self._source.engine.hop(coroutine)

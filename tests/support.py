@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 
 from cachedfs import engine
@@ -24,6 +25,14 @@ def noise(size: int, seed: int = 0) -> bytes:
     import random
 
     return random.Random(seed).randbytes(size)
+
+
+def until(condition: Callable[[], object], *, within_s: float = 30.0) -> None:
+    """Wait for a condition that another thread or process brings about; fails when it does not."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        time.sleep(0.005)
 
 
 def forget() -> None:

@@ -1,12 +1,13 @@
 """What is known of objects and listings: never older than a write of this machine, never more than was said."""
 
+import asyncio
 import threading
 
 import fsspec
 import pytest
 
 from cachedfs.sim import Fault
-from tests.support import noise
+from tests.support import noise, until
 
 
 @pytest.fixture
@@ -50,6 +51,20 @@ def test_a_question_from_before_a_write_does_not_answer_one_from_after_it(cloud,
     asking.join()
     assert fs.exists(path)
     assert fs.cat_file(path) == b"here"
+
+
+def test_a_question_goes_on_for_those_who_still_wait_for_it(cloud, fs):
+    cloud.put("asked", b"twice")
+    cloud.server.fail(Fault(kind="metadata", key="asked", stall_s=0.5))
+
+    async def ask_twice():
+        first, second = (asyncio.create_task(fs._info(cloud.path("asked"))) for _ in range(2))
+        await asyncio.to_thread(until, lambda: cloud.server.count(kind="metadata"))
+        first.cancel()
+        return (await second)["size"], first.cancelled()
+
+    assert asyncio.run(ask_twice()) == (5, True)
+    assert cloud.server.count(kind="metadata") == 1
 
 
 def test_what_is_written_is_read_at_once_by_every_instance(cloud, fs):

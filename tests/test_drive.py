@@ -1,5 +1,6 @@
 """Google Drive through the cache: what it costs, what it keeps, and that it reads like every other origin."""
 
+import asyncio
 import json
 import os
 import pickle
@@ -14,7 +15,7 @@ import zarr
 
 from cachedfs.errors import IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
 from cachedfs.sim import DriveServer, Fault
-from tests.support import KiB, MiB, forget, noise
+from tests.support import KiB, MiB, forget, noise, until
 
 FORMS = ["cachedfs::drive://", "cdrive://"]
 
@@ -464,3 +465,24 @@ def test_half_a_file_is_not_sent_when_its_writer_fails(drive, protocol):
     with fs.open(drive.path("a.txt"), "wb") as file:
         file.write(b"other")
     assert drive.server.get(f"{drive.name}/a.txt") == b"other"
+
+
+def test_questions_that_nobody_waits_for_any_more_are_broken_off(drive, fs):
+    names = [f"{n:02}" for n in range(33)]
+    for name in names:
+        drive.put(name, b"data")
+    fs.info(drive.path())  # the way is known: one question a file
+    drive.server.fail(Fault(kind="list", stall_s=60, times=32))
+
+    async def ask():
+        drive.server.reset()
+        asked = [asyncio.create_task(fs._info(drive.path(name))) for name in names[:32]]
+        # As many as there are threads.
+        await asyncio.to_thread(until, lambda: drive.server.count(kind="list") == 16)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        drive.server.heal()
+        return await asyncio.wait_for(fs._info(drive.path(names[32])), 20)
+
+    assert asyncio.run(ask())["size"] == 4

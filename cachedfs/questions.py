@@ -1,0 +1,47 @@
+"""Questions to an origin that are under way, each asked once for all who want to know."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+__all__ = ["Questions"]
+
+
+@dataclasses.dataclass(eq=False)
+class _Question:
+    mark: int
+    task: asyncio.Task[Any]
+    n_waiting: int = 0
+
+
+class Questions:
+    """The questions of one process. One that nobody waits for any more is given up. On the loop only."""
+
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
+        self._spawn = spawn
+        # Invariant: a question is here only while its task runs and somebody waits for it.
+        self._asked: dict[tuple[str, str], _Question] = {}
+
+    async def ask(
+        self, slot: tuple[str, str], mark: int, question: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        """Return the answer of `question`, or of the one in `slot` if that was asked at the same change mark."""
+        asked = self._asked.get(slot)
+        if asked is None or asked.mark != mark:
+            asked = self._asked[slot] = _Question(mark, self._spawn(question()))
+            asked.task.add_done_callback(lambda _: self._forget(slot, asked))
+        asked.n_waiting += 1
+        try:
+            return await asyncio.shield(asked.task)
+        finally:
+            asked.n_waiting -= 1
+            if not asked.n_waiting:
+                self._forget(slot, asked)  # who asks from now on gets an answer of their own
+                asked.task.cancel()
+
+    def _forget(self, slot: tuple[str, str], asked: _Question) -> None:
+        if self._asked.get(slot) is asked:
+            del self._asked[slot]
