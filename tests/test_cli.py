@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from cachedfs import cli
 from cachedfs.cli import get, output, places, reading, shared, simulated
-from cachedfs.sim import GCSServer
-from tests.support import ROOT, MiB, forget, noise
+from cachedfs.sim import Fault, GCSServer
+from tests.support import ROOT, MiB, forget, noise, until
 
 COMMANDS = ["ls", "cat", "get", "stats", "evict", "sim", "demo", "doctor"]
 PAGE = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
@@ -194,6 +194,27 @@ def test_get_says_what_came_from_the_cache(cloud, tmp_path):
     second = json_of("get", cloud.url("key", "gs://"), str(tmp_path / "two"))
     assert (first["files"], first["bytes"], first["from_cache"]) == (1, 2 * MiB, 0)
     assert (second["bytes"], second["from_cache"]) == (2 * MiB, 2 * MiB)
+
+
+def test_get_copies_the_others_where_one_file_has_no_bytes(drive, tmp_path):
+    drive.put("f/a.txt", b"one")
+    drive.server.document(f"{drive.name}/f/report", "words")
+    drive.put("f/z.txt", b"two!")
+    told = run("get", "-r", drive.url("f"), str(tmp_path / "copy"), status=1)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()} == {
+        "a.txt": b"one",
+        "z.txt": b"two!",
+    }
+    first, second = told.stderr.splitlines()
+    assert re.match(r"cachedfs: .*/f/report.*document of Google's own", first)
+    assert re.match(r"2 files, 7 bytes in .*; 1 file not copied$", second)
+    done = json.loads(run("get", "--json", "-r", drive.url("f"), str(tmp_path / "again"), status=1).stdout)
+    assert (done["files"], done["bytes"], done["from_cache"]) == (2, 7, 7)
+    assert [(each["url"], each["type"]) for each in done["failed"]] == [
+        (drive.url("f/report"), "NotDownloadable")
+    ]
+    alone = run("get", drive.url("f/report"), str(tmp_path / "one"), status=1)
+    assert alone.stderr.startswith("cachedfs: ")
 
 
 def test_get_goes_where_cp_would(cloud, tmp_path):
@@ -558,6 +579,15 @@ def test_ctrl_c_in_the_middle_of_a_copy(cloud, tmp_path):
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, b"", b"")
     assert list(tmp_path.glob("copy/*")) == []
+
+
+def test_ctrl_c_while_drive_does_not_answer(drive):
+    drive.server.fail(Fault(kind="list", stall_s=60, times=100))
+    process = start(drive, "ls", drive.url())
+    until(lambda: drive.server.count(kind="list") or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=15) == (b"", b"")
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from cachedfs.cli.output import print_json
+from cachedfs.cli.output import FAILED, print_json
 from cachedfs.cli.places import Place, place_of
 from cachedfs.cli.shared import Given, Urls, command
+from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -27,6 +28,7 @@ __all__ = ["get"]
 AT_ONCE = 128  # files that are copied at the same time: an eighth of the usual limit of open files
 WINDOW = 64 << 20  # bytes of each of them that may be in memory, and of all of them together:
 ALL_WINDOWS = 512 << 20
+ABOUT_ONE = (AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound)  # other files may well be copied
 
 
 @command(
@@ -50,17 +52,23 @@ def get(
     """Copy objects and folders to the local disk.
 
     As with cp, what goes to a directory that exists goes into it. A file is there when it is complete, not before.
+    Of several files one that cannot be read (a document of Google has no bytes) is named, the others are copied, and
+    the exit status is 1.
     """
     done = Done()
     is_into = os.path.isdir(target) or target.endswith("/") or len(urls) > 1
     for text in urls:
         place = place_of(text, given)
         copies = copies_of(place, target, is_into=is_into, recursive=recursive)
-        done.add(copies, *copy(place.fs, copies, is_quiet=given.as_json))
+        done.add(copy(place, copies, is_quiet=given.as_json))
     if given.as_json:
         print_json(dataclasses.asdict(done))
     else:
+        for each in done.failed:
+            typer.echo(f"cachedfs: {each['message']}", err=True)
         typer.echo(str(done), err=True)
+    if done.failed:
+        raise typer.Exit(FAILED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,27 +83,32 @@ class Copy:
 
 @dataclasses.dataclass
 class Done:
-    """What `get` did; `from_cache`: bytes that were not fetched for it."""
+    """What `get` did; `from_cache`: bytes that were not fetched for it, `failed`: the files that could not be read."""
 
     files: int = 0
     bytes: int = 0
     seconds: float = 0.0
     from_cache: int = 0
+    failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
 
-    def add(self, copies: list[Copy], seconds: float, fetched: int) -> None:
-        sizes = [each.size or os.path.getsize(each.local) for each in copies if not each.is_folder]
-        self.files += len(sizes)
-        self.bytes += sum(sizes)
-        self.seconds = round(self.seconds + seconds, 3)
-        self.from_cache += max(0, sum(sizes) - fetched)
+    def add(self, more: Done) -> None:
+        self.files += more.files
+        self.bytes += more.bytes
+        self.seconds = round(self.seconds + more.seconds, 3)
+        self.from_cache += more.from_cache
+        self.failed += more.failed
 
     def __str__(self) -> str:
         rate = f", {decimal(int(self.bytes / self.seconds))}/s" if self.seconds else ""
-        files = f"{self.files:,} file{'' if self.files == 1 else 's'}"
+        failed = f"; {_files(len(self.failed))} not copied" if self.failed else ""
         return (
-            f"{files}, {decimal(self.bytes)} in {self.seconds:.1f} s{rate}; "
-            f"{decimal(self.from_cache)} of them from the cache"
+            f"{_files(self.files)}, {decimal(self.bytes)} in {self.seconds:.1f} s{rate}; "
+            f"{decimal(self.from_cache)} of them from the cache{failed}"
         )
+
+
+def _files(n: int) -> str:
+    return f"{n:,} file{'' if n == 1 else 's'}"
 
 
 def copies_of(place: Place, target: str, *, is_into: bool, recursive: bool) -> list[Copy]:
@@ -140,17 +153,41 @@ def below(folder: str, name: str) -> str:
     return os.path.join(folder, *parts)
 
 
-def copy(fs: CachedFileSystem, copies: list[Copy], *, is_quiet: bool) -> tuple[float, int]:
-    """Make folders and files; return how many seconds that took, and how many bytes were fetched."""
-    started, fetched = time.perf_counter(), fs.stats().bytes_fetched
+def copy(place: Place, copies: list[Copy], *, is_quiet: bool) -> Done:
+    """Make folders and files; raises what stops more than one of several files."""
+    fs, started = place.fs, time.perf_counter()
+    fetched = fs.stats().bytes_fetched
     for each in copies:
         os.makedirs(each.local if each.is_folder else os.path.dirname(each.local), exist_ok=True)
     files = [each for each in copies if not each.is_folder]
+    done = Done()
     with progress(sum(each.size or 0 for each in files), is_quiet=is_quiet) as advance:
         for wave in waves(files):
-            paths, locals_ = [each.path for each in wave], [each.local for each in wave]
-            fs.get(paths, locals_, callback=counting(advance), batch_size=-1)
-    return time.perf_counter() - started, fs.stats().bytes_fetched - fetched
+            for each, error in zip(wave, copy_wave(fs, wave, advance), strict=True):
+                if error is None:
+                    done.files += 1
+                    done.bytes += os.path.getsize(each.local) if each.size is None else each.size
+                elif isinstance(error, ABOUT_ONE) and len(files) > 1:
+                    told = {"url": place.url(each.path), "type": type(error).__name__, "message": str(error)}
+                    done.failed.append(told)
+                else:
+                    raise error
+    done.seconds = time.perf_counter() - started
+    done.from_cache = max(0, done.bytes - (fs.stats().bytes_fetched - fetched))
+    return done
+
+
+def copy_wave(
+    fs: CachedFileSystem, wave: list[Copy], advance: Callable[[int], None]
+) -> list[BaseException | None]:
+    """Copy files at the same time; return for each what went wrong."""
+    import asyncio  # here: the other commands have no use for it
+
+    async def copy_all() -> list[BaseException | None]:
+        copied = (fs._get_file(each.path, each.local, callback=counting(advance)) for each in wave)
+        return await asyncio.gather(*copied, return_exceptions=True)
+
+    return asyncio.run(copy_all())
 
 
 def waves(files: list[Copy]) -> Iterator[list[Copy]]:
@@ -181,7 +218,7 @@ def progress(total: int, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
 
 
 def counting(advance: Callable[[int], None]) -> Any:
-    """Return a callback for fsspec that tells `advance` of the bytes of all files."""
+    """Return a callback for fsspec that tells `advance` of the bytes of one file."""
     from fsspec.callbacks import Callback
 
     class OfFile(Callback):  # type: ignore[misc]  # fsspec has no types
@@ -191,8 +228,4 @@ def counting(advance: Callable[[int], None]) -> Any:
 
         told = 0
 
-    class OfAll(Callback):  # type: ignore[misc]  # see above
-        def branched(self, path_1: str, path_2: str, **kwargs: Any) -> Callback:
-            return OfFile()
-
-    return OfAll()
+    return OfFile()
