@@ -25,8 +25,9 @@ from cachedfs.cache.facts import Fact, Listing
 from cachedfs.cache.handles import Handles
 from cachedfs.cache.index import Index, Rows, Sweep
 from cachedfs.cache.leases import Lease
-from cachedfs.cache.shared import Marks, Touches, touch_slots
+from cachedfs.cache.shared import Marks
 from cachedfs.cache.store import Store
+from cachedfs.cache.touches import Touches, touch_slots
 from cachedfs.errors import CacheError
 from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey
 

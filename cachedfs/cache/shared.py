@@ -1,6 +1,6 @@
-"""Small files that all processes of the machine have mapped: change marks and touch records.
+"""Small files that all processes of the machine have mapped; here what they share, and change marks.
 
-Both are arrays of 64-bit slots indexed by hash, written without a lock. That is sound because no slot is ever
+They are arrays of 64-bit slots indexed by hash, written without a lock. That is sound because no slot is ever
 read, changed and written back where it matters: a change mark is replaced by a random number, so a lost update
 still is an update; a lost touch costs at most a hit.
 
@@ -15,24 +15,21 @@ import contextlib
 import logging
 import mmap
 import struct
-import sys
 import zlib
 from collections.abc import Iterable
 
 from cachedfs.cache import disk
 
-__all__ = ["Marks", "SharedSlots", "Touches", "touch_slots"]
+__all__ = ["CLOCK_AT", "MASK32", "MASK63", "Marks", "SharedSlots"]
 
 log = logging.getLogger("cachedfs.cache")
 
 _HEADER = struct.Struct("<8sQ")  # magic, number of slots
 _HEADER_SIZE = 4096
-_CLOCK_AT = 4  # as a 32-bit word of the header
+CLOCK_AT = 4  # of the touch clock, as a 32-bit word of the header
 _MARK_SLOTS = 1 << 16
-_FEWEST_TOUCHES, _DEFAULT_TOUCHES, _MOST_TOUCHES = 1 << 12, 1 << 16, 1 << 21
-_USUAL_BLOCK = 1 << 20
-_MASK32 = (1 << 32) - 1
-_MASK63 = (1 << 63) - 1  # marks are kept in SQLite, whose integers are signed
+MASK32 = (1 << 32) - 1
+MASK63 = (1 << 63) - 1  # marks are kept in SQLite, whose integers are signed
 
 
 class SharedSlots:
@@ -103,7 +100,7 @@ class SharedSlots:
 def _content(magic: bytes, n_slots: int, fill: int, clock: int) -> bytes:
     header = bytearray(_HEADER_SIZE)
     _HEADER.pack_into(header, 0, magic, n_slots)
-    struct.pack_into("=I", header, 4 * _CLOCK_AT, clock)
+    struct.pack_into("=I", header, 4 * CLOCK_AT, clock)
     return bytes(header) + struct.pack("=Q", fill) * n_slots
 
 
@@ -155,11 +152,11 @@ class Marks(SharedSlots):
         mark = words[slots[0]]
         for slot in slots[1:]:
             mark = 3 * mark ^ words[slot]  # 3: so that equal numbers in two slots do not cancel out
-        return mark & _MASK63
+        return mark & MASK63
 
     def epoch(self, identity: str) -> int:
         """Return a number that differs after any change at this origin."""
-        return self.slots[_slot("\0epoch", _crc(identity))] & _MASK63
+        return self.slots[_slot("\0epoch", _crc(identity))] & MASK63
 
     def change(self, identity: str, paths: Iterable[str], *, tree: bool) -> None:
         """Change the marks of `paths`, of the folders above them and of those folders' listings.
@@ -198,74 +195,3 @@ def _crc(identity: str) -> int:
 
 def _slot(name: str, base: int) -> int:
     return zlib.crc32(name.encode("utf-8", "surrogatepass"), base) & (_MARK_SLOTS - 1)
-
-
-# Where the parts of a touch record are: its clock among two 32-bit words, count and tag among four of 16 bits.
-_CLOCK_IN, _COUNT_IN, _TAG_IN = (0, 2, 3) if sys.byteorder == "little" else (1, 1, 0)
-
-
-class Touches(SharedSlots):
-    """When, and how often, a block was last used: records of clock (32 bits), count (16) and tag (16).
-
-    The clock counts touches, not seconds. A record has four places, those of its bucket; the tag tells whose
-    it is. When all four are other blocks' it takes the least recently touched one's place.
-    """
-
-    magic = b"cfstouch"
-
-    def __init__(self, path: str | None, temp: str, n_slots: int, *, clock: int = 0) -> None:
-        super().__init__(path, temp, n_slots, clock=clock)
-        self._halves = self.slots.cast("B").cast("H")
-        self._clocks = self.slots.cast("B").cast("I")
-
-    @property
-    def now(self) -> int:
-        return self.words[_CLOCK_AT]
-
-    def touch(self, hash64: int) -> None:
-        """Note one use of a block. Racy by design: a lost touch is no harm."""
-        words, halves = self.words, self._halves
-        words[_CLOCK_AT] = clock = words[_CLOCK_AT] + 1 & _MASK32
-        tag = hash64 >> 48
-        at = hash64 & self.n_slots - 1
-        if halves[4 * at + _TAG_IN] != tag:
-            at, record = self._place(at, tag)
-            self.slots[at] = tag << 48 | min((record >> 32 & 0xFFFF) + 1, 0xFFFF) << 32 | clock
-            return
-        # The commonest case in parts: arithmetic on 64-bit numbers is slow in Python.
-        count = halves[4 * at + _COUNT_IN]
-        if count < 0xFFFF:
-            halves[4 * at + _COUNT_IN] = count + 1
-        self._clocks[2 * at + _CLOCK_IN] = clock
-
-    def clock_of(self, hash64: int) -> int | None:
-        """Return the clock at the block's last touch; None when there is no record of it."""
-        _, record = self._place(hash64 & self.n_slots - 1, hash64 >> 48)
-        return record & _MASK32 if record else None
-
-    def age(self, clock: int) -> int:
-        """Return how many touches ago `clock` was."""
-        return self.now - clock & _MASK32
-
-    def _place(self, at: int, tag: int) -> tuple[int, int]:
-        """Return slot and record of the tag in the bucket of `at`; a free or the oldest slot and 0 when it has none."""
-        oldest, most = at, -1
-        for place in (at, at ^ 1, at ^ 2, at ^ 3):
-            record = self.slots[place]
-            if record >> 48 == tag and record & _MASK63 >> 15:
-                return place, record
-            age = self.age(record & _MASK32) if record else _MASK32 + 1
-            if age > most:
-                oldest, most = place, age
-        return oldest, 0
-
-
-def touch_slots(size: int | None) -> int:
-    """Return how many touch records a cache of `size` bytes (None: not known) should have: twice the usual blocks.
-
-    It is a power of two, as a mask has to do for a remainder.
-    """
-    if size is None:
-        return _DEFAULT_TOUCHES
-    wanted = 2 * (size // _USUAL_BLOCK)
-    return min(max(1 << max(wanted - 1, 0).bit_length(), _FEWEST_TOUCHES), _MOST_TOUCHES)

@@ -14,7 +14,7 @@ from cachedfs.cache.claims import Claims
 from cachedfs.cache.directory import Directory
 from cachedfs.cache.handles import Handles
 from cachedfs.cache.index import BlockRow, Rows
-from cachedfs.cache.shared import Touches
+from cachedfs.cache.touches import Touches
 from cachedfs.model import Bounds
 from cachedfs.plan import admission
 from cachedfs.plan.admission import Candidate

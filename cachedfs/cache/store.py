@@ -19,8 +19,8 @@ from cachedfs.cache.disk import Buffer
 from cachedfs.cache.handles import Handles
 from cachedfs.cache.index import Index, Rows
 from cachedfs.cache.leases import Lease
-from cachedfs.cache.shared import Touches
 from cachedfs.cache.space import UNWRITTEN_S, Room, wal_pages_of
+from cachedfs.cache.touches import Touches
 from cachedfs.errors import CacheError
 from cachedfs.model import BlockKey, Bounds, ObjectKey
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachedfs.cache import disk
-from cachedfs.cache.shared import Marks, Touches, touch_slots
+from cachedfs.cache.shared import Marks
+from cachedfs.cache.touches import Touches, touch_slots
 from tests.cache.rig import finish, key_of, put, start
 
 ORIGIN = "gs://test"
