@@ -1,6 +1,7 @@
 """A machine of its own for every test: cache directory, fsspec configuration, simulated cloud."""
 
 import itertools
+import signal
 import time
 
 import fsspec
@@ -12,6 +13,10 @@ from cachedfs.sim import DriveServer, GCSServer
 from tests.support import OURS, Cloud, Drive
 
 _numbers = itertools.count()
+
+# A shell that starts the suite in the background has it, and all its children, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
