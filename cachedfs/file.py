@@ -280,6 +280,9 @@ class RawReader(io.RawIOBase):
             self._let_go()
             return 0
         n = flight.take(position, into)
+        if n and position // self._block_size != self._last and self._key is not None:
+            self._last = position // self._block_size
+            self._cache.touch(self._key, self._last)
         if flight is self._opening and not flight.done:
             run = FIRST_DEMAND * (position + n - flight.start)
             if run > flight.demand - flight.start:

@@ -193,6 +193,7 @@ class Reader:
                     want = out.part(index, key.block_size)
                     await flight.arrival(want.stop)
                     out.fill(want, flight.piece(want))
+                    engine.cache.touch(key, index)
                 except FlightStopped:
                     again.append(index)
             pending = again

@@ -156,6 +156,14 @@ class BlockCache:
         elif not self._is_miss(key, index, handle, error):
             raise error
 
+    def touch(self, key: ObjectKey, index: int) -> None:
+        """Note the use of a block that was not read from here: its bytes came with a request."""
+        (self._touches or self._open_touches()).touch(key.hash64(index))
+
+    def missed(self, key: ObjectKey, index: int) -> None:
+        """Note that a block is not here and has to be fetched: whether it stays depends on its uses before."""
+        (self._touches or self._open_touches()).missed(key.hash64(index))
+
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the block's file is there, without looking into it; not one that was found unusable."""
         place = blocks.place(key.digest, index)
@@ -368,11 +376,17 @@ class BlockCache:
         return self._marks
 
     def _open_touches(self, *, size: int | None = None, clock: int = 0) -> Touches:
-        """Return the touch records; `size` of the cache and `clock` to go on from count when they are made anew."""
-        if self._touches is None:
-            path, temp = (self._directory.touches, self._directory.temp()) if self._directory else (None, "")
-            self._mapped.setdefault("touches", Touches(path, temp, touch_slots(size), clock=clock))
-            self._touches = self._mapped["touches"]
+        """Return the touch records, enough for a cache of `size`; `clock` to go on from when they are made anew."""
+        found, slots = self._touches, touch_slots(size)
+        if found is not None and (size is None or found.n_slots >= slots):
+            return found
+        if found is not None:
+            self._mapped.pop("touches", None)
+            clock = found.now
+        path, temp = (self._directory.touches, self._directory.temp()) if self._directory else (None, "")
+        at_least = 1 if size is None else slots
+        found = Touches(path, temp, slots, at_least=at_least, clock=clock)
+        self._touches = self._mapped.setdefault("touches", found)  # of two threads one wins
         return self._touches
 
     def _look(self) -> None:

@@ -89,6 +89,7 @@ def count_all(rows: Rows, directory: Directory, now_s: float) -> None:
         _adopt(rows, found, now_s)
     for lease in directory.leases():
         rows.add_lease(lease.name, lease.size)
+    rows.settle(rows.last_block())  # they have been here for long
     rows.record("counted", 1)
 
 
@@ -127,7 +128,7 @@ def _is_sound(found: disk.Found) -> bool:
 
 def _all_rows(rows: Rows) -> Iterator[BlockRow]:
     last = 0
-    while batch := rows.blocks_after(last, _BATCH, with_pinned=True):
+    while batch := rows.blocks_after(last, _BATCH):
         yield from batch
         last = batch[-1].id
 

@@ -108,6 +108,7 @@ class Database:
                     with contextlib.suppress(sqlite3.Error):
                         connection.execute("ROLLBACK")
                 raise
+            self._shorten_log(connection)
 
     def close(self) -> None:
         for each in (self._reader, self._writer):
@@ -176,6 +177,14 @@ class Database:
         if pages != self.wal_pages:
             self.wal_pages = pages
             self.close()
+
+    def _shorten_log(self, connection: sqlite3.Connection) -> None:
+        """Begin the write-ahead log anew when it has grown: SQLite does so only when it finds nobody reading."""
+        if disk.size_of(f"{self._path}-wal") > 2 * self.wal_pages * 4096:
+            with contextlib.suppress(
+                sqlite3.Error
+            ):  # readers take longer than we may wait: the next one tries
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _replace(self) -> None:
         """Put a fresh index into place, unless another process just did. Its rows are counted by who writes first.

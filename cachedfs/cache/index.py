@@ -20,11 +20,12 @@ from cachedfs.model import ObjectInfo, ObjectKey
 
 __all__ = ["BlockRow", "Index", "LeaseRow", "Rows"]
 
-_VERSION = 1
+_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO meta VALUES ('blocks', 0), ('bytes', 0), ('fixed', 0), ('facts', 0), ('counted', 0);
+INSERT INTO meta VALUES ('blocks', 0), ('bytes', 0), ('fixed', 0), ('facts', 0), ('counted', 0), ('staged', 0),
+    ('settled', 0);
 
 CREATE TABLE objects (
     id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, origin INTEGER NOT NULL, path BLOB NOT NULL,
@@ -38,22 +39,26 @@ CREATE TRIGGER object_out AFTER DELETE ON objects WHEN old.pinned BEGIN
 END;
 
 CREATE TABLE blocks (
-    id INTEGER PRIMARY KEY, object INTEGER NOT NULL, number INTEGER NOT NULL, size INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, object INTEGER NOT NULL, number INTEGER NOT NULL, size INTEGER NOT NULL,
     hash INTEGER NOT NULL, clock INTEGER NOT NULL, since REAL NOT NULL, writer INTEGER NOT NULL,
     UNIQUE (object, number));
 CREATE TRIGGER block_in AFTER INSERT ON blocks BEGIN
     UPDATE meta SET value = value + 1 WHERE name = 'blocks';
-    UPDATE meta SET value = value + new.size WHERE name = 'bytes';
+    UPDATE meta SET value = value + new.size WHERE name IN ('bytes', 'staged');
     UPDATE objects SET bytes = bytes + new.size WHERE id = new.object;
 END;
 CREATE TRIGGER block_out AFTER DELETE ON blocks BEGIN
     UPDATE meta SET value = value - 1 WHERE name = 'blocks';
     UPDATE meta SET value = value - old.size WHERE name = 'bytes';
+    UPDATE meta SET value = value - old.size WHERE name = 'staged'
+        AND old.id > (SELECT value FROM meta WHERE name = 'settled');
     UPDATE objects SET bytes = bytes - old.size WHERE id = old.object;
     DELETE FROM objects WHERE id = old.object AND bytes <= 0;
 END;
 CREATE TRIGGER block_resized AFTER UPDATE OF size ON blocks BEGIN
     UPDATE meta SET value = value + new.size - old.size WHERE name = 'bytes';
+    UPDATE meta SET value = value + new.size - old.size WHERE name = 'staged'
+        AND old.id > (SELECT value FROM meta WHERE name = 'settled');
     UPDATE objects SET bytes = bytes + new.size - old.size WHERE id = new.object;
 END;
 
@@ -81,9 +86,10 @@ CREATE TABLE children (
     WITHOUT ROWID;
 CREATE TABLE graves (listing INTEGER PRIMARY KEY)
 """
+# staged: bytes of the blocks in staging, which are all rows after the one that "settled" names.
 # graves: listings that are gone and whose children are deleted a few at a time, by whoever writes.
 
-_BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, since, writer
+_BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, since, writer, pinned
     FROM blocks JOIN objects ON objects.id = blocks.object """
 
 _LOOKUP = """SELECT info, checked_at, mark FROM facts WHERE origin = ? AND path = ?
@@ -133,6 +139,7 @@ class BlockRow(NamedTuple):
     clock: int
     since: float
     writer: int
+    pinned: int
 
     @property
     def hash64(self) -> int:
@@ -198,8 +205,9 @@ class Rows:
     def number(self, name: str) -> int | None:
         """Return a recorded number, None when it is not recorded.
 
-        "blocks", "bytes" (of blocks and leases), "fixed" (those of them that are pinned or leased), "facts"; "counted"
-        (1: every file has its row) and "auto_size" (the bound when the user gave none).
+        "blocks", "bytes" (of blocks and leases), "fixed" (those of them that are pinned or leased), "staged" (of the
+        blocks whose rows come after the one that "settled" names), "facts"; "counted" (1: every file has its row) and
+        "auto_size" (the bound when the user gave none).
         """
         row = self._run("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return row and int(row[0])
@@ -208,15 +216,18 @@ class Rows:
         self._run("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def sums(self) -> dict[str, int]:
-        """Return what "blocks", "bytes", "fixed" and "facts" should be, counted from the rows."""
+        """Return what "blocks", "bytes", "fixed", "staged" and "facts" should be, counted from the rows."""
         blocks, block_bytes = self._run("SELECT count(*), total(size) FROM blocks").fetchone()
         (lease_bytes,) = self._run("SELECT total(size) FROM leases").fetchone()
         (facts,) = self._run(
             "SELECT (SELECT count(*) FROM facts) + (SELECT count(*) FROM children)"
         ).fetchone()
         (pinned_bytes,) = self._run("SELECT total(bytes) FROM objects WHERE pinned").fetchone()
+        (staged,) = self._run(
+            "SELECT total(size) FROM blocks WHERE id > (SELECT value FROM meta WHERE name = 'settled')"
+        ).fetchone()
         total, fixed = int(block_bytes + lease_bytes), int(pinned_bytes + lease_bytes)
-        return {"blocks": blocks, "bytes": total, "fixed": fixed, "facts": facts}
+        return {"blocks": blocks, "bytes": total, "fixed": fixed, "staged": int(staged), "facts": facts}
 
     def recount_objects(self) -> None:
         self._run("UPDATE objects SET bytes = (SELECT total(size) FROM blocks WHERE object = objects.id)")
@@ -252,15 +263,32 @@ class Rows:
     def resize_block(self, id: int, size: int) -> None:
         self._run("UPDATE blocks SET size = ? WHERE id = ?", (size, id))
 
-    def blocks_after(self, id: int, limit: int, *, with_pinned: bool = False) -> list[BlockRow]:
+    def blocks_after(self, id: int, limit: int) -> list[BlockRow]:
         """Return up to `limit` blocks, oldest row first, of those with a row id beyond `id`."""
-        pinned = "" if with_pinned else " AND NOT pinned"
-        return self._all(_BLOCK + f"WHERE blocks.id > ?{pinned} ORDER BY blocks.id LIMIT ?", (id, limit))
+        return self._all(_BLOCK + "WHERE blocks.id > ? ORDER BY blocks.id LIMIT ?", (id, limit))
+
+    def settled_after(self, id: int, limit: int) -> list[BlockRow]:
+        """Return up to `limit` unpinned blocks that left staging, oldest row first, with a row id beyond `id`."""
+        where = "WHERE blocks.id > ? AND blocks.id <= (SELECT value FROM meta WHERE name = 'settled') AND NOT pinned"
+        return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (id, limit))
+
+    def settle(self, last: int) -> None:
+        """Let all blocks up to row `last` leave staging; those of them that may not stay are removed already."""
+        first = self.number("settled") or 0
+        (size,) = self._run(
+            "SELECT total(size) FROM blocks WHERE id > ? AND id <= ?", (first, last)
+        ).fetchone()
+        self._run("UPDATE meta SET value = value - ? WHERE name = 'staged'", (int(size),))
+        self.record("settled", max(first, last))
+
+    def last_block(self) -> int:
+        """Return the last row of a block; 0 when there is none."""
+        return int(self._run("SELECT coalesce(max(id), 0) FROM blocks").fetchone()[0])
 
     def blocks_of(self, identity: str | None, path: str | None, *, after: int, limit: int) -> list[BlockRow]:
         """Return up to `limit` blocks of a path (all versions) and of all below it, of an origin, or of all origins."""
         if identity is None:
-            return self.blocks_after(after, limit, with_pinned=True)
+            return self.blocks_after(after, limit)
         where = "WHERE origin = ? AND blocks.id > ?"
         values: list[Any] = [_origin(identity), after]
         if path is not None:

@@ -37,19 +37,26 @@ class SharedSlots:
 
     magic = b""
 
-    def __init__(self, path: str | None, temp: str, n_slots: int, *, fill: int = 0, clock: int = 0) -> None:
-        """Map the file at `path`, making it by way of `temp` if need be; `path` None: memory of this process."""
+    def __init__(
+        self, path: str | None, temp: str, n_slots: int, *, at_least: int = 1, fill: int = 0, clock: int = 0
+    ) -> None:
+        """Map the file at `path`, making it by way of `temp` if need be; `path` None: memory of this process.
+
+        `n_slots`: of a new file, which also replaces one that has less than `at_least`.
+        """
         self.path = path
         self.inode = 0
         self.is_private = True
         found: mmap.mmap | None = None
         if path is not None:
             try:
-                found = self._open(path) or self._make(path, temp, _content(self.magic, n_slots, fill, clock))
+                found = self._open(path, at_least) or self._make(path, temp, n_slots, fill, clock)
             except OSError as error:
                 log.warning("%s cannot be shared with other processes: %s", path, error)
         if found is None:
-            found = _private(_content(self.magic, n_slots, fill, clock))
+            found = disk.map_private(_HEADER_SIZE + 8 * n_slots)
+            content = _content(self.magic, n_slots, fill, clock)
+            found[: len(content)] = content
         self._use(found)
 
     def is_current(self) -> bool:
@@ -65,7 +72,7 @@ class SharedSlots:
         self.words = view[:_HEADER_SIZE].cast("I")
         self.slots = view[_HEADER_SIZE:].cast("Q")
 
-    def _open(self, path: str) -> mmap.mmap | None:
+    def _open(self, path: str, at_least: int) -> mmap.mmap | None:
         """Return the mapping of a sound file, None when there is none; a file of another shape is removed."""
         try:
             fd = disk.open_mappable(path)
@@ -75,7 +82,8 @@ class SharedSlots:
             status = disk.state_of_open(fd)
             header = disk.read(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
             magic, n_slots = _HEADER.unpack(header)
-            if magic != self.magic or n_slots & (n_slots - 1) or status.st_size != _HEADER_SIZE + 8 * n_slots:
+            is_sound = magic == self.magic and not n_slots & (n_slots - 1)
+            if not is_sound or n_slots < at_least or status.st_size != _HEADER_SIZE + 8 * n_slots:
                 disk.unlink(path)
                 return None
             self.inode, self.is_private = status.st_ino, False
@@ -83,31 +91,26 @@ class SharedSlots:
         finally:
             disk.close(fd)  # the mapping stays
 
-    def _make(self, path: str, temp: str, content: bytes) -> mmap.mmap | None:
+    def _make(self, path: str, temp: str, n_slots: int, fill: int, clock: int) -> mmap.mmap | None:
         """Put the file into place, whole, and map it, or the one that another process put there first."""
         fd = disk.create(temp)
         try:
-            disk.allocate(fd, len(content))
-            disk.write_all(fd, [content], 0)
+            disk.allocate(fd, _HEADER_SIZE + 8 * n_slots)
+            disk.write_all(fd, [_content(self.magic, n_slots, fill, clock)], 0)
             _publish(temp, path)
         finally:
             disk.close(fd)
             with contextlib.suppress(OSError):
                 disk.unlink(temp)
-        return self._open(path)
+        return self._open(path, 1)
 
 
 def _content(magic: bytes, n_slots: int, fill: int, clock: int) -> bytes:
+    """Return the header, and the slots unless they are zeros, which new room is."""
     header = bytearray(_HEADER_SIZE)
     _HEADER.pack_into(header, 0, magic, n_slots)
     struct.pack_into("=I", header, 4 * CLOCK_AT, clock)
-    return bytes(header) + struct.pack("=Q", fill) * n_slots
-
-
-def _private(content: bytes) -> mmap.mmap:
-    found = disk.map_private(len(content))
-    found[:] = content
-    return found
+    return bytes(header) + (struct.pack("=Q", fill) * n_slots if fill else b"")
 
 
 def _publish(temp: str, path: str) -> None:

@@ -7,7 +7,6 @@ row without a file, which is counted although it is gone, until its turn to be e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 from cachedfs.cache import blocks, disk
 from cachedfs.cache.claims import Claims
@@ -17,11 +16,12 @@ from cachedfs.cache.index import BlockRow, Rows
 from cachedfs.cache.touches import Touches
 from cachedfs.model import Bounds
 from cachedfs.plan import admission
-from cachedfs.plan.admission import Candidate
+from cachedfs.plan.admission import Candidate, Claimant
 
 __all__ = ["UNWRITTEN_S", "Room", "remove_dead_leases", "wal_pages_of"]
 
-_BATCH = 4096  # rows looked at together: up to so many blocks, eviction is exactly LRU
+_BATCH = 4096  # rows looked at together: up to so many blocks, what goes is exactly the longest untouched
+_FEW = 64
 UNWRITTEN_S = 60.0  # for so long a row without a file may be a block that another process is writing
 _SLACK = 64 << 10  # what one transaction may add to the index beyond its write-ahead log
 
@@ -36,6 +36,7 @@ class Room:
         self._cursor = 0  # the row after which the next batch of candidates is read
         # By row, longest untouched first; with the touch clock of when it was queued.
         self._queue: dict[int, tuple[Candidate, int]] = {}
+        self._stuck: set[int] = set()  # rows whose files are on their way: they cannot go while we make room
         self._writer = self._writer_pid = 0
         self.writing: set[str] = set()  # Invariant: places of our reservations whose file is not there yet
         self.evictions = 0
@@ -55,32 +56,39 @@ class Room:
             bounds, total=space.total, free=space.free, used=used, overhead=overhead, automatic=automatic
         )
 
-    def make(self, rows: Rows, need: int, touches: Touches, now_s: float) -> bool:
-        """Free at least `need` bytes; False when what may go does not suffice (what went is gone all the same)."""
+    def make(
+        self, rows: Rows, size: int, *, allowed: int, touches: Touches, now_s: float, is_staged: bool = True
+    ) -> bool:
+        """Free what `size` more bytes need; False when what may go does not suffice (what went is gone all the same).
+
+        `is_staged`: they are those of new blocks, for which blocks that came before have to leave staging.
+        """
+        self._stuck.clear()
+        n_blocks = rows.number("blocks") or 0
+        touches.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
+        need = (rows.number("bytes") or 0) + size - allowed
         if need > 0:
             need -= remove_dead_leases(rows, self._directory, self._claims)
-        fruitless = 0  # rows looked at since something was freed: the whole table without success is the end
-        while need > 0:
-            if not self._queue:
-                n_seen = self._refill(rows, touches)
-                fruitless += n_seen
-                if n_seen == 0 or fruitless > (rows.number("blocks") or 0) + _BATCH:
-                    return False
-            freed = self._evict_some(rows, need, touches, now_s)
-            need -= freed
-            fruitless = 0 if freed else fruitless
-        return True
+        staging = admission.staging_size(allowed)
+        over = (rows.number("staged") or 0) + (size if is_staged else 0) - staging
+        need -= self._settle(rows, over, need, allowed - staging, touches, now_s)
+        # What the bound loses for a while, as to a grown log, is taken from staging, down to its half: old blocks stay.
+        settled = (rows.number("bytes") or 0) - (rows.number("staged") or 0)
+        need -= self._evict_old(rows, min(need, settled - (allowed - staging // 2)), touches, now_s)
+        need -= self._evict_new(rows, need, now_s)
+        need -= self._evict_old(rows, need, touches, now_s)
+        return need <= 0
 
     def remove(self, rows: Rows, block: BlockRow, now_s: float) -> int:
         """Unlink a block and delete its row; return the bytes that came free."""
         underway = self.is_being_written(block, now_s)  # asked first: it may arrive between the two lines
         gone = disk.unlink(self.path(blocks.place(block.digest, block.number)))
+        self._queue.pop(block.id, None)
         if underway and not gone:
             return 0  # its file would come without a row
         # dies here: a row without a file, over-counted until it is evicted
         rows.remove_block(block.id)
         self._handles.drop([(block.digest, block.number)])
-        self._queue.pop(block.id, None)
         return block.size
 
     def path(self, place: str) -> str:
@@ -100,36 +108,97 @@ class Room:
         return now_s < block.since + UNWRITTEN_S and self._claims.is_held(block.writer)
 
     def _overhead(self, wal_limit: int) -> int:
-        """Return the bytes of the index and the mapped files; the write-ahead log counts as full, so that it may grow."""
-        index, wal, *others = (disk.size_of(path) for path in self._directory.bookkeeping)
-        return index + max(wal, wal_limit) + sum(others) + _SLACK
+        """Return the bytes of the index and the mapped files.
 
-    def _evict_some(self, rows: Rows, need: int, touches: Touches, now_s: float) -> int:
+        The write-ahead log counts as twice its limit, where it is made to begin anew: what it really has goes up and
+        down, and blocks would go with it.
+        """
+        index, wal, *others = (disk.size_of(path) for path in self._directory.bookkeeping)
+        return index + max(wal, 2 * wal_limit) + sum(others) + _SLACK
+
+    def _evict(self, rows: Rows, block: BlockRow, now_s: float) -> int:
+        size = self.remove(rows, block, now_s)
+        self.evictions += size > 0
+        if not size:
+            self._stuck.add(block.id)
+        return size
+
+    def _evict_old(self, rows: Rows, need: int, touches: Touches, now_s: float) -> int:
+        """Evict blocks that left staging, longest untouched first, to free `need` bytes; return what came free."""
         freed = 0
-        for candidate in admission.victims(self._untouched(rows, touches), need):
-            block = rows.block_by_id(candidate.row)
-            self._queue.pop(candidate.row, None)
-            if block is None:
-                continue
-            size = self.remove(rows, block, now_s)
-            self.evictions += size > 0
-            freed += size
+        while freed < need and (block := self._oldest(rows, touches)) is not None:
+            freed += self._evict(rows, block, now_s)
         return freed
 
-    def _untouched(self, rows: Rows, touches: Touches) -> Iterator[Candidate]:
-        """Yield the queued blocks that were not touched, put anew or evicted by others since they were queued."""
-        for candidate, clock in list(self._queue.values()):
-            block = rows.block_by_id(candidate.row)
-            if block is None or _clock(block, touches) != clock:
-                del self._queue[candidate.row]
-            else:
-                yield candidate
+    def _evict_new(self, rows: Rows, need: int, now_s: float) -> int:
+        """Evict blocks in staging, first come first, to free `need` bytes; return what came free."""
+        freed, last = 0, rows.number("settled") or 0
+        while freed < need and (found := rows.blocks_after(last, _FEW)):
+            for block in found:
+                if freed < need and not block.pinned:
+                    freed += self._evict(rows, block, now_s)
+            last = found[-1].id
+        return freed
+
+    def _settle(self, rows: Rows, over: int, need: int, most: int, touches: Touches, now_s: float) -> int:
+        """Let blocks leave staging, first come first, until it is smaller by `over` bytes; return the bytes that came free.
+
+        One stays while nothing needs to be freed, or while those that left staging have less than `most` bytes with it;
+        else it, or what it replaces, goes.
+        """
+        freed, last = 0, rows.number("settled") or 0
+        settled = (rows.number("bytes") or 0) - (rows.number("staged") or 0)
+        while over > 0 and (found := rows.blocks_after(last, _FEW)):
+            for block in found:
+                if over <= 0:
+                    break
+                gone = 0
+                if need > freed and not block.pinned and settled + block.size > most:
+                    rows.settle(last)  # those before it are among what it may replace
+                    gone = self._exchange(rows, block, settled + block.size - most, touches, now_s)
+                freed += gone
+                settled += block.size - gone
+                over, last = over - block.size, block.id
+            rows.settle(last)
+        return freed
+
+    def _exchange(self, rows: Rows, new: BlockRow, need: int, touches: Touches, now_s: float) -> int:
+        """Free `need` bytes for a block that leaves staging, or drop it where it may not stay; return what came free."""
+        freed, claimant = 0, _claimant(new, touches)
+        while freed < need:
+            old = self._oldest(rows, touches)
+            if old is None or not admission.admits(
+                claimant, _claimant(old, touches), longest_gap=touches.longest_gap
+            ):
+                return freed + self._evict(rows, new, now_s)
+            freed += self._evict(rows, old, now_s)
+        return freed
+
+    def _oldest(self, rows: Rows, touches: Touches) -> BlockRow | None:
+        """Return the longest untouched block that left staging and may go; None when there is none.
+
+        It is the head of the queue. What was touched, pinned or put anew since it was queued is not; an empty queue
+        is filled, until the whole table was looked at.
+        """
+        n_seen, enough = 0, (rows.number("blocks") or 0) + _BATCH
+        while True:
+            while self._queue:
+                row, (_, clock) = next(iter(self._queue.items()))
+                block = rows.block_by_id(row)
+                may_go = block is not None and not block.pinned and row not in self._stuck
+                if block is not None and may_go and _clock(block, touches) == clock:
+                    return block
+                del self._queue[row]
+            n_found = self._refill(rows, touches)
+            n_seen += n_found
+            if n_found == 0 or n_seen > enough:
+                return None
 
     def _refill(self, rows: Rows, touches: Touches) -> int:
-        """Queue the oldest of the next batch of unpinned rows; return how many rows were looked at."""
-        found = rows.blocks_after(self._cursor, _BATCH)
+        """Queue the oldest of the next batch of rows; return how many rows were looked at."""
+        found = rows.settled_after(self._cursor, _BATCH)
         if not found and self._cursor:
-            found = rows.blocks_after(0, _BATCH)
+            found = rows.settled_after(0, _BATCH)
         self._cursor = found[-1].id if len(found) == _BATCH else 0
         clocks = {block.id: _clock(block, touches) for block in found}
         candidates = (Candidate(block.id, touches.age(clocks[block.id]), block.size) for block in found)
@@ -160,6 +229,15 @@ def remove_dead_leases(rows: Rows, directory: Directory, claims: Claims) -> int:
 
 
 def _clock(block: BlockRow, touches: Touches) -> int:
-    """Return the touch clock of a block: of its last touch, or of its put when no record is left."""
-    clock = touches.clock_of(block.hash64)
-    return block.clock if clock is None else clock
+    """Return the touch clock of a block: of its last touch, or of its put if that was later."""
+    use = touches.use_of(block.hash64)
+    if use is None or touches.age(block.clock) < touches.age(use.clock):
+        return block.clock
+    return use.clock
+
+
+def _claimant(block: BlockRow, touches: Touches) -> Claimant:
+    use = touches.use_of(block.hash64)
+    idle = touches.age(_clock(block, touches))
+    # Without a record nobody knows; as new, it is treated as it would be without a rule.
+    return Claimant(idle, 0, True) if use is None else Claimant(idle, use.uses, use.is_new)

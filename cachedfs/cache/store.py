@@ -214,16 +214,17 @@ class Store:
     def _exists(self, block: _NewBlock) -> bool:
         return disk.exists(self.room.path(block.place))
 
-    def _make_room(self, rows: Rows, size: int, bounds: Bounds, now_s: float) -> bool:
+    def _make_room(
+        self, rows: Rows, size: int, bounds: Bounds, now_s: float, *, is_staged: bool = True
+    ) -> bool:
         allowed = self.room.allowance(rows, bounds)
         touches = self._touches(size=allowed, clock=rows.last_clock())
-        return self.room.make(rows, (rows.number("bytes") or 0) + size - allowed, touches, now_s)
+        return self.room.make(rows, size, allowed=allowed, touches=touches, now_s=now_s, is_staged=is_staged)
 
     def _reserve(self, rows: Rows, batch: list[_NewBlock], now_s: float) -> None:
-        """Count the blocks before they are written; a put is a touch."""
+        """Count the blocks before they are written."""
         touches, writer = self._touches(), self.room.writer()
         for block in batch:
-            touches.touch(block.object.hash64(block.index))
             rows.add_block(
                 block.object, block.index, size=block.size, clock=touches.now, since=now_s, writer=writer
             )
@@ -270,7 +271,9 @@ class Store:
     def _reserve_lease(self, name: str, size: int, bounds: Bounds) -> None:
         now_s = time.time()
         with self._writing(now_s) as rows:
-            fits = size <= self.room.allowance(rows, bounds) and self._make_room(rows, size, bounds, now_s)
+            fits = size <= self.room.allowance(rows, bounds) and self._make_room(
+                rows, size, bounds, now_s, is_staged=False
+            )
             if fits:
                 rows.add_lease(name, size)
         # dies here: a row without a file, removed when its claim is found free

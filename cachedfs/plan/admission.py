@@ -1,13 +1,29 @@
-"""Which blocks make room for new ones: the least recently touched, for now. Room as numbers of bytes."""
+"""Which blocks make room for new ones, and which new ones are not worth it. Room as numbers of bytes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from cachedfs.model import Bounds
 
-__all__ = ["Candidate", "allowance", "automatic_size", "oldest", "victims"]
+__all__ = [
+    "Candidate",
+    "Claimant",
+    "admits",
+    "aging_of",
+    "allowance",
+    "automatic_size",
+    "oldest",
+    "staging_size",
+    "window_of",
+]
+
+# Chosen by simulation, with random epochs, loops, scans and Zipf's law: tests/plan/test_admission.py has them.
+SLACK = 1.25  # gaps of random epochs vary: less would take a block for forgotten before its turn comes
+MARGIN = 2  # uses; less would exchange blocks that are used equally often
+STAGING = 64 << 20  # bytes: what one file reads ahead
 
 
 class Candidate(NamedTuple):
@@ -28,15 +44,43 @@ def oldest(candidates: Iterable[Candidate], *, share: int = 8) -> list[Candidate
     return ranked[: -(-len(ranked) // share)]
 
 
-def victims(queue: Iterable[Candidate], need: int) -> list[Candidate]:
-    """Return the first of `queue` that free `need` bytes together, and none more; all when they do not suffice."""
-    chosen = []
-    for each in queue:
-        if need <= 0:
-            break
-        chosen.append(each)
-        need -= each.size
-    return chosen
+class Claimant(NamedTuple):
+    """What decides between two blocks that cannot both stay: touches since the last use, uses lately, first time here."""
+
+    idle: int
+    uses: int
+    is_new: bool
+
+
+def admits(new: Claimant, old: Claimant, *, longest_gap: int) -> bool:
+    """Return whether a block that leaves staging replaces the longest untouched one.
+
+    It does if it is new (a new data set must be warm on its second pass), if the old one is idle for much longer than
+    anything that was used again lately (nobody comes back for it), or if it is used clearly more often. Else it is not
+    kept: of data larger than the cache, read epoch after epoch, the part that is here then stays here, and the hit
+    ratio is that part, which is the most that one use an epoch allows; LRU would give up every block before its turn.
+    """
+    is_forgotten = longest_gap > 0 and old.idle > SLACK * longest_gap
+    return new.is_new or is_forgotten or new.uses > old.uses + MARGIN
+
+
+def staging_size(allowed: int) -> int:
+    """Return how many of `allowed` bytes new blocks have for themselves, so that what is prefetched waits for its reader."""
+    return min(allowed // 2, max(STAGING, allowed // 100))
+
+
+def window_of(n_blocks: int) -> int:
+    """Return k where "lately" is the last one to two times 2**k touches: next to a quarter of the blocks that fit."""
+    return _power(n_blocks / 4, least=5)
+
+
+def aging_of(n_blocks: int) -> int:
+    """Return k where counts are halved every 2**k touches: next to ten times the blocks that fit."""
+    return _power(10 * n_blocks, least=5)
+
+
+def _power(number: float, *, least: int) -> int:
+    return min(31, max(least, round(math.log2(max(1, number)))))
 
 
 def allowance(bounds: Bounds, *, total: int, free: int, used: int, overhead: int, automatic: int) -> int:

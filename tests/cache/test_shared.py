@@ -1,6 +1,7 @@
 """Change marks, touch records and claims: what processes share without a database."""
 
 import errno
+import itertools
 import os
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from cachedfs.cache import disk
 from cachedfs.cache.shared import Marks
-from cachedfs.cache.touches import Touches, touch_slots
+from cachedfs.cache.touches import Touches, Use, touch_slots
+from cachedfs.model import Bounds
 from tests.cache.rig import finish, key_of, put, start
 
 ORIGIN = "gs://test"
@@ -148,33 +150,98 @@ def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, c
 # Touches
 
 
-def test_a_touch_is_remembered_with_its_clock():
-    touches = Touches(None, "", 1 << 12)
-    assert touches.clock_of(5) is None
-    touches.touch(5)
-    touches.touch(6 << 48 | 9)
-    touches.touch(5)
-    assert (touches.clock_of(5), touches.clock_of(6 << 48 | 9), touches.now) == (3, 2, 3)
-    assert touches.slots[5] == 2 << 32 | 3
+def touches_of(n_slots=1 << 12, **options):
+    return Touches(None, "", n_slots, **options)
+
+
+def block(number):
+    """Return a hash: blocks of other numbers have other tags and other buckets."""
+    return number << 48 | number << 2
+
+
+def test_a_use_is_remembered_with_its_clock():
+    touches = touches_of()
+    assert touches.use_of(block(5)) is None
+    for number in (5, 6, 5):
+        touches.touch(block(number))
+    assert touches.use_of(block(5)) == Use(clock=3, uses=2, is_new=True)
+    assert touches.use_of(block(6)) == Use(clock=2, uses=1, is_new=True)
+    assert touches.now == 3
+    assert touches.slots[block(5) & 0xFFF] == 5 << 48 | 2 << 32 | 3
+
+
+def test_a_long_use_of_one_block_is_one_use():
+    touches = touches_of()
+    for _ in range(100):
+        touches.touch(block(5))
+    assert (touches.use_of(block(5)).uses, touches.now) == (1, 1)
+
+
+def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
+    touches = touches_of()
+    for number in (5, 6):
+        touches.missed(block(number))
+    assert touches.use_of(block(5)) is None
+    touches.touch(block(5))
+    assert touches.use_of(block(5)).is_new
+    touches.missed(block(5))
+    touches.touch(block(6))
+    touches.touch(block(5))
+    assert touches.use_of(block(5)) == Use(clock=3, uses=2, is_new=False)
+    assert touches.use_of(block(6)).is_new
 
 
 def test_counts_stop_at_their_limit_and_the_clock_goes_round():
-    touches = Touches(None, "", 1 << 12, clock=(1 << 32) - 2)
-    for _ in range(3):
-        touches.touch(7)
+    touches = touches_of(clock=(1 << 32) - 2)
+    for number in (7, 8, 7):
+        touches.touch(block(number))
     assert touches.now == 1
     assert touches.age((1 << 32) - 1) == 2
-    touches.slots[7] |= 0xFFFF << 32
-    touches.touch(7)
-    assert touches.slots[7] >> 32 & 0xFFFF == 0xFFFF
+    assert touches.use_of(block(7)).uses == 1, "a round is one of the times when counts are halved"
+    touches.slots[block(7) & 0xFFF] |= 0xFF << 32
+    touches.touch(block(8))
+    touches.touch(block(7))
+    assert touches.use_of(block(7)).uses == 255
+
+
+def test_counts_are_halved_every_so_many_touches():
+    touches = touches_of()
+    touches.fit(window=5, aging=8)
+    for _ in range(20):
+        for number in (5, 6):
+            touches.touch(block(number))
+    assert touches.use_of(block(5)).uses == 20
+    others = itertools.cycle((7, 8))
+    for _ in range(256):
+        touches.touch(block(next(others)))
+    assert touches.use_of(block(5)).uses == 10
+    for _ in range(256):
+        touches.touch(block(next(others)))
+    touches.touch(block(5))
+    assert touches.use_of(block(5)).uses == 20 // 4 + 1
+    for _ in range(10 * 256):
+        touches.touch(block(next(others)))
+    assert touches.use_of(block(5)).uses == 0
+
+
+def test_the_longest_gap_is_that_of_this_window_and_the_one_before():
+    touches = touches_of()
+    touches.fit(window=2, aging=31)
+    assert touches.longest_gap == 0
+    for number in [5, *range(10, 20), 5]:
+        touches.touch(block(number))
+    assert touches.longest_gap == 11
+    for number in (5, 6) * 20:
+        touches.touch(block(number))
+    assert touches.longest_gap == 2
 
 
 def test_four_blocks_share_a_bucket_and_the_fifth_displaces_the_oldest():
-    touches = Touches(None, "", 1 << 12)
+    touches = touches_of()
     blocks = [tag << 48 | 16 for tag in range(1, 6)]
     for block in blocks:
         touches.touch(block)
-    assert [touches.clock_of(block) for block in blocks] == [None, 2, 3, 4, 5]
+    assert [touches.use_of(block) and touches.use_of(block).clock for block in blocks] == [None, 2, 3, 4, 5]
 
 
 def test_touches_are_shared(cache, open_cache):
@@ -186,13 +253,28 @@ def test_touches_are_shared(cache, open_cache):
 
 
 def test_the_number_of_touch_records_follows_the_bound():
-    assert [touch_slots(size) for size in (None, 0, 4 << 30, 5 << 30, 1 << 50)] == [
+    assert [touch_slots(size) for size in (None, 0, 4 << 20, 40 << 20, 4 << 30, 1 << 50)] == [
         1 << 16,
         1 << 12,
-        1 << 13,
-        1 << 14,
+        1 << 12,
+        1 << 15,
         1 << 21,
+        1 << 22,
     ]
+
+
+def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cache):
+    key = key_of()
+    cache.touch(key, 0)
+    assert cache._open_touches().n_slots == 1 << 16
+    other = open_cache()
+    assert other.read(key, 0, 0, 10) is None
+    put(cache, key, 0, bounds=Bounds(size=1 << 30, keep_free=0))
+    assert cache._open_touches().n_slots == 1 << 19
+    assert cache._open_touches().now == 1, "the clock goes on"
+    put(other, key, 1, bounds=Bounds(size=1 << 24, keep_free=0))
+    assert other._open_touches().n_slots == 1 << 19
+    assert not other._open_touches().is_private
 
 
 # Claims

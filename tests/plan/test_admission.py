@@ -1,13 +1,22 @@
 """Which blocks go first, and how much room there is: for all numbers."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.model import Bounds
-from cachedfs.plan.admission import Candidate, allowance, automatic_size, oldest, victims
+from cachedfs.plan.admission import (
+    Candidate,
+    Claimant,
+    admits,
+    aging_of,
+    allowance,
+    automatic_size,
+    oldest,
+    staging_size,
+    window_of,
+)
 
 ages = st.lists(st.integers(0, 1000), max_size=100)
-sizes = st.lists(st.integers(1, 1000), max_size=50)
 amounts = st.one_of(st.integers(0, 10**9), st.floats(0, 1))
 bytes_ = st.integers(0, 10**9)
 
@@ -39,20 +48,43 @@ def test_the_order_in_which_candidates_come_does_not_matter(ages, random):
     assert oldest(given) == oldest(shuffled)
 
 
-@given(sizes, st.integers(-10, 60000))
-@settings(deadline=None)  # a slow machine is not a wrong answer
-def test_victims_free_what_is_needed_and_not_one_more_goes(sizes, need):
-    queue = [Candidate(row, 0, size) for row, size in enumerate(sizes)]
-    chosen = victims(queue, need)
-    assert chosen == queue[: len(chosen)]
-    freed = sum(each.size for each in chosen)
-    assert freed >= need or chosen == queue
-    assert not chosen or freed - chosen[-1].size < need
+def claimant(idle=0, uses=1, is_new=False):
+    return Claimant(idle, uses, is_new)
 
 
-def test_a_queue_is_read_no_further_than_needed():
-    queue = iter([Candidate(1, 9, 10), Candidate(2, 8, 10), Candidate(3, 7, 10)])
-    assert [each.row for each in victims(queue, 15)] == [1, 2]
+@given(st.integers(0, 1 << 32), st.integers(0, 255), st.integers(0, 1 << 32))
+def test_what_is_new_is_always_let_in(idle, uses, gap):
+    assert admits(claimant(is_new=True), claimant(idle, uses), longest_gap=gap)
+
+
+@given(st.integers(0, 1 << 31), st.integers(0, 255), st.integers(1, 1 << 31))
+def test_of_two_used_equally_often_the_old_one_stays_until_it_is_forgotten(idle, uses, gap):
+    assert admits(claimant(uses=uses), claimant(idle, uses), longest_gap=gap) == (idle > 1.25 * gap)
+
+
+@given(st.integers(0, 1 << 31), st.integers(0, 255))
+def test_nothing_is_forgotten_before_anything_was_used_again(idle, uses):
+    assert not admits(claimant(uses=uses), claimant(idle, uses), longest_gap=0)
+
+
+@given(st.integers(0, 255), st.integers(0, 255))
+def test_what_is_used_clearly_more_often_is_let_in(uses, more):
+    assert admits(claimant(uses=more), claimant(uses=uses), longest_gap=0) == (more > uses + 2)
+
+
+@given(st.integers(0, 1 << 50))
+def test_staging_is_at_most_half_and_at_least_what_one_file_reads_ahead(allowed):
+    size = staging_size(allowed)
+    assert 0 <= 2 * size <= allowed
+    assert size == allowed // 2 or (size >= 64 << 20 and 100 * size >= allowed - 100)
+
+
+@given(st.integers(0, 1 << 24))
+def test_windows_follow_the_number_of_blocks_that_fit(n_blocks):
+    assert 5 <= window_of(n_blocks) <= aging_of(n_blocks) <= 31
+    if n_blocks >= 128:
+        assert 0.7 < (1 << window_of(n_blocks)) / (n_blocks / 4) < 1.42
+        assert 0.7 < (1 << aging_of(n_blocks)) / (10 * n_blocks) < 1.42
 
 
 @given(amounts, amounts, bytes_, bytes_, bytes_, bytes_, bytes_)
