@@ -43,7 +43,7 @@ class Catalog:
 
     async def know(self, path: str) -> ObjectInfo:
         """Return what `path` is; asks when that is unknown or too old. Raises ObjectNotFound."""
-        known = self.source.fresh(path) or await self._ask(path)
+        known = self.source.fresh(path) or await self.ask(path)
         if known.info is None:
             raise self.source.not_found(path, known)
         return known.info
@@ -57,18 +57,18 @@ class Catalog:
         if old is not None and self.source.is_fresh(old):
             if old.info is None or old.info.kind == "file" or self._by_parent(path):
                 return old, None
-            return await self._ask(path), None  # what a listing calls a folder may be an object as well
+            return await self.ask(path), None  # what a listing calls a folder may be an object as well
         key = None if old is None else self.source.key(old)
         is_here = key is not None and self.source.engine.cache.has(key, 0)
         if is_here or self._by_parent(path):
-            return await self._ask(path), None  # too old, but probably unchanged: ask without a body
+            return await self.ask(path), None  # too old, but probably unchanged: ask without a body
         return await self._once(path, lambda: self._ask_by_reading(path, want, demand, old))
 
     def _by_parent(self, path: str) -> bool:
         """Return whether a lookup is all that there is to ask: by the origin's nature, or because nobody may be asked."""
         return self.source.config.offline or self.source.origin(path).by_parent
 
-    async def _ask(self, path: str) -> Known:
+    async def ask(self, path: str) -> Known:
         """Ask the origin what `path` is now."""
         known, _ = await self._once(path, lambda: self._lookup(path, self.source.known(path)))
         return known

@@ -23,7 +23,8 @@ from fsspec.utils import isfilelike, stringify_path
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.errors import ObjectChanged
 from cachedfs.file import CachedFile
-from cachedfs.model import ObjectInfo, Stats
+from cachedfs.integrity import Integrity
+from cachedfs.model import ObjectInfo, Stats, Verified
 from cachedfs.names import before_magic, jsonable, strip, target_of
 from cachedfs.origins.walking import WalksCycles
 from cachedfs.plan.blocks import block_range
@@ -504,6 +505,23 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         self._source.engine.drain()
         name = None if path is None else self._strip(path)
         return self._source.engine.cache.evict(self._source.identity, name)
+
+    def verify(self, path: Any, callback: Any = DEFAULT_CALLBACK) -> list[Verified]:
+        """Look over what is cached of an object, or of all objects below a folder; return the verdict on each, by name.
+
+        Every block of the version that is known is read from the disk, all of it, and checked; where all of an object is
+        here, it is compared with the checksum that the origin states. What is wrong is dropped: the next read fetches it.
+        One block is in memory at a time; nothing is touched, so what is evicted next stays the same. `callback` is told
+        the bytes as they are read. Works offline, with the checksums that are known.
+        """
+        self._source.engine.drain()  # what was read a moment ago counts
+        integrity = Integrity(self._source, self._reader)
+        return [
+            integrity.verify(name, callback.relative_update) for name in integrity.paths(self._strip(path))
+        ]
+
+    async def _verify(self, path: Any, **kwargs: Any) -> list[Verified]:
+        return await asyncio.to_thread(self.verify, path, **kwargs)
 
     @contextlib.contextmanager
     def local_path(self, path: Any) -> Iterator[str]:

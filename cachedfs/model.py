@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["BlockKey", "Bounds", "Kind", "ObjectInfo", "ObjectKey", "Range", "Stats", "Suffix"]
+__all__ = ["BlockKey", "Bounds", "Kind", "ObjectInfo", "ObjectKey", "Range", "Stats", "Suffix", "Verified"]
 
 Kind = Literal["file", "directory"]
 
@@ -153,3 +153,27 @@ class Stats(NamedTuple):
     evictions: int = 0
     cache_dir: str = ""
     cannot_store: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verified:
+    """What a look over all cached blocks of one object, in the version that is known, found.
+
+    `blocks` are here and right, `bad` (their indexes) were not and are dropped, `missing` are not here. `whole`: True when
+    all of the object is here and has the checksum that the origin states of it; False when it has another one, and then
+    all blocks are bad, though each is sound in itself; None when that could not be compared. `reason` says in words what
+    was compared, what is wrong, or why nothing was compared.
+    """
+
+    path: str
+    blocks: int
+    bad: tuple[int, ...]
+    missing: int
+    size: int | None
+    whole: bool | None
+    reason: str
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing that was here was wrong."""
+        return not self.bad and self.whole is not False

@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 from cachedfs import cli
 from cachedfs.cli import get, output, places, reading, shared, simulated
 from cachedfs.sim import Fault, GCSServer
+from tests.cache.rig import flip
 from tests.support import ROOT, MiB, forget, noise, until
 
-COMMANDS = ["ls", "cat", "get", "stats", "evict", "sim", "demo", "doctor"]
+COMMANDS = ["ls", "cat", "get", "stats", "evict", "verify", "sim", "demo", "doctor"]
 PAGE = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 
 
@@ -398,6 +399,70 @@ def test_an_empty_name_is_not_the_default_cache(cloud):
     forget()
     assert "cache_dir=''" in run("evict", "--all", "--cache-dir", "", status=1).stderr
     assert json_of("stats")["blocks"] == 1
+
+
+# verify
+
+
+def damage(cloud, name):
+    """Flip a byte of the only cached block of an object of this size."""
+    [path] = [
+        path
+        for path in cloud.cache_dir.glob("cachedfs-*/blocks/*/*")
+        if name.encode() in path.read_bytes()[-4096:]
+    ]
+    flip(path, 0)
+
+
+def test_verify_names_what_was_wrong_drops_it_and_fails(cloud):
+    for key in ("a/one", "a/two"):
+        cloud.put(key, noise(1000))
+        run("cat", cloud.url(key, "gs://"))
+    url = cloud.url("a", "gs://")
+    said = run("verify", url).stdout
+    assert said == f"{url}: 2 blocks of 2 objects right; 2 whole and as the origin says\n"
+    forget()
+    damage(cloud, "a/two")
+    cloud.asked()
+    result = run("verify", url, status=1)
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(
+        f"{cloud.url('a/two', 'gs://')}: 1 block dropped: damaged on the disk; block 0: "
+    )
+    assert (
+        lines[1] == f"{url}: 1 block of 2 objects right, 1 wrong and dropped; 1 whole and as the origin says"
+    )
+    assert len(lines) == 2
+    assert cloud.asked() == []
+    assert run("verify", url).stdout == f"{url}: 1 block of 1 object right; 1 whole and as the origin says\n"
+
+
+def test_verify_as_json(cloud):
+    data = cloud.put("one", noise(1000))
+    cloud.put("two", b"2")
+    urls = [cloud.url(key, "gs://") for key in ("one", "two")]
+    run("cat", urls[0])
+    assert json_of("verify", *urls) == [
+        {"url": urls[0], "blocks": 1, "bad": [], "missing": 0, "size": len(data), "whole": True}
+        | {"reason": "its CRC32C is the origin's"},
+        {"url": urls[1], "blocks": 0, "bad": [], "missing": 1, "size": 1, "whole": None}
+        | {"reason": "not all of it is in the cache"},
+    ]
+    forget()
+    damage(cloud, "one")
+    result = run("verify", "--json", urls[0], status=1)
+    [found] = json.loads(result.stdout)
+    assert (found["bad"], found["whole"]) == ([0], None)
+
+
+def test_verify_is_quiet_where_nobody_watches(cloud):
+    cloud.put("one", noise(1000))
+    url = cloud.url("one", "gs://")
+    run("cat", url)
+    forget()
+    out, err = finished(cloud, "verify", url)
+    assert out.decode() == f"{url}: 1 block of 1 object right; 1 whole and as the origin says\n"
+    assert err == ""
 
 
 # sim and demo

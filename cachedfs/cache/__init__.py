@@ -164,6 +164,34 @@ class BlockCache:
         """Note that a block is not here and has to be fetched: whether it stays depends on its uses before."""
         (self._touches or self._open_touches()).missed(key.hash64(index))
 
+    def read_anew(self, key: ObjectKey, index: int) -> bytes | None:
+        """Return all of a block, its file opened anew and every byte of it read from the disk and checked; None: absent.
+
+        Raises BadBlock for one that was found bad: it is a miss from now on. No touch: who looks it over does not use it.
+        """
+        self._handles.drop([(key.digest, index)])
+        place = blocks.place(key.digest, index)
+        for root in self._roots:
+            path = f"{root}/{place}"
+            if path in self._rejected:
+                continue
+            try:
+                return self._read_anew(path, key, index)
+            except FileNotFoundError:
+                continue
+            except (BadBlock, OSError) as error:
+                self._reject(key, index, path, error)
+                raise BadBlock(str(error)) from error
+        return None
+
+    def _read_anew(self, path: str, key: ObjectKey, index: int) -> bytes:
+        handle = self._handles.open(path, key, index)
+        try:
+            disk.forget_cached(handle.fd)
+            return handle.read(0, handle.length, verify=True)
+        finally:
+            disk.close(handle.fd)
+
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the block's file is there, without looking into it; not one that was found unusable."""
         place = blocks.place(key.digest, index)
@@ -209,6 +237,14 @@ class BlockCache:
             with contextlib.suppress(OSError):
                 disk.unlink(f"{self.root}/{blocks.place(key.digest, index)}")
 
+    def refuse(self, key: ObjectKey, index: int) -> None:
+        """Drop a block that is whole and yet not what the origin has; in layers, which are not ours, pass over it."""
+        self.discard(key, index)
+        for root in self._roots:
+            path = f"{root}/{blocks.place(key.digest, index)}"
+            if disk.exists(path):
+                self._pass_over(path)
+
     def pin(self, identity: str, path: str) -> None:
         """Store the wish that blocks of `path` stay, those that are here and those to come. Raises CacheError."""
         self._writable().pin(identity, path, wanted=True)
@@ -225,6 +261,12 @@ class BlockCache:
     def lease(self, size: int, bounds: Bounds) -> Lease:
         """Return a private file of `size` bytes, counted in the bound until it is closed. Raises CacheError."""
         return self._writable().lease(size, bounds)
+
+    def paths_below(self, identity: str, path: str) -> list[str]:
+        """Return the paths of which blocks are counted: `path` itself and all below it, by name."""
+        with self._reading() as rows:
+            return rows.paths_below(identity, path) if rows else []
+        return []
 
     # What is known of objects
 
@@ -444,7 +486,10 @@ class BlockCache:
             self.discard(key, index)
             if not disk.exists(path):
                 return
-        # It cannot be used, nor removed: not looked at again, so that it counts as absent and can be fetched.
+        self._pass_over(path)
+
+    def _pass_over(self, path: str) -> None:
+        """Do not look at a file again that can be neither used nor removed: it counts as absent, and can be fetched."""
         self._rejected[path] = None
         while len(self._rejected) > _MOST_REJECTED:
             self._rejected.pop(next(iter(self._rejected)), None)

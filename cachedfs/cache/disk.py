@@ -128,6 +128,12 @@ def read_into(fd: int, buffer: bytearray | memoryview, offset: int) -> int:
     return os.preadv(fd, [buffer], offset)
 
 
+def forget_cached(fd: int) -> None:
+    """Let the next reads come from the disk itself, where the system can be told so and nothing is still to be written."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def read_cached_into(fd: int, buffer: bytearray | memoryview, offset: int) -> int:
     """Like `read_into`, from the page cache alone: BlockingIOError when the disk would have to be asked."""
     if _NOWAIT is None:

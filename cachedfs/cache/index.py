@@ -297,6 +297,15 @@ class Rows:
             values += [_blob(path), _blob(f"{path}/"), _blob(f"{path}0")]
         return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (*values, limit))
 
+    def paths_below(self, identity: str, path: str) -> list[str]:
+        """Return the paths of which blocks are counted: `path` (empty: the whole origin) and all below it, by name."""
+        statement = "SELECT DISTINCT path FROM objects WHERE origin = ?"
+        values: list[Any] = [_origin(identity)]
+        if path:
+            statement += " AND (path = ? OR (path > ? AND path < ?))"
+            values += [_blob(path), _blob(f"{path}/"), _blob(f"{path}0")]
+        return [_text(found) for (found,) in self._run(f"{statement} ORDER BY path", values)]
+
     def last_clock(self) -> int:
         """Return the touch clock of the block that was put last; 0 when there is none."""
         row = self._run("SELECT clock FROM blocks ORDER BY id DESC LIMIT 1").fetchone()

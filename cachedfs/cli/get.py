@@ -23,7 +23,7 @@ from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, Object
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
 
-__all__ = ["get"]
+__all__ = ["counting", "get", "progress"]
 
 AT_ONCE = 128  # files that are copied at the same time: an eighth of the usual limit of open files
 WINDOW = 64 << 20  # bytes of each of them that may be in memory, and of all of them together:
@@ -206,7 +206,7 @@ def waves(files: list[Copy]) -> Iterator[list[Copy]]:
 
 
 @contextlib.contextmanager
-def progress(total: int, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
+def progress(total: int | None, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
     """Give a function that moves a bar on by bytes; there is none unless stderr is a terminal."""
     console = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())

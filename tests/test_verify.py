@@ -1,0 +1,231 @@
+"""What is cached is what the origin has: looked over on demand, and checked as whole objects arrive."""
+
+import dataclasses
+import os
+import pathlib
+
+import fsspec
+import pytest
+
+from cachedfs import checksums
+from cachedfs.errors import ObjectNotFound
+from cachedfs.model import Verified
+from tests.cache.rig import flip
+from tests.support import KiB, MiB, forget, noise
+
+SIZE = 3 * MiB + 17  # four blocks
+
+
+@pytest.fixture
+def fs():
+    return fsspec.filesystem("cachedfs", target_protocol="gs")
+
+
+def files_of(cloud) -> list[pathlib.Path]:
+    """Return the files of all cached blocks, in the order of their indexes."""
+    found = cloud.cache_dir.glob("cachedfs-*/blocks/*/*")
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2], 16))
+
+
+def rot(path: pathlib.Path, at: int) -> None:
+    """Flip a byte as a failing disk does: the file looks as it did."""
+    status = path.stat()
+    flip(path, at)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def altered(path: pathlib.Path) -> None:
+    """Give a block other bytes and the right checksums for them, as a cache that lies would."""
+    from cachedfs.cache import blocks
+
+    handle = blocks.open_block(str(path))
+    os.close(handle.fd)
+    data = bytearray(path.read_bytes()[: handle.length])
+    data[0] ^= 1
+    trailer = blocks.encode_trailer(handle.trailer.key, handle.trailer.index, data)
+    path.write_bytes(bytes(data) + trailer)
+
+
+def test_a_sound_object_is_whole_and_costs_no_request(cloud, fs):
+    path = cloud.path("x")
+    cloud.put("x", noise(SIZE))
+    fs.cat_file(path)
+    cloud.asked()
+    [found] = fs.verify(path)
+    assert (found.path, found.blocks, found.bad, found.missing, found.size) == (path, 4, (), 0, SIZE)
+    assert found.whole is True
+    assert found.ok
+    assert "CRC32C" in found.reason
+    assert cloud.asked() == []
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.blocks = 5
+
+
+@pytest.mark.parametrize("at", [0, MiB - 1, MiB + 40, -1, -5], ids=["first", "last", "key", "end", "tail"])
+def test_a_flipped_byte_of_a_block_that_was_read_before_is_found_named_and_fetched_again(cloud, fs, at):
+    data, path = cloud.put("x", noise(SIZE)), cloud.path("x")
+    assert fs.cat_file(path) == data
+    fs.verify(path)
+    assert fs.cat_file(path) == data  # every page was checked, and its file is open
+    rot(files_of(cloud)[2], at)
+    cloud.asked()
+    [found] = fs.verify(path)
+    assert (found.blocks, found.bad, found.missing, found.whole, found.ok) == (3, (2,), 0, None, False)
+    assert "block 2" in found.reason
+    assert fs.cached_extent(path) == [(0, 2 * MiB), (3 * MiB, SIZE)]
+    assert cloud.asked() == []
+    assert fs.cat_file(path) == data
+    assert cloud.asked() == ["media"]
+    assert fs.verify(path)[0].whole is True
+
+
+def test_blocks_that_are_sound_but_not_what_the_origin_has_are_dropped(cloud, fs, caplog):
+    data, path = cloud.put("x", noise(SIZE)), cloud.path("x")
+    fs.cat_file(path)
+    forget()
+    altered(files_of(cloud)[1])
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    lie = fs.cat_file(path)
+    assert lie != data
+    [found] = fs.verify(path)
+    assert (found.whole, found.blocks, found.bad, found.ok) == (False, 0, (0, 1, 2, 3), False)
+    assert f"{checksums.crc32c_of(data):08x}" in found.reason
+    assert f"{checksums.crc32c_of(lie):08x}" in found.reason
+    assert found.reason in caplog.text
+    assert files_of(cloud) == []
+    assert fs.cat_file(path) == data
+
+
+def test_a_part_of_an_object_is_looked_over_and_not_compared(cloud, fs):
+    path = cloud.path("x")
+    cloud.put("x", noise(SIZE))
+    fs.cat_file(path, 0, 10)
+    fs.cat_file(path, -10)
+    [found] = fs.verify(path)
+    assert (found.blocks, found.missing, found.whole, found.ok) == (2, 2, None, True)
+    assert "not all of it" in found.reason
+
+
+def test_without_google_crc32c_the_md5_is_compared(cloud, fs, monkeypatch):
+    path = cloud.path("x")
+    cloud.put("x", noise(SIZE))
+    fs.cat_file(path)
+    monkeypatch.setattr(checksums, "has_crc32c", lambda: False)
+    [found] = fs.verify(path)
+    assert found.whole is True
+    assert "MD5" in found.reason
+
+
+def test_a_checksum_that_is_not_known_is_asked_for_with_one_request_and_not_offline(cloud, fs):
+    path = cloud.path("x")
+    cloud.put("x", noise(SIZE))
+    fs.cat_file(path)
+    known = fs._source.known(path)
+    plain = dataclasses.replace(known.object, details={})
+    for offline, asked, whole in ((True, [], None), (False, ["metadata"], True)):
+        one = fsspec.filesystem("cachedfs", target_protocol="gs", offline=offline, skip_instance_cache=True)
+        one._source.known(path).info = plain
+        cloud.asked()
+        [found] = one.verify(path)
+        assert (cloud.asked(), found.whole, found.blocks) == (asked, whole, 4)
+        assert ("no checksum" in found.reason) is offline
+
+
+def test_a_folder_is_looked_over_with_all_below_it_and_nothing_else_without_a_request(cloud, fs):
+    for key in ("a/1", "a/b/2", "a-", "a5", "ab", "c"):
+        cloud.put(key, noise(100))
+        fs.cat_file(cloud.path(key))
+    cloud.put("a/3", b"not read")
+    forget()
+    cloud.asked()
+    offline = fsspec.filesystem("cachedfs", target_protocol="gs", offline=True)
+    found = offline.verify(cloud.path("a"))
+    assert [each.path for each in found] == [cloud.path("a/1"), cloud.path("a/b/2")]
+    assert all(each.whole for each in found)
+    assert len(offline.verify(cloud.bucket)) == 6
+    assert cloud.asked() == []
+
+
+def test_what_is_not_there_is_not_found_and_what_is_not_cached_is_no_trouble(cloud, fs):
+    cloud.put("x", noise(100))
+    with pytest.raises(ObjectNotFound):
+        fs.verify(cloud.path("nothing"))
+    [found] = fs.verify(cloud.path("x"))
+    assert (found.blocks, found.missing, found.whole, found.ok) == (0, 1, None, True)
+    cloud.put("empty", b"")
+    assert fs.verify(cloud.path("empty"))[0].whole is True
+
+
+def test_looking_over_is_no_touch_and_reads_a_block_at_a_time(cloud, fs):
+    path = cloud.path("x")
+    cloud.put("x", noise(SIZE))
+    fs.cat_file(path)
+    fs._source.engine.drain()
+    key, read = fs._source.key(fs._source.known(path)), []
+    touches = fs._source.engine.cache._open_touches()
+    before = [touches.clock_of(key.hash64(index)) for index in range(4)]
+    fs.verify(path, callback=fsspec.callbacks.Callback(hooks={"": lambda size, value: read.append(value)}))
+    assert [touches.clock_of(key.hash64(index)) for index in range(4)] == before
+    assert None not in before
+    assert read == [MiB, 2 * MiB, 3 * MiB, SIZE]
+
+
+@pytest.mark.parametrize(("damaged", "whole"), [(altered, False), (lambda path: rot(path, 0), None)])
+def test_a_bad_block_of_a_read_only_layer_is_passed_over(cloud, fs, tmp_path, damaged, whole):
+    data, path = cloud.put("x", noise(SIZE)), cloud.path("x")
+    fs.cat_file(path)
+    forget()
+    files = files_of(cloud)
+    both = fsspec.filesystem(
+        "cachedfs", target_protocol="gs", cache_dir=[str(tmp_path / "own"), str(cloud.cache_dir)], keep_free=0
+    )
+    assert both.info(path)["size"] == SIZE
+    assert both.cat_file(path) == data
+    damaged(files[0])
+    [found] = both.verify(path)
+    assert (found.whole, found.ok) == (whole, False)
+    assert files_of(cloud) == files
+    assert both.cat_file(path, 0, 10) == data[:10]
+    assert both.cat_file(path) == data
+
+
+def test_drive_states_the_md5_that_is_compared(drive):
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive")
+    path = drive.path("x")
+    data = drive.put("x", noise(9 * MiB))
+    assert fs.cat_file(path) == data
+    [found] = fs.verify(path)
+    assert (found.whole, found.blocks) == (True, 9)
+    assert "MD5" in found.reason
+    forget()
+    altered(files_of(drive)[4])
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive")
+    assert fs.verify(path)[0].whole is False
+    assert fs.cat_file(path) == data
+
+
+async def test_it_can_be_awaited(cloud):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", asynchronous=True, skip_instance_cache=True)
+    cloud.put("x", noise(100))
+    await fs._cat_file(cloud.path("x"))
+    assert (await fs._verify(cloud.path("x")))[0].whole is True
+
+
+def test_parts_combine_to_the_checksum_of_the_whole():
+    data = noise(300 * KiB)
+    for at in (0, 1, 64 * KiB, len(data)):
+        first, second = data[:at], data[at:]
+        parts = checksums.crc32c_of(first), checksums.crc32c_of(second)
+        assert checksums.combined(*parts, len(second)) == checksums.crc32c_of(data)
+        assert checksums.crc32c_of(second, parts[0]) == checksums.crc32c_of(data)
+
+
+@pytest.mark.parametrize("text", [None, "", "!", "AAAA", 5, "AAAAAAAAAA=="])
+def test_a_checksum_that_makes_no_sense_is_none(text):
+    assert checksums.stated_of({"crc32c": text, "md5Hash": text}) is None
+
+
+def test_the_value_says_whether_anything_was_wrong():
+    assert Verified("x", 1, (), 0, 1, None, "").ok
+    assert not Verified("x", 1, (3,), 0, 1, None, "").ok
+    assert not Verified("x", 0, (), 0, 1, False, "").ok
