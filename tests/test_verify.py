@@ -8,8 +8,10 @@ import fsspec
 import pytest
 
 from cachedfs import checksums
-from cachedfs.errors import ObjectNotFound
+from cachedfs.errors import ObjectNotFound, OriginUnavailable
 from cachedfs.model import Verified
+from cachedfs.origins import retry
+from cachedfs.sim import Fault
 from tests.cache.rig import flip
 from tests.support import KiB, MiB, forget, noise
 
@@ -209,6 +211,28 @@ async def test_it_can_be_awaited(cloud):
     cloud.put("x", noise(100))
     await fs._cat_file(cloud.path("x"))
     assert (await fs._verify(cloud.path("x")))[0].whole is True
+
+
+# As it arrives
+
+
+def test_wrong_bytes_of_a_small_object_are_never_given_nor_stored(cloud, fs, monkeypatch):
+    monkeypatch.setattr(retry, "delay", lambda *args, **options: 0.0)
+    truth, lie = b"the truth, " * 1000, "not truth, " * 1000
+    cloud.put("x", truth)
+    stated = fs.info(cloud.path("x"))
+    headers = {
+        "Content-Range": f"bytes 0-{len(lie) - 1}/{len(lie)}",
+        "x-goog-generation": stated["generation"],
+    }
+    headers["x-goog-hash"] = f"crc32c={stated['crc32c']},md5={stated['md5Hash']}"
+    cloud.server.fail(Fault(kind="media", status=206, body=lie, headers=headers, times=None))
+    for read in (fs.cat_file, lambda path: fs.open(path).read(10)):
+        with pytest.raises(OriginUnavailable, match="CRC32C"):
+            read(cloud.path("x"))
+    assert fs.cached_extent(cloud.path("x")) == []
+    cloud.server.heal()
+    assert fs.cat_file(cloud.path("x")) == truth
 
 
 def test_parts_combine_to_the_checksum_of_the_whole():

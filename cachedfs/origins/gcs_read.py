@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
+from cachedfs.checksums import Running, Stated, stated_of
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
 from cachedfs.origins.base import Reply
+from cachedfs.origins.failures import mapped
 from cachedfs.origins.resumed import BehindTheEnd, ResumedRead, reaches
 from cachedfs.origins.retry import Failed, Trouble
 
@@ -17,7 +20,11 @@ if TYPE_CHECKING:
     from cachedfs.origins.gcs import GCSOrigin
     from cachedfs.origins.http import Ask
 
-__all__ = ["MediaRead"]
+__all__ = ["WHOLE", "MediaRead"]
+
+WHOLE = (
+    1 << 20
+)  # objects up to it are held until their checksum is right: 17 ms later at 60 MB/s, and one block
 
 
 class MediaRead(ResumedRead):
@@ -28,6 +35,10 @@ class MediaRead(ResumedRead):
     ) -> None:
         super().__init__(api.url_of(path), want, pinned)
         self._origin, self._path = origin, path
+        self._stated: Stated | None = (
+            None  # the checksum of the whole object, until all of it was compared with it
+        )
+        self._held: deque[bytes] = deque()  # what was compared and is to be given
 
     async def __aenter__(self) -> Reply:
         if "/" not in self._path:
@@ -45,6 +56,29 @@ class MediaRead(ResumedRead):
             self._offset = (await self._headers(ask, left, self.info.fingerprint)).offset
 
         await self._to.client.retried(attempt, ask, self._tries)
+
+    # A small object, all of it
+    async def __anext__(self) -> bytes:
+        if self._stated is not None:
+            self._held = await self._proven(self._stated)
+            self._stated = None
+        return self._held.popleft() if self._held else await super().__anext__()
+
+    async def _proven(self, stated: Stated) -> deque[bytes]:
+        """Return the whole body once it has the checksum that the service states; until then it is asked for again."""
+        while True:
+            pieces: deque[bytes] = deque()
+            whole = Running(stated)
+            while self._position < self.stop:
+                pieces.append(await super().__anext__())
+                whole.add(pieces[-1])
+            wrong = whole.contradiction()
+            if wrong is None:
+                return pieces
+            await self._attempt.aclose()
+            self._position = 0
+            with mapped(self._url, self._doing):
+                await self._resume(Range(0, self.stop), Failed(Trouble(wrong)))
 
     # Beginning
     async def _begin(self) -> None:
@@ -70,6 +104,8 @@ class MediaRead(ResumedRead):
             return
         self._settle(_merged(known, head.info(self._path)), head.span)
         self._offset = head.offset
+        if head.span == Range(0, head.size) and head.size <= WHOLE:
+            self._stated = stated_of(head.details) or stated_of(self.info.details)
 
     async def _open_blind(self) -> None:
         """Ask again for a generation that is looked up first: something on the way hides which one came."""

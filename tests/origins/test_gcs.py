@@ -29,6 +29,7 @@ from gcsfs.core import GCSFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachedfs import checksums
 from cachedfs.errors import AccessDenied, IsAFolder, ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
@@ -597,7 +598,7 @@ async def test_an_object_replaced_while_its_body_broke_is_object_changed(
     origin: GCSOrigin, server: GCSServer, world: Bucket, path: str
 ) -> None:
     server.fail(Fault(kind="media", close_after=1000))
-    async with origin.read(path, None, None) as reply:
+    async with origin.read(path, Range(0, len(DATA) - 1), None) as reply:
         assert DATA.startswith(await anext(aiter(reply)))
         world.put("a/b.bin", DATA[::-1])
         with pytest.raises(ObjectChanged, match=path):
@@ -611,6 +612,86 @@ async def test_a_body_that_always_breaks_is_origin_unavailable(
     with pytest.raises(OriginUnavailable, match="6 tries"):
         await read(origin, path)
     assert server.count() == 6
+
+
+# Bodies that are whole and wrong
+TEXT, LIE = b"the truth, " * 1000, b"not truth, " * 1000
+
+
+def lies(world: Bucket, name: str, lie: bytes = LIE, *, times: int | None, without: str = "") -> None:
+    """Answer reads with the true headers of an object but for one, and other bytes of the same length."""
+    with urllib.request.urlopen(api.media_url(world.server.endpoint_url, world.root, name)) as reply:
+        headers = {key: value for key, value in reply.headers.items() if key.lower().startswith("x-goog")}
+    headers = {key: value for key, value in headers.items() if key.lower() != without}
+    headers["Content-Range"] = f"bytes 0-{len(lie) - 1}/{len(lie)}"
+    world.server.fail(Fault(kind="media", status=206, body=lie.decode(), headers=headers, times=times))
+    world.server.reset()
+
+
+@pytest.mark.parametrize("has_crc32c", [True, False], ids=["crc32c", "md5"])
+@pytest.mark.parametrize("want", [None, Range(0, 8 << 20), Suffix(1 << 20)], ids=["whole", "range", "suffix"])
+async def test_a_whole_body_of_other_bytes_than_its_checksum_says_is_asked_for_again(
+    origin: GCSOrigin, world: Bucket, monkeypatch: pytest.MonkeyPatch, want: Any, has_crc32c: bool
+) -> None:
+    monkeypatch.setattr(checksums, "has_crc32c", lambda: has_crc32c)
+    world.put("x", TEXT)
+    lies(world, "x", times=2)
+    data, info, _, _ = await read(origin, f"{world.root}/x", want)
+    assert data == TEXT
+    pins = [request.query.get("ifGenerationMatch") for request in world.server.requests]
+    assert pins == [None, info.fingerprint, info.fingerprint]
+
+
+async def test_a_whole_body_that_stays_wrong_is_origin_unavailable_and_names_both_checksums(
+    origin: GCSOrigin, world: Bucket
+) -> None:
+    world.put("x", TEXT)
+    lies(world, "x", times=None)
+    said = f"6 tries.*CRC32C.*{checksums.crc32c_of(LIE):08x}.*{checksums.crc32c_of(TEXT):08x}"
+    with pytest.raises(OriginUnavailable, match=said):
+        await read(origin, f"{world.root}/x")
+    assert world.server.count("media") == 6
+
+
+async def test_what_is_known_of_the_version_is_compared_where_the_answer_states_no_checksum(
+    origin: GCSOrigin, world: Bucket
+) -> None:
+    world.put("x", TEXT)
+    known = await origin.lookup(f"{world.root}/x")
+    lies(world, "x", times=1, without="x-goog-hash")
+    assert (await read(origin, f"{world.root}/x", None, known))[0] == TEXT
+    assert world.server.count("media") == 2
+
+
+async def test_a_whole_body_that_breaks_is_resumed_and_then_compared(
+    origin: GCSOrigin, world: Bucket
+) -> None:
+    world.put("x", TEXT)
+    world.server.fail(Fault(kind="media", close_after=4000))
+    world.server.reset()
+    assert (await read(origin, f"{world.root}/x"))[0] == TEXT
+    assert [r.headers.get("range") for r in world.server.requests] == [None, f"bytes=4000-{len(TEXT) - 1}"]
+
+
+async def test_an_object_put_together_from_parts_is_compared_too(origin: GCSOrigin, world: Bucket) -> None:
+    world.put("one", TEXT[:4000])
+    world.put("two", TEXT[4000:])
+    inner = await origin.filesystem()
+    await inner._call(
+        "POST", f"b/{world.root}/o/x/compose", json={"sourceObjects": [{"name": "one"}, {"name": "two"}]}
+    )
+    assert "md5Hash" not in (await origin.lookup(f"{world.root}/x")).details
+    lies(world, "x", times=1)
+    assert (await read(origin, f"{world.root}/x"))[0] == TEXT
+    assert world.server.count("media") == 2
+
+
+async def test_a_gzipped_object_is_compared_as_stored(origin: GCSOrigin, world: Bucket) -> None:
+    packed = gzip.compress(TEXT)
+    world.server.put(world.root, "x", packed, content_encoding="gzip")
+    world.server.reset()
+    assert (await read(origin, f"{world.root}/x"))[0] == packed
+    assert world.server.count("media") == 1
 
 
 async def test_a_refused_connection_is_told_within_three_seconds(make: MakeOrigin) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn
 
+from cachedfs.checksums import Running, Stated
 from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import clipped
@@ -170,16 +170,16 @@ class MediaRead(ResumedRead):
     async def _hold_until_checked(self) -> None:
         """Take all of the file, and compare its checksum."""
         assert self.info.size is not None
-        total, missing = hashlib.md5(usedforsecurity=False), self.info.size
+        whole, missing = Running(Stated("md5", self.info.details["md5Checksum"])), self.info.size
         while missing > 0:
             piece = (await super()._next_piece())[:missing]
-            total.update(piece)
+            whole.add(piece)
             self._held.append(piece)
             missing -= len(piece)
-        if total.hexdigest() != self.info.details["md5Checksum"]:
+        if wrong := whole.contradiction():
             self._held.clear()
             await self._look()
-            raise Failed(Trouble("the bytes do not match the file's MD5"))
+            raise Failed(Trouble(wrong))
 
     async def _hold_until_seen(self, look: asyncio.Task[None]) -> None:
         """Take what comes until the second look is done, as far as memory allows."""
