@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from fsspec.utils import tokenize
 
+from cachedfs.arrivals import Arrivals
 from cachedfs.cache import BlockCache, is_network
 from cachedfs.config import Config
 from cachedfs.errors import OriginUnavailable
@@ -55,6 +56,7 @@ class Engine:
         self.flights: dict[str, Flight] = {}
         self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
         self.questions = Questions(self.spawn)
+        self.arrivals = Arrivals()
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._origins: dict[str, Origin] = {}
         self._facts: dict[str, Facts] = {}

@@ -21,6 +21,7 @@ __all__ = [
     "OriginAway",
     "OriginUnavailable",
     "QuotaExceeded",
+    "WrongBytes",
 ]
 
 
@@ -82,6 +83,10 @@ class OriginUnavailable(CachedFSError):
 
 class OriginAway(OriginUnavailable):
     """The origin could not be reached at all: refused, unresolved, or not connected within 2 s."""
+
+
+class WrongBytes(OriginUnavailable):
+    """All of an object came, and it has not the checksum that the origin states; nothing of it is kept."""
 
 
 class QuotaExceeded(CachedFSError):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
-from cachedfs.errors import CachedFSError, ObjectNotFound
+from cachedfs.arrivals import Passing
+from cachedfs.checksums import stated_crc32c
+from cachedfs.errors import CachedFSError, ObjectNotFound, WrongBytes
 from cachedfs.facts import Known
 from cachedfs.flights import Flight
 from cachedfs.model import BlockKey, ObjectInfo, ObjectKey, Range, Suffix
@@ -186,7 +189,17 @@ class Fetcher:
         assert info is not None
         size = key.block_size if key is not None else self.source.config.block_size
         index = -(-flight.start // size)
+        passing = None
+        if key is not None and stated_crc32c(info.details) is not None:
+            passing = Passing(engine.arrivals, key, info, flight.start)
         async for data in reply:
+            # Before it is fed: who waits for the last bytes of an object that is wrong must not get them.
+            if passing is not None and key is not None and (wrong := passing.add(data)):
+                await asyncio.to_thread(self._refuse, key, info)
+                raise WrongBytes(
+                    f"{self.source.url(info.path)}: all of the object came, and {wrong}; nothing of it is kept, "
+                    "so that reading it again fetches it again"
+                )
             flight.feed(data)
             engine.bytes_fetched += len(data)
             while key is not None and (bytes_ := _whole(index, size, info.size, flight.filled)) is not None:
@@ -198,6 +211,12 @@ class Fetcher:
             if not await flight.may_go_on(PATIENCE_S):
                 return
             await engine.room()
+
+    def _refuse(self, key: ObjectKey, info: ObjectInfo) -> None:
+        """Drop all blocks of an object, after those that wait for the disk are on it."""
+        self.source.engine.drain()
+        for index in covering(Range(0, info.size or 0), key.block_size):
+            self.source.engine.cache.refuse(key, index)
 
 
 def _whole(index: int, block_size: int, size: int | None, filled: int) -> Range | None:

@@ -21,7 +21,7 @@ from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.utils import isfilelike, stringify_path
 
 from cachedfs.config import FSSPEC_KEYWORDS, Config
-from cachedfs.errors import ObjectChanged
+from cachedfs.errors import ObjectChanged, WrongBytes
 from cachedfs.file import CachedFile
 from cachedfs.integrity import Integrity
 from cachedfs.model import ObjectInfo, Stats, Verified
@@ -281,7 +281,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
                     await asyncio.to_thread(file.write, data)
                     callback.relative_update(len(data))
                 return
-            except ObjectChanged:
+            except (ObjectChanged, WrongBytes):
                 if last or not file.seekable():
                     raise
                 self._source.facts.expire(path)

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from cachedfs.catalog import Catalog
-from cachedfs.errors import CachedFSError, ObjectChanged
+from cachedfs.errors import CachedFSError, ObjectChanged, WrongBytes
 from cachedfs.facts import Known
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight, FlightStopped
@@ -112,7 +112,7 @@ class Reader:
     async def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return `[start:stop]` of one version of an object, fetching what is not here.
 
-        A version that is replaced between the question and the read is asked for once more.
+        A version that is replaced between the question and the read, or that came with wrong bytes, is asked for once more.
         """
         for last in (False, True):
             want, demand = self._first_want(start, stop)
@@ -121,7 +121,7 @@ class Reader:
                 raise self.source.not_found(path, known)
             try:
                 return await self.collect(known, start, stop, flight)
-            except ObjectChanged:
+            except (ObjectChanged, WrongBytes):
                 if last:
                     raise
                 self.source.facts.expire(path)

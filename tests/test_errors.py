@@ -15,6 +15,7 @@ CASES = [
     (errors.ObjectChanged, OSError, errno.ESTALE),
     (errors.OriginUnavailable, OSError, errno.EHOSTUNREACH),
     (errors.OriginAway, OSError, errno.EHOSTUNREACH),
+    (errors.WrongBytes, OSError, errno.EHOSTUNREACH),
     (errors.QuotaExceeded, OSError, errno.EDQUOT),
 ]
 

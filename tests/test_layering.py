@@ -10,7 +10,7 @@ ROWS = {
     "errors": 0, "config": 0, "model": 0, "checksums": 0,
     "plan": 1,
     "cache": 2, "origins": 2,
-    "flights": 3, "questions": 3, "facts": 3, "writebehind": 3, "engine": 3, "source": 3,
+    "arrivals": 3, "flights": 3, "questions": 3, "facts": 3, "writebehind": 3, "engine": 3, "source": 3,
     "fetcher": 3,
     "catalog": 3,
     "reader": 3,
@@ -21,7 +21,7 @@ ROWS = {
     "demo_session": 6, "demo": 6, "cli": 6,
 }  # fmt: skip
 ORDER_IN_ROW = {
-    3: ["flights", "questions", "facts", "writebehind", "engine", "source", "fetcher", "catalog", "reader", "integrity"],
+    3: ["arrivals", "flights", "questions", "facts", "writebehind", "engine", "source", "fetcher", "catalog", "reader", "integrity"],
     4: ["names", "written", "file", "filesystem"],
     0: ["errors", "model", "config"],
     6: ["demo_session", "demo", "cli"],

@@ -3,14 +3,16 @@
 import dataclasses
 import os
 import pathlib
+import urllib.request
 
 import fsspec
 import pytest
 
-from cachedfs import checksums
+from cachedfs import arrivals, checksums
 from cachedfs.errors import ObjectNotFound, OriginUnavailable
-from cachedfs.model import Verified
+from cachedfs.model import ObjectInfo, ObjectKey, Verified
 from cachedfs.origins import retry
+from cachedfs.origins.gcs_api import media_url
 from cachedfs.sim import Fault
 from tests.cache.rig import flip
 from tests.support import KiB, MiB, forget, noise
@@ -233,6 +235,112 @@ def test_wrong_bytes_of_a_small_object_are_never_given_nor_stored(cloud, fs, mon
     assert fs.cached_extent(cloud.path("x")) == []
     cloud.server.heal()
     assert fs.cat_file(cloud.path("x")) == truth
+
+
+@pytest.fixture
+def text(cloud):
+    """An object of four blocks that a fault can answer with."""
+    return cloud.put("x", b"the truth, " * (SIZE // 11))
+
+
+def lie_about(cloud, start, stop, size, times=1):
+    """Answer reads that ask for `[start:stop]` first with other bytes of the same length."""
+    with urllib.request.urlopen(media_url(cloud.server.endpoint_url, cloud.bucket, "x")) as reply:
+        headers = {name: reply.headers[name] for name in ("x-goog-generation", "x-goog-hash")}
+    headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+    lie = ("not truth, " * (SIZE // 11))[: stop - start]
+    nth = 1 + start // MiB
+    cloud.server.fail(Fault(kind="media", nth=nth, status=206, body=lie, headers=headers, times=times))
+    cloud.server.reset()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["one request", "a request a block"])
+@pytest.mark.parametrize("is_copied", [False, True], ids=["cat_file", "get"])
+def test_a_big_object_that_came_with_wrong_bytes_is_fetched_once_more(
+    cloud, text, tmp_path, whole, is_copied
+):
+    fs = fsspec.filesystem(
+        "cachedfs", target_protocol="gs", request_size="8MiB" if whole else "1MiB", concurrency=1
+    )
+    path = cloud.path("x")
+    fs.info(path)
+    first = (0, len(text)) if whole else (MiB, 2 * MiB)
+    lie_about(cloud, *first, len(text))
+    if is_copied:
+        fs.get(path, str(tmp_path / "x"))
+        assert (tmp_path / "x").read_bytes() == text
+    else:
+        assert fs.cat_file(path) == text
+    assert cloud.asked() == ["media"] * (2 if whole else 8)
+    assert fs.verify(path)[0].whole is True
+
+
+def read_to_the_end(fs, path, target):
+    with fs.open(path, "rb") as file:
+        while file.read(100 * KiB):
+            pass
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda fs, path, target: fs.cat_file(path), lambda fs, *paths: fs.get(*paths), read_to_the_end],
+    ids=["cat_file", "get", "open"],
+)
+def test_a_big_object_that_stays_wrong_is_an_error_that_names_both_checksums_and_nothing_is_kept(
+    cloud, text, tmp_path, read
+):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=0)
+    path, target = cloud.path("x"), tmp_path / "x"
+    lie_about(cloud, 0, len(text), len(text), times=None)
+    with pytest.raises(OriginUnavailable, match=f"CRC32C.*{checksums.crc32c_of(text):08x}"):
+        read(fs, path, str(target))
+    assert list(tmp_path.glob("x*")) == []
+    assert fs.cached_extent(path) == []
+    cloud.server.heal()
+    assert fs.cat_file(path) == text
+
+
+def test_an_object_that_comes_in_parts_is_compared_when_its_last_part_came(cloud, fs, text):
+    path = cloud.path("x")
+    fs.info(path)
+    lie_about(cloud, 0, MiB, len(text))
+    lie = fs.cat_file(path, 0, MiB)  # nothing says yet that it is wrong
+    assert lie != text[:MiB]
+    assert fs.cat_file(path, 2 * MiB) == text[2 * MiB :]
+    assert len(fs.cached_extent(path)) == 2
+    assert fs.cat_file(path, MiB, 2 * MiB) == text[MiB : 2 * MiB]
+    assert fs.cat_file(path) == text
+
+
+def test_what_is_remembered_of_arrivals_is_bounded(monkeypatch):
+    monkeypatch.setattr(arrivals, "MOST", 10)
+    found = arrivals.Arrivals()
+    for number in range(100):
+        info = ObjectInfo(f"x{number}", size=40 * KiB, details={"crc32c": "AAAAAA=="})
+        key = ObjectKey("id", info.path, "1", 10 * KiB)
+        for index in (0, 1, 1, 2):
+            assert found.landed(key, info, index, 7) is None
+    assert found._n == sum(map(len, found._sums.values())) <= 10
+    assert found.landed(key, info, 3, 7) is not None
+    assert found._n == sum(map(len, found._sums.values())) < 10
+
+
+@pytest.mark.parametrize("start", [0, 1, 10, 25])
+def test_blocks_are_added_up_from_pieces_of_any_size(start):
+    data, landed = noise(57), {}
+
+    class Found:
+        def landed(self, key, info, index, crc32c):
+            landed[index] = crc32c
+
+    info = ObjectInfo("x", size=57)
+    for step in (1, 3, 10, 29, 57):
+        landed.clear()
+        passing = arrivals.Passing(Found(), ObjectKey("id", "x", "1", 10), info, start)
+        for at in range(start, 57, step):
+            assert passing.add(data[at : at + step]) is None
+        first = -(-start // 10)
+        assert landed == {i: checksums.crc32c_of(data[10 * i : 10 * i + 10]) for i in range(first, 6)}
 
 
 def test_parts_combine_to_the_checksum_of_the_whole():

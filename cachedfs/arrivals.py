@@ -1,0 +1,72 @@
+"""What came of each object version, as checksums: when all of one has come, is it what the origin says?"""
+
+from __future__ import annotations
+
+from cachedfs.checksums import combined, crc32c_of, stated_crc32c
+from cachedfs.model import ObjectInfo, ObjectKey
+from cachedfs.plan.blocks import block_range
+
+__all__ = ["Arrivals", "Passing"]
+
+MOST = 100_000  # blocks whose checksums are remembered: 10 MB of memory, objects of 100 GB
+
+
+class Arrivals:
+    """The CRC-32C of every block that this process fetched of objects that it did not fetch all of yet. On the loop.
+
+    Blocks that came before, or that other processes fetch, leave an object incomplete here: then nothing is compared.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[int, int]] = {}  # by digest, the object that came first in front
+        self._n = 0  # Invariant: the number of all sums
+
+    def landed(self, key: ObjectKey, info: ObjectInfo, index: int, crc32c: int) -> str | None:
+        """Remember a block; return what is wrong with the whole object, if this was its last block and anything is."""
+        stated, size = stated_crc32c(info.details), info.size or 0
+        if stated is None:
+            return None
+        sums = self._sums.setdefault(key.digest, {})
+        self._n += index not in sums
+        sums[index] = crc32c
+        if len(sums) < -(-size // key.block_size):
+            while self._n > MOST:
+                self._forget(next(iter(self._sums)))
+            return None
+        self._forget(key.digest)
+        whole = 0
+        for number in range(len(sums)):
+            whole = combined(whole, sums[number], block_range(number, key.block_size, size).size)
+        return (
+            None if whole == stated else f"the CRC32C of its bytes is {whole:08x}, and should be {stated:08x}"
+        )
+
+    def _forget(self, digest: str) -> None:
+        self._n -= len(self._sums.pop(digest))
+
+
+class Passing:
+    """The bytes that one request brings, added up to blocks as they pass."""
+
+    def __init__(self, arrivals: Arrivals, key: ObjectKey, info: ObjectInfo, start: int) -> None:
+        self._arrivals, self._key, self._info = arrivals, key, info
+        self._position = start
+        self._is_whole = (
+            start % key.block_size == 0
+        )  # False: the block at the position began before the request
+        self._crc32c = 0
+
+    def add(self, data: bytes) -> str | None:
+        """Take the next bytes; return what is wrong with the whole object, if they complete it and anything is."""
+        wrong, size = None, self._info.size or 0
+        while data:
+            index = self._position // self._key.block_size
+            stop = block_range(index, self._key.block_size, size).stop
+            part, data = data[: stop - self._position], data[stop - self._position :]
+            self._crc32c = crc32c_of(part, self._crc32c)
+            self._position += len(part)
+            if self._position == stop:
+                if self._is_whole:
+                    wrong = self._arrivals.landed(self._key, self._info, index, self._crc32c) or wrong
+                self._crc32c, self._is_whole = 0, True
+        return wrong
