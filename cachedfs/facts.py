@@ -94,12 +94,23 @@ class Facts:
         return self._cache.mark_at(self._cache.mark_slots(self._identity, path))
 
     def learn(
-        self, path: str, info: ObjectInfo | None, *, checked_at: float, mark: int, why: str = ""
+        self,
+        path: str,
+        info: ObjectInfo | None,
+        *,
+        checked_at: float,
+        mark: int,
+        why: str = "",
+        first: Callable[[Known], object] = lambda known: None,
     ) -> Known:
-        """Remember an answer of the origin that was asked for at `checked_at`, when the change mark was `mark`."""
+        """Remember an answer of the origin that was asked for at `checked_at`, when the change mark was `mark`.
+
+        `first` is called with it before other processes can see it.
+        """
         info = self._with_all_details(path, info)
         known = Known(path, info, checked_at, mark, self._cache.mark_slots(self._identity, path), why=why)
         self._remember(known)
+        first(known)
         self._keep(Fact(self._identity, path, info, checked_at, mark))
         return known
 

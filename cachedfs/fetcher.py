@@ -162,12 +162,16 @@ class Fetcher:
         self._make_room_in_the_air()
         try:
             async with self.source.origin(path).read(path, want, None) as reply:
-                known = self.source.facts.learn(path, reply.info, checked_at=now, mark=mark)
-                learnt.append(known)
-                key = self.source.key(known)
-                flight.begin(reply.info, key, Range(reply.start, reply.stop))
-                if key is not None:
-                    self._register(flight, key)
+
+                def announce(known: Known) -> None:
+                    # With the claims: who learns of the object must not find its blocks free, and fetch them too.
+                    learnt.append(known)
+                    key = self.source.key(known)
+                    flight.begin(reply.info, key, Range(reply.start, reply.stop))
+                    if key is not None:
+                        self._register(flight, key)
+
+                self.source.facts.learn(path, reply.info, checked_at=now, mark=mark, first=announce)
                 await self._pump(flight, reply)
         except ObjectNotFound:
             if not learnt:

@@ -10,6 +10,7 @@ import pytest
 from cachedfs.cache import BlockCache
 from cachedfs.cache.handles import Handles
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginAway, OriginUnavailable
+from cachedfs.model import ObjectKey
 from tests.fakes import FakeOrigin
 from tests.support import KiB, MiB, forget, noise
 
@@ -54,6 +55,21 @@ def in_threads(n, function):
     for thread in threads:
         thread.start()
     return threads, results
+
+
+def test_who_learns_of_an_object_by_its_first_read_finds_its_blocks_taken(fs, origin, monkeypatch):
+    data, taken = origin.put("b/k", noise(3 * MiB)), []
+    engine, facts = fs._source.engine, fs._source.facts
+    keep = facts._keep
+
+    def look(fact):
+        key = ObjectKey(fs._source.identity, "b/k", "1", MiB)
+        taken.append([key.name(index) in engine.flights for index in range(3)])
+        keep(fact)
+
+    monkeypatch.setattr(facts, "_keep", look)
+    assert fs.cat_file("b/k") == data
+    assert taken == [[True, True, True]]
 
 
 def test_fifty_readers_of_one_block_make_one_request(fs, origin):
