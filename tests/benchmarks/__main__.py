@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.benchmarks import bounds, process, report
+from tests.benchmarks import abuse, bounds, process, report
 from tests.benchmarks.harness import Figure, Plan, Result, measure
 from tests.benchmarks.services import SERVICES
 from tests.benchmarks.workloads import FLOORS, WORKLOADS, Workload
@@ -99,6 +99,11 @@ def run(options: argparse.Namespace, folder: Path) -> list[Result]:
             with service.server(workload.profile, folder=folder / service.folder, process=True) as server:
                 results.append(measure(service, server, folder, plan(workload, contender, options)))
             say(results[-1])
+    abused = [name for name in abuse.ROWS if not options.only or name in options.only]
+    for contender in ["cachedfs"] if options.ours else abuse.CONTENDERS:
+        for result in abuse.measure_abuse(abused, contender, folder) if abused else ():
+            results.append(result)
+            say(result)
     for name, extra in (("import", import_result), ("memory", memory_result)):
         if not options.only or name in options.only:
             results.append(extra(folder, options))
@@ -125,7 +130,8 @@ def say(result: Result) -> None:
         for name, figure in result.figures.items()
     )
     asked = ", ".join(f"{name} {count:.0f}" for name, count in result.requests.items())
-    sample = f" [{result.sample}, scaled]" if result.sample else ""
+    sample = f" [{result.sample}{'' if result.outcome else ', scaled'}]" if result.sample else ""
+    figures = f"{result.outcome} {figures}" if result.outcome else figures
     print(
         f"{result.row:19} {result.contender:11} {result.error or figures}{sample}; requests: {asked}",
         file=sys.stderr,
@@ -136,7 +142,7 @@ def say(result: Result) -> None:
 def main() -> int:
     """Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = [*WORKLOADS, "import", "memory"]
+    names = [*WORKLOADS, *abuse.ROWS, "import", "memory"]
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument(
         "--tables", type=Path, metavar="JSON", help="print the tables of an earlier run, measure nothing"

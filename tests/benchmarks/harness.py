@@ -9,13 +9,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from tests.benchmarks.services import BUCKET, Server, Service, ideal_s
 
-__all__ = ["Figure", "Result", "Session", "clean_environment", "measure"]
+__all__ = ["ContenderError", "Figure", "Result", "Session", "clean_environment", "measure"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +50,7 @@ class Result:
     sent: dict[str, float] = field(default_factory=dict)
     sample: str = ""  # "20 of 300": the figures are scaled from it
     error: str = ""
+    outcome: str = ""  # of an abuse, in words
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,7 +80,16 @@ class ContenderError(Exception):
 class Session:
     """A process of its own in which one contender works, with one cache directory."""
 
-    def __init__(self, service: Service, server: Server, contender: str, cache_dir: Path) -> None:
+    def __init__(
+        self,
+        service: Service,
+        server: Server,
+        contender: str,
+        cache_dir: Path,
+        *,
+        command: Sequence[str] = (),  # that runs the process
+        more: Mapping[str, str] = {},  # of its environment
+    ) -> None:
         self._server = server
         environ = clean_environment() | service.environment(server)
         if contender == "cachedfs":
@@ -89,8 +100,9 @@ class Session:
                 f"FSSPEC_{name}_CACHE_STORAGE": str(cache_dir)
                 for name in ("BLOCKCACHE", "FILECACHE", "SIMPLECACHE")
             }
+        environ |= more
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.worker", *service.modules],
+            [*command, sys.executable, "-m", "tests.benchmarks.worker", *service.modules],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ, cwd=ROOT,
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cachedfs.sim import PROFILES
+from tests.benchmarks.abuse import CONTENDERS, ROWS
 from tests.benchmarks.bounds import LATER, Verdict
 from tests.benchmarks.harness import Result
 from tests.benchmarks.services import DRIVE_EVEN, DRIVE_TYPICAL, SERVICES
@@ -22,6 +23,7 @@ __all__ = ["load", "save", "tables"]
 
 NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches that a user may have: looked for, not driven
 TITLES = {"import": "import over fsspec and aiohttp", "memory": "10 GB through one handle"}
+TITLES |= {row.name: row.title for row in ROWS.values()}
 TITLES |= {workload.name: workload.title for workload in WORKLOADS.values()}
 
 
@@ -69,8 +71,23 @@ def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]
             _comparison(results, "drive"),
             f"The Drive is a {about['drive']}. All its files are listed before.",
         ]
+    if any(result.row in ROWS for result in results):
+        parts.append(_abuse(results))
     parts += [_bounds(verdicts), _definitions(results)]
     return "\n\n".join(parts) + "\n"
+
+
+def _abuse(results: list[Result]) -> str:
+    found = {(result.row, result.contender): result.outcome for result in results}
+    contenders = [name for name in CONTENDERS if any((row, name) in found for row in ROWS)]
+    heads = ["**cachedfs**" if name == "cachedfs" else _HEADS.get(name, name) for name in contenders]
+    lines = [_line(["abuse", *heads]), _line(["---"] * (len(heads) + 1))]
+    for name, row in ROWS.items():
+        cells = [found.get((name, contender), "") for contender in contenders]
+        if any(cells):
+            cells = [f"**{c}**" if by == "cachedfs" else c for c, by in zip(cells, contenders, strict=True)]
+            lines.append(_line([row.title, *cells]))
+    return "\n".join(lines)
 
 
 def _comparison(results: list[Result], service: str) -> str:
@@ -134,6 +151,7 @@ def _definitions(results: list[Result]) -> str:
     measured = {result.row for result in results}
     lines = ["What each row does, by the same code for all; Python's start and imports are not counted:", ""]
     lines += [f"- {w.title}: {w.definition}." for name, w in WORKLOADS.items() if name in measured]
+    lines += [f"- {row.title}: {row.definition}." for name, row in ROWS.items() if name in measured]
     samples = [f"{TITLES[r.row]} by {r.contender}: {r.sample}" for r in results if r.sample]
     return "\n".join(lines + ([f"- Samples: {'; '.join(samples)}."] if samples else []))
 
