@@ -252,6 +252,9 @@ class RawReader(io.RawIOBase):
             return 0
         self._block, self._block_start, self._block_stop = block, index * size, index * size + block.length
         self._last = index
+        if position >= self._block_stop:
+            self._put_down(BadBlock("it is shorter than the object says"))
+            return 0
         n = self._hit(position, into)
         if n > 0 and position not in self._asked:
             self._engine.hits += 1

@@ -92,6 +92,10 @@ class Reader:
             n = self.source.engine.cache.read_into(
                 key, index, offset, place, nowait=nowait, verify=self.source.config.verify_always
             )
+            if (
+                0 <= n < len(place)
+            ):  # sound, and shorter than the object says: else it would be no hit and no miss
+                self.source.engine.cache.refuse(key, index)
             return n == len(place)
 
     async def open(self, path: str) -> tuple[Known, Flight | None]:

@@ -4,11 +4,13 @@ import dataclasses
 import os
 import pathlib
 import urllib.request
+from collections.abc import Callable
 
 import fsspec
 import pytest
 
 from cachedfs import arrivals, checksums
+from cachedfs.cache import blocks
 from cachedfs.errors import ObjectNotFound, OriginUnavailable
 from cachedfs.model import ObjectInfo, ObjectKey, Verified
 from cachedfs.origins import retry
@@ -38,16 +40,16 @@ def rot(path: pathlib.Path, at: int) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def altered(path: pathlib.Path) -> None:
+def rewritten(path: pathlib.Path, change: Callable[[bytes], bytes]) -> None:
     """Give a block other bytes and the right checksums for them, as a cache that lies would."""
-    from cachedfs.cache import blocks
-
     handle = blocks.open_block(str(path))
     os.close(handle.fd)
-    data = bytearray(path.read_bytes()[: handle.length])
-    data[0] ^= 1
-    trailer = blocks.encode_trailer(handle.trailer.key, handle.trailer.index, data)
-    path.write_bytes(bytes(data) + trailer)
+    data = change(path.read_bytes()[: handle.length])
+    path.write_bytes(data + blocks.encode_trailer(handle.trailer.key, handle.trailer.index, data))
+
+
+def altered(path: pathlib.Path) -> None:
+    rewritten(path, lambda data: bytes([data[0] ^ 1]) + data[1:])
 
 
 def test_a_sound_object_is_whole_and_costs_no_request(cloud, fs):
@@ -98,6 +100,47 @@ def test_blocks_that_are_sound_but_not_what_the_origin_has_are_dropped(cloud, fs
     assert found.reason in caplog.text
     assert files_of(cloud) == []
     assert fs.cat_file(path) == data
+
+
+@pytest.mark.parametrize("left", [MiB - 10, 0])
+@pytest.mark.parametrize(
+    ("read", "start", "stop"),
+    [
+        ("cat_file", 0, SIZE),
+        ("cat_file", 2 * MiB - 20, 2 * MiB),
+        ("open", MiB - 5, 3 * MiB),
+        ("open", 2 * MiB - 5, 3 * MiB),
+    ],
+    ids=["all", "range", "file", "its end"],
+)
+def test_a_sound_block_that_is_too_short_is_fetched_again_and_stops_no_reader(
+    cloud, fs, read, start, stop, left
+):
+    data, path = cloud.put("x", noise(SIZE)), cloud.path("x")
+    fs.cat_file(path)
+    forget()
+    rewritten(files_of(cloud)[1], lambda block: block[:left])
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    cloud.asked()
+    if read == "cat_file":
+        assert fs.cat_file(path, start, stop) == data[start:stop]
+    else:
+        with fs.open(path) as file:
+            file.seek(start)
+            assert file.read(stop - start) == data[start:stop]
+    assert cloud.asked() == ["media"]
+
+
+def test_a_sound_block_that_is_too_short_is_bad(cloud, fs):
+    cloud.put("x", noise(SIZE))
+    fs.cat_file(cloud.path("x"))
+    forget()
+    rewritten(files_of(cloud)[3], lambda block: block[:10])
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    [found] = fs.verify(cloud.path("x"))
+    assert (found.blocks, found.bad, found.whole) == (3, (3,), None)
+    assert "10 bytes, not 17" in found.reason
+    assert fs.cached_extent(cloud.path("x")) == [(0, 3 * MiB)]
 
 
 def test_a_part_of_an_object_is_looked_over_and_not_compared(cloud, fs):
