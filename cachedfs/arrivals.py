@@ -37,9 +37,9 @@ class Arrivals:
         whole = 0
         for number in range(len(sums)):
             whole = combined(whole, sums[number], block_range(number, key.block_size, size).size)
-        return (
-            None if whole == stated else f"the CRC32C of its bytes is {whole:08x}, and should be {stated:08x}"
-        )
+        if whole == stated:
+            return None
+        return f"the CRC32C of its bytes is {whole:08x}, and should be {stated:08x}"
 
     def _forget(self, digest: str) -> None:
         self._n -= len(self._sums.pop(digest))
@@ -51,9 +51,8 @@ class Passing:
     def __init__(self, arrivals: Arrivals, key: ObjectKey, info: ObjectInfo, start: int) -> None:
         self._arrivals, self._key, self._info = arrivals, key, info
         self._position = start
-        self._is_whole = (
-            start % key.block_size == 0
-        )  # False: the block at the position began before the request
+        # False: the block at the position began before the request.
+        self._is_whole = start % key.block_size == 0
         self._crc32c = 0
 
     def add(self, data: bytes) -> str | None:

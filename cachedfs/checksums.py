@@ -1,6 +1,6 @@
 """Checksums that origins state of whole objects, and those of the bytes that came. Pure.
 
-CRC-32C is preferred to MD5: every object of Google Cloud Storage has one, it costs a tenth of a second a GB, and those of
+CRC-32C is preferred to MD5: every object of Google Cloud Storage has one, it costs 0.06 s of CPU a GB, and those of
 the parts of an object combine to that of the whole. It needs google-crc32c in its compiled form, which comes with gcsfs;
 in pure Python a GB would take minutes.
 """
@@ -66,9 +66,9 @@ class Running:
         """Return what is wrong with all the bytes that were added, with both values; None when they are right."""
         name, value = self._stated
         found = f"{self._crc32c:08x}" if name == "crc32c" else self._md5.hexdigest()
-        return (
-            None if found == value else f"the {name.upper()} of its bytes is {found}, and should be {value}"
-        )
+        if found == value:
+            return None
+        return f"the {name.upper()} of its bytes is {found}, and should be {value}"
 
 
 @cache
@@ -76,7 +76,7 @@ def has_crc32c() -> bool:
     """Return whether CRC-32C can be computed at the speed of a disk."""
     try:
         import google_crc32c
-    except ImportError:
+    except (ImportError, RuntimeWarning):  # it warns where it is pure Python, which some make an error
         return False
     return bool(google_crc32c.implementation == "c")
 

@@ -21,7 +21,19 @@ ROWS = {
     "demo_session": 6, "demo": 6, "cli": 6,
 }  # fmt: skip
 ORDER_IN_ROW = {
-    3: ["arrivals", "flights", "questions", "facts", "writebehind", "engine", "source", "fetcher", "catalog", "reader", "integrity"],
+    3: [
+        "arrivals",
+        "flights",
+        "questions",
+        "facts",
+        "writebehind",
+        "engine",
+        "source",
+        "fetcher",
+        "catalog",
+        "reader",
+        "integrity",
+    ],
     4: ["names", "written", "file", "filesystem"],
     0: ["errors", "model", "config"],
     6: ["demo_session", "demo", "cli"],

@@ -3,6 +3,8 @@
 import dataclasses
 import os
 import pathlib
+import sys
+import types
 import urllib.request
 from collections.abc import Callable
 
@@ -384,6 +386,15 @@ def test_blocks_are_added_up_from_pieces_of_any_size(start):
             assert passing.add(data[at : at + step]) is None
         first = -(-start // 10)
         assert landed == {i: checksums.crc32c_of(data[10 * i : 10 * i + 10]) for i in range(first, 6)}
+
+
+@pytest.mark.parametrize(
+    "found", [None, types.SimpleNamespace(implementation="python")], ids=["none", "slow"]
+)
+def test_a_crc32c_that_would_take_minutes_is_not_computed(monkeypatch, found):
+    assert checksums.has_crc32c()
+    monkeypatch.setitem(sys.modules, "google_crc32c", found)
+    assert not checksums.has_crc32c.__wrapped__()
 
 
 def test_parts_combine_to_the_checksum_of_the_whole():

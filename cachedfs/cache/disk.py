@@ -7,6 +7,7 @@ here decides anything: errors pass through as the OSError they are.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -131,7 +132,8 @@ def read_into(fd: int, buffer: bytearray | memoryview, offset: int) -> int:
 def forget_cached(fd: int) -> None:
     """Let the next reads come from the disk itself, where the system can be told so and nothing is still to be written."""
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        with contextlib.suppress(OSError):  # a file system that knows no such advice
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read_cached_into(fd: int, buffer: bytearray | memoryview, offset: int) -> int:
