@@ -30,6 +30,7 @@ from cachedfs.cache.store import Store
 from cachedfs.cache.touches import Touches, touch_slots
 from cachedfs.errors import CacheError
 from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey
+from cachedfs.plan import admission
 
 __all__ = ["FORMAT", "BadBlock", "BlockCache", "Fact", "Handle", "Lease", "Listing", "Report", "is_network"]
 
@@ -160,9 +161,10 @@ class BlockCache:
         """Note the use of a block that was not read from here: its bytes came with a request."""
         (self._touches or self._open_touches()).touch(key.hash64(index))
 
-    def missed(self, key: ObjectKey, index: int) -> None:
+    def missed(self, key: ObjectKey, index: int, bounds: Bounds) -> None:
         """Note that a block is not here and has to be fetched: whether it stays depends on its uses before."""
-        (self._touches or self._open_touches()).missed(key.hash64(index))
+        touches = self._touches or self._open_touches(size=self._likely_size(bounds))
+        touches.missed(key.hash64(index))
 
     def read_anew(self, key: ObjectKey, index: int) -> bytes | None:
         """Return all of a block, its file opened anew and every byte of it read from the disk and checked; None: absent.
@@ -430,6 +432,17 @@ class BlockCache:
         found = Touches(path, temp, slots, at_least=at_least, clock=clock)
         self._touches = self._mapped.setdefault("touches", found)  # of two threads one wins
         return self._touches
+
+    def _likely_size(self, bounds: Bounds) -> int | None:
+        """Return about what a cache that is empty may hold, without its index: records for that many blocks will do."""
+        try:
+            space = disk.space(self.root or "")
+        except OSError:
+            return None
+        automatic = admission.automatic_size(free=space.free, used=0)
+        return admission.allowance(
+            bounds, total=space.total, free=space.free, used=0, overhead=0, automatic=automatic
+        )
 
     def _look(self) -> None:
         """Once a second: let go of mapped files that somebody deleted, so that all processes map the same ones."""
