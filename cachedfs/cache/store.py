@@ -121,6 +121,7 @@ class Store:
         name = f"{disk.nonce():016x}"
         claim = int(name, 16)
         with self._explained(f"a file of {size} bytes cannot be kept"):
+            self._index.database.limit_wal(wal_pages_of(bounds))
             self._claims.take(claim)
             try:
                 self._reserve_lease(name, size, bounds)

@@ -66,6 +66,16 @@ def disk_usage(cache: BlockCache) -> int:
     return sum(sizes.values())
 
 
+def room_for(cache: BlockCache, n_blocks: int) -> Bounds:
+    """Return bounds within which `n_blocks` and no more fit beside the bookkeeping that is there now."""
+    key = key_of("probe")
+    put(cache, key, 0)
+    size = file_of(cache, key, 0).stat().st_size
+    cache.evict(key.identity, None)
+    overhead = cache._store.room._overhead(32 * 4096)
+    return Bounds(size=overhead + n_blocks * (size + 64) + BLOCK // 2, keep_free=0)
+
+
 def start(code: str, *args: object) -> subprocess.Popen[str]:
     """Run `code` in another process; it finds this module's names imported and its arguments in `sys.argv[1:]`."""
     prelude = "import os, sys\nfrom tests.cache.rig import *\nfrom cachedfs.cache import BlockCache\n"

@@ -13,21 +13,21 @@ import pytest
 from cachedfs.cache import disk
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds
-from tests.cache.rig import AMPLE, BLOCK, content, disk_usage, file_of, finish, key_of, put, start, whole
+from tests.cache.rig import (
+    AMPLE,
+    BLOCK,
+    content,
+    disk_usage,
+    file_of,
+    finish,
+    key_of,
+    put,
+    room_for,
+    start,
+    whole,
+)
 
 MIB = 1 << 20
-
-
-def room_for(cache, n_blocks):
-    """Return bounds within which `n_blocks` and no more fit beside the bookkeeping that is there now."""
-    key = key_of("probe")
-    put(cache, key, 0)
-    size = file_of(cache, key, 0).stat().st_size
-    cache.evict(key.identity, None)
-    directory = cache._directory
-    overhead = cache._store.room._overhead(32 * 4096)
-    assert directory is not None
-    return Bounds(size=overhead + n_blocks * (size + 64) + BLOCK // 2, keep_free=0)
 
 
 def test_what_was_put_is_read_back_also_by_another_cache(open_cache):
@@ -248,6 +248,14 @@ def test_leases_make_room_and_are_refused_without(cache):
         assert disk_usage(cache) <= bounds.size
         with pytest.raises(CacheError, match="no room"):
             cache.lease(8 * BLOCK, bounds)
+
+
+def test_leases_alone_do_not_fill_a_small_cache_with_the_log_of_its_index(cache):
+    bounds = room_for(cache, 4)
+    cache.close()
+    for _ in range(100):
+        cache.lease(2 * BLOCK, bounds).close()
+    assert disk_usage(cache) <= bounds.size
 
 
 def test_the_lease_of_a_killed_process_makes_room(cache):
