@@ -10,13 +10,20 @@ import pytest
 
 from cachedfs import engine
 from cachedfs.sim import DriveServer, GCSServer
-from tests.support import OURS, Cloud, Drive
+from tests.support import OURS, Cloud, Drive, tallied
 
 _numbers = itertools.count()
 
 # A shell that starts the suite in the background has it, and all its children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if counts := tallied():
+        terminalreporter.section("counted")
+        for what, n in sorted(counts.items()):
+            terminalreporter.write_line(f"{n:>12,}  {what}")
 
 
 @pytest.fixture(autouse=True)

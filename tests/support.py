@@ -1,5 +1,6 @@
 """What tests share: a handle on the simulated cloud, and processes that are really new."""
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -25,6 +26,18 @@ def noise(size: int, seed: int = 0) -> bytes:
     import random
 
     return random.Random(seed).randbytes(size)
+
+
+_TALLY: collections.Counter[str] = collections.Counter()
+
+
+def tally(what: str, n: int = 1) -> None:
+    """Count what was done to the cache (kills, faults, reads, wrong bytes); the run ends with the sums."""
+    _TALLY[what] += n
+
+
+def tallied() -> dict[str, int]:
+    return dict(_TALLY)
 
 
 def until(condition: Callable[[], object], *, within_s: float = 30.0) -> None:

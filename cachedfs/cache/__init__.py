@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cachedfs.cache import blocks, disk
+from cachedfs.cache import blocks, disk, leftovers
 from cachedfs.cache.audit import Report
 from cachedfs.cache.blocks import FORMAT, BadBlock, Handle
 from cachedfs.cache.claims import Claims
@@ -400,7 +400,8 @@ class BlockCache:
     # Opening what is shared, late
 
     def _open_store(self, directory: Directory) -> None:
-        directory.remove_stale(time.time())
+        with contextlib.suppress(OSError):
+            leftovers.clear_away(directory, self._claims, time.time())
         self._index = Index(
             directory.index, is_network=directory.is_network, claims=self._claims, temp=directory.temp
         )

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from cachedfs.cache import blocks, disk
+from cachedfs.cache import blocks, disk, leftovers
 from cachedfs.cache.blocks import BadBlock, Trailer
 from cachedfs.cache.claims import Claims
 from cachedfs.cache.directory import Directory
@@ -62,14 +62,14 @@ def check(
     findings = _Findings(corrupt=[found for found in files.values() if not _is_sound(found)])
     with index.writing() as rows:
         _compare(rows, files, findings, room, now_s)
-        leftovers = [*directory.stale(now_s), *_dead_leases(rows, directory, claims)]
+        left = [*leftovers.abandoned(directory, claims, now_s), *_dead_leases(rows, directory, claims)]
         sums = rows.sums()
         wrong_sums = [name for name, value in sums.items() if rows.number(name) != value]
-        report = _report(findings, sums, leftovers, wrong_sums, repaired=repair)
+        report = _report(findings, sums, left, wrong_sums, repaired=repair)
         if repair:
             _repair(rows, findings, directory, now_s)
             remove_dead_leases(rows, directory, claims)
-            for path in leftovers:
+            for path in left:
                 disk.unlink(path)
             rows.recount_objects()
             for name, value in rows.sums().items():
@@ -180,7 +180,7 @@ def _repair(rows: Rows, findings: _Findings, directory: Directory, now_s: float)
 
 
 def _report(
-    findings: _Findings, sums: dict[str, int], leftovers: list[str], wrong_sums: list[str], *, repaired: bool
+    findings: _Findings, sums: dict[str, int], left: list[str], wrong_sums: list[str], *, repaired: bool
 ) -> Report:
     return Report(
         blocks=sums["blocks"],
@@ -189,7 +189,7 @@ def _report(
         missing=tuple(blocks.place(block.digest, block.number) for block in findings.missing),
         wrong_size=tuple(blocks.place(block.digest, block.number) for block, _ in findings.wrong_size),
         corrupt=tuple(found.path for found in findings.corrupt),
-        leftovers=tuple(leftovers),
+        leftovers=tuple(left),
         wrong_sums=tuple(wrong_sums),
         repaired=repaired,
     )

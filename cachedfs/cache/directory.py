@@ -16,7 +16,6 @@ __all__ = ["Directory", "layer_roots", "open_directory", "readable_root"]
 log = logging.getLogger("cachedfs.cache")
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_STALE_S = 3600  # a temporary file of this age has no living writer
 _LEASE = re.compile(r"[0-9a-f]{16}")
 _LAYER = re.compile(rf"cachedfs-{FORMAT}-\d+")
 
@@ -78,17 +77,6 @@ class Directory:
     def leases(self) -> Iterator[disk.Found]:
         """Yield the files in the folder of the leases that are named as leases are."""
         return (found for found in disk.scan(f"{self.root}/leases") if _LEASE.fullmatch(found.name))
-
-    def stale(self, now_s: float) -> Iterator[str]:
-        """Yield the temporary files that no living process writes."""
-        for found in disk.scan(f"{self.root}/tmp"):
-            if found.modified_s < now_s - _STALE_S:
-                yield found.path
-
-    def remove_stale(self, now_s: float) -> None:
-        with contextlib.suppress(OSError):
-            for path in self.stale(now_s):
-                disk.unlink(path)
 
 
 def open_directory(cache_dir: str, *, explicit: bool) -> tuple[Directory | None, str | None]:

@@ -39,6 +39,7 @@ class Room:
         self._stuck: set[int] = set()  # rows whose files are on their way: they cannot go while we make room
         self._writer = self._writer_pid = 0
         self.writing: set[str] = set()  # Invariant: places of our reservations whose file is not there yet
+        self.set_aside = 0  # bytes of the temporary files that no row counts, when this transaction began
         self.evictions = 0
 
     def allowance(self, rows: Rows, bounds: Bounds) -> int:
@@ -108,13 +109,13 @@ class Room:
         return now_s < block.since + UNWRITTEN_S and self._claims.is_held(block.writer)
 
     def _overhead(self, wal_limit: int) -> int:
-        """Return the bytes of the index and the mapped files.
+        """Return the bytes of the index, the mapped files, and what lies aside.
 
         The write-ahead log counts as twice its limit, where it is made to begin anew: what it really has goes up and
         down, and blocks would go with it.
         """
         index, wal, *others = (disk.size_of(path) for path in self._directory.bookkeeping)
-        return index + max(wal, 2 * wal_limit) + sum(others) + _SLACK
+        return index + max(wal, 2 * wal_limit) + sum(others) + self.set_aside + _SLACK
 
     def _evict(self, rows: Rows, block: BlockRow, now_s: float) -> int:
         size = self.remove(rows, block, now_s)

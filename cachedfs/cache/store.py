@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 
-from cachedfs.cache import audit, blocks, disk
+from cachedfs.cache import audit, blocks, disk, leftovers
 from cachedfs.cache.claims import Claims
 from cachedfs.cache.directory import Directory
 from cachedfs.cache.disk import Buffer
@@ -160,6 +160,7 @@ class Store:
     def _writing(self, now_s: float) -> Iterator[Rows]:
         with self._index.writing() as rows:
             audit.count_if_fresh(rows, self._directory, now_s)
+            self.room.set_aside = leftovers.clear_away(self._directory, self._claims, now_s)
             yield rows
 
     def _is_here(self, key: BlockKey, unusable: Container[str]) -> bool:
@@ -246,14 +247,14 @@ class Store:
             raise
 
     def _write(self, block: _NewBlock, deadline: float) -> None:
-        temp = self._directory.temp()
+        temp = leftovers.name_for_block(self._directory, self.room.writer())
         fd = disk.create(temp)
         try:
             try:
                 disk.write_all(fd, [block.data, block.trailer], 0)
             finally:
                 disk.close(fd)
-            # dies here: a temporary file, removed after an hour, and a row without a file
+            # dies here: a temporary file, removed by the next writer, and a row without a file
             if time.monotonic() > deadline:
                 raise CacheError("the disk is too slow to keep blocks")
             self._directory.move_into_place(temp, self.room.path(block.place))

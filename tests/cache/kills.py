@@ -1,0 +1,303 @@
+"""Operations on a cache, their steps, and children that die at one of them.
+
+The steps of an operation are what it was seen to do: every function of `disk` that it calls and every statement that
+it gives to SQLite, in order. So a call that is new has its kill without being named here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cachedfs.cache import BlockCache, Fact, database, disk
+from cachedfs.errors import CacheError
+from cachedfs.model import Bounds, ObjectInfo
+from cachedfs.writebehind import Arrived, WriteBehind
+from tests.cache.rig import BLOCK, content, disk_usage, file_of, flip, key_of, put, room_for, whole
+
+IDENTITY = "gs://test"
+OLD, NEW, PINNED = key_of("b/old"), key_of("b/new"), key_of("b/pinned")
+N_OLD = 6
+
+
+class Step(NamedTuple):
+    """The `nth` call of one name in an operation, from 1 on; the process dies before or after it."""
+
+    operation: str
+    call: str
+    nth: int
+    when: str
+
+
+# What is done: each with the state it starts from. `prepare` is run once, by the test, in a directory that is copied
+# for every kill; `act` by the child, on a cache that is open and warm (unless it opens one itself).
+
+
+def filled(cache: BlockCache) -> None:
+    put(cache, OLD, *range(N_OLD))
+
+
+def full(cache: BlockCache) -> Bounds:
+    bounds = room_for(cache, N_OLD)
+    put(cache, OLD, *range(N_OLD), bounds=bounds)
+    return bounds
+
+
+def indexless(cache: BlockCache) -> None:
+    filled(cache)
+    Path(cache.root or "", "index.db").unlink()
+
+
+def damaged_index(cache: BlockCache) -> None:
+    filled(cache)
+    cache.close()
+    Path(cache.root or "", "index.db").write_bytes(b"no database, " * 1000)
+
+
+def disordered(cache: BlockCache) -> None:
+    filled(cache)
+    file_of(cache, OLD, 0).unlink()
+    flip(file_of(cache, OLD, 1), 100)
+    with cache._index.writing() as rows:
+        rows.remove_block(rows.block(OLD, 2).id)
+        rows.record("bytes", 5)
+    aged_leftovers(cache)
+
+
+def aged_leftovers(cache: BlockCache) -> None:
+    for name in "ab":
+        left = Path(cache.root or "", "tmp", name)
+        left.write_bytes(bytes(1000))
+        os.utime(left, (0, time.time() - 4000))
+
+
+def damaged_block(cache: BlockCache) -> None:
+    filled(cache)
+    flip(file_of(cache, OLD, 1), 100)
+
+
+def put_new(cache: BlockCache, bounds: Bounds) -> None:
+    put(cache, NEW, 0, 1, bounds=bounds)
+
+
+def put_after_noticing(cache: BlockCache, bounds: Bounds) -> None:
+    try:
+        put_new(cache, bounds)
+    except CacheError:
+        put_new(cache, bounds)
+
+
+def open_and_put(directory: str, bounds: Bounds) -> None:
+    put_new(BlockCache([directory], explicit=True), bounds)
+
+
+def open_only(directory: str, bounds: Bounds) -> None:
+    BlockCache([directory], explicit=True)
+
+
+def evict(cache: BlockCache, bounds: Bounds) -> None:
+    cache.evict(IDENTITY, OLD.path)
+
+
+def meet_damage(cache: BlockCache, bounds: Bounds) -> None:
+    assert whole(cache, OLD, 1) is None
+    assert whole(cache, OLD, 2) is not None
+
+
+def keep_facts(cache: BlockCache, bounds: Bounds) -> None:
+    cache.changed(IDENTITY, ["b/old"])
+    cache.keep_facts([_fact(cache, path) for path in ("b/old", "b/new")])
+
+
+def _fact(cache: BlockCache, path: str) -> Fact:
+    info = ObjectInfo(path, size=2 * BLOCK, fingerprint="v1")
+    return Fact(IDENTITY, path, info, time.time(), cache.mark(IDENTITY, path))
+
+
+def keep_listing(cache: BlockCache, bounds: Bounds) -> None:
+    infos = [ObjectInfo(f"b/{n}", size=n, fingerprint="v1") for n in range(3)]
+    marks = {info.path: cache.mark(IDENTITY, info.path) for info in infos}
+    for _ in range(2):
+        folder_marks = {"b": cache.listing_mark(IDENTITY, "b")}
+        cache.keep_listings(
+            IDENTITY, {"b": infos}, checked_at=time.time(), marks=marks, folder_marks=folder_marks
+        )
+
+
+def pin_and_put(cache: BlockCache, bounds: Bounds) -> None:
+    cache.pin(IDENTITY, NEW.path)
+    put_new(cache, bounds)
+    cache.unpin(IDENTITY, NEW.path)
+
+
+def lend(cache: BlockCache, bounds: Bounds) -> None:
+    with cache.lease(2 * BLOCK, bounds) as lease:
+        lease.write_at(0, bytes(2 * BLOCK))
+        lease.seal()
+
+
+def rebuild(cache: BlockCache, bounds: Bounds) -> None:
+    cache.rebuild()
+
+
+def repair(cache: BlockCache, bounds: Bounds) -> None:
+    cache.check(repair=True)
+
+
+def write_behind(cache: BlockCache, bounds: Bounds) -> None:
+    writer = WriteBehind(cache, lambda blocks, are_kept: None)
+    with writer._changed:  # so that all is one batch, every time
+        writer.keep(_fact(cache, NEW.path))
+        for index in range(2):
+            flight: Any = None  # nobody asks for it here
+            writer.add(Arrived(NEW.block(index), memoryview(content(NEW, index)), flight, bounds))
+    assert writer.drain(30)
+
+
+class Operation(NamedTuple):
+    prepare: Callable[[BlockCache], Bounds | None] | None
+    act: Callable[[Any, Bounds], None]  # gets a cache; the directory alone, when it opens one itself
+
+
+OPERATIONS = {
+    "first put": Operation(None, open_and_put),
+    "open": Operation(aged_leftovers, open_only),
+    "put": Operation(filled, put_new),
+    "put that evicts": Operation(full, put_new),
+    "put without index": Operation(indexless, put_after_noticing),
+    "put with damaged index": Operation(damaged_index, put_after_noticing),
+    "put of pinned": Operation(full, pin_and_put),
+    "evict": Operation(filled, evict),
+    "discard": Operation(damaged_block, meet_damage),
+    "facts": Operation(filled, keep_facts),
+    "listing": Operation(filled, keep_listing),
+    "lease": Operation(full, lend),
+    "rebuild": Operation(filled, rebuild),
+    "repair": Operation(disordered, repair),
+    "write-behind": Operation(full, write_behind),
+}
+_OPENING = (open_and_put, open_only)
+
+
+# In the child.
+
+
+def record(operation: str, directory: str, size: int) -> list[str]:
+    """Do it, and return the names of its calls in order."""
+    calls: list[str] = []
+    _do(operation, directory, size, lambda call, when: calls.append(call) if when == "before" else None)
+    return calls
+
+
+def die(operation: str, directory: str, size: int, call: str, nth: int, when: str) -> None:
+    """Do it up to one call, and die there by SIGKILL."""
+    seen = {"before": 0, "after": 0}
+
+    def hit(name: str, at: str) -> None:
+        if name == call:
+            seen[at] += 1
+            if at == when and seen[at] == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    _do(operation, directory, size, hit)
+
+
+def repeat(operation: str, directory: str, size: int) -> None:
+    """Do it again and again, until killed; what it made goes before the next time, so that there is something to do."""
+    cache = BlockCache([directory], explicit=True)
+    act, bounds = OPERATIONS[operation].act, Bounds(size=size, keep_free=0)
+    while True:
+        act(directory if act in _OPENING else cache, bounds)
+        cache.evict(IDENTITY, NEW.path)
+
+
+def churn(directory: str, me: int, size: int, n_blocks: int, n: int) -> int:
+    """Read `n` blocks, and put those that are not there; return the most bytes that the cache was seen to have."""
+    cache, bounds, most = BlockCache([directory], explicit=True), Bounds(size=size, keep_free=0), 0
+    for step in range(n):
+        key = key_of(f"b/{(step * 7 + me * 13) % n_blocks}")
+        data = whole(cache, key, 0)
+        assert data is None or data == content(key, 0)
+        if data is None:
+            put(cache, key, 0, bounds=bounds)
+        if step % 16 == me:
+            most = max(most, disk_usage(cache))
+    return most
+
+
+def _do(operation: str, directory: str, size: int, hit: Callable[[str, str], object]) -> None:
+    act, bounds = OPERATIONS[operation].act, Bounds(size=size, keep_free=0)
+    subject: Any = directory
+    if act not in _OPENING:
+        subject = BlockCache([directory], explicit=True)
+        subject.mark(IDENTITY, "b")
+        subject.usage()
+    end = _watch(hit)
+    act(subject, bounds)
+    end()
+
+
+def _watch(hit: Callable[[str, str], object]) -> Callable[[], None]:
+    """Call `hit` before and after every call that the room makes from now on in this process.
+
+    Return a function to be called in the end.
+    """
+    statement = ""
+
+    def told(call: str, when: str) -> None:
+        """SQLite tells when it begins a statement: whatever comes next is after its end."""
+        nonlocal statement
+        ended, statement = statement, call if call.startswith("SQL") else ""
+        if ended:
+            hit(ended, "after")
+        if call:
+            hit(call, when)
+
+    for name in disk.__all__:
+        function = getattr(disk, name)
+        if inspect.isfunction(function):
+            watched = _watched_walk if inspect.isgeneratorfunction(function) else _watched
+            setattr(disk, name, watched(name, function, told))
+    connect = database._connect
+
+    def connected(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*args, **options)
+        connection.set_trace_callback(lambda statement: told("SQL " + _verb(statement), "before"))
+        return connection
+
+    database._connect = connected
+    return lambda: told("", "")
+
+
+def _verb(statement: str) -> str:
+    return statement.strip(" -\n").partition(" ")[0].upper()
+
+
+def _watched(
+    name: str, function: Callable[..., Any], hit: Callable[[str, str], object]
+) -> Callable[..., Any]:
+    def watched(*args: Any, **options: Any) -> Any:
+        hit(name, "before")
+        try:
+            return function(*args, **options)
+        finally:
+            hit(name, "after")
+
+    return watched
+
+
+def _watched_walk(
+    name: str, function: Callable[..., Iterator[Any]], hit: Callable[[str, str], object]
+) -> Callable[..., Iterator[Any]]:
+    def watched(*args: Any) -> Iterator[Any]:
+        hit(name, "before")
+        yield from function(*args)
+        hit(name, "after")
+
+    return watched

@@ -1,0 +1,240 @@
+"""Processes that are killed: at every step of everything that writes, and at any moment."""
+
+import collections
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from cachedfs.cache import BlockCache, space
+from cachedfs.errors import CacheError
+from tests.cache.kills import N_OLD, NEW, OLD, OPERATIONS, Step, put_after_noticing
+from tests.cache.rig import AMPLE, content, disk_usage, whole
+from tests.nursery import Nursery
+from tests.support import tally
+
+HOUR_S = 3600
+AT_ANY_MOMENT = 4  # kills of each operation; the long version has a hundred times as many
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    nursery = Nursery("tests.cache.kills", "cachedfs.filesystem")
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder in memory where there is one: SQLite waits for the disk whenever an index is closed, here a thousand times."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="cachedfs-") as name:
+        yield Path(name)
+
+
+class Start:
+    """The state that an operation starts from, kept as a directory that is copied for every kill."""
+
+    def __init__(self, folder, operation):
+        self.operation, self.folder = operation, folder
+        self.template = folder / "template"
+        cache, prepare = BlockCache([str(self.template)], explicit=True), OPERATIONS[operation].prepare
+        cache.mark("", "")  # the mapped file of the marks is counted, and made when it is first used
+        self.bounds = (prepare(cache) if prepare else None) or AMPLE
+        cache.close()
+        self.report = self.looked_over_by(lambda cache: cache.check())
+        self.is_counted = not (self.report.orphans or self.report.wrong_sums)
+
+    def looked_over_by(self, look):
+        with self.copied() as directory, opened(directory) as cache:
+            put_in_order(cache, self.bounds)
+            return look(cache)
+
+    @contextlib.contextmanager
+    def copied(self):
+        directory = self.folder / "copy"
+        shutil.copytree(self.template, directory)
+        yield str(directory)
+        shutil.rmtree(directory)
+
+    def steps(self, nursery, *, all_of_them=False):
+        """Return the steps to die at: of the calls of one name before the first and after the last, or all."""
+        with self.copied() as directory:
+            calls = nursery.run(
+                "tests.cache.kills:record", self.operation, directory, self.bounds.size
+            ).result
+        return [
+            Step(self.operation, call, nth, when)
+            for call, n in collections.Counter(calls).items()
+            for nth, when in (every_one(n) if all_of_them else ((1, "before"), (n, "after")))
+        ]
+
+
+def every_one(n):
+    return [(nth, when) for nth in range(1, n + 1) for when in ("before", "after")]
+
+
+@contextlib.contextmanager
+def opened(directory):
+    cache = BlockCache([directory], explicit=True)
+    try:
+        yield cache
+    finally:
+        cache.close()
+
+
+def put_in_order(cache, bounds):
+    """Have the index counted, if it was lost, as it is before every put; a damaged one is noticed at the first use."""
+    with contextlib.suppress(CacheError):
+        cache.allowance(bounds)
+    cache.allowance(bounds)
+
+
+def uncounted(cache):
+    """Return by how many bytes the files are more than what the cache counts."""
+    usage = disk_usage(cache)
+    with cache._index.reading() as rows:
+        return usage - rows.number("bytes") - (cache._store.room._overhead(0) - space._SLACK)
+
+
+def assert_reads_are_right(cache, *, n=N_OLD):
+    for key in (OLD, NEW):
+        for index in range(n):
+            data = whole(cache, key, index)
+            assert data is None or data == content(key, index)
+            tally("blocks read after a kill", data is not None)
+
+
+def assert_sound(directory, start):
+    """Assert what must be true after a kill: reads are right, nothing is uncounted, and work goes on at once."""
+    bounds = start.bounds
+    with opened(directory) as cache:
+        if not start.report.corrupt:
+            assert_reads_are_right(cache)
+        put_in_order(cache, bounds)
+        if start.is_counted:
+            assert uncounted(cache) <= 0
+        report = cache.check()
+        for found in ("orphans", "wrong_size", "corrupt", "wrong_sums"):
+            assert names(getattr(report, found)) <= names(getattr(start.report, found)), found
+        if not start.is_counted:
+            cache.check(repair=True)
+        put_after_noticing(cache, bounds)
+        assert [whole(cache, NEW, index) for index in (0, 1)] == [content(NEW, 0), content(NEW, 1)]
+        assert uncounted(cache) <= 0
+        assert disk_usage(cache) <= bounds.size
+        assert cache.check(repair=True).wrong_sums == ()
+        assert cache.check().ok
+        assert_reads_are_right(cache)
+    assert_no_temporary_file_outlives_an_hour(directory)
+
+
+def names(paths):
+    return {os.path.basename(path) for path in paths}
+
+
+def assert_no_temporary_file_outlives_an_hour(directory):
+    for path in Path(directory).glob("*/tmp/*"):
+        os.utime(path, (0, time.time() - HOUR_S - 1))
+    with opened(directory):
+        assert list(Path(directory).glob("*/tmp/*")) == []
+
+
+def killed_at_all(steps, start, nursery):
+    """Kill one child at each of the steps, and look over what it left; return the kills by named step."""
+    kills = collections.Counter()
+    for step in steps:
+        with start.copied() as directory:
+            arguments = (step.operation, directory, start.bounds.size, *step[1:])
+            ended = nursery.run("tests.cache.kills:die", *arguments)
+            try:
+                assert_sound(directory, start)
+            except BaseException as error:
+                error.add_note(f"killed at {step}")
+                raise
+        kills[step.call, step.when] += ended.signal == signal.SIGKILL
+    tally("kills at a named step", kills.total())
+    return kills
+
+
+def assert_every_step_was_hit(operation, steps, kills):
+    for call, when in sorted({(step.call, step.when) for step in steps}):
+        sys.stdout.write(f"{operation:24} {when:6} {call:20} {kills[call, when]:4}\n")
+        assert kills[call, when] > 0
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_process_may_be_killed_at_every_step(operation, nursery, folder):
+    start = Start(folder, operation)
+    steps = start.steps(nursery)
+    kills = killed_at_all(steps, start, nursery)
+    assert_every_step_was_hit(operation, steps, kills)
+
+
+def test_the_steps_are_many_and_named_by_what_is_called(nursery, folder):
+    """Fails when the steps are no longer seen: a room that calls the system past `disk` would have no kills."""
+    steps = []
+    for n, operation in enumerate(OPERATIONS):
+        start = Start(folder / str(n), operation)
+        steps += start.steps(nursery)
+    seen = {(step.operation, step.call) for step in steps}
+    for call in ("create", "write_all", "rename", "exists", "SQL BEGIN", "SQL INSERT", "SQL COMMIT"):
+        assert ("put", call) in seen
+    for operation in ("put that evicts", "evict", "discard", "lease", "repair", "open"):
+        assert (operation, "unlink") in seen
+    assert ("first put", "make_folder") in seen
+    assert ("facts", "SQL COMMIT") in seen
+    assert len(steps) >= 300
+
+
+def assert_killed_at_any_moment_is_sound(operation, start, nursery, *, n, seed):
+    """Kill `n` processes one after the other on one cache, as fast as they come."""
+    chance = random.Random(seed)
+    with start.copied() as directory:
+        for _ in range(n):
+            pid = nursery.start("tests.cache.kills:repeat", operation, directory, start.bounds.size)
+            time.sleep(chance.uniform(0.001, 0.03))  # the moment is the matter of this test
+            os.kill(pid, signal.SIGKILL)
+            tally("kills at any moment", nursery.wait(pid).signal == signal.SIGKILL)
+            with opened(directory) as cache:
+                assert_reads_are_right(cache)
+                put_in_order(cache, start.bounds)
+                assert uncounted(cache) <= 0
+                assert disk_usage(cache) <= start.bounds.size
+        assert_sound(directory, start)
+
+
+REPEATED = sorted(set(OPERATIONS) - {"discard", "repair"})  # those need damage that nobody does again
+
+
+@pytest.mark.parametrize("operation", REPEATED)
+def test_a_process_may_be_killed_at_any_moment(operation, nursery, folder):
+    start = Start(folder, operation)
+    assert_killed_at_any_moment_is_sound(operation, start, nursery, n=AT_ANY_MOMENT, seed=1)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_process_may_be_killed_at_every_single_call(operation, nursery, folder):
+    start = Start(folder, operation)
+    steps = start.steps(nursery, all_of_them=True)
+    assert_every_step_was_hit(operation, steps, killed_at_all(steps, start, nursery))
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("operation", REPEATED)
+def test_thousands_of_processes_may_be_killed_at_any_moment(operation, nursery, folder):
+    start = Start(folder, operation)
+    assert_killed_at_any_moment_is_sound(operation, start, nursery, n=100 * AT_ANY_MOMENT, seed=2)

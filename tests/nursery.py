@@ -1,0 +1,106 @@
+"""Processes that cost two milliseconds and not three hundred: forks of one that has everything imported, and no thread.
+
+A child runs one module-level function, named as "module:function", with JSON for arguments and result. It may be killed
+at any moment by `os.kill`: its number stays its own until `wait` has told how it ended.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from typing import Any, NamedTuple
+
+from tests.support import ROOT
+
+__all__ = ["Ended", "Nursery"]
+
+
+class Ended(NamedTuple):
+    """How a child ended: by which signal (0: by itself, and well), and what its function returned."""
+
+    signal: int
+    result: Any
+
+
+class Nursery:
+    """The process that forks; to be used by one thread, and closed."""
+
+    def __init__(self, *modules: str) -> None:
+        command = [sys.executable, "-W", "error", "-m", "tests.nursery", *modules]
+        pipe = subprocess.PIPE
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True
+        )
+
+    def start(self, function: str, *arguments: Any) -> int:
+        """Start a child that runs `function`; return its process number."""
+        return int(self._ask({"function": function, "arguments": arguments}))
+
+    def wait(self, pid: int) -> Ended:
+        """Return how the child ended, once it has. AssertionError when it failed by itself."""
+        signal, status, text = self._ask({"pid": pid})
+        assert status == 0, text
+        return Ended(signal, json.loads(text) if text and not signal else None)
+
+    def run(self, function: str, *arguments: Any) -> Ended:
+        return self.wait(self.start(function, *arguments))
+
+    def close(self) -> None:
+        self._process.communicate(timeout=30)
+        assert self._process.returncode == 0
+
+    def _ask(self, order: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+
+def _bear(function: str, arguments: list[Any]) -> tuple[int, int]:
+    """Fork a child; return its number and the descriptor from which its result is read."""
+    result, answer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(answer)
+        return pid, result
+    status = 1
+    try:
+        module, _, name = function.partition(":")
+        text = json.dumps(getattr(importlib.import_module(module), name)(*arguments))
+        status = 0
+    except BaseException:  # whatever it is, the one who waits is told
+        text = traceback.format_exc()
+    with open(answer, "w") as file:
+        file.write(text)
+    os._exit(status)
+
+
+def _read_all(descriptor: int) -> str:
+    with open(descriptor) as file:
+        return file.read()
+
+
+def _serve() -> None:
+    results: dict[int, int] = {}
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "function" in order:
+            pid, results[pid] = _bear(**order)
+            answer: Any = pid
+        else:
+            text = _read_all(results.pop(order["pid"]))
+            status = os.waitpid(order["pid"], 0)[1]
+            answer = (os.WTERMSIG(status), os.WEXITSTATUS(status), text)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        importlib.import_module(each)
+    _serve()
