@@ -150,7 +150,7 @@ class Database:
         elif inode != slot.inode:
             slot.close()
         if slot.sqlite is None:
-            self._reader.looked_s = 0.0  # it may be another file than the one that the reader has open
+            self.look_again()
             self._connect(slot, _TRY_S)
         return _given(slot)
 
@@ -171,6 +171,10 @@ class Database:
         slot.sqlite.execute(f"PRAGMA journal_size_limit={self.wal_pages * 4096}")
         if slot.sqlite.execute("PRAGMA user_version").fetchone()[0] != self._version:
             raise sqlite3.DatabaseError("it is not an index of this version")
+
+    def look_again(self) -> None:
+        """Have the next reader see for itself whether the file at the path is still the one that it has open."""
+        self._reader.looked_s = 0.0
 
     def limit_wal(self, pages: int) -> None:
         """Have the write-ahead log hold at most about `pages` pages of 4 KiB; for connections opened from now on."""

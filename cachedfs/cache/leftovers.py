@@ -28,19 +28,25 @@ def name_for_block(directory: Directory, writer: int) -> str:
 
 def clear_away(directory: Directory, claims: Claims, now_s: float) -> int:
     """Remove the temporary files that no living process writes; return the bytes of those that no row counts."""
-    for path in abandoned(directory, claims, now_s):
-        with contextlib.suppress(OSError):
-            disk.unlink(path)
-    return sum(
-        found.size
-        for found in disk.scan(f"{directory.root}/tmp")
-        if not (_BLOCK.fullmatch(found.name) and claims.works_across_processes)
-    )
+    uncounted = 0
+    for found in _found(directory):
+        if _is_abandoned(found, claims, now_s):
+            with contextlib.suppress(OSError):
+                disk.unlink(found.path)
+        elif not (_BLOCK.fullmatch(found.name) and claims.works_across_processes):
+            uncounted += found.size
+    return uncounted
 
 
-def abandoned(directory: Directory, claims: Claims, now_s: float) -> Iterator[str]:
-    """Yield the temporary files that no living process writes."""
-    for found in disk.scan(f"{directory.root}/tmp"):
-        block = _BLOCK.fullmatch(found.name)
-        if found.modified_s < now_s - _STALE_S or (block and not claims.is_held(int(block[1], 16))):
-            yield found.path
+def abandoned(directory: Directory, claims: Claims, now_s: float) -> list[str]:
+    """Return the temporary files that no living process writes."""
+    return [found.path for found in _found(directory) if _is_abandoned(found, claims, now_s)]
+
+
+def _found(directory: Directory) -> Iterator[disk.Found]:
+    return disk.scan(f"{directory.root}/tmp")
+
+
+def _is_abandoned(found: disk.Found, claims: Claims, now_s: float) -> bool:
+    block = _BLOCK.fullmatch(found.name)
+    return found.modified_s < now_s - _STALE_S or bool(block and not claims.is_held(int(block[1], 16)))

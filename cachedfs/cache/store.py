@@ -183,6 +183,7 @@ class Store:
                 raise CacheError(f"{self._directory.root} is full of blocks that other processes are writing")
             # dies here: rows without files, over-counted until they are evicted
             self._write_all(reserved, deadline)
+            self._count_lost(reserved, now_s)
         finally:
             self.room.writing.difference_update(block.place for block in reserved)
         return rest
@@ -231,6 +232,32 @@ class Store:
                 block.object, block.index, size=block.size, clock=touches.now, since=now_s, writer=writer
             )
             self.room.writing.add(block.place)
+
+    def _count_lost(self, written: list[_NewBlock], now_s: float) -> None:
+        """Count those again that lost their row while they were written.
+
+        The index was replaced or rebuilt meanwhile, or this process was stopped for so long that it was taken for dead.
+        """
+        database, lost = self._index.database, []
+        database.look_again()
+        with (
+            contextlib.suppress(sqlite3.Error),
+            self._index.reading() as rows,
+        ):  # no index: a new one counts all
+            lost = [block for block in written if self._is_lost(rows, block)]
+        database.look_again()  # who reads next need not believe what we saw
+        if not lost:
+            return
+        with self._writing(now_s) as rows:
+            for block in lost:
+                if self._is_lost(rows, block):
+                    clock = self._touches().now
+                    rows.add_block(
+                        block.object, block.index, size=block.size, clock=clock, since=now_s, writer=0
+                    )
+
+    def _is_lost(self, rows: Rows, block: _NewBlock) -> bool:
+        return rows.block(block.object, block.index) is None and self._exists(block)
 
     def _write_all(self, batch: list[_NewBlock], deadline: float) -> None:
         """Write reserved blocks; after a failure the reservations of those not written are given up."""

@@ -364,6 +364,47 @@ def test_another_process_that_is_writing_a_block_keeps_its_reservation(cache, op
     assert cache.check().ok
 
 
+def sleep_for_a_minute(other, clock):
+    """The machine sleeps, and another process wakes first: to it the reservation is what a dead one left."""
+    clock(61)
+    other.evict(key_of().identity, key_of().path)
+
+
+def lose_the_index(other, clock):
+    Path(other.root, "index.db").unlink()
+    put(other, key_of("other"), 0)
+
+
+def rebuild(other, clock):
+    other.rebuild()
+
+
+def lose_the_claims_and_sleep(other, clock):
+    Path(other.root, "claims").unlink()
+    sleep_for_a_minute(other, clock)
+
+
+@pytest.mark.parametrize("harm", [sleep_for_a_minute, lose_the_index, rebuild, lose_the_claims_and_sleep])
+def test_a_block_that_loses_its_row_while_it_is_written_is_counted_again(
+    cache, open_cache, monkeypatch, clock, harm
+):
+    other, renamed = open_cache(), []
+    put(other, key_of("other"), 1)
+
+    def meanwhile(source, target):
+        if not renamed and "/blocks/" in target:
+            renamed.append(target)
+            harm(other, clock)
+        os.rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", meanwhile)
+        put(cache, key_of(), 0, 1)
+    assert [whole(cache, key_of(), index) for index in (0, 1)] == [content(key_of(), 0), content(key_of(), 1)]
+    assert other.check().ok
+    assert cache.usage() == other.usage()
+
+
 def test_a_removed_directory_is_made_again(cache):
     key = key_of()
     put(cache, key, 0)
