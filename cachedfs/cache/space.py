@@ -41,6 +41,7 @@ class Room:
         self.writing: set[str] = set()  # Invariant: places of our reservations whose file is not there yet
         self.set_aside = 0  # bytes of the temporary files that no row counts, when this transaction began
         self.evictions = 0
+        self.fileless = 0  # rows removed whose file was gone before: they gave the disk nothing back
 
     def allowance(self, rows: Rows, bounds: Bounds) -> int:
         """Return how many bytes blocks and leases may have in all, recording the automatic bound at first use."""
@@ -87,6 +88,7 @@ class Room:
         self._queue.pop(block.id, None)
         if underway and not gone:
             return 0  # its file would come without a row
+        self.fileless += not gone
         # dies here: a row without a file, over-counted until it is evicted
         rows.remove_block(block.id)
         self._handles.drop([(block.digest, block.number)])

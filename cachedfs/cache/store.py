@@ -220,9 +220,16 @@ class Store:
     def _make_room(
         self, rows: Rows, size: int, bounds: Bounds, now_s: float, *, is_staged: bool = True
     ) -> bool:
-        allowed = self.room.allowance(rows, bounds)
-        touches = self._touches(size=allowed, clock=rows.last_clock())
-        return self.room.make(rows, size, allowed=allowed, touches=touches, now_s=now_s, is_staged=is_staged)
+        """Return whether `size` bytes fit now: asked again when rows went that gave the disk no space back."""
+        while True:
+            before = self.room.fileless
+            allowed = self.room.allowance(rows, bounds)
+            touches = self._touches(size=allowed, clock=rows.last_clock())
+            fits = self.room.make(
+                rows, size, allowed=allowed, touches=touches, now_s=now_s, is_staged=is_staged
+            )
+            if not fits or self.room.fileless == before:
+                return fits
 
     def _reserve(self, rows: Rows, batch: list[_NewBlock], now_s: float) -> None:
         """Count the blocks before they are written."""

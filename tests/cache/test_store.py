@@ -138,6 +138,30 @@ def test_space_is_kept_free_even_at_the_cost_of_blocks(cache, monkeypatch):
         put(cache, key, 18, bounds=bounds)
 
 
+def test_space_is_kept_free_also_when_the_rows_that_go_have_no_files(cache, monkeypatch):
+    """They give no space back, whatever they were counted for."""
+    ghosts, key, others = key_of("ghosts"), key_of(), 0
+    put(cache, ghosts, *range(4))
+    for index in range(4):
+        file_of(cache, ghosts, index).unlink()
+    put(cache, key, *range(8))
+    room = 100 * MIB
+
+    def space(path):
+        return disk.Space(total=room, free=room - others - bytes_of_blocks(cache))
+
+    monkeypatch.setattr(disk, "space", space)
+    bounds = Bounds(size=1 << 30, keep_free=0.1)
+    others = int(0.9 * room) - bytes_of_blocks(cache)  # not a byte more may be written
+    for index in range(8, 16):
+        put(cache, key, index, bounds=bounds)
+        assert space("").free >= 0.1 * room
+
+
+def bytes_of_blocks(cache):
+    return sum(path.stat().st_size for path in Path(cache.root, "blocks").glob("*/*"))
+
+
 def test_pinned_blocks_stay_and_unpinned_ones_go(cache):
     bounds, key, other = room_for(cache, 4), key_of("pinned"), key_of("other")
     put(cache, key, 0, bounds=bounds)
