@@ -1,7 +1,10 @@
 """A machine of its own for every test: cache directory, fsspec configuration, simulated cloud."""
 
 import itertools
+import os
+import pathlib
 import signal
+import tempfile
 import time
 
 import fsspec
@@ -10,6 +13,7 @@ import pytest
 
 from cachedfs import engine
 from cachedfs.sim import DriveServer, GCSServer
+from tests.nursery import Nursery
 from tests.support import OURS, Cloud, Drive, tallied
 
 _numbers = itertools.count()
@@ -35,6 +39,25 @@ def own_cache(tmp_path, monkeypatch):
     engine._close_all()
     for cls in OURS:
         cls.clear_instance_cache()
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """Processes by the dozen: see there."""
+    nursery = Nursery("tests.cache.kills", "cachedfs.filesystem")
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder in memory where there is one: SQLite waits for the disk whenever an index is closed."""
+    memory = pathlib.Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="cachedfs-") as name:
+        yield pathlib.Path(name)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from cachedfs.errors import CacheError
 from cachedfs.model import Bounds, ObjectInfo
 from cachedfs.writebehind import Arrived, WriteBehind
 from tests.cache.rig import BLOCK, content, disk_usage, file_of, flip, key_of, put, room_for, whole
+from tests.support import until
 
 IDENTITY = "gs://test"
 OLD, NEW, PINNED = key_of("b/old"), key_of("b/new"), key_of("b/pinned")
@@ -221,14 +222,28 @@ def churn(directory: str, me: int, size: int, n_blocks: int, n: int) -> int:
     """Read `n` blocks, and put those that are not there; return the most bytes that the cache was seen to have."""
     cache, bounds, most = BlockCache([directory], explicit=True), Bounds(size=size, keep_free=0), 0
     for step in range(n):
-        key = key_of(f"b/{(step * 7 + me * 13) % n_blocks}")
+        key = key_of(f"b/{(step * 7 + me * 13) % n_blocks}", block_size=1 << 20)
         data = whole(cache, key, 0)
         assert data is None or data == content(key, 0)
         if data is None:
             put(cache, key, 0, bounds=bounds)
-        if step % 16 == me:
+        if step % 8 == me % 8:
             most = max(most, disk_usage(cache))
     return most
+
+
+def hold_the_index(directory: str, n_evicted: int, ready: str, go_on: str) -> None:
+    """Be in the middle of making room, holding what an eviction holds, until the file `go_on` is there."""
+    cache = BlockCache([directory], explicit=True)
+    with cache._store._writing(time.time()) as rows:
+        for block in rows.blocks_after(0, n_evicted):
+            cache._store.room.remove(rows, block, time.time())
+        Path(ready).touch()
+        until(lambda: os.path.exists(go_on))
+
+
+def put_one(directory: str, path: str, size: int) -> None:
+    put(BlockCache([directory], explicit=True), key_of(path), 0, bounds=Bounds(size=size, keep_free=0))
 
 
 def _do(operation: str, directory: str, size: int, hit: Callable[[str, str], object]) -> None:

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -17,29 +16,10 @@ from cachedfs.cache import BlockCache, space
 from cachedfs.errors import CacheError
 from tests.cache.kills import N_OLD, NEW, OLD, OPERATIONS, Step, put_after_noticing
 from tests.cache.rig import AMPLE, content, disk_usage, whole
-from tests.nursery import Nursery
 from tests.support import tally
 
 HOUR_S = 3600
 AT_ANY_MOMENT = 4  # kills of each operation; the long version has a hundred times as many
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    nursery = Nursery("tests.cache.kills", "cachedfs.filesystem")
-    yield nursery
-    nursery.close()
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder in memory where there is one: SQLite waits for the disk whenever an index is closed, here a thousand times."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory, prefix="cachedfs-") as name:
-        yield Path(name)
 
 
 class Start:

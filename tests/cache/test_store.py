@@ -19,7 +19,6 @@ from tests.cache.rig import (
     content,
     disk_usage,
     file_of,
-    finish,
     key_of,
     put,
     room_for,
@@ -568,28 +567,15 @@ def test_nowait_is_a_hit_a_miss_or_a_blocking_error(cache, monkeypatch):
     assert whole(cache, key, 0) == content(key, 0)
 
 
-def test_many_processes_never_pass_the_bound(cache):
-    bounds = 4 * MIB
-    code = (
-        "cache, me = BlockCache([sys.argv[1]], explicit=True), int(sys.argv[2])\n"
-        "bounds, most = Bounds(size=int(sys.argv[3]), keep_free=0), 0\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        "for n in range(150):\n"
-        "    key = key_of(f'b/{(n * 7 + me) % 90}')\n"
-        "    data = whole(cache, key, 0)\n"
-        "    assert data is None or data == content(key, 0)\n"
-        "    if data is None: put(cache, key, 0, bounds=bounds)\n"
-        "    if n % 5 == me: most = max(most, disk_usage(cache))\n"
-        "print(most)\n"
-    )
-    processes = [start(code, Path(cache.root).parent, me, bounds) for me in range(3)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    most = max(int(finish(process)) for process in processes)
-    assert 3 * MIB < most <= bounds
+def test_many_processes_never_pass_the_bound(open_cache, folder, nursery):
+    """Eight that read and write at full speed; each looks at the files now and then, and so do we."""
+    cache, bounds = open_cache(folder), 64 * MIB
+    processes = [
+        nursery.start("tests.cache.kills:churn", str(folder), me, bounds, 120, 60) for me in range(8)
+    ]
+    seen = [disk_usage(cache) for _ in range(10)]
+    most = max(*seen, *(nursery.wait(process).result for process in processes))
+    assert 56 * MIB < most <= bounds
     assert cache.check().ok
 
 

@@ -1,0 +1,115 @@
+"""The bound: several processes with bounds of their own, a disk that others fill, and readers who never wait for it."""
+
+import contextlib
+import subprocess
+
+import pytest
+
+from cachedfs.cache import disk
+from cachedfs.errors import CacheError
+from cachedfs.model import Bounds
+from tests.cache.rig import AMPLE, BLOCK, content, disk_usage, key_of, put, room_for, whole
+from tests.support import MiB, until
+
+INDEX_GROWTH = 128 << 10  # what one transaction may add to the index after space was looked at
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 16 MiB of its own."""
+    point = tmp_path / "disk"
+    point.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(point)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("this user cannot mount a disk of its own")
+    yield point
+    subprocess.run(["umount", "-l", str(point)], check=True)
+
+
+def test_space_is_kept_free_on_a_disk_that_others_fill(open_cache, small_disk):
+    cache, key, keep = open_cache(small_disk / "c"), key_of(), 4 * MiB
+    bounds, before = Bounds(size=1 << 30, keep_free=keep), 0
+    put(cache, key, *range(200), bounds=bounds)
+    with open(small_disk / "of others", "wb") as others:
+        for step in range(11):
+            put(cache, key_of(f"b/{step}"), 0, 1, bounds=bounds)
+            assert whole(cache, key_of(f"b/{step}"), 1) == content(key_of(f"b/{step}"), 1)
+            assert disk.space(str(small_disk)).free >= keep - INDEX_GROWTH
+            before = cache.usage()[1]
+            others.write(bytes(MiB))
+            others.flush()
+        assert before < 3 * MiB
+
+
+def test_on_a_disk_that_is_full_to_the_last_byte_reads_are_right_and_storing_comes_back(
+    open_cache, small_disk
+):
+    cache, key, bounds = open_cache(small_disk / "c"), key_of(), Bounds(size=1 << 30, keep_free=0)
+    put(cache, key, *range(20), bounds=bounds)
+    with open(small_disk / "of others", "wb", buffering=0) as others, contextlib.suppress(OSError):
+        while True:
+            others.write(bytes(BLOCK))
+    for index in range(20, 40):
+        with contextlib.suppress(CacheError):
+            put(cache, key, index, bounds=bounds)
+        for each in range(index):
+            assert whole(cache, key, each) in (None, content(key, each))
+    other = open_cache(small_disk / "c")
+    assert whole(other, key, 0) in (None, content(key, 0))
+    (small_disk / "of others").unlink()
+    put(cache, key, *range(20), bounds=bounds)
+    assert [whole(cache, key, index) for index in range(20)] == [content(key, index) for index in range(20)]
+    assert cache.check().ok
+
+
+def test_each_makes_room_for_its_own_bound_before_its_own_write(open_cache, folder):
+    wide, narrow = open_cache(folder), open_cache(folder)
+    large, small = room_for(wide, 32), room_for(wide, 8)
+    for step in range(60):
+        put(wide, key_of("wide"), step, bounds=large)
+        assert disk_usage(wide) <= large.size
+        if step % 20 == 19:
+            assert wide.usage()[0] > 8
+            put(narrow, key_of("narrow"), step, bounds=small)
+            assert disk_usage(narrow) <= small.size
+            assert whole(wide, key_of("narrow"), step) == content(key_of("narrow"), step)
+
+
+def test_a_restart_changes_nothing_about_the_bound(open_cache, folder, nursery):
+    cache = open_cache(folder)
+    bounds = room_for(cache, 8)
+    cache.pin("gs://test", "pinned")
+    put(cache, key_of("pinned"), 0, bounds=bounds)
+    for step in range(30):
+        nursery.run("tests.cache.kills:put_one", str(folder), f"b/{step}", bounds.size)
+        assert disk_usage(cache) <= bounds.size
+    assert cache.usage()[0] >= 7
+    assert whole(cache, key_of("pinned"), 0) == content(key_of("pinned"), 0)
+    assert whole(cache, key_of("b/29"), 0) == content(key_of("b/29"), 0)
+
+
+def test_who_makes_room_never_stops_a_reader(open_cache, folder, nursery):
+    """Another process is in the middle of an eviction, with all that it locks, for as long as we read."""
+    cache, key, ready, go_on = open_cache(folder / "c"), key_of(), folder / "ready", folder / "go on"
+    put(cache, key, *range(8))
+    process = nursery.start("tests.cache.kills:hold_the_index", str(folder / "c"), 2, str(ready), str(go_on))
+    until(ready.exists)
+    reader = open_cache(folder / "c")
+    buffer = bytearray(BLOCK)
+    assert [whole(reader, key, index) for index in (0, 1)] == [None, None]
+    assert [whole(reader, key, index) for index in range(2, 8)] == [
+        content(key, index) for index in range(2, 8)
+    ]
+    assert reader.read_into(key, 3, 0, memoryview(buffer)) == BLOCK
+    reader.give_back(key, 4, reader.borrow(key, 4))
+    assert reader.usage()[0] == 8  # what was true before that transaction
+    assert reader.lookup("gs://test", "b/x") is None
+    with pytest.raises(CacheError, match="locked"):
+        put(reader, key, 9)
+    assert whole(reader, key, 2) == content(key, 2)
+    go_on.touch()
+    nursery.wait(process)
+    put(reader, key, 9, bounds=AMPLE)
+    assert reader.check().ok
