@@ -1,5 +1,5 @@
 # Every step that the project needs, from nothing but Python 3.11 or newer. `make demo`, `make test`, `make check`,
-# `make bench`, `make docs`.
+# `make bench`, `make docs`, `make stress`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -37,6 +37,9 @@ endif
 NOT_AGAIN = sim origins test_demo.py test_docs.py test_examples.py test_cli.py
 newer-suite: $(STAMP)
 	$(BIN)/python -m pytest -m "not live and not stress" $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
+
+stress: $(STAMP)  ## Long runs of what the suite runs short: thousands of kills; ends with what was counted
+	$(BIN)/python -m pytest -m stress -s $(ARGS)
 
 live: $(STAMP)  ## The contract at a real account: CACHEDFS_LIVE_DRIVE="My Drive/scratch"
 	$(BIN)/python -m pytest -m live -rs $(ARGS)

@@ -253,12 +253,12 @@ def _do(operation: str, directory: str, size: int, hit: Callable[[str, str], obj
         subject = BlockCache([directory], explicit=True)
         subject.mark(IDENTITY, "b")
         subject.usage()
-    end = _watch(hit)
+    end = watch(hit)
     act(subject, bounds)
     end()
 
 
-def _watch(hit: Callable[[str, str], object]) -> Callable[[], None]:
+def watch(hit: Callable[[str, str], object]) -> Callable[[], None]:
     """Call `hit` before and after every call that the room makes from now on in this process.
 
     Return a function to be called in the end.

@@ -14,6 +14,7 @@ import pytest
 
 from cachedfs.cache import BlockCache, space
 from cachedfs.errors import CacheError
+from cachedfs.model import Bounds
 from tests.cache.kills import N_OLD, NEW, OLD, OPERATIONS, Step, put_after_noticing
 from tests.cache.rig import AMPLE, content, disk_usage, whole
 from tests.support import tally
@@ -218,3 +219,39 @@ def test_a_process_may_be_killed_at_every_single_call(operation, nursery, folder
 def test_thousands_of_processes_may_be_killed_at_any_moment(operation, nursery, folder):
     start = Start(folder, operation)
     assert_killed_at_any_moment_is_sound(operation, start, nursery, n=100 * AT_ANY_MOMENT, seed=2)
+
+
+def assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, nursery, *, kills, seed):
+    """Eight processes read and write at full speed; every 50 ms one is killed and another takes its place."""
+    chance, bound = random.Random(seed), 64 << 20
+
+    def join(me):
+        return nursery.start("tests.cache.kills:churn", str(folder), me, bound, 120, 1 << 30)
+
+    crowd = [join(me) for me in range(8)]
+    with opened(str(folder)) as cache:
+        for n in range(kills):
+            time.sleep(0.05)  # the pace is the matter of the test
+            unlucky = chance.randrange(8)
+            os.kill(crowd[unlucky], signal.SIGKILL)
+            tally("kills in a crowd", nursery.wait(crowd[unlucky]).signal == signal.SIGKILL)
+            crowd[unlucky] = join(8 + n)
+            assert disk_usage(cache) <= bound
+        for process in crowd:
+            os.kill(process, signal.SIGKILL)
+            nursery.wait(process)
+        put_in_order(cache, Bounds(size=bound, keep_free=0))
+        assert uncounted(cache) <= 0
+        report = cache.check()
+        assert (report.orphans, report.wrong_size, report.corrupt, report.wrong_sums) == ((), (), (), ())
+        assert report.blocks > 8
+
+
+def test_a_crowd_that_is_killed_one_by_one_leaves_a_sound_cache(folder, nursery):
+    assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, nursery, kills=20, seed=1)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1800)
+def test_a_crowd_that_is_killed_a_thousand_times_leaves_a_sound_cache(folder, nursery):
+    assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, nursery, kills=1000, seed=2)
