@@ -164,6 +164,7 @@ def write_behind(cache: BlockCache, bounds: Bounds) -> None:
 class Operation(NamedTuple):
     prepare: Callable[[BlockCache], Bounds | None] | None
     act: Callable[[Any, Bounds], None]  # gets a cache; the directory alone, when it opens one itself
+    flaws: tuple[str, ...] = ()  # what an audit finds because of `prepare`, until it repairs
 
 
 OPERATIONS = {
@@ -175,12 +176,12 @@ OPERATIONS = {
     "put with damaged index": Operation(damaged_index, put_after_noticing),
     "put of pinned": Operation(full, pin_and_put),
     "evict": Operation(filled, evict),
-    "discard": Operation(damaged_block, meet_damage),
+    "discard": Operation(damaged_block, meet_damage, ("corrupt",)),
     "facts": Operation(filled, keep_facts),
     "listing": Operation(filled, keep_listing),
     "lease": Operation(full, lend),
     "rebuild": Operation(filled, rebuild),
-    "repair": Operation(disordered, repair),
+    "repair": Operation(disordered, repair, ("corrupt", "orphans", "wrong_sums")),
     "write-behind": Operation(full, write_behind),
 }
 _OPENING = (open_and_put, open_only)
