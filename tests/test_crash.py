@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from cachedfs.cache import BlockCache
 from tests.cache.kills import watch
@@ -71,6 +72,19 @@ def write_on(folder, seed):
         assert len(fs.cat_file(str(file_at(Path(folder), n)))) == SIZE
 
 
+def write_and_die(folder, n, when):
+    """Die when the origin is about to be told, or has just been told, and nobody else has heard of it."""
+    write = LocalFileSystem.pipe_file
+
+    def dying(self, *args, **options):
+        if when == "after":
+            write(self, *args, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    LocalFileSystem.pipe_file = dying
+    filesystem(Path(folder)).pipe_file(str(file_at(Path(folder), n)), noise(SIZE, 99))
+
+
 # What is true after each kill.
 
 
@@ -79,7 +93,8 @@ def stocked(folder):
     (folder / "origin").mkdir()
     for n in range(N_FILES):
         file_at(folder, n).write_bytes(noise(SIZE, n))
-    return folder
+    yield folder
+    forget()  # before the folder goes
 
 
 def assert_all_is_right(folder, fs):
@@ -140,7 +155,17 @@ def killed_writers_leave_no_old_bytes(folder, nursery, *, n, seed):
         assert_all_is_right(folder, fs)
 
 
-def test_a_writer_killed_in_the_middle_leaves_nobody_with_old_bytes(stocked, nursery):
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_writer_killed_beside_its_write_leaves_nobody_with_old_bytes(stocked, nursery, when):
+    fs = filesystem(stocked)
+    assert_all_is_right(stocked, fs)
+    ended = nursery.run("tests.test_crash:write_and_die", str(stocked), 2, when)
+    assert ended.signal == signal.SIGKILL
+    assert (file_at(stocked, 2).read_bytes() == noise(SIZE, 99)) == (when == "after")
+    assert_all_is_right(stocked, fs)
+
+
+def test_a_writer_killed_at_any_moment_leaves_nobody_with_old_bytes(stocked, nursery):
     killed_writers_leave_no_old_bytes(stocked, nursery, n=6, seed=1)
 
 
