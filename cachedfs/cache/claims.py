@@ -75,6 +75,14 @@ class Claims:
         status = disk.state(self._path)
         if status is None or status.st_ino != disk.state_of_open(fd).st_ino:
             _DESCRIPTORS.pop(self._own, None)
+            self._lock_again()
+
+    def _lock_again(self) -> None:
+        """Lock in the new file what we hold; what another process was faster to take there, both have."""
+        held = self._held()
+        with held.lock:
+            for byte in held.bytes:
+                self._lock_byte(byte)
 
     def _held(self) -> _Held:
         return _HELD.setdefault((self._own, disk.process_id()), _Held())

@@ -281,6 +281,19 @@ def test_leases_alone_do_not_fill_a_small_cache_with_the_log_of_its_index(cache)
     assert disk_usage(cache) <= bounds.size
 
 
+def test_a_lease_outlives_the_loss_of_the_file_of_the_claims(cache, nursery):
+    """Whoever tidies a folder by age removes that file, as nobody ever writes it."""
+    bounds = room_for(cache, 4)
+    with cache.lease(2 * BLOCK, bounds) as lease:
+        Path(cache.root, "claims").unlink()
+        cache._look_at = 0.0
+        cache.lookup("gs://test", "b/x")  # anything that looks around
+        for n in range(4):
+            nursery.run("tests.cache.kills:put_one", os.path.dirname(cache.root), f"b/{n}", bounds.size)
+        assert os.path.exists(lease.path)
+        assert cache.usage()[1] > lease.size
+
+
 def test_the_lease_of_a_killed_process_makes_room(cache):
     process = start(
         "cache = BlockCache([sys.argv[1]], explicit=True)\n"
