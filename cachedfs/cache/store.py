@@ -183,6 +183,7 @@ class Store:
                 raise CacheError(f"{self._directory.root} is full of blocks that other processes are writing")
             # dies here: rows without files, over-counted until they are evicted
             self._write_all(reserved, deadline)
+            # dies here: blocks that lost their rows meanwhile are not counted, until a repair
             self._count_lost(reserved, now_s)
         finally:
             self.room.writing.difference_update(block.place for block in reserved)
@@ -244,13 +245,11 @@ class Store:
         """Count those again that lost their row while they were written.
 
         The index was replaced or rebuilt meanwhile, or this process was stopped for so long that it was taken for dead.
+        Where there is no index now, the next one counts all files.
         """
         database, lost = self._index.database, []
         database.look_again()
-        with (
-            contextlib.suppress(sqlite3.Error),
-            self._index.reading() as rows,
-        ):  # no index: a new one counts all
+        with contextlib.suppress(sqlite3.Error), self._index.reading() as rows:
             lost = [block for block in written if self._is_lost(rows, block)]
         database.look_again()  # who reads next need not believe what we saw
         if not lost:

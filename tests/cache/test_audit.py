@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cachedfs.model import Bounds
 from tests.cache.rig import content, file_of, flip, key_of, put, whole
 
 
@@ -87,6 +88,16 @@ def test_leftover_temporary_files_are_removed(filled):
     assert filled.check().ok
     os.utime(left, (0, time.time() - 4000))
     assert repaired(filled).leftovers == (str(left),)
+    assert not left.exists()
+
+
+def test_who_writes_removes_temporary_files_of_an_hour_and_counts_younger_ones(filled):
+    left = Path(filled.root, "tmp", "left")
+    left.write_bytes(bytes(1 << 20))
+    bounds = Bounds(size=64 << 20, keep_free=0)
+    with_it = filled.allowance(bounds)
+    os.utime(left, (0, time.time() - 4000))
+    assert filled.allowance(bounds) == with_it + (1 << 20)
     assert not left.exists()
 
 
