@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -34,7 +35,13 @@ class Nursery:
         pipe = subprocess.PIPE
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            start_new_session=True,  # so that all can be ended at once
         )
 
     def start(self, function: str, *arguments: Any) -> int:
@@ -43,15 +50,20 @@ class Nursery:
 
     def wait(self, pid: int) -> Ended:
         """Return how the child ended, once it has. AssertionError when it failed by itself."""
-        signal, status, text = self._ask({"pid": pid})
+        killed_by, status, text = self._ask({"pid": pid})
         assert status == 0, text
-        return Ended(signal, json.loads(text) if text and not signal else None)
+        return Ended(killed_by, json.loads(text) if text and not killed_by else None)
 
     def run(self, function: str, *arguments: Any) -> Ended:
         return self.wait(self.start(function, *arguments))
 
     def close(self) -> None:
-        self._process.communicate(timeout=30)
+        try:
+            self._process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:  # a test was stopped while it waited for a child that never ends
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+            raise
         assert self._process.returncode == 0
 
     def _ask(self, order: dict[str, Any]) -> Any:
@@ -94,10 +106,13 @@ def _serve() -> None:
             answer: Any = pid
         else:
             text = _read_all(results.pop(order["pid"]))
-            status = os.waitpid(order["pid"], 0)[1]
+            status = os.waitpid(order["pid"], 0)[1]  # until now its number was nobody else's
             answer = (os.WTERMSIG(status), os.WEXITSTATUS(status), text)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
+    for pid in results:  # of tests that failed, or were stopped: they may run for ever
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":

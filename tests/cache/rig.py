@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -54,15 +56,21 @@ def flip(path: Path, offset: int) -> None:
 
 def disk_usage(cache: BlockCache) -> int:
     """Return the bytes of all files of the cache at one moment: nobody makes room or reserves while we look."""
+    for _ in range(20):  # a loaded machine may give us no turn for seconds
+        with contextlib.suppress(sqlite3.OperationalError), cache._index.writing():
+            return _bytes_of_files(cache.root or "")
+    raise AssertionError("no turn to look at the files came")
+
+
+def _bytes_of_files(root: str) -> int:
     sizes: dict[int, int] = {}  # by inode, as a file may move from one folder to the next under our eyes
-    with cache._index.writing():
-        for folder, _, names in os.walk(cache.root or ""):
-            for name in names:
-                try:
-                    status = os.lstat(os.path.join(folder, name))
-                except FileNotFoundError:
-                    continue
-                sizes[status.st_ino] = status.st_size
+    for folder, _, names in os.walk(root):
+        for name in names:
+            try:
+                status = os.lstat(os.path.join(folder, name))
+            except FileNotFoundError:
+                continue
+            sizes[status.st_ino] = status.st_size
     return sum(sizes.values())
 
 
