@@ -37,6 +37,9 @@ __all__ = ["FORMAT", "BadBlock", "BlockCache", "Fact", "Handle", "Lease", "Listi
 log = logging.getLogger("cachedfs.cache")
 
 _LOOK_S = 1.0  # how often we look whether the shared files at our paths are still those that we have mapped
+_AGAIN_S = 60.0  # how long we do without what does not work before it is tried again: `marks` are 0.5 MB
+_NO_FILE = errno.ELOOP, errno.EISDIR, errno.ENXIO  # how a symlink, a folder or a socket refuses to be opened
+_NOTHING, _SLOWER, _NOT_STORED = range(3)  # the worst that was said of the cache
 _MOST_REJECTED = 4096  # bad blocks of read-only layers that are remembered, so that each is logged once
 
 
@@ -49,27 +52,22 @@ class BlockCache:
     """
 
     def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
-        directory, self.cannot_store = open_directory(cache_dirs[0], explicit=explicit)
-        self._directory = directory
-        self.root = directory.root if directory else None
-        own = self.root or readable_root(cache_dirs[0])
-        self._roots = [*([own] if own else []), *layer_roots(cache_dirs[1:])]
+        self.cannot_store: str | None = None
+        self._cache_dir = cache_dirs[0]
+        self._layers = layer_roots(cache_dirs[1:])
         self._handles = Handles()
         self._rejected: dict[str, None] = {}  # bad files of layers, oldest first
         self._mapped: dict[str, Any] = {}  # the two below, while they are current
         self._marks: Marks | None = None
         self._touches: Touches | None = None
         self._look_at = 0.0
+        self._again_at = time.monotonic() + _AGAIN_S
         self._sweep = Sweep()
-        self._said = False
-        has_claims = directory is not None and not directory.is_network
-        self._claims = Claims(directory.claims if directory and has_claims else None)
+        self._said = _NOTHING
+        self._claims = Claims(None)
         self._index: Index | None = None
         self._store: Store | None = None
-        if directory is not None:
-            self._open_store(directory)
-        elif self.cannot_store:
-            self._say_once(self.cannot_store)
+        self._open_root(explicit=explicit)
 
     def __repr__(self) -> str:
         return f"<BlockCache {self.root or self.cannot_store}>"
@@ -173,12 +171,12 @@ class BlockCache:
         """
         self._handles.drop([(key.digest, index)])
         place = blocks.place(key.digest, index)
-        for root in self._roots:
+        for root, owner in self._roots:
             path = f"{root}/{place}"
             if path in self._rejected:
                 continue
             try:
-                return self._read_anew(path, key, index)
+                return self._read_anew(path, key, index, owner)
             except FileNotFoundError:
                 continue
             except (BadBlock, OSError) as error:
@@ -186,8 +184,8 @@ class BlockCache:
                 raise BadBlock(str(error)) from error
         return None
 
-    def _read_anew(self, path: str, key: ObjectKey, index: int) -> bytes:
-        handle = self._handles.open(path, key, index)
+    def _read_anew(self, path: str, key: ObjectKey, index: int, owner: int | None) -> bytes:
+        handle = self._handles.open(path, key, index, owner=owner)
         try:
             disk.forget_cached(handle.fd)
             return handle.read(0, handle.length, verify=True)
@@ -197,7 +195,7 @@ class BlockCache:
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the block's file is there, without looking into it; not one that was found unusable."""
         place = blocks.place(key.digest, index)
-        for root in self._roots:
+        for root, _ in self._roots:
             path = f"{root}/{place}"
             if disk.exists(path) and path not in self._rejected:
                 return True
@@ -210,12 +208,11 @@ class BlockCache:
 
         Raises CacheError when not all could be stored. No block is ever there in part.
         """
-        self._look()
         try:
             self._writable().put(given, bounds, instead_of=self._rejected)
         except CacheError as error:
             self.cannot_store = error.message
-            self._say_once(error.message)
+            self._say_once(_NOT_STORED, f"blocks are not cached: {error.message}")
             raise
         self.cannot_store = None
         for key, _ in given if self._rejected else ():
@@ -230,9 +227,9 @@ class BlockCache:
 
     def discard(self, key: ObjectKey, index: int) -> None:
         """Drop one block because it is bad. Never raises: without its file it is a miss."""
+        self._handles.drop([(key.digest, index)])
         if self._store is None:
             return
-        self._handles.drop([(key.digest, index)])
         try:
             self._store.discard(key, index)
         except CacheError:  # the index is away: the file counts
@@ -242,7 +239,7 @@ class BlockCache:
     def refuse(self, key: ObjectKey, index: int) -> None:
         """Drop a block that is whole and yet not what the origin has; in layers, which are not ours, pass over it."""
         self.discard(key, index)
-        for root in self._roots:
+        for root, _ in self._roots:
             path = f"{root}/{blocks.place(key.digest, index)}"
             if disk.exists(path):
                 self._pass_over(path)
@@ -361,10 +358,13 @@ class BlockCache:
 
     def take_claim(self, hash64: int) -> bool:
         """Take the right to fetch a block; False when another process, or another thread, has it."""
-        return self._claims.take(hash64)
+        is_ours = self._claims.take(hash64)
+        self._say_trouble(self._claims.trouble)
+        return is_ours
 
     def drop_claim(self, hash64: int) -> None:
         self._claims.drop(hash64)
+        self._say_trouble(self._claims.trouble)
 
     # The whole
 
@@ -399,7 +399,22 @@ class BlockCache:
 
     # Opening what is shared, late
 
+    def _open_root(self, *, explicit: bool) -> None:
+        """Open our own directory, to write if that can be, else to read."""
+        directory, self.cannot_store = open_directory(self._cache_dir, explicit=explicit)
+        self._directory = directory
+        self.root = directory.root if directory else None
+        own = self.root or readable_root(self._cache_dir)
+        # With the user whose blocks are believed there: a layer may be anybody's.
+        self._roots = [*([(own, disk.user_id())] if own else []), *((layer, None) for layer in self._layers)]
+        if directory is not None:
+            self._open_store(directory)
+        elif self.cannot_store:
+            self._say_once(_NOT_STORED, f"blocks are not cached: {self.cannot_store}")
+
     def _open_store(self, directory: Directory) -> None:
+        if not directory.is_network:
+            self._claims = Claims(directory.claims)
         with contextlib.suppress(OSError):
             leftovers.clear_away(directory, self._claims, time.time())
         self._index = Index(
@@ -414,11 +429,13 @@ class BlockCache:
         )
 
     def _open_marks(self) -> Marks:
-        if self._marks is None:
+        marks = self._marks
+        if marks is None:
             path, temp = (self._directory.marks, self._directory.temp()) if self._directory else (None, "")
-            self._mapped.setdefault("marks", Marks(path, temp))  # of two threads one wins
-            self._marks = self._mapped["marks"]
-        return self._marks
+            # Of two threads that make them one wins; a third may drop them again.
+            marks = self._marks = self._mapped.setdefault("marks", Marks(path, temp))
+            self._say_trouble(marks.trouble)
+        return marks
 
     def _open_touches(self, *, size: int | None = None, clock: int = 0) -> Touches:
         """Return the touch records, enough for a cache of `size`; `clock` to go on from when they are made anew."""
@@ -429,10 +446,12 @@ class BlockCache:
             self._mapped.pop("touches", None)
             clock = found.now
         path, temp = (self._directory.touches, self._directory.temp()) if self._directory else (None, "")
-        at_least = 1 if size is None else slots
-        found = Touches(path, temp, slots, at_least=at_least, clock=clock)
-        self._touches = self._mapped.setdefault("touches", found)  # of two threads one wins
-        return self._touches
+        made = Touches(path, temp, slots, at_least=1 if size is None else slots, clock=clock)
+        touches: Touches = self._mapped.setdefault("touches", made)  # of two threads one wins
+        self._touches = touches
+        if touches.trouble:  # no warning: evictions go by what this process alone touched
+            log.info("%s", touches.trouble)
+        return touches
 
     def _likely_size(self, bounds: Bounds) -> int | None:
         """Return about what a cache that is empty may hold, without its index: records for that many blocks will do."""
@@ -446,28 +465,55 @@ class BlockCache:
         )
 
     def _look(self) -> None:
-        """Once a second: let go of mapped files that somebody deleted, so that all processes map the same ones."""
+        """Once a second: let go of mapped files that somebody deleted, so that all processes map the same ones.
+
+        Once a minute: try again what did not work. Two threads that do so at once do it twice, which is no harm.
+        """
         now = time.monotonic()
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
-        self._claims.look_again()
-        if self._marks is not None and not self._marks.is_current():
-            self._mapped.pop("marks", None)
+        if now >= self._again_at:
+            self._again_at = now + _AGAIN_S
+            self._try_again()
+        with contextlib.suppress(OSError):  # nobody can tell: what we have goes on
+            self._claims.look_again()
+            for name, mapped in list(self._mapped.items()):
+                if not mapped.is_current():
+                    self._drop_mapped(name)
+
+    def _try_again(self) -> None:
+        """Do what could not be done when it was wanted: the disk may have got well since."""
+        if self._directory is None:
+            self._open_root(explicit=False)
+            if self._directory is None:
+                return
+            self._drop_mapped("marks")
+            self._drop_mapped("touches")
+        self._claims.try_again()
+        for name, mapped in list(self._mapped.items()):
+            # Marks only for better ones: new ones that are private too would make us forget all that we know.
+            if mapped.trouble and not (
+                name == "marks" and Marks(mapped.path, self._directory.temp()).trouble
+            ):
+                self._drop_mapped(name)
+
+    def _drop_mapped(self, name: str) -> None:
+        self._mapped.pop(name, None)
+        if name == "marks":
             self._marks = None
-        if self._touches is not None and not self._touches.is_current():
-            self._mapped.pop("touches", None)
+        else:
             self._touches = None
 
     def _open(self, key: ObjectKey, index: int, nowait: bool) -> Handle | None:
         """Open the block in the first layer that has it; bad ones are removed from ours and skipped in others."""
         place = blocks.place(key.digest, index)
-        for root in self._roots:
+        for root, owner in self._roots:
             path = f"{root}/{place}"
             if path in self._rejected:
                 continue
             try:
-                return self._handles.open(path, key, index, nowait=nowait)
+                return self._handles.open(path, key, index, nowait=nowait, owner=owner)
             except FileNotFoundError:
                 continue
             except BlockingIOError:
@@ -484,7 +530,7 @@ class BlockCache:
         if isinstance(error, BlockingIOError):
             self._handles.give(key, index, handle)
             return False
-        disk.close(handle.fd)
+        blocks.let_go(handle.fd)
         if isinstance(error, (BadBlock, OSError)):
             self._reject(key, index, handle.path, error)
             return True
@@ -494,8 +540,12 @@ class BlockCache:
         """Log a bad block once, and remove it if it is in our own layer and bad in itself (not just out of reach)."""
         if path in self._rejected:
             return
-        log.warning("a cached block of %s is not used: %s (%s)", key.path, error, path)
-        is_bad = isinstance(error, BadBlock) or error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+        trouble = f"a cached block of {key.path} is not used: {error} ({path})"
+        is_bad = isinstance(error, BadBlock) or error.errno in _NO_FILE
+        if is_bad:
+            log.warning("%s", trouble)
+        else:  # a disk that cannot be read says so for every block
+            self._say_trouble(trouble)
         if is_bad and self.root is not None and path.startswith(self.root + "/"):
             self.discard(key, index)
             if not disk.exists(path):
@@ -506,11 +556,13 @@ class BlockCache:
         """Do not look at a file again that can be neither used nor removed: it counts as absent, and can be fetched."""
         self._rejected[path] = None
         while len(self._rejected) > _MOST_REJECTED:
-            self._rejected.pop(next(iter(self._rejected)), None)
+            with contextlib.suppress(RuntimeError, StopIteration):  # another thread was at it too
+                self._rejected.pop(next(iter(self._rejected)), None)
 
     # Trouble
 
     def _writable(self) -> Store:
+        self._look()
         if self._store is None:
             raise CacheError(self.cannot_store or "nothing can be stored")
         return self._store
@@ -541,7 +593,13 @@ class BlockCache:
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:
             raise CacheError(f"{what} in {self.root}: {error}") from error
 
-    def _say_once(self, reason: str) -> None:
-        if not self._said:
-            self._said = True
-            log.warning("blocks are not cached: %s", reason)
+    def _say_trouble(self, trouble: str | None) -> None:
+        """Warn of what makes us slower and no more, unless that or worse was said before."""
+        if trouble is not None:
+            self._say_once(_SLOWER, trouble)
+
+    def _say_once(self, how_bad: int, trouble: str) -> None:
+        """Warn of the first trouble, and once more when it gets worse: a disk that fails fails at every call."""
+        if self._said < how_bad:
+            self._said = how_bad
+            log.warning("%s", trouble)

@@ -10,6 +10,7 @@ from cachedfs.cache import blocks, disk, leftovers
 from cachedfs.cache.blocks import BadBlock, Trailer
 from cachedfs.cache.claims import Claims
 from cachedfs.cache.directory import Directory
+from cachedfs.cache.handles import TOO_MANY_FILES
 from cachedfs.cache.index import BlockRow, Index, Rows
 from cachedfs.cache.space import Room, remove_dead_leases
 
@@ -69,8 +70,7 @@ def check(
         if repair:
             _repair(rows, findings, directory, now_s)
             remove_dead_leases(rows, directory, claims)
-            for path in left:
-                disk.unlink(path)
+            leftovers.clear_away(directory, claims, now_s)
             rows.recount_objects()
             for name, value in rows.sums().items():
                 rows.record(name, value)
@@ -109,7 +109,11 @@ def _trailer(found: disk.Found, *, whole: bool = False) -> Trailer | None:
     """Return what a file says of itself if that is what its name says, and with `whole` if every byte is right."""
     try:
         handle = blocks.open_block(found.path)
-    except (BadBlock, OSError):
+    except BadBlock:
+        return None
+    except OSError as error:
+        if error.errno in TOO_MANY_FILES:  # that says nothing of this one
+            raise
         return None
     try:
         if whole:
@@ -117,7 +121,7 @@ def _trailer(found: disk.Found, *, whole: bool = False) -> Trailer | None:
     except (BadBlock, OSError):
         return None
     finally:
-        disk.close(handle.fd)
+        blocks.let_go(handle.fd)
     place = blocks.place(handle.trailer.key.digest, handle.trailer.index)
     return handle.trailer if found.path.endswith("/" + place) else None
 

@@ -6,6 +6,7 @@ whole key, so that a block proves what it is. There is no fsync: a torn block fa
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import stat
 import struct
@@ -22,6 +23,7 @@ __all__ = [
     "Handle",
     "Trailer",
     "encode_trailer",
+    "let_go",
     "open_block",
     "parse_trailer",
     "place",
@@ -104,6 +106,8 @@ def _parse_body(body: bytes) -> Trailer:
     index, block_size = _PLACE.unpack_from(body, at)
     if at + _PLACE.size != len(body):
         raise BadBlock("its trailer has the wrong size")
+    if max(index, block_size) >> 63:  # what the index of the cache cannot count
+        raise BadBlock("it has an impossible place")
     return Trailer(fields[0], fields[1], fields[2], block_size, index, length, checksums)
 
 
@@ -206,18 +210,29 @@ class Handle:
             page += 1
 
 
-def open_block(path: str, *, nowait: bool = False) -> Handle:
-    """Open the block at `path`. Raises BadBlock, BlockingIOError, OSError; FileNotFoundError: it is not there."""
+def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> Handle:
+    """Open the block at `path`, which must belong to `owner` if one is given: checksums do not tell who made them.
+
+    Raises BadBlock, BlockingIOError, OSError; FileNotFoundError: it is not there.
+    """
     fd = disk.open_to_read(path)
     try:
         status = disk.state_of_open(fd)
         if not stat.S_ISREG(status.st_mode):
             raise BadBlock("it is not a file")
+        if owner is not None and status.st_uid != owner:
+            raise BadBlock(f"it belongs to user {status.st_uid}")
         trailer = _read_trailer(fd, status.st_size, nowait)
         return Handle(fd, path, trailer, (status.st_ino, status.st_mtime_ns))
     except BaseException:
-        disk.close(fd)
+        let_go(fd)
         raise
+
+
+def let_go(fd: int) -> None:
+    """Close a file that was only read: whatever the disk says to it, the descriptor is gone and nothing is lost."""
+    with contextlib.suppress(OSError):
+        disk.close(fd)
 
 
 def _read_trailer(fd: int, file_size: int, nowait: bool) -> Trailer:

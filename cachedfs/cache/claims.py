@@ -8,14 +8,11 @@ nothing else in this room opens it. A child inherits the descriptor but not the 
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 
 from cachedfs.cache import disk
 
 __all__ = ["Claims"]
-
-log = logging.getLogger("cachedfs.cache")
 
 _BYTES = (1 << 62) - 1  # the largest offset that every kernel locks
 
@@ -34,12 +31,16 @@ _HELD: dict[tuple[str, int], _Held] = {}  # by path and process: a forked child 
 
 
 class Claims:
-    """The claims of this process on one cache. Without a file (`path` None) they hold among its threads alone."""
+    """The claims of this process on one cache. Without a file (`path` None) they hold among its threads alone.
+
+    `trouble`: why they do not reach other processes, though there should be a file.
+    """
 
     def __init__(self, path: str | None) -> None:
         self._path = path
         self._own = f"memory of cache {next(_NUMBERS)}" if path is None else path
         self.works_across_processes = path is not None
+        self.trouble: str | None = None
 
     def take(self, hash64: int) -> bool:
         """Take the claim; False when somebody has it: another process, or another thread of this one."""
@@ -66,6 +67,11 @@ class Claims:
                 return True
             self._unlock_byte(byte)
             return False
+
+    def try_again(self) -> None:
+        """Ask the file system again for locks, if it had none."""
+        if self.trouble is not None:
+            self.works_across_processes, self.trouble = True, None
 
     def look_again(self) -> None:
         """Use the file that is at the path now, if ours was deleted. The old one stays open: see above."""
@@ -98,7 +104,7 @@ class Claims:
             return disk.lock_byte(fd, byte)
         except OSError as error:
             self.works_across_processes = False
-            log.warning("claims on %s do not work here (%s): blocks may be fetched twice", self._path, error)
+            self.trouble = f"claims on {self._path} do not work here ({error}): blocks may be fetched twice"
             return True
 
     def _unlock_byte(self, byte: int) -> None:
@@ -107,4 +113,4 @@ class Claims:
             try:
                 disk.unlock_byte(fd, byte)
             except OSError as error:  # others then wait for this process's end; no read may fail for it
-                log.warning("a claim on %s could not be given up: %s", self._path, error)
+                self.trouble = f"a claim on {self._path} could not be given up: {error}"

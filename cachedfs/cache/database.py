@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import logging
 import sqlite3
+import stat
 import threading
 import time
 import urllib.parse
@@ -155,8 +156,10 @@ class Database:
         return _given(slot)
 
     def _inode(self) -> int:
+        """Return which file is at the path; 0 for none, and for what is not ours: SQLite would follow a symlink."""
         status = disk.state(self._path)
-        return status.st_ino if status is not None else 0
+        is_ours = status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == disk.user_id()
+        return status.st_ino if status is not None and is_ours else 0
 
     def _connect(self, slot: _Connection, wait_s: float) -> None:
         """Open what is at the path, and prove that it is an index of this version."""
@@ -165,11 +168,18 @@ class Database:
             raise sqlite3.OperationalError("there is no index")
         slot.pid = disk.process_id()
         slot.sqlite = _connect(self._path, wait_s)
-        slot.sqlite.execute(f"PRAGMA journal_mode={self._journal}")
-        slot.sqlite.execute("PRAGMA synchronous=NORMAL")
-        slot.sqlite.execute(f"PRAGMA wal_autocheckpoint={self.wal_pages}")
-        slot.sqlite.execute(f"PRAGMA journal_size_limit={self.wal_pages * 4096}")
-        if slot.sqlite.execute("PRAGMA user_version").fetchone()[0] != self._version:
+        try:
+            self._prepare(slot.sqlite)
+        except BaseException:
+            slot.close()  # half prepared, and perhaps of another version: never used
+            raise
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute(f"PRAGMA journal_mode={self._journal}")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint={self.wal_pages}")
+        connection.execute(f"PRAGMA journal_size_limit={self.wal_pages * 4096}")
+        if connection.execute("PRAGMA user_version").fetchone()[0] != self._version:
             raise sqlite3.DatabaseError("it is not an index of this version")
 
     def look_again(self) -> None:
@@ -210,21 +220,30 @@ class Database:
 
     def _put_fresh(self) -> None:
         temp = self._temp()
-        fresh = _connect(temp, _WRITER_WAIT_S, create=True)
+        try:
+            self._make_fresh(temp)
+            for suffix in ("", "-wal", "-shm", "-journal"):  # set aside, not removed: an hour to look at them
+                with contextlib.suppress(FileNotFoundError):
+                    disk.rename(self._path + suffix, f"{temp}-old{suffix}")
+            disk.rename(temp, self._path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # who tries again makes another: they would fill a full disk
+                disk.unlink(temp)
+            raise
+
+    def _make_fresh(self, temp: str) -> None:
+        disk.close(disk.create(temp))  # SQLite would make it readable by others
+        fresh = _connect(temp, _WRITER_WAIT_S)
         try:
             fresh.executescript(
                 f"PRAGMA synchronous=OFF; BEGIN; {self._schema}; PRAGMA user_version={self._version}; COMMIT"
             )
         finally:
             fresh.close()
-        for suffix in ("", "-wal", "-shm", "-journal"):  # set aside, not removed: an hour to look at them
-            with contextlib.suppress(FileNotFoundError):
-                disk.rename(self._path + suffix, f"{temp}-old{suffix}")
-        disk.rename(temp, self._path)
 
 
-def _connect(path: str, wait_s: float, *, create: bool = False) -> sqlite3.Connection:
-    uri = f"file:{urllib.parse.quote(path)}?mode={'rwc' if create else 'rw'}"
+def _connect(path: str, wait_s: float) -> sqlite3.Connection:
+    uri = f"file:{urllib.parse.quote(path)}?mode=rw"
     return sqlite3.connect(
         uri,
         uri=True,

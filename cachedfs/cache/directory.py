@@ -16,12 +16,9 @@ __all__ = ["Directory", "layer_roots", "open_directory", "readable_root"]
 log = logging.getLogger("cachedfs.cache")
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_FOLDERS = ("blocks", "leases", "tmp")
 _LEASE = re.compile(r"[0-9a-f]{16}")
 _LAYER = re.compile(rf"cachedfs-{FORMAT}-\d+")
-
-
-class _Refused(Exception):
-    """The subdirectory is not safely ours."""
 
 
 class Directory:
@@ -38,20 +35,22 @@ class Directory:
 
     def make(self) -> None:
         """Make what is missing of the root and its folders. Raises OSError, or ValueError when the root is not ours."""
-        for folder in _chain(self.root):
+        for folder in self._all():
             disk.make_folder(folder)
-            try:
-                _verify(folder)
-            except _Refused as error:
-                raise ValueError(str(error)) from error
-        for name in ("blocks", "leases", "tmp"):
-            disk.make_folder(f"{self.root}/{name}")
+            _verify(folder)
 
     def make_again_if_gone(self) -> None:
-        """Make the folders again that somebody removed while we were running; raises as `make` does."""
-        if not (disk.exists(f"{self.root}/blocks") and disk.exists(f"{self.root}/tmp")):
+        """Make the folders again that somebody removed while we were running, and write into no other; raises as `make`."""
+        try:
+            for folder in self._all():
+                _verify(folder)
+        except FileNotFoundError:
             disk.make_folders(_chain(self.root)[0].rpartition("/")[0])
             self.make()
+
+    def _all(self) -> list[str]:
+        """Return our folders, each after the one that it is in; those of the blocks are made as they are needed."""
+        return [*_chain(self.root), *(f"{self.root}/{name}" for name in _FOLDERS)]
 
     def temp(self) -> str:
         """Return a new name for a temporary file."""
@@ -61,11 +60,21 @@ class Directory:
         return f"{self.root}/leases/{name}"
 
     def move_into_place(self, temp: str, path: str) -> None:
-        """Rename `temp` to the block at `path`, making its folder if this is the first block there."""
+        """Rename `temp` to the block at `path`, making its folder if this is the first block there.
+
+        What is not ours is set aside: a symlink in place of the folder, which leads elsewhere, a folder in place of the block.
+        """
+        folder = path.rpartition("/")[0]
+        status = disk.state(folder)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            disk.rename(folder, self.temp())
+            status = None
+        if status is None:
+            disk.make_folder(folder)
         try:
             disk.rename(temp, path)
-        except FileNotFoundError:
-            disk.make_folder(path.rpartition("/")[0])
+        except IsADirectoryError:
+            disk.rename(path, self.temp())
             disk.rename(temp, path)
 
     def files(self) -> Iterator[disk.Found]:
@@ -110,7 +119,7 @@ def readable_root(cache_dir: str) -> str | None:
     root = f"{disk.absolute(cache_dir)}/cachedfs-{FORMAT}-{disk.user_id()}"
     try:
         _verify(root)
-    except (_Refused, OSError):
+    except (ValueError, OSError):
         return None
     return root
 
@@ -136,14 +145,15 @@ def _chain(root: str) -> list[str]:
 
 
 def _verify(folder: str) -> None:
+    """Raise ValueError unless `folder` is safely ours, FileNotFoundError when it is not there."""
     status = disk.state(folder)
     if status is None:
         raise FileNotFoundError(f"{folder} vanished")
     if not stat.S_ISDIR(status.st_mode):
-        raise _Refused(
+        raise ValueError(
             f"{folder} is not a folder (a symlink, or a file): remove it, or give another cache_dir"
         )
     if status.st_uid != disk.user_id():
-        raise _Refused(f"{folder} belongs to user {status.st_uid}: give another cache_dir")
+        raise ValueError(f"{folder} belongs to user {status.st_uid}: give another cache_dir")
     if status.st_mode & _OTHERS_WRITE:
-        raise _Refused(f"{folder} can be written by others: chmod 700 it, or give another cache_dir")
+        raise ValueError(f"{folder} can be written by others: chmod 700 it, or give another cache_dir")

@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import resource
+import shutil
 import stat
 import sys
 import time
@@ -48,6 +49,7 @@ __all__ = [
     "read",
     "read_cached_into",
     "read_into",
+    "remove_tree",
     "rename",
     "scan",
     "size_of",
@@ -110,11 +112,21 @@ def open_mappable(path: str) -> int:
 
 
 def open_lockable(path: str) -> int:
-    return os.open(path, _UPDATE | os.O_CREAT, 0o600)
+    return _ours_alone(os.open(path, _UPDATE | os.O_CREAT, 0o600))
 
 
 def create(path: str) -> int:
-    return os.open(path, _CREATE, 0o600)
+    return _ours_alone(os.open(path, _CREATE, 0o600))
+
+
+def _ours_alone(fd: int) -> int:
+    """Give a file the rights that it is made with, whatever the umask took of them."""
+    try:
+        os.fchmod(fd, 0o600)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def close(fd: int) -> None:
@@ -202,16 +214,23 @@ def unlink(path: str) -> bool:
 
 
 def make_folder(path: str) -> bool:
-    """Make one folder that only we may enter; False when something of that name is there."""
+    """Make one folder that only we may enter, whatever the umask; False when something of that name is there."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
         return False
+    if os.lstat(path).st_mode & 0o700 != 0o700:
+        os.chmod(path, 0o700)
     return True
 
 
 def make_folders(path: str) -> None:
     os.makedirs(path, exist_ok=True)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder with all that is in it, symlinks not followed."""
+    shutil.rmtree(path)
 
 
 def make_read_only(path: str) -> None:
@@ -246,7 +265,7 @@ def exists(path: str) -> bool:
 
 
 def writable(path: str) -> bool:
-    return os.access(path, os.W_OK | os.X_OK)
+    return os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def state(path: str) -> os.stat_result | None:
@@ -323,7 +342,8 @@ def process_id() -> int:
 
 
 def user_id() -> int:
-    return os.getuid()
+    """Return the user who owns what this process makes."""
+    return os.geteuid()
 
 
 def host_name() -> str:

@@ -17,12 +17,12 @@ from cachedfs.cache import blocks, disk
 from cachedfs.cache.blocks import BadBlock, Handle
 from cachedfs.model import ObjectKey
 
-__all__ = ["Handles"]
+__all__ = ["TOO_MANY_FILES", "Handles"]
 
 _MOST_HANDLES = 256
 _MOST_REMEMBERED = 16384  # blocks whose checked pages we know: 16 GiB of them in 4 MB of memory
 _SWEEP_S = 1.0
-_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 _Key = tuple[str, int]
 _T = TypeVar("_T")
@@ -42,17 +42,19 @@ class Handles:
         """Return the open handle of the block and forget it here; None when it is not open or in use."""
         return self._idle.pop((key.digest, index), None)
 
-    def open(self, path: str, key: ObjectKey, index: int, *, nowait: bool = False) -> Handle:
+    def open(
+        self, path: str, key: ObjectKey, index: int, *, nowait: bool = False, owner: int | None = None
+    ) -> Handle:
         """Open the block at `path` and prove that it is this one. Raises as `blocks.open_block` does."""
         try:
-            handle = blocks.open_block(path, nowait=nowait)
+            handle = blocks.open_block(path, nowait=nowait, owner=owner)
         except OSError as error:
-            if error.errno not in _TOO_MANY_FILES:
+            if error.errno not in TOO_MANY_FILES:
                 raise
             self.close_all()
-            handle = blocks.open_block(path, nowait=nowait)
+            handle = blocks.open_block(path, nowait=nowait, owner=owner)
         if not _is_block(handle.trailer, key, index):
-            disk.close(handle.fd)
+            blocks.let_go(handle.fd)
             raise BadBlock("it is another block")
         stamp, unchecked = self._checked.get((key.digest, index), (None, 0))
         if stamp == handle.stamp:
@@ -81,7 +83,7 @@ class Handles:
         self._checked[name] = (handle.stamp, handle.unchecked)
         if len(self._checked) > _MOST_REMEMBERED:
             _pop_first(self._checked)
-        disk.close(handle.fd)
+        blocks.let_go(handle.fd)
 
     def drop(self, names: Iterable[_Key]) -> None:
         """Close the handles of blocks that are no more, and forget what was checked of them."""
@@ -89,7 +91,7 @@ class Handles:
             self._checked.pop(name, None)
             handle = self._idle.pop(name, None)
             if handle is not None:
-                disk.close(handle.fd)
+                blocks.let_go(handle.fd)
 
     def close_all(self) -> None:
         for name in list(self._idle):
@@ -108,11 +110,16 @@ class Handles:
             handle = self._idle.pop(name, None)
             if handle is None:
                 continue
-            if (
-                disk.state_of_open(handle.fd).st_nlink == 0
-                or self._idle.setdefault(name, handle) is not handle
-            ):
+            if _is_deleted(handle) or self._idle.setdefault(name, handle) is not handle:
                 self.close(name, handle)
+
+
+def _is_deleted(handle: Handle) -> bool:
+    """Return whether the block has no name any more; True as well when nobody can tell: it is opened again then."""
+    try:
+        return disk.state_of_open(handle.fd).st_nlink == 0
+    except OSError:
+        return True
 
 
 def _is_block(trailer: blocks.Trailer, key: ObjectKey, index: int) -> bool:

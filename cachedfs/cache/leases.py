@@ -26,8 +26,13 @@ class Lease:
         self._removed = removed
         self._pid = disk.process_id()
         self._fd: int | None = disk.create(path)
-        if size:
-            disk.allocate(self._fd, size)
+        try:
+            if size:
+                disk.allocate(self._fd, size)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._close_file()
+            raise
 
     def write_at(self, offset: int, buffer: Buffer) -> None:
         """Write `buffer` at `offset`. Raises CacheError beyond the size, after `seal`, or when the disk refuses."""
@@ -41,14 +46,18 @@ class Lease:
             raise CacheError(f"{self.path} cannot be written: {error}") from error
 
     def seal(self) -> None:
-        """End writing: from now on the file is read-only (0400)."""
-        if self._fd is not None:
+        """End writing: from now on the file is read-only (0400). Raises CacheError when the disk lost what was written."""
+        if self._fd is None:
+            return
+        try:
             self._close_file()
             disk.make_read_only(self.path)
+        except OSError as error:
+            raise CacheError(f"{self.path} cannot be finished: {error}") from error
 
     def close(self) -> None:
         """Remove the file and give its room back. Those who have it open keep its bytes."""
-        if self._fd is not None:
+        with contextlib.suppress(OSError):  # what it lost is lost with the file
             self._close_file()
         if self._pid != disk.process_id():
             return

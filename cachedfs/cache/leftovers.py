@@ -32,7 +32,7 @@ def clear_away(directory: Directory, claims: Claims, now_s: float) -> int:
     for found in _found(directory):
         if _is_abandoned(found, claims, now_s):
             with contextlib.suppress(OSError):
-                disk.unlink(found.path)
+                (disk.remove_tree if found.is_folder else disk.unlink)(found.path)
         elif not (_BLOCK.fullmatch(found.name) and claims.works_across_processes):
             uncounted += found.size
     return uncounted

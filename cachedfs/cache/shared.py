@@ -6,34 +6,37 @@ still is an update; a lost touch costs at most a hit.
 
 A file is made complete under a temporary name and linked into place. Its room is allocated first: a mapped page
 without room on a full disk would kill the process. Where that fails, memory of this process stands in, which is
-right for one process (and those forked from it), and `is_private` says so.
+right for one process (and those forked from it), and `trouble` says why.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
+import stat
 import struct
 import zlib
 from collections.abc import Iterable
 
 from cachedfs.cache import disk
+from cachedfs.cache.blocks import let_go
 
 __all__ = ["CLOCK_AT", "MASK32", "MASK63", "Marks", "SharedSlots"]
-
-log = logging.getLogger("cachedfs.cache")
 
 _HEADER = struct.Struct("<8sQ")  # magic, number of slots
 _HEADER_SIZE = 4096
 CLOCK_AT = 4  # of the touch clock, as a 32-bit word of the header
 _MARK_SLOTS = 1 << 16
+_FEWEST_SLOTS = 4  # a bucket of touch records
 MASK32 = (1 << 32) - 1
 MASK63 = (1 << 63) - 1  # marks are kept in SQLite, whose integers are signed
 
 
 class SharedSlots:
-    """One mapped file of 64-bit slots; `slots` is the view of them, `words` the header as 32-bit words."""
+    """One mapped file of 64-bit slots; `slots` is the view of them, `words` the header as 32-bit words.
+
+    `trouble`: why the file at `path` cannot be shared; None when it is, or when there should be none.
+    """
 
     magic = b""
 
@@ -47,12 +50,14 @@ class SharedSlots:
         self.path = path
         self.inode = 0
         self.is_private = True
+        self.trouble: str | None = None
         found: mmap.mmap | None = None
         if path is not None:
             try:
                 found = self._open(path, at_least) or self._make(path, temp, n_slots, fill, clock)
-            except OSError as error:
-                log.warning("%s cannot be shared with other processes: %s", path, error)
+            except (OSError, ValueError) as error:  # ValueError: cut off since we looked at its size
+                self.inode, self.is_private = 0, True
+                self.trouble = f"{path} cannot be shared with other processes: {error}"
         if found is None:
             found = disk.map_private(_HEADER_SIZE + 8 * n_slots)
             content = _content(self.magic, n_slots, fill, clock)
@@ -64,42 +69,53 @@ class SharedSlots:
         if self.is_private or self.path is None:
             return True
         status = disk.state(self.path)
-        return status is not None and status.st_ino == self.inode
+        return status is not None and status.st_ino == self.inode and status.st_size == self._size
 
     def _use(self, found: mmap.mmap) -> None:
         self.n_slots = _HEADER.unpack_from(found)[1]
+        self._size = len(found)
         view = memoryview(found)
         self.words = view[:_HEADER_SIZE].cast("I")
         self.slots = view[_HEADER_SIZE:].cast("Q")
 
     def _open(self, path: str, at_least: int) -> mmap.mmap | None:
-        """Return the mapping of a sound file, None when there is none; a file of another shape is removed."""
-        try:
-            fd = disk.open_mappable(path)
-        except FileNotFoundError:
+        """Return the mapping of a sound file, None when there is none; what is no such file is removed."""
+        status = disk.state(path)
+        if status is None:
             return None
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != disk.user_id():
+            disk.unlink(path)
+            return None
+        fd = disk.open_mappable(path)
         try:
             status = disk.state_of_open(fd)
             header = disk.read(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
             magic, n_slots = _HEADER.unpack(header)
-            is_sound = magic == self.magic and not n_slots & (n_slots - 1)
-            if not is_sound or n_slots < at_least or status.st_size != _HEADER_SIZE + 8 * n_slots:
+            is_sound = magic == self.magic and self.may_have(n_slots) and n_slots >= at_least
+            if not is_sound or status.st_size != _HEADER_SIZE + 8 * n_slots:
                 disk.unlink(path)
                 return None
             self.inode, self.is_private = status.st_ino, False
             return disk.map_file(fd, status.st_size)
         finally:
-            disk.close(fd)  # the mapping stays
+            let_go(fd)  # the mapping stays
+
+    @classmethod
+    def may_have(cls, n_slots: int) -> bool:
+        """Return whether a sound file may have so many slots: a mask does for a remainder, and buckets are whole."""
+        return n_slots >= _FEWEST_SLOTS and n_slots & (n_slots - 1) == 0
 
     def _make(self, path: str, temp: str, n_slots: int, fill: int, clock: int) -> mmap.mmap | None:
         """Put the file into place, whole, and map it, or the one that another process put there first."""
         fd = disk.create(temp)
         try:
-            disk.allocate(fd, _HEADER_SIZE + 8 * n_slots)
-            disk.write_all(fd, [_content(self.magic, n_slots, fill, clock)], 0)
+            try:
+                disk.allocate(fd, _HEADER_SIZE + 8 * n_slots)
+                disk.write_all(fd, [_content(self.magic, n_slots, fill, clock)], 0)
+            finally:
+                disk.close(fd)
             _publish(temp, path)
         finally:
-            disk.close(fd)
             with contextlib.suppress(OSError):
                 disk.unlink(temp)
         return self._open(path, 1)
@@ -135,6 +151,10 @@ class Marks(SharedSlots):
 
     def __init__(self, path: str | None, temp: str) -> None:
         super().__init__(path, temp, _MARK_SLOTS, fill=disk.nonce())
+
+    @classmethod
+    def may_have(cls, n_slots: int) -> bool:
+        return n_slots == _MARK_SLOTS
 
     def slots_of(self, identity: str, path: str) -> tuple[int, ...]:
         """Return the slots whose change changes the mark of `path`: its own, and those of the trees it is in."""

@@ -31,14 +31,15 @@ _WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, others may take the reservation for 
 
 
 class _NewBlock:
-    """A block on its way to the disk."""
+    """A block on its way to the disk; `replaces`: what is in its place is unusable."""
 
-    __slots__ = ("data", "index", "object", "place", "size", "trailer")
+    __slots__ = ("data", "index", "object", "place", "replaces", "size", "trailer")
 
-    def __init__(self, key: BlockKey, data: Buffer) -> None:
+    def __init__(self, key: BlockKey, data: Buffer, unusable: Callable[[str], bool]) -> None:
         self.object = key.object
         self.index = key.index
         self.place = blocks.place(key.object.digest, key.index)
+        self.replaces = unusable(self.place)
         self.data = data
         self.trailer = blocks.encode_trailer(key.object, key.index, data)
         self.size = memoryview(data).nbytes + len(self.trailer)
@@ -78,7 +79,9 @@ class Store:
             self._index.database.limit_wal(wal_pages_of(bounds))
             unique = {key.name: (key, data) for key, data in given}
             waiting = [
-                _NewBlock(key, data) for key, data in unique.values() if not self._is_here(key, instead_of)
+                _NewBlock(key, data, lambda place: self.room.path(place) in instead_of)
+                for key, data in unique.values()
+                if not self._is_here(key, instead_of)
             ]
             while waiting:
                 waiting = self._put_some(waiting, bounds)
@@ -210,9 +213,9 @@ class Store:
         row = rows.block(block.object, block.index)
         if row is None:
             return True
-        if self._exists(block) or self.room.is_being_written(row, now_s):
+        if (self._exists(block) and not block.replaces) or self.room.is_being_written(row, now_s):
             return False
-        rows.remove_block(row.id)  # what a crash or a deleted file left
+        rows.remove_block(row.id)  # what a crash, a deleted or a damaged file left
         return True
 
     def _exists(self, block: _NewBlock) -> bool:

@@ -1,0 +1,321 @@
+"""A faulty disk: whatever call fails, and whenever, a read is right or a miss, and the cache heals when the disk does."""
+
+import contextlib
+import errno
+import logging
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cachedfs.cache import BlockCache, Fact, claims, disk
+from cachedfs.errors import CacheError
+from cachedfs.model import Bounds, ObjectInfo
+from tests.cache.rig import BLOCK, content, key_of, put, whole
+
+E = errno
+FULL = (E.ENOSPC, E.EDQUOT)
+REFUSED = (E.EACCES, E.EROFS)
+
+
+class Case(NamedTuple):
+    """How one function of `disk` may fail: by an error, by an answer that is not true, or not at all (and why)."""
+
+    errors: tuple[int, ...] = ()
+    answer: object = None
+    why_not: str = ""
+    may_die: bool = True  # a process may be killed at this call: what it changes outlives the process
+
+
+def reads(*errors, **options):
+    return Case((E.EIO, *errors), may_die=False, **options)
+
+
+def cannot_fail(why):
+    return Case(why_not=why, may_die=False)
+
+
+CASES = {
+    "absolute": cannot_fail("it asks nothing that it does not have to believe"),
+    "allocate": Case((*FULL, E.EIO)),
+    "close": Case((E.EIO, *FULL)),
+    "create": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ENOENT)),
+    "exists": Case(answer=False, may_die=False),
+    "file_limit": cannot_fail("the kernel knows it"),
+    "host_name": cannot_fail("the kernel knows it"),
+    "is_network": Case(answer=True, may_die=False),
+    "link": Case((*FULL, E.EIO, *REFUSED)),
+    "lock_byte": Case((E.ENOLCK, E.EIO)),
+    "make_folder": Case((*FULL, E.EIO, *REFUSED)),
+    "make_folders": Case((*FULL, E.EIO, *REFUSED)),
+    "make_read_only": Case((E.EIO, *REFUSED)),
+    "map_file": reads(E.ENOMEM, E.ENODEV),
+    "map_private": cannot_fail("a process without memory ends, with a cache or without"),
+    "nonce": cannot_fail("the kernel has random bits"),
+    "on_fork": cannot_fail("it asks nobody"),
+    "open_lockable": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ELOOP)),
+    "open_mappable": reads(*REFUSED, E.EMFILE, E.ELOOP),
+    "open_to_read": reads(*REFUSED, E.EMFILE, E.ENFILE),
+    "pause": cannot_fail("it asks nobody"),
+    "process_id": cannot_fail("the kernel knows it"),
+    "read": reads(),
+    "read_cached_into": reads(),
+    "read_into": reads(),
+    "remove_tree": Case((E.EIO, *REFUSED)),
+    "rename": Case((*FULL, E.EIO, *REFUSED)),
+    "scan": reads(*REFUSED, E.EMFILE),
+    "size_of": Case(answer=0, may_die=False),
+    "space": reads(*REFUSED),
+    "state": reads(*REFUSED),
+    "state_of_open": reads(E.ESTALE),
+    "unlink": Case((E.EIO, *REFUSED)),
+    "unlock_byte": Case((E.ENOLCK, E.EIO)),
+    "user_id": cannot_fail("the kernel knows it"),
+    "writable": Case(answer=False, may_die=False),
+    "write_all": Case((*FULL, E.EIO)),
+}
+
+
+def functions():
+    return [name for name in disk.__all__ if not isinstance(getattr(disk, name), type) and name != "Buffer"]
+
+
+def test_every_function_of_the_disk_has_its_cases():
+    assert set(CASES) == set(functions())
+    for name, case in CASES.items():
+        assert bool(case.errors) + (case.answer is not None) + bool(case.why_not) == 1, name
+
+
+class Faults:
+    """Stands in for one function of `disk`: counts its calls, and fails in the `first` of them and `more` after it."""
+
+    def __init__(self, name):
+        self.name, self.real, self.calls, self.failed = name, getattr(disk, name), 0, 0
+        self.first = self.last = 0
+        self.fault = None
+
+    def arm(self, fault, first, *, for_ever):
+        self.calls = 0
+        self.fault, self.first, self.last = fault, first, 1 << 60 if for_ever else first
+
+    def heal(self):
+        self.first = self.last = 0
+
+    def __call__(self, *args):
+        self.calls += 1
+        if not self.first <= self.calls <= self.last:
+            return self.real(*args)
+        self.failed += 1
+        if callable(self.fault):
+            return self.fault()
+        number = self.fault
+        if self.name == "write_all":  # half of it is on the disk
+            fd, buffers, offset = args
+            self.real(fd, [bytes(b"".join(buffers))[: BLOCK // 2]], offset)
+        if self.name == "close":  # the descriptor is gone, whatever close says
+            self.real(*args)
+        raise OSError(number, os.strerror(number))
+
+
+KEY, OTHER, LAST = key_of("b/x"), key_of("b/other"), key_of("b/last")
+FACT = Fact("gs://test", "b/x", ObjectInfo("b/x", size=3 * BLOCK, fingerprint="v1"), time.time(), 5)
+SMALL = Bounds(size=1 << 21, keep_free=0)  # a few blocks, beside the bookkeeping
+
+
+@contextlib.contextmanager
+def tried() -> Iterator[None]:
+    """What writes may be a CacheError, and nothing else."""
+    with contextlib.suppress(CacheError):
+        yield
+
+
+def is_right(data, key, index):
+    return data is None or data == content(key, index)
+
+
+def day(directory):
+    """Do everything a cache is for, from opening to closing; what is read is right or a miss."""
+    cache = BlockCache([str(directory)], explicit=True)
+    with tried():
+        put(cache, KEY, 0, 1, bounds=SMALL)
+    with tried():
+        put(cache, KEY, 2, bounds=SMALL)
+    buffer = memoryview(bytearray(BLOCK))
+    for index in range(3):
+        assert is_right(whole(cache, KEY, index), KEY, index)
+        if cache.read_into(KEY, index, 0, buffer) > 0:
+            assert buffer == content(KEY, index)
+        with contextlib.suppress(BlockingIOError):
+            assert is_right(whole(cache, KEY, index, nowait=True), KEY, index)
+        handle = cache.borrow(KEY, index)
+        if handle is not None:
+            cache.give_back(KEY, index, handle)
+    cache.close()
+    assert is_right(whole(cache, KEY, 0), KEY, 0)
+    mark = cache.mark("gs://test", "b/x")
+    with tried():
+        cache.keep_facts([FACT._replace(mark=mark)])
+    assert cache.lookup("gs://test", "b/x") in (None, FACT._replace(mark=mark))
+    with tried():
+        cache.keep_listings("gs://test", {"b": [FACT.info]}, checked_at=1e9, marks={}, folder_marks={"b": 3})
+    assert (cache.listing("gs://test", "b") or (0, 0, 3))[2] == 3
+    cache._look_at = 0.0
+    cache.changed("gs://test", ["b/x"])
+    assert cache.mark("gs://test", "b/x") != mark
+    with tried():
+        cache.pin("gs://test", "b/x")
+    assert cache.pins() in ([], [("gs://test", "b/x")])
+    if cache.take_claim(7):
+        cache.drop_claim(7)
+    with tried(), cache.lease(1000, SMALL) as lease:
+        lease.write_at(0, b"x")
+        lease.seal()
+    with tried():
+        put(cache, OTHER, *range(24), bounds=SMALL)
+    assert is_right(whole(cache, OTHER, 23), OTHER, 23)
+    cache.discard(OTHER, 23)
+    with tried():
+        cache.unpin("gs://test", "b/x")
+    with tried():
+        cache.evict("gs://test", "b/x")
+    with tried():
+        cache.check()
+    with tried():
+        cache.check(repair=True)
+    with tried():
+        cache.rebuild()
+    with tried():
+        cache.allowance(Bounds())
+    cache.usage()
+    cache.has(KEY, 0)
+    cache._look_at = 0.0
+    cache._handles._sweep()
+    cache.lookup("gs://test", "b/x")
+    cache.close()
+    leave_remnants(cache)
+    again = BlockCache([str(directory)], explicit=True)
+    assert is_right(whole(again, OTHER, 22), OTHER, 22)
+    again.close()
+    return cache
+
+
+def leave_remnants(cache):
+    """What others left in the folder of temporary files long ago: a file, and a folder that was in a block's place."""
+    for name in ("folder", "folder/file", "file"):
+        path = Path(cache.root or "", "tmp", name)
+        with contextlib.suppress(OSError):  # there is none on such a day
+            path.mkdir() if name == "folder" else path.touch()
+    for path in Path(cache.root or "", "tmp").glob("*"):
+        os.utime(path, (0, 0))
+
+
+@pytest.fixture
+def faulty(monkeypatch):
+    """Put a function of the disk into the hands of a test."""
+
+    def one(name):
+        faults = Faults(name)
+        monkeypatch.setattr(disk, name, faults)
+        return faults
+
+    return one
+
+
+def left_open(directory):
+    """Return the files below `directory` that this process has open, but for those that it keeps or has mapped."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    kept = ("/claims", "/marks", "/touches")
+    return [
+        path for path in found if path.startswith(f"{directory}/") and not path.split(" (")[0].endswith(kept)
+    ]
+
+
+def forget_claims(directory):
+    """Close the files of claims below `directory`: a process keeps one of each for ever, and these tests make hundreds."""
+    for path in [path for path in claims._DESCRIPTORS if path.startswith(str(directory))]:
+        os.close(claims._DESCRIPTORS.pop(path))
+
+
+def schedules(name, n_calls, *, every):
+    """Yield (error or answer, first call that fails, whether all after it fail too)."""
+    case = CASES[name]
+    faults = case.errors or ((lambda: case.answer),)
+    for fault in faults:
+        yield fault, 1, True
+    calls = range(1, n_calls + 1)
+    for first in calls if every else sorted(random.Random(name).sample(calls, min(n_calls, 3))):
+        for fault in faults if every else faults[:1]:
+            yield fault, first, False
+            if every:
+                yield fault, first, True
+
+
+def run_days(faults, tmp_path, caplog, *, every):
+    """Live days on a disk that fails in all ways; return how many, and how many calls failed."""
+    day(tmp_path / "warm")  # what a process opens once
+    faults.calls = 0
+    day(tmp_path / "clean")
+    n_days = 0
+    for fault, first, for_ever in list(schedules(faults.name, faults.calls, every=every)):
+        n_days += 1
+        directory = tmp_path / str(n_days)
+        caplog.clear()
+        faults.arm(fault, first, for_ever=for_ever)
+        what = f"{faults.name}: {fault} at call {first}{' and after it' if for_ever else ''}"
+        try:
+            cache = day(directory)
+            faults.heal()
+            heals(cache)
+            warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+            # Of each of the two caches of a day: that it cannot store, and what makes it slower before that.
+            assert sum("not cached" in warning for warning in warnings) <= 2, warnings
+            assert sum("not cached" not in warning for warning in warnings) <= 2, warnings
+        except BaseException as error:
+            error.add_note(what)
+            raise
+        finally:
+            faults.heal()
+            forget_claims(tmp_path)
+        assert left_open(directory) == [], what
+    return n_days
+
+
+def heals(cache):
+    """The disk is sound again: the next put stores, what was stored is read, and an audit has nothing left to say."""
+    cache._again_at = cache._look_at = 0.0  # so much later
+    put(cache, LAST, 0)
+    assert cache.cannot_store is None
+    assert whole(cache, LAST, 0) == content(LAST, 0)
+    cache.check(repair=True)
+    assert cache.check().ok
+    mark = cache.mark("gs://test", "b/x")
+    assert not cache._marks.is_private
+    cache.keep_facts([FACT._replace(mark=mark)])
+    assert cache.lookup("gs://test", "b/x") == FACT._replace(mark=mark)
+    cache.close()
+
+
+FALLIBLE = [name for name, case in CASES.items() if not case.why_not]
+
+
+@pytest.mark.parametrize("name", FALLIBLE)
+def test_a_disk_that_fails_costs_no_read_and_the_cache_heals_with_it(faulty, tmp_path, caplog, name):
+    faults = faulty(name)
+    run_days(faults, tmp_path, caplog, every=False)
+    assert faults.failed
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", FALLIBLE)
+def test_a_disk_may_fail_at_every_call_in_every_way(faulty, tmp_path, caplog, name):
+    faults = faulty(name)
+    n_days = run_days(faults, tmp_path, caplog, every=True)
+    print(f"{name}: {n_days} days, {faults.failed} calls failed")  # noqa: T201 - a long run says what it did
