@@ -213,7 +213,7 @@ class Store:
         row = rows.block(block.object, block.index)
         if row is None:
             return True
-        if (self._exists(block) and not block.replaces) or self.room.is_being_written(row, now_s):
+        if not block.replaces if self._exists(block) else self.room.is_being_written(row, now_s):
             return False
         rows.remove_block(row.id)  # what a crash, a deleted or a damaged file left
         return True

@@ -1,11 +1,16 @@
 """Blocks as bytes on disk: the format does not change unnoticed, and nothing but the right block is ever believed."""
 
+import contextlib
 import os
+import random
+import socket
 import zlib
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from cachedfs.cache import blocks
+from cachedfs.cache import BlockCache, blocks
 from cachedfs.cache.blocks import BadBlock
 from cachedfs.model import ObjectKey
 from tests.cache.rig import AMPLE, BLOCK, PAGE, content, file_of, flip, key_of, put, whole
@@ -69,12 +74,25 @@ def _lengthen(path):
         file.write(b"\0")
 
 
-def _another_format(path):
+def sealed(body):
+    """Return a trailer whose checksum and size are right, whatever it says."""
+    return bytes(body) + zlib.crc32(body).to_bytes(4, "little") + (len(body) + 8).to_bytes(4, "little")
+
+
+def _of_format(path, number):
     whole = path.read_bytes()
     size = int.from_bytes(whole[-4:], "little")
     body = bytearray(whole[-size:-8])
-    body[8] += 1
-    path.write_bytes(whole[:-size] + body + zlib.crc32(body).to_bytes(4, "little") + whole[-4:])
+    body[8] = number
+    path.write_bytes(whole[:-size] + sealed(body))
+
+
+def _older_format(path):
+    _of_format(path, blocks.FORMAT - 1)
+
+
+def _newer_format(path):
+    _of_format(path, blocks.FORMAT + 1)
 
 
 def _symlink(path):
@@ -87,10 +105,39 @@ def _fifo(path):
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("damage", [_cut, _empty, _lengthen, _another_format, _symlink, _fifo])
+def _socket(path):
+    path.unlink()
+    folder = os.getcwd()
+    os.chdir(path.parent)  # the whole path is too long a name for a socket
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(folder)
+
+
+def _dangling_symlink(path):
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def _hard_link_to_another_block(path):
+    number = int(path.name.rpartition("-")[2], 16)
+    (other,) = path.parents[1].glob(f"*/{path.name.rpartition('-')[0]}-{number + 1:x}")
+    path.unlink()
+    os.link(other, path)
+
+
+DAMAGES = [
+    _cut, _empty, _lengthen, _older_format, _newer_format, _symlink, _dangling_symlink, _fifo, _socket,
+    _hard_link_to_another_block,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_no_block_is_a_miss_and_goes(cache, damage, caplog):
     key = key_of()
-    put(cache, key, 0)
+    put(cache, key, 0, 1)
     path = file_of(cache, key, 0)
     damage(path)
     assert whole(cache, key, 0) is None
@@ -98,7 +145,139 @@ def test_what_is_no_block_is_a_miss_and_goes(cache, damage, caplog):
     assert whole(cache, key, 0) is None
     assert len([record for record in caplog.records if "is not used" in record.message]) == 1
     put(cache, key, 0)
+    assert [whole(cache, key, index) for index in (0, 1)] == [content(key, 0), content(key, 1)]
+    assert cache.check(repair=True).orphans == ()
+    assert cache.check().ok
+
+
+@pytest.mark.parametrize("names", [(), ("file", "other")], ids=["empty", "full"])
+def test_a_folder_in_place_of_a_block_is_a_miss_and_makes_way_for_the_next_put(cache, names, caplog):
+    key = key_of()
+    put(cache, key, 0)
+    path = file_of(cache, key, 0)
+    path.unlink()
+    path.mkdir()
+    for name in names:
+        (path / name).write_text("somebody's")
+    for _ in range(3):
+        assert whole(cache, key, 0) is None
+        assert not cache.has(key, 0)
+    assert len([record for record in caplog.records if "is not used" in record.message]) == 1
+    put(cache, key, 0)
     assert whole(cache, key, 0) == content(key, 0)
+    assert len(list(path.parents[2].glob("tmp/*/*"))) == len(names)  # an hour to look at them
+    assert cache.check().ok
+
+
+def test_a_block_that_cannot_be_read_is_replaced_by_the_next_put(cache, open_cache, monkeypatch):
+    key, real = key_of(), os.pread
+    put(cache, key, 0)
+    bad_inode = file_of(cache, key, 0).stat().st_ino
+
+    def bad_sector(fd, size, offset):
+        if os.fstat(fd).st_ino == bad_inode:
+            raise OSError(5, "Input/output error")
+        return real(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", bad_sector)
+    reader = open_cache()
+    assert whole(reader, key, 0) is None
+    kept = os.open(file_of(cache, key, 0), os.O_RDONLY)  # so that its inode is not used again
+    put(reader, key, 0)
+    assert whole(reader, key, 0) == content(key, 0)
+    os.close(kept)
+    assert reader.check().ok
+
+
+def test_a_block_cut_off_anywhere_is_a_miss(cache):
+    key = key_of(block_size=4 * PAGE)
+    size = 2 * PAGE + 100
+    put(cache, key, 0, size=size)
+    path = file_of(cache, key, 0)
+    everything = path.read_bytes()
+    pages = [edge + near for edge in (0, PAGE, 2 * PAGE) for near in (-1, 0, 1)]
+    for length in [length for length in pages if length >= 0] + list(range(size - 1, len(everything))):
+        put(cache, key, 0, size=size)
+        os.truncate(path, length)
+        assert whole(cache, key, 0) is None, length
+        assert not path.exists()
+
+
+def test_a_flipped_bit_in_any_page_is_a_miss_of_that_page(open_cache):
+    key, rng = key_of(block_size=8 * PAGE), random.Random(1)
+    writer = open_cache()
+    put(writer, key, 0)
+    path = file_of(writer, key, 0)
+    everything = path.read_bytes()
+    for page in range(8):
+        for _ in range(8):
+            damaged = bytearray(everything)
+            damaged[page * PAGE + rng.randrange(PAGE)] ^= 1 << rng.randrange(8)
+            path.write_bytes(damaged)
+            reader = open_cache()
+            other = (page + 1) % 8
+            assert (
+                reader.read(key, 0, other * PAGE, (other + 1) * PAGE)
+                == content(key, 0)[other * PAGE : (other + 1) * PAGE]
+            )
+            assert reader.read(key, 0, page * PAGE, (page + 1) * PAGE) is None
+
+
+FUZZ_KEY = key_of("b/fuzz", block_size=4 * PAGE)
+FUZZ_DATA = content(FUZZ_KEY, 1, PAGE + 500)
+FUZZ_TRAILER = blocks.encode_trailer(FUZZ_KEY, 1, FUZZ_DATA)
+ODD = [bytes([value]) * size for value in (0, 1, 0x7F, 0x80, 0xFF) for size in (1, 4, 8)]
+splices = st.tuples(
+    st.integers(0, len(FUZZ_TRAILER)), st.integers(0, 12), st.binary(max_size=12) | st.sampled_from(ODD)
+)
+
+
+def mutated(changes, is_sealed):
+    """Return the trailer with pieces replaced; `is_sealed`: its own checksum and size are made right again."""
+    trailer = bytearray(FUZZ_TRAILER)
+    for at, length, piece in changes:
+        trailer[at : at + length] = piece
+    return sealed(trailer[:-8]) if is_sealed else bytes(trailer)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory):
+    cache = BlockCache([str(tmp_path_factory.mktemp("fuzzed"))], explicit=True)
+    yield cache
+    cache.close()
+
+
+def _fuzz(cache, changes, is_sealed):
+    trailer = mutated(changes, is_sealed)
+    with contextlib.suppress(BadBlock):
+        blocks.parse_trailer(trailer)
+    put(cache, FUZZ_KEY, 1, size=len(FUZZ_DATA))
+    file_of(cache, FUZZ_KEY, 1).write_bytes(FUZZ_DATA + trailer)
+    cache.close()  # forget the file that was there
+    assert whole(cache, FUZZ_KEY, 1) in (None, FUZZ_DATA)
+    assert cache.check(repair=True).orphans == ()
+    assert cache.check().ok
+
+
+@given(st.lists(splices, min_size=1, max_size=3), st.booleans())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_trailer_whatever_it_says_makes_wrong_bytes_or_another_error(fuzzed, changes, is_sealed):
+    _fuzz(fuzzed, changes, is_sealed)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_no_trailer_of_many_makes_wrong_bytes_or_another_error(fuzzed):
+    examples = [0]
+
+    @given(st.lists(splices, min_size=1, max_size=5), st.booleans())
+    @settings(max_examples=20_000, deadline=None)
+    def run(changes, is_sealed):
+        examples[0] += 1
+        _fuzz(fuzzed, changes, is_sealed)
+
+    run()
+    print(f"{examples[0]} trailers")  # noqa: T201 - a long run says what it did
 
 
 def test_the_block_of_another_key_is_a_miss(cache):
