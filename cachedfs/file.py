@@ -250,11 +250,12 @@ class RawReader(io.RawIOBase):
         block = self._cache.borrow(key, index, old)
         if block is None:
             return 0
+        # A short block in the middle would be found, and found too short, for ever.
+        if block.length < size and block.length < self.size - index * size:
+            self._cache.give_back(key, index, block, BadBlock("it is shorter than its object"))
+            return 0
         self._block, self._block_start, self._block_stop = block, index * size, index * size + block.length
         self._last = index
-        if position >= self._block_stop:
-            self._put_down(BadBlock("it is shorter than the object says"))
-            return 0
         n = self._hit(position, into)
         if n > 0 and position not in self._asked:
             self._engine.hits += 1

@@ -398,3 +398,42 @@ def test_an_error_of_one_object_does_not_make_its_origin_away(origin):
     with pytest.raises(OriginUnavailable):
         fs.info("b/other")
     assert fs.cat_file("b/k") == new
+
+
+def short_of(fs, path, index):
+    """Store a sound block that is shorter than the object has it, as an origin makes them that keeps a name for other bytes."""
+    source = fs._source
+    key = source.key(source.facts.get(path))
+    source.engine.drain()
+    source.engine.cache.evict(source.identity, path)
+    source.engine.cache.put([(key.block(index), b"short")], source.config.bounds)
+
+
+READS = {
+    "cat_file": lambda fs, path: fs.cat_file(path),
+    "cat_ranges": lambda fs, path: fs.cat_file(path, MiB, MiB + 100),
+    "file": lambda fs, path: fs.open(path).read(),
+    "pieces": lambda fs, path: b"".join(iter(lambda file=fs.open(path): file.read(1000), b"")),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize("layer", [False, True], ids=["ours", "layer"])
+def test_a_block_that_is_shorter_than_its_object_is_fetched_again(origin, tmp_path, monkeypatch, read, layer):
+    data = origin.put("b/k", noise(2 * MiB + 500))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    expected = read(fs, "b/k")
+    for index in range(3):
+        short_of(fs, "b/k", index)
+        if layer:
+            forget()
+            below = tmp_path / f"below-{index}"
+            (tmp_path / "cache").rename(below)
+            layers = [str(tmp_path / "cache"), str(below)]
+            fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=layers)
+        assert read(fs, "b/k") == expected
+        assert fs.cat_file("b/k") == data
+        fs._source.engine.drain()
+        n_requests = len(origin.log)
+        assert fs.cat_file("b/k") == data
+        assert len(origin.log) == n_requests
