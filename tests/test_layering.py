@@ -139,3 +139,39 @@ def test_no_pickle_and_no_print():
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             ]
             assert not [call for call in calls if call.func.id == "print"], path
+
+
+def test_the_cache_reaches_the_system_through_its_disk_module_alone():
+    """So a test that makes `disk` fail, or die, makes all of it fail; only SQLite makes calls of its own."""
+    system = {
+        "os",
+        "io",
+        "fcntl",
+        "mmap",
+        "pathlib",
+        "shutil",
+        "tempfile",
+        "resource",
+        "glob",
+        "socket",
+        "subprocess",
+    }
+    for path in sorted((ROOT / "cache").glob("*.py")):
+        if path.name == "disk.py":
+            continue
+        allowed = {"mmap"} if path.name == "shared.py" else set()  # for the type of a mapping
+        assert not {name.split(".")[0] for name in imports(path)} & system - allowed, path
+        tree = ast.parse(path.read_text())
+        called = {
+            node.func.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert "open" not in called, path
+        from_disk = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "cachedfs.cache.disk"
+        ]
+        # A function imported by its name would be called past whoever replaced it.
+        assert {alias.name for node in from_disk for alias in node.names} <= {"Buffer", "is_network"}, path

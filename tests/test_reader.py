@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+from functools import partial
 
 import fsspec
 import pytest
@@ -413,7 +414,7 @@ READS = {
     "cat_file": lambda fs, path: fs.cat_file(path),
     "cat_ranges": lambda fs, path: fs.cat_file(path, MiB, MiB + 100),
     "file": lambda fs, path: fs.open(path).read(),
-    "pieces": lambda fs, path: b"".join(iter(lambda file=fs.open(path): file.read(1000), b"")),
+    "pieces": lambda fs, path: b"".join(iter(partial(fs.open(path).read, 1000), b"")),
 }
 
 

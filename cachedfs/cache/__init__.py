@@ -233,8 +233,10 @@ class BlockCache:
         try:
             self._store.discard(key, index)
         except CacheError:  # the index is away: the file counts
-            with contextlib.suppress(OSError):
-                disk.unlink(f"{self.root}/{blocks.place(key.digest, index)}")
+            with contextlib.suppress(OSError, ValueError):
+                if self._directory is not None:
+                    self._directory.verify()
+                    self._directory.unlink_block(blocks.place(key.digest, index))
 
     def refuse(self, key: ObjectKey, index: int) -> None:
         """Drop a block that is whole and yet not what the origin has; in layers, which are not ours, pass over it."""
@@ -585,9 +587,10 @@ class BlockCache:
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[Rows]:
         self._look()
-        if self._index is None:
+        if self._index is None or self._directory is None:
             raise CacheError(self.cannot_store or "nothing can be stored")
         try:
+            self._directory.make_again_if_gone()
             with self._index.writing() as rows:
                 yield rows
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:

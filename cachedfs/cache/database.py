@@ -34,6 +34,7 @@ _TRY_S = 0.05  # SQLite asks ever more rarely for a lock: asking anew after this
 _READER_WAIT_S = 0.05
 _FORK_WAIT_S = 1.0
 _STATEMENTS = 128
+_LOGS = "-wal", "-shm", "-journal"  # what SQLite keeps beside its file
 
 
 class _Connection:
@@ -158,14 +159,16 @@ class Database:
     def _inode(self) -> int:
         """Return which file is at the path; 0 for none, and for what is not ours: SQLite would follow a symlink."""
         status = disk.state(self._path)
-        is_ours = status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == disk.user_id()
-        return status.st_ino if status is not None and is_ours else 0
+        return status.st_ino if status is not None and _is_ours(status) else 0
 
     def _connect(self, slot: _Connection, wait_s: float) -> None:
         """Open what is at the path, and prove that it is an index of this version."""
         slot.inode = self._inode()
         if slot.inode == 0 or slot.inode == self._broken_inode:
             raise sqlite3.OperationalError("there is no index")
+        logs = (disk.state(self._path + suffix) for suffix in _LOGS)
+        if not all(_is_ours(status) for status in logs if status is not None):
+            raise sqlite3.DatabaseError("a log of it is not ours")
         slot.pid = disk.process_id()
         slot.sqlite = _connect(self._path, wait_s)
         try:
@@ -222,7 +225,7 @@ class Database:
         temp = self._temp()
         try:
             self._make_fresh(temp)
-            for suffix in ("", "-wal", "-shm", "-journal"):  # set aside, not removed: an hour to look at them
+            for suffix in ("", *_LOGS):  # set aside, not removed: an hour to look at them
                 with contextlib.suppress(FileNotFoundError):
                     disk.rename(self._path + suffix, f"{temp}-old{suffix}")
             disk.rename(temp, self._path)
@@ -252,6 +255,10 @@ def _connect(path: str, wait_s: float) -> sqlite3.Connection:
         check_same_thread=False,
         cached_statements=_STATEMENTS,
     )
+
+
+def _is_ours(status: disk.Status) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == disk.user_id()
 
 
 def _begin(connection: sqlite3.Connection) -> None:

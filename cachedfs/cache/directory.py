@@ -42,11 +42,15 @@ class Directory:
     def make_again_if_gone(self) -> None:
         """Make the folders again that somebody removed while we were running, and write into no other; raises as `make`."""
         try:
-            for folder in self._all():
-                _verify(folder)
+            self.verify()
         except FileNotFoundError:
             disk.make_folders(_chain(self.root)[0].rpartition("/")[0])
             self.make()
+
+    def verify(self) -> None:
+        """Raise ValueError unless our folders are safely ours, FileNotFoundError when one is not there."""
+        for folder in self._all():
+            _verify(folder)
 
     def _all(self) -> list[str]:
         """Return our folders, each after the one that it is in; those of the blocks are made as they are needed."""
@@ -76,6 +80,12 @@ class Directory:
         except IsADirectoryError:
             disk.rename(path, self.temp())
             disk.rename(temp, path)
+
+    def unlink_block(self, place: str) -> bool:
+        """Remove the file of a block; False when there was none, or only behind a symlink, where nothing is ours."""
+        path = f"{self.root}/{place}"
+        folder = disk.state(path.rpartition("/")[0])
+        return folder is not None and stat.S_ISDIR(folder.st_mode) and disk.unlink(path)
 
     def files(self) -> Iterator[disk.Found]:
         """Yield what lies in the folders of the blocks."""

@@ -24,6 +24,7 @@ __all__ = [
     "Buffer",
     "Found",
     "Space",
+    "Status",
     "absolute",
     "allocate",
     "close",
@@ -64,6 +65,7 @@ __all__ = [
 ]
 
 Buffer = bytes | bytearray | memoryview
+Status = os.stat_result
 
 _READ = (
     os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -268,7 +270,7 @@ def writable(path: str) -> bool:
     return os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
-def state(path: str) -> os.stat_result | None:
+def state(path: str) -> Status | None:
     """Return the state of `path` itself, symlinks not followed; None when there is nothing."""
     try:
         return os.lstat(path)
@@ -276,7 +278,7 @@ def state(path: str) -> os.stat_result | None:
         return None
 
 
-def state_of_open(fd: int) -> os.stat_result:
+def state_of_open(fd: int) -> Status:
     return os.fstat(fd)
 
 

@@ -84,7 +84,7 @@ class Room:
     def remove(self, rows: Rows, block: BlockRow, now_s: float) -> int:
         """Unlink a block and delete its row; return the bytes that came free."""
         underway = self.is_being_written(block, now_s)  # asked first: it may arrive between the two lines
-        gone = disk.unlink(self.path(blocks.place(block.digest, block.number)))
+        gone = self._directory.unlink_block(blocks.place(block.digest, block.number))
         self._queue.pop(block.id, None)
         if underway and not gone:
             return 0  # its file would come without a row

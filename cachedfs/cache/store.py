@@ -110,7 +110,7 @@ class Store:
         """Drop one block, because it is bad. What another process is just writing in its place stays counted."""
         now_s = time.time()
         with self._explained("a damaged block cannot be removed"), self._writing(now_s) as rows:
-            disk.unlink(self.room.path(blocks.place(key.digest, index)))
+            self._directory.unlink_block(blocks.place(key.digest, index))
             block = rows.block(key, index)
             if block is not None:
                 self.room.remove(rows, block, now_s)

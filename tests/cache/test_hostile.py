@@ -1,0 +1,345 @@
+"""Hostile surroundings: other users, strange umasks, planted symlinks, names made to break things."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from cachedfs.cache import FORMAT, Fact
+from cachedfs.errors import CacheError
+from cachedfs.model import ObjectInfo
+from tests.cache.rig import AMPLE, content, file_of, finish, key_of, put, start, whole
+
+ORIGIN, NOW = "gs://test", 1.7e9
+US, THEM = 12345, 12346  # users of no name
+NAME = f"cachedfs-{FORMAT}-{os.geteuid()}"
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+# Other users, strange umasks
+
+
+@pytest.fixture
+def shared():
+    """A folder that every user of the machine can reach: pytest's own are for us alone."""
+    folder = Path(tempfile.mkdtemp(prefix="cachedfs-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def tmpfs(folder, size="64m"):
+    options = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=1777", "none", str(folder)]
+    done = subprocess.run(options, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this machine mounts no tmpfs: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def scratch(folder):
+    folder.chmod(0o1777)
+    yield folder
+
+
+@contextlib.contextmanager
+def volume_of_another(folder):
+    folder.chmod(0o777)
+    os.chown(folder, THEM, THEM)
+    yield folder
+
+
+DAY = """
+import encodings.unicode_escape  # of what only root may read
+cache_dir, user, umask, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+if kind == "effective":
+    os.setegid(user); os.seteuid(user)
+else:
+    os.setgroups([]); os.setgid(user); os.setuid(user)
+os.umask(umask)
+cache = BlockCache([cache_dir], explicit=True)
+key = key_of()
+assert [whole(cache, key, index) for index in (0, 1)] in ([None, None], [content(key, 0), content(key, 1)])
+put(cache, key, 0, 1)
+assert [whole(cache, key, index) for index in (0, 1)] == [content(key, 0), content(key, 1)]
+cache.pin("gs://test", "b/x")
+cache.mark("gs://test", "b/x")
+assert not cache._marks.is_private and not cache._touches.is_private
+assert cache.take_claim(7) and cache._claims.works_across_processes
+with cache.lease(1000, AMPLE) as lease:
+    lease.seal()
+    assert len(open(lease.path, "rb").read()) == 1000
+assert cache.check().ok
+print(cache.root)
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("umask", [0, 0o077, 0o777], ids=oct)
+@pytest.mark.parametrize("place", [tmpfs, scratch, volume_of_another])
+def test_under_any_umask_and_in_anybody_s_folder_the_cache_works_and_is_ours_alone(shared, place, umask):
+    with place(shared) as folder:
+        for _ in range(2):  # the second process finds what the first one made
+            root = Path(finish(start(DAY, folder, US, umask, "real")).strip())
+        assert root == folder / f"cachedfs-{FORMAT}-{US}"
+        for path in [root, *root.rglob("*")]:
+            status = path.lstat()
+            assert (status.st_uid, status.st_mode & 0o777) == (US, 0o700 if path.is_dir() else 0o600), path
+
+
+@needs_root
+def test_the_effective_user_s_cache_is_used(shared):
+    with scratch(shared) as folder:
+        assert finish(start(DAY, folder, US, 0o022, "effective")).strip().endswith(f"-{US}")
+
+
+@needs_root
+def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_written(open_cache, shared):
+    """In a folder that anybody may write, and that is not sticky, he can rename ours away."""
+    key, other = key_of(), key_of("b/other")
+    forger = open_cache(shared / "his")
+    forged = b"forged" + content(key, 0)[6:]
+    forger.put([(key.block(0), forged), (other.block(0), forged)], AMPLE)
+    forger.keep_facts([Fact(ORIGIN, "b/x", ObjectInfo("b/x", size=5, fingerprint="forged"), NOW, 5)])
+    forger.mark(ORIGIN, "b/x")
+    forger.close()
+    cache = open_cache(shared / "ours")
+    put(cache, key, 0)
+    cache.mark(ORIGIN, "b/x")
+    cache.close()
+    his = Path(forger.root)
+    for path in [his, *his.rglob("*")]:
+        os.chown(path, THEM, THEM)
+    Path(cache.root).rename(shared / "away")
+    his.rename(cache.root)
+    before = snapshot(Path(cache.root))
+    for reader in (cache, None):
+        if reader is None:
+            with pytest.raises(ValueError, match=f"belongs to user {THEM}"):
+                open_cache(shared / "ours")
+            continue
+        reader._look_at = reader._handles._sweep_at = 0.0
+        reader._index.database._reader.looked_s = 0.0
+        assert whole(reader, key, 0) is None
+        assert whole(reader, other, 0) is None
+        assert reader.lookup(ORIGIN, "b/x") is None
+        with pytest.raises(CacheError, match=f"belongs to user {THEM}"):
+            put(reader, key, 1)
+        with pytest.raises(CacheError):
+            reader.keep_facts([Fact(ORIGIN, "b/x", None, NOW, 5)])
+    assert {name: entry for name, entry in snapshot(Path(cache.root)).items() if "blocks" in name} == {
+        name: entry for name, entry in before.items() if "blocks" in name
+    }
+
+
+@needs_root
+def test_layers_of_another_user_are_read_verified_and_never_written(open_cache, shared):
+    key = key_of()
+    below = open_cache(shared)
+    put(below, key, 0, 1)
+    below.pin(ORIGIN, "b/x")
+    below.close()
+    theirs = Path(below.root).rename(Path(below.root).with_name(f"cachedfs-{FORMAT}-{THEM}"))
+    for path in [theirs, *theirs.rglob("*")]:
+        os.chown(path, THEM, THEM)
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (bad,) = theirs.rglob(key.name(1))
+    data = bytearray(bad.read_bytes())
+    data[5] ^= 1
+    bad.write_bytes(data)
+    before = snapshot(theirs)
+    code = (
+        "import encodings.unicode_escape\n"
+        "os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
+        "cache = BlockCache([sys.argv[1] + '/own', sys.argv[1]], explicit=True)\n"
+        "key = key_of()\n"
+        "assert whole(cache, key, 0) == content(key, 0)\n"
+        "assert whole(cache, key, 1) is None and not cache.has(key, 1)\n"
+        "put(cache, key, 1)\n"
+        "assert whole(cache, key, 1) == content(key, 1)\n"
+        "cache.evict('gs://test', None)\n"
+        "assert cache.check(repair=True).ok and cache.pins() == []\n"
+        "assert whole(cache, key, 0) == content(key, 0)\n"
+    )
+    (shared / "own").mkdir()
+    os.chown(shared / "own", US, US)
+    finish(start(code, shared))
+    cache = open_cache(shared / "root", shared)  # root could write it, and does not
+    assert whole(cache, key, 0) == content(key, 0)
+    assert whole(cache, key, 1) is None
+    cache.evict(ORIGIN, None)
+    cache.check(repair=True)
+    assert snapshot(theirs) == before
+
+
+# Planted symlinks
+
+
+def snapshot(folder):
+    """Return what is below a folder, down to the bytes and the time they were written."""
+    return {
+        str(path.relative_to(folder)): (
+            path.lstat().st_ino,
+            path.lstat().st_mtime_ns,
+            path.read_bytes() if path.is_file() else None,
+        )
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+FOLDERS = ["blocks", "tmp", "leases", "blocks/xx"]
+FILES = [
+    "index.db",
+    "index.db-wal",
+    "index.db-shm",
+    "index.db-journal",
+    "claims",
+    "marks",
+    "touches",
+    "block",
+]
+
+
+def path_of(cache, name):
+    """Return the path in the cache that a name of this table means."""
+    block = file_of(cache, key_of(), 0)
+    return {"blocks/xx": block.parent, "block": block}.get(name) or Path(cache.root, name)
+
+
+def use_all(cache):
+    """Do everything that writes; what cannot be done is a CacheError."""
+    key = key_of()
+
+    def tried(act, *args, **options):
+        with contextlib.suppress(CacheError):
+            act(*args, **options)
+
+    cache._look_at = cache._again_at = 0.0
+    cache._index.database._reader.looked_s = 0.0
+    assert whole(cache, key, 0) in (None, content(key, 0))
+    tried(put, cache, key, 0, 1, 2)
+    assert whole(cache, key, 0) in (None, content(key, 0))
+    tried(cache.keep_facts, [Fact(ORIGIN, "b/x", None, NOW, 5)])
+    cache.lookup(ORIGIN, "b/x")
+    cache.changed(ORIGIN, ["b/x"])
+    if cache.take_claim(7):
+        cache.drop_claim(7)
+    with contextlib.suppress(CacheError), cache.lease(1000, AMPLE) as lease:
+        lease.write_at(0, b"x" * 1000)
+        lease.seal()
+    tried(cache.pin, ORIGIN, "b/y")
+    cache.discard(key, 0)
+    tried(cache.evict, ORIGIN, "b/x")
+    tried(cache.rebuild)
+    tried(cache.check, repair=True)
+    tried(put, cache, key, 3)
+    cache.close()
+
+
+@pytest.mark.parametrize("dangling", [False, True], ids=["leads_somewhere", "leads_nowhere"])
+@pytest.mark.parametrize("name", [*FOLDERS, *FILES])
+def test_a_planted_symlink_is_never_followed_to_write_outside(open_cache, tmp_path, name, dangling):
+    cache = open_cache(tmp_path / "c")
+    put(cache, key_of(), 0, 1)
+    cache.keep_facts([Fact(ORIGIN, "b/x", None, NOW, 5)])
+    cache.mark(ORIGIN, "b/x")
+    cache.take_claim(9)
+    place, outside = path_of(cache, name), tmp_path / "outside"
+    outside.mkdir()
+    target = outside / "precious"
+    if not dangling and place.is_dir():
+        shutil.copytree(place, target)  # all that is there is ours, and would be taken for ours
+    elif not dangling:
+        target.write_bytes(place.read_bytes() if place.exists() else b"somebody's")
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    place.symlink_to(target)
+    before = snapshot(outside)
+    use_all(cache)
+    with contextlib.suppress(ValueError):  # a new process may refuse the whole directory
+        use_all(open_cache(tmp_path / "c"))
+    assert snapshot(outside) == before
+
+
+@pytest.mark.parametrize("name", ["blocks", "tmp", "leases"])
+def test_a_symlink_in_place_of_a_folder_is_refused_with_the_remedy(open_cache, tmp_path, name):
+    put(open_cache(tmp_path / "c"), key_of(), 0)
+    (tmp_path / "c" / NAME / name).rename(tmp_path / "elsewhere")
+    (tmp_path / "c" / NAME / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="remove it, or give another cache_dir"):
+        open_cache(tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", ["index.db", "index.db-wal", "marks", "touches", "block", "blocks/xx"])
+def test_a_symlink_that_leads_nowhere_makes_way(open_cache, tmp_path, name):
+    cache = open_cache(tmp_path / "c")
+    put(cache, key_of(), 0)
+    cache.mark(ORIGIN, "b/x")
+    place = path_of(cache, name)
+    cache.close()
+    if place.exists():
+        place.rename(tmp_path / "away")
+    place.symlink_to(tmp_path / "nowhere")
+    cache._look_at = 0.0
+    with contextlib.suppress(CacheError):  # where it is noticed only now
+        put(cache, key_of(), 1)
+    put(cache, key_of(), 0, 1)
+    assert [whole(cache, key_of(), index) for index in (0, 1)] == [content(key_of(), 0), content(key_of(), 1)]
+    cache.mark(ORIGIN, "b/x")
+    assert not cache._marks.is_private
+    assert not cache._touches.is_private
+    assert not place.is_symlink()
+
+
+# Names made to break things
+
+NFC, NFD = unicodedata.normalize("NFC", "b/é"), unicodedata.normalize("NFD", "b/é")
+NAMES = [
+    "b/..", "b/../../../../etc/passwd", "../b", "/etc/passwd", "b//x", "b/x/", "b/.", "", "b/\0", "b/x\0y", "b/x",
+    "b/x\ny", "b/\r\n", "b/\ud800", "b/\udcff", NFC, NFD, "b/" + "é" * 511, "b/" + "é" * 510 + "e\u0301", "b/" + "\U0001f600" * 255,
+    "b/%00", "b/%2e%2e", "b/'; DROP TABLE blocks; --", "b/{}", "b/%s%n", "-rf", "~", "b/*", "b/\u202e", "CON", "b/\ufeff",
+]  # fmt: skip
+
+
+def test_names_of_any_kind_are_kept_apart_and_stay_inside(open_cache, tmp_path):
+    assert NFC != NFD
+    cache = open_cache(tmp_path / "c")
+    marks = {name: cache.mark(ORIGIN, name) for name in NAMES}
+    for name in NAMES:
+        put(cache, key_of(name), 0, size=100)
+        info = ObjectInfo(name, size=100, fingerprint=f"of {name}")
+        cache.keep_facts([Fact(ORIGIN, name, info, NOW, marks[name])])
+        cache.pin(ORIGIN, name)
+    cache.close()
+    again = open_cache(tmp_path / "c")
+    for name in NAMES:
+        assert whole(again, key_of(name), 0) == content(key_of(name), 0, 100)
+        assert again.lookup(ORIGIN, name).info.fingerprint == f"of {name}"
+        again.changed(ORIGIN, [name])
+    assert set(again.pins()) == {(ORIGIN, name) for name in NAMES}
+    assert again.check().ok
+    again.rebuild()  # from the trailers alone
+    assert again.usage()[0] == len(NAMES)
+    again.evict(ORIGIN, NFC)
+    assert not again.has(key_of(NFC), 0)
+    assert again.has(key_of(NFD), 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    assert [path.name for path in (tmp_path / "c").iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("field", ["path", "version", "identity"])
+def test_whatever_differs_in_a_key_is_another_block(cache, field):
+    for name in NAMES:
+        cache.put([(key_of(**{field: name}).block(0), name.encode("utf-8", "surrogatepass"))], AMPLE)
+    for name in NAMES:
+        assert whole(cache, key_of(**{field: name}), 0) == name.encode("utf-8", "surrogatepass")
