@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from cachedfs.cache.directory import Directory, layer_roots, open_directory, rea
 from cachedfs.cache.disk import Buffer, is_network
 from cachedfs.cache.facts import Fact, Listing
 from cachedfs.cache.handles import Handles
-from cachedfs.cache.index import Index, Rows, Sweep
+from cachedfs.cache.index import TROUBLE, Index, Rows, Sweep
 from cachedfs.cache.leases import Lease
 from cachedfs.cache.shared import Marks
 from cachedfs.cache.store import Store
@@ -572,16 +571,15 @@ class BlockCache:
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Rows | None]:
         """Lend the rows to read, None when there is no index. What fails inside ends the block: the index is no oracle."""
-        trouble = (sqlite3.Error, OSError, ValueError, TypeError)
         with contextlib.ExitStack() as stack:
             rows = None
             try:
                 rows = stack.enter_context(self._index.reading()) if self._index is not None else None
-            except trouble as error:
+            except TROUBLE as error:
                 log.debug("the index of %s cannot be opened: %s", self.root, error)
             try:
                 yield rows
-            except trouble as error:
+            except TROUBLE as error:
                 log.debug("the index of %s cannot be read: %s", self.root, error)
 
     @contextlib.contextmanager
@@ -593,7 +591,7 @@ class BlockCache:
             self._directory.make_again_if_gone()
             with self._index.writing() as rows:
                 yield rows
-        except (sqlite3.Error, OSError, ValueError, TypeError) as error:
+        except TROUBLE as error:
             raise CacheError(f"{what} in {self.root}: {error}") from error
 
     def _say_trouble(self, trouble: str | None) -> None:

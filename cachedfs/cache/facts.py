@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
+import zlib
 from typing import Any, NamedTuple
 
 from cachedfs.model import ObjectInfo
 
-__all__ = ["Fact", "Listing", "decode_info", "encode_info", "folder_of"]
+__all__ = ["Fact", "Listing", "decode_info", "encode_info", "folder_of", "sealed", "unsealed"]
 
 _DATETIME = "$datetime"
 
@@ -49,6 +50,24 @@ def encode_info(info: ObjectInfo) -> str:
 def decode_info(path: str, text: str) -> ObjectInfo:
     kind, size, fingerprint, id, details = json.loads(text, object_hook=_untag if _DATETIME in text else None)
     return ObjectInfo(path, kind, size, fingerprint, id, details)
+
+
+def sealed(info: ObjectInfo | None, identity: str, path: str, checked_at: float, mark: int | None) -> str:
+    """Return `info` (None: absent) as text, with a checksum over it and over what is kept beside it: SQLite has none."""
+    text = "" if info is None else encode_info(info)
+    return f"{_seal(text, identity, path, checked_at, mark):08x}{text}"
+
+
+def unsealed(text: str, identity: str, path: str, checked_at: float, mark: int | None) -> ObjectInfo | None:
+    """Return what was sealed. Raises ValueError when it, or one of the others, is not what it was."""
+    seal, text = text[:8], text[8:]
+    if int(seal, 16) != _seal(text, identity, path, checked_at, mark):
+        raise ValueError("a fact is damaged")
+    return decode_info(path, text) if text else None
+
+
+def _seal(*fields: object) -> int:
+    return zlib.crc32(repr(fields).encode())
 
 
 def _tag(value: Any) -> dict[str, str]:

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 
 from cachedfs.cache.claims import Claims
 from cachedfs.cache.database import Database
-from cachedfs.cache.facts import Fact, Listing, decode_info, encode_info, folder_of
+from cachedfs.cache.facts import Fact, Listing, folder_of, sealed, unsealed
 from cachedfs.model import ObjectInfo, ObjectKey
 
-__all__ = ["BlockRow", "Index", "LeaseRow", "Rows"]
+__all__ = ["TROUBLE", "BlockRow", "Index", "LeaseRow", "Rows"]
+
+TROUBLE = (sqlite3.Error, OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError)
+"""What the index may raise. All but the first two: a row that is damaged, as columns of SQLite hold values of any type."""
 
 _VERSION = 2
 
@@ -370,15 +373,15 @@ class Rows:
         row = self._run(_LOOKUP, values).fetchone()
         if row is None:
             return None
-        info, checked_at, mark = row
-        return Fact(identity, path, info and decode_info(path, info), checked_at, mark)
+        text, checked_at, mark = row
+        return Fact(identity, path, unsealed(text, identity, path, checked_at, mark), checked_at, mark)
 
     def keep_facts(self, facts: Iterable[Fact]) -> None:
         rows = [
             (
                 _origin(fact.identity),
                 _blob(fact.path),
-                fact.info and encode_info(fact.info),
+                sealed(fact.info, fact.identity, fact.path, float(fact.checked_at), fact.mark),
                 fact.checked_at,
                 fact.mark,
             )
@@ -401,9 +404,9 @@ class Rows:
         if found is None:
             return None
         id, checked_at, mark = found
-        children = self._run("SELECT path, info FROM children WHERE listing = ? ORDER BY path", (id,))
-        infos = [decode_info(_text(path), info) for path, info in children]
-        return Listing(infos, checked_at, mark)
+        children = self._run("SELECT path, info, mark FROM children WHERE listing = ? ORDER BY path", (id,))
+        infos = [unsealed(info, identity, _text(path), checked_at, own) for path, info, own in children]
+        return Listing([info for info in infos if info is not None], checked_at, mark)
 
     def listing_has(self, identity: str, folder: str, path: str) -> tuple[float, int, bool] | None:
         """Return when and under which mark `folder` was listed, and whether `path` was in it."""
@@ -442,11 +445,14 @@ class Rows:
         listing = self._run(
             "INSERT INTO listings (origin, folder, checked_at, mark) VALUES (?, ?, ?, ?)", values
         ).lastrowid
-        children = {
-            _blob(info.path): (listing, _blob(info.path), encode_info(info), marks.get(info.path))
-            for info in infos
-        }
-        self._run_many("INSERT INTO children VALUES (?, ?, ?, ?)", children.values())
+        children = {info.path: (info, marks.get(info.path)) for info in infos}
+        self._run_many(
+            "INSERT INTO children VALUES (?, ?, ?, ?)",
+            (
+                (listing, _blob(path), sealed(info, identity, path, float(checked_at), own), own)
+                for path, (info, own) in children.items()
+            ),
+        )
         self._count_facts(len(children))
 
     def forget_old(self, now_s: float, *, added: int, sweep: Sweep) -> Sweep:

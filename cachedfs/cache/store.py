@@ -17,7 +17,7 @@ from cachedfs.cache.claims import Claims
 from cachedfs.cache.directory import Directory
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.handles import Handles
-from cachedfs.cache.index import Index, Rows
+from cachedfs.cache.index import TROUBLE, Index, Rows
 from cachedfs.cache.leases import Lease
 from cachedfs.cache.space import UNWRITTEN_S, Room, wal_pages_of
 from cachedfs.cache.touches import Touches
@@ -156,7 +156,7 @@ class Store:
             yield
         except CacheError:
             raise
-        except (OSError, ValueError, sqlite3.Error) as error:
+        except TROUBLE as error:
             raise CacheError(f"{what} in {self._directory.root}: {error}") from error
 
     @contextlib.contextmanager

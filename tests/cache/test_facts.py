@@ -1,13 +1,14 @@
 """What is known of objects and listings: the newest answer counts, and a listing is what was listed."""
 
 import datetime
+import random
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.cache import Fact, index
+from cachedfs.cache import BlockCache, Fact, index
 from cachedfs.cache.facts import decode_info, encode_info
 from cachedfs.errors import CacheError
 from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey
@@ -199,3 +200,59 @@ def test_the_index_is_counted_in_the_bound(cache):
     listed(cache, "b", *(f"b/{n:05}" for n in range(20_000)))
     grown = sum(path.stat().st_size for path in Path(cache.root).glob("index.db*"))
     assert cache._store.room._overhead(0) >= grown > 500_000
+
+
+KNOWN = [f"b/{name}" for name in range(12)]
+ABSENT = [f"b/no-{name}" for name in range(4)]
+LISTED = [f"l/{name}" for name in range(12)]
+
+
+def answers(cache):
+    """Return all that the index says of the paths above."""
+    facts = {path: cache.lookup(ORIGIN, path) for path in KNOWN + ABSENT + LISTED}
+    return facts, cache.listing(ORIGIN, "l")
+
+
+def flip_bytes_of_the_index(cache, folder, share):
+    """Flip bytes, one at a time, in the pages that hold facts; nothing but what was stored may ever be answered."""
+    for path in KNOWN:
+        learn(cache, path, info_of(path, f"version of {path}"), mark=7)
+    for path in ABSENT:
+        learn(cache, path, None, mark=7)
+    listed(cache, "l", *LISTED)
+    facts, listing = answers(cache)
+    assert None not in facts.values()
+    cache.close()
+    file = Path(cache.root, "index.db")
+    whole = file.read_bytes()
+    pages = [
+        at
+        for at in range(0, len(whole), 4096)
+        if any(path.encode() in whole[at : at + 4096] for path in KNOWN + LISTED)
+    ]
+    places = [place for at in pages for place in range(at, at + 4096) if whole[place]]
+    rng = random.Random(5)
+    for place in rng.sample(places, int(len(places) * share)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << rng.randrange(8)
+        file.write_bytes(damaged)
+        reader = BlockCache([str(folder)], explicit=True)
+        found, found_listing = answers(reader)
+        reader.close()
+        for path, fact in found.items():
+            assert fact in (None, facts[path]), (place, path)
+        for info in found_listing.infos if found_listing else ():
+            assert info in listing.infos, place
+    return int(len(places) * share)
+
+
+def test_a_flipped_bit_in_the_index_makes_no_wrong_fact(cache, tmp_path):
+    """A wrong size would cut an object off; a wrong time would keep a stale one for ever."""
+    flip_bytes_of_the_index(cache, tmp_path / "c", 0.12)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_no_flipped_bit_in_the_index_makes_a_wrong_fact(cache, tmp_path):
+    n = flip_bytes_of_the_index(cache, tmp_path / "c", 1.0)
+    print(f"{n} bytes flipped")  # noqa: T201 - a long run says what it did
