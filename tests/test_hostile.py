@@ -8,12 +8,16 @@ import pickle
 import shutil
 import sqlite3
 import subprocess
+import traceback
 import unicodedata
 
 import fsspec
 import pytest
+from google.oauth2.credentials import Credentials
 
-from cachedfs.cache import disk
+from cachedfs import engine
+from cachedfs.cache import database, disk
+from cachedfs.sim import Fault
 from tests.cache.test_faults import CASES, FALLIBLE, Faults
 from tests.fakes import FakeOrigin
 from tests.support import MiB, forget, noise
@@ -151,7 +155,8 @@ def test_a_cache_directory_that_vanishes_costs_its_blocks_and_no_read(origin, ow
     assert is_stored_again(origin, fs)
 
 
-def test_a_lock_held_by_another_process_for_seconds_costs_no_read(origin, own_cache, caplog):
+def test_a_lock_held_by_another_process_costs_no_read(origin, own_cache, caplog, monkeypatch):
+    monkeypatch.setattr(database, "_WRITER_WAIT_S", 0.3)
     here, new = origin.put("b/here", noise(2 * MiB)), origin.put("b/new", noise(3000, 1))
     read_in_all_ways(new_process(), "b/here", here)
     fs = new_process()
@@ -194,3 +199,128 @@ def test_objects_of_any_name_are_kept_apart_and_cost_nothing_the_second_time(ori
         assert pickle.loads(pickle.dumps(fs)).cat_file(name) == data
     assert len(origin.log) == n_requests
     assert {path.name for path in tmp_path.iterdir()} == {"cache"}
+
+
+# Secrets and accounts
+
+SECRET = "ya29.SECRET"
+FAULTS = [Fault(status=401), Fault(status=403), Fault(close_after=1000)]
+
+
+@pytest.fixture(params=["gs", "drive"])
+def machine(request, monkeypatch):
+    """A simulated service that asks for a secret token, which is configured and not an argument."""
+    found = request.getfixturevalue("cloud" if request.param == "gs" else "drive")
+    token = f"{SECRET}-{request.param}"
+    given = (
+        Credentials(token) if request.param == "gs" else token
+    )  # gcsfs would ask Google whose a bare one is
+    monkeypatch.setitem(fsspec.config.conf, request.param, {**found.options[request.param], "token": given})
+    found.server.require_token(token)
+    yield found
+    found.server.require_no_token()
+
+
+def use_everything(machine, fs):
+    """Read, list, write and fail in many ways; return what was raised, and what objects say of themselves."""
+    path, key, data = machine.path, machine.path("d/a"), noise(MiB + 500)
+    machine.put("d/a", data)
+    machine.put("d/b", b"b")
+    said = [repr(fs), str(fs), repr(fs.config)]
+    assert fs.cat_file(key) == data
+    with fs.open(key) as file:
+        assert file.read() == data
+        said += [repr(file), str(file)]
+    with fs.local_path(key) as local, open(local, "rb") as file:
+        assert file.read() == data
+    assert {*fs.find(path("d"))} == {key, path("d/b")}
+    said += [str(fs.ls(path("d"), detail=True)), str(fs.info(key)), fs.ukey(key), str(fs.stats())]
+    fs.pin(key)
+    fs.pipe_file(path("d/c"), b"c")
+    fs.rm(path("d/c"))
+    source = fs._source
+    said += [
+        repr(each) for each in (source, source.engine, source.engine.cache, source.origin(key), fs.origin_fs)
+    ]
+    said += [source.identity, str(vars(source.engine))]
+    raised = []
+    for act in (
+        lambda: fs.cat_file(path("d/missing")),
+        lambda: fs.cat_file(path("d")),
+        lambda: fs.sign(key),
+        lambda: fs.created(path("d/missing")),
+        lambda: fs.rm(path("d/missing")),
+    ):
+        raised += what_it_raises(act)
+    for fault in FAULTS:
+        fs.invalidate_cache()
+        fs.evict()
+        machine.server.fail(fault)
+        raised += what_it_raises(lambda: fs.cat_file(key))
+        machine.server.heal()
+    machine.server.require_token("another")
+    raised += what_it_raises(lambda: fs.cat_file(path("d/new")))
+    assert len(raised) >= 5
+    return said, raised
+
+
+def what_it_raises(act):
+    try:
+        act()
+    except Exception as error:  # whatever it is, it is looked through for secrets
+        return [error]
+    return []
+
+
+def test_no_secret_is_in_files_logs_errors_reprs_pickles_or_json(machine, own_cache, caplog):
+    caplog.set_level(logging.DEBUG)
+    fs = fsspec.filesystem("cgs" if machine.protocol == "gs" else "cdrive")
+    said, raised = use_everything(machine, fs)
+    said += [
+        text for error in raised for text in (str(error), repr(error), *traceback.format_exception(error))
+    ]
+    said += [fs.to_json(), str(fs.to_dict()), pickle.dumps(fs).decode("latin-1")]
+    said += [
+        pickle.dumps(error).decode("latin-1")
+        for error in raised
+        if type(error).__module__.startswith("cachedfs")
+    ]
+    said += [f"{record.name}: {record.getMessage()}" for record in caplog.records]
+    said += [path.read_bytes().decode("latin-1") for path in own_cache.rglob("*") if path.is_file()]
+    fs._source.engine.drain()
+    forget()
+    files = [path for path in own_cache.rglob("*") if path.is_file()]
+    said += [f"{path.name}: {path.read_bytes().decode('latin-1')}" for path in files]
+    assert len(files) > 3
+    assert [text[:300] for text in said if "SECRET" in text] == []
+
+
+def test_accounts_of_different_identity_never_see_each_other_s_bytes(own_cache, monkeypatch):
+    """One path, one version by name, two contents: in one process, in one cache directory."""
+    origins = {}
+
+    def open_origin(protocol, options, *, loop, on_request, concurrency=16):
+        fake = origins.setdefault(options.get("profile", ""), FakeOrigin())
+        fake.on_request = on_request
+        return fake
+
+    monkeypatch.setattr(engine, "open_origin", open_origin)
+    theirs = {}
+    for name in ("one", "two"):
+        origins[name] = FakeOrigin()
+        theirs[name] = origins[name].put("My Drive/k", noise(3000, len(theirs)))
+    made = {
+        name: fsspec.filesystem("cachedfs", target_protocol="drive", drive={"profile": name})
+        for name in theirs
+    }
+    for _ in range(2):
+        for name, fs in made.items():
+            assert fs.cat_file("My Drive/k") == theirs[name]
+            assert fs.info("My Drive/k")["size"] == 3000
+            with fs.open("My Drive/k") as file:
+                assert file.read() == theirs[name]
+            assert fs.cached_extent("My Drive/k") == [(0, 3000)]
+    made["one"].evict()
+    assert made["one"].cached_extent("My Drive/k") == []
+    assert made["two"].cached_extent("My Drive/k") == [(0, 3000)]
+    assert [len(origin.log) for origin in origins.values()] == [1, 1]
