@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import random
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cachedfs.cache import BlockCache, Fact, claims, disk
+from cachedfs.cache import BlockCache, Fact, blocks, claims, disk
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds, ObjectInfo
 from tests.cache.rig import BLOCK, content, key_of, put, whole
@@ -319,3 +320,84 @@ def test_a_disk_may_fail_at_every_call_in_every_way(faulty, tmp_path, caplog, na
     faults = faulty(name)
     n_days = run_days(faults, tmp_path, caplog, every=True)
     print(f"{name}: {n_days} days, {faults.failed} calls failed")  # noqa: T201 - a long run says what it did
+
+
+# One call at a time
+
+
+def failing(number):
+    def fail(*args):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache, monkeypatch):
+    put(cache, KEY, 0)
+    whole(cache, KEY, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "state_of_open", failing(errno.EIO))
+        cache._handles._sweep()
+    assert left_open(f"{cache.root}/blocks") == []
+    assert whole(cache, KEY, 0) == content(KEY, 0)
+
+
+def test_an_index_that_could_not_be_made_leaves_nothing_behind(cache, monkeypatch):
+    put(cache, KEY, 0)
+    Path(cache.root, "index.db").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", failing(errno.ENOSPC))
+        for _ in range(3):
+            with pytest.raises(CacheError):
+                put(cache, KEY, 1)
+    assert list(Path(cache.root, "tmp").iterdir()) == []
+    put(cache, KEY, 1)
+    assert cache.usage()[0] == 2
+
+
+def test_blocks_that_cannot_be_opened_for_want_of_descriptors_are_counted_later_and_not_removed(
+    cache, monkeypatch
+):
+    put(cache, KEY, 0, 1, 2)
+    cache.close()
+    Path(cache.root, "index.db").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open_to_read", failing(errno.EMFILE))
+        with pytest.raises(CacheError, match="Too many open files"):
+            put(cache, KEY, 3)
+    put(cache, KEY, 3)
+    assert cache.usage()[0] == 4
+    assert [whole(cache, KEY, index) for index in range(4)] == [content(KEY, index) for index in range(4)]
+
+
+def test_an_index_that_was_locked_when_it_was_opened_is_not_used_without_a_look_at_its_version(
+    open_cache, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(disk, "is_network", lambda path: True)  # its journal locks readers out
+    cache = open_cache(tmp_path / "network")
+    cache.keep_facts([FACT])
+    cache.close()
+    other = sqlite3.connect(Path(cache.root, "index.db"), isolation_level=None)
+    other.execute("PRAGMA user_version = 99")
+    other.execute("BEGIN EXCLUSIVE")
+    assert cache.lookup("gs://test", "b/x") is None
+    other.close()
+    assert cache.lookup("gs://test", "b/x") is None
+
+
+def test_marks_of_another_number_are_made_anew(cache, open_cache):
+    path = Path(cache.root, "marks")
+    path.write_bytes(b"cfsmarks" + (4096).to_bytes(8, "little") + bytes(4096 - 16 + 8 * 4096))
+    marks = [each.mark("gs://test", f"b/{n}") for n in range(99) for each in (cache, open_cache())]
+    assert marks[::2] == marks[1::2]
+    assert path.stat().st_size == 4096 + 8 * 65536
+
+
+def test_a_block_with_an_impossible_place_is_removed_when_blocks_are_counted(cache):
+    put(cache, KEY, 0)
+    forged = Path(cache.root, blocks.place(KEY.digest, 1 << 63))
+    forged.parent.mkdir(exist_ok=True)
+    forged.write_bytes(b"x" + blocks.encode_trailer(KEY, 1 << 63, b"x"))
+    cache.rebuild()
+    assert not forged.exists()
+    assert cache.usage()[0] == 1
