@@ -326,3 +326,23 @@ def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
     cache.drop_claim(7)
     assert cache.take_claim(7)
     assert len([record for record in caplog.records if "do not work here" in record.message]) == 1
+
+
+def test_mapped_files_that_were_cut_off_are_let_go_of_when_it_is_noticed():
+    """Whoever touches one before is ended by the kernel: so this runs in a process of its own."""
+    code = (
+        "import tempfile\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    cache = BlockCache([folder], explicit=True)\n"
+        "    key = key_of()\n"
+        "    put(cache, key, 0)\n"
+        "    before = cache.mark('gs://test', 'b/x')\n"
+        "    for name in ('marks', 'touches'): os.truncate(f'{cache.root}/{name}', 100)\n"
+        "    cache._look_at = 0.0  # a second later\n"
+        "    cache.lookup('gs://test', 'b/x')\n"
+        "    assert cache.mark('gs://test', 'b/x') != before\n"
+        "    assert whole(cache, key, 0) == content(key, 0)\n"
+        "    assert not cache._marks.is_private\n"
+        "    cache.close()\n"
+    )
+    finish(start(code))
