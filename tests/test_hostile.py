@@ -17,8 +17,10 @@ from google.oauth2.credentials import Credentials
 
 from cachedfs import engine
 from cachedfs.cache import database, disk
+from cachedfs.errors import CacheError
 from cachedfs.sim import Fault
 from tests.cache.test_faults import CASES, FALLIBLE, Faults
+from tests.cache.test_store import cut_index, damage_index, delete_index, index_of_the_future, truncate_index
 from tests.fakes import FakeOrigin
 from tests.support import MiB, forget, noise
 
@@ -174,6 +176,38 @@ def test_a_lock_held_by_another_process_costs_no_read(origin, own_cache, caplog,
     finally:
         other.close()
     assert is_stored_again(origin, fs)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [damage_index, truncate_index, cut_index, delete_index, index_of_the_future],
+    ids=lambda harm: harm.__name__,
+)
+@pytest.mark.parametrize("is_open", [False, True], ids=["at_rest", "while_open"])
+def test_a_lost_index_costs_no_read_and_one_warning(origin, own_cache, caplog, harm, is_open):
+    here, new = origin.put("b/here", noise(2 * MiB)), origin.put("b/new", noise(3000, 1))
+    fs = new_process()
+    read_in_all_ways(fs, "b/here", here)
+    fs._source.engine.drain()
+    if not is_open:
+        forget()
+    (index,) = own_cache.glob("*/index.db")
+    harm(index)
+    fs = fs if is_open else new_process()
+    read_in_all_ways(fs, "b/here", here)
+    read_in_all_ways(fs, "b/new", new)
+    fs._source.engine.drain()
+    origin.put("b/here", here)  # a new version, so that something is stored: or nobody would notice
+    fs.invalidate_cache()
+    read_in_all_ways(fs, "b/here", here)
+    fs._source.engine.drain()
+    assert is_stored_again(origin, fs)
+    with contextlib.suppress(CacheError):  # SQLite may notice only now, as this reads every page
+        fs._source.engine.cache.check()
+    assert is_stored_again(origin, fs)
+    assert fs._source.engine.cache.check().ok
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == ("is damaged" in "".join(warnings)) <= 1
 
 
 # Names made to break things

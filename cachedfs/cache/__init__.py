@@ -208,7 +208,7 @@ class BlockCache:
         Raises CacheError when not all could be stored. No block is ever there in part.
         """
         try:
-            self._writable().put(given, bounds, instead_of=self._rejected)
+            self._put(self._writable(), given, bounds)
         except CacheError as error:
             self.cannot_store = error.message
             self._say_once(_NOT_STORED, f"blocks are not cached: {error.message}")
@@ -216,6 +216,15 @@ class BlockCache:
         self.cannot_store = None
         for key, _ in given if self._rejected else ():
             self._rejected.pop(f"{self.root}/{blocks.place(key.object.digest, key.index)}", None)
+
+    def _put(self, store: Store, given: Sequence[tuple[BlockKey, Buffer]], bounds: Bounds) -> None:
+        """Store blocks; once more when that found the index damaged, as the second writing makes it anew."""
+        try:
+            store.put(given, bounds, instead_of=self._rejected)
+        except CacheError:
+            if not self._is_index_damaged():
+                raise
+            store.put(given, bounds, instead_of=self._rejected)
 
     def evict(self, identity: str | None, path: str | None = None) -> int:
         """Drop the blocks of `path` and of all below it, of a whole origin, or (`identity` None) of all origins.
@@ -593,6 +602,12 @@ class BlockCache:
                 yield rows
         except TROUBLE as error:
             raise CacheError(f"{what} in {self.root}: {error}") from error
+
+    def _is_index_damaged(self) -> bool:
+        try:
+            return self._index is not None and self._index.database.is_damaged()
+        except OSError:  # nobody can tell
+            return False
 
     def _say_trouble(self, trouble: str | None) -> None:
         """Warn of what makes us slower and no more, unless that or worse was said before."""

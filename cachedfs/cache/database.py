@@ -112,6 +112,10 @@ class Database:
                 raise
             self._shorten_log(connection)
 
+    def is_damaged(self) -> bool:
+        """Return whether the file at the path is one that was found damaged: the next writer replaces it."""
+        return self._broken_inode != 0 and self._inode() == self._broken_inode
+
     def close(self) -> None:
         for each in (self._reader, self._writer):
             with each.lock:

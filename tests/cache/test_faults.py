@@ -251,7 +251,7 @@ def schedules(name, n_calls, *, every):
     for fault in faults:
         yield fault, 1, True
     calls = range(1, n_calls + 1)
-    for first in calls if every else sorted(random.Random(name).sample(calls, min(n_calls, 3))):
+    for first in calls if every else sorted(random.Random(name).sample(calls, min(n_calls, 2))):
         for fault in faults if every else faults[:1]:
             yield fault, first, False
             if every:

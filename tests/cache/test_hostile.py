@@ -85,8 +85,11 @@ print(cache.root)
 
 
 @needs_root
-@pytest.mark.parametrize("umask", [0, 0o077, 0o777], ids=oct)
-@pytest.mark.parametrize("place", [tmpfs, scratch, volume_of_another])
+@pytest.mark.parametrize(
+    ("place", "umask"),
+    [(scratch, 0), (scratch, 0o077), (scratch, 0o777), (tmpfs, 0o777), (volume_of_another, 0o777)],
+    ids=lambda value: oct(value) if isinstance(value, int) else value.__name__,
+)
 def test_under_any_umask_and_in_anybody_s_folder_the_cache_works_and_is_ours_alone(shared, place, umask):
     with place(shared) as folder:
         for _ in range(2):  # the second process finds what the first one made
