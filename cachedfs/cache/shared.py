@@ -86,7 +86,10 @@ class SharedSlots:
         if not stat.S_ISREG(status.st_mode) or status.st_uid != disk.user_id():
             disk.unlink(path)
             return None
-        fd = disk.open_mappable(path)
+        try:
+            fd = disk.open_mappable(path)
+        except FileNotFoundError:  # gone since: it is made anew
+            return None
         try:
             status = disk.state_of_open(fd)
             header = disk.read(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")

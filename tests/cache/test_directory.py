@@ -1,13 +1,15 @@
 """Which directories are used, which are refused, and read-only layers beside the one that is written."""
 
+import contextlib
 import errno
 import os
+import sqlite3
 import time
 from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import FORMAT, disk
+from cachedfs.cache import FORMAT, Fact, disk
 from cachedfs.cache.claims import Claims
 from cachedfs.errors import CacheError
 from tests.cache.rig import content, file_of, flip, key_of, put, whole
@@ -146,8 +148,15 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     assert cache.take_claim(7)
     assert not Path(cache.root, "claims").exists()
     assert not Path(cache.root, "index.db-wal").exists()
+    with contextlib.closing(sqlite3.connect(Path(cache.root, "index.db"))) as index:
+        assert index.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    cache.keep_facts([Fact("gs://test", "b/x", None, time.time(), cache.mark("gs://test", "b/x"))])
+    assert cache.lookup("gs://test", "b/x").mark == open_cache(tmp_path).mark("gs://test", "b/x")
     monkeypatch.setattr(disk, "host_name", lambda: "two")
-    assert not open_cache(tmp_path).has(key_of(), 0)
+    other = open_cache(tmp_path)
+    assert not other.has(key_of(), 0)
+    assert other.lookup("gs://test", "b/x") is None
+    assert other.mark("gs://test", "b/x") != cache.mark("gs://test", "b/x")
     assert open_cache(tmp_path / "else", tmp_path).has(key_of(), 0)
 
 
