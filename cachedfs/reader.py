@@ -92,7 +92,9 @@ class Reader:
             n = self.source.engine.cache.read_into(
                 key, index, offset, place, nowait=nowait, verify=self.source.config.verify_always
             )
-            if 0 <= n < len(place):  # sound, but shorter than the object says: found, and found too short, for ever
+            if (
+                0 <= n < len(place)
+            ):  # sound, but shorter than the object says: found, and found too short, for ever
                 self.source.engine.cache.refuse(key, index)
             return n == len(place)
 
