@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cachedfs.cache import BadBlock, Handle
 from cachedfs.errors import ObjectChanged
 from cachedfs.facts import Known
-from cachedfs.flights import Flight
+from cachedfs.flights import Flight, FlightStopped
 from cachedfs.model import ObjectInfo, Range
 from cachedfs.plan.readahead import History, ahead
 from cachedfs.reader import Reader
@@ -311,12 +311,20 @@ class RawReader(io.RawIOBase):
         reader, key, known = self._reader, self._key, self._known
         self._ask(position - position % self._block_size, position + size)
         if key is None:
-            flight = self._flight
-            if flight is None or not flight.covers(position):
-                flight = reader.fetcher.launch_uncached(known, position)
-            await flight.arrival(min(position + size, flight.stop))
-            return flight
+            return await self._fetch_uncached(position, size)
         return await reader.fetch(known, key, Range(position, min(position + size, self.size)))
+
+    async def _fetch_uncached(self, position: int, size: int) -> Flight:
+        """Wait for bytes at `position` of an object that is not cached: from our request, or a new one when that ended."""
+        flight = self._flight
+        while True:
+            if flight is None or not flight.covers(position):
+                flight = self._reader.fetcher.launch_uncached(self._known, position)
+            try:
+                await flight.arrival(min(position + size, flight.stop))
+                return flight
+            except FlightStopped:
+                flight = None
 
     def _look_ahead(self) -> None:
         """Send what the history of this file says will be read next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import logging
 from collections.abc import Coroutine, Iterable
@@ -222,8 +223,9 @@ class Reader:
         if info.size is not None:
             want = clip(start, stop, info.size)
             if flight is not None and flight.start <= want.start and want.stop <= flight.stop:
-                await flight.arrival(want.stop)
-                return bytes(flight.piece(want))
+                with contextlib.suppress(FlightStopped):  # it ended unread, before these bytes
+                    await flight.arrival(want.stop)
+                    return bytes(flight.piece(want))
             if want.size == 0:
                 return b""
         async with self.source.origin(known.path).read(

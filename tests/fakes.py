@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import AsyncIterator
+from typing import Any
 
 from cachedfs import engine
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound
@@ -22,7 +24,7 @@ class FakeReply:
 
 
 class FakeOrigin:
-    """Objects by path, each with a version that `put` raises; `log` has every request made."""
+    """Objects by path, each with a version that no other has; `log` has every request made."""
 
     identity = "fake|nowhere|anon"
     by_parent = False
@@ -38,10 +40,14 @@ class FakeOrigin:
         self.gate: asyncio.Event | None = None  # bodies wait for it; made on the loop
         self.open_bodies = self.most_bodies = 0
         self.on_request = lambda: None
+        self._versions = itertools.count(1)
 
     def put(self, path: str, data: bytes) -> bytes:
-        self.objects[path] = (self.objects.get(path, (0, b""))[0] + 1, data)
+        self.objects[path] = (next(self._versions), data)
         return data
+
+    def delete(self, path: str) -> None:
+        del self.objects[path]
 
     def install(self, monkeypatch) -> None:
         """Stand behind every filesystem made from now on."""
@@ -65,7 +71,7 @@ class FakeOrigin:
             if pinned is not None:
                 raise ObjectChanged(f"{path} is gone") from None
             raise
-        if pinned is not None and pinned.fingerprint != info.fingerprint:
+        if pinned is not None and (pinned.fingerprint, pinned.size) != (info.fingerprint, info.size):
             raise ObjectChanged(f"{path} was replaced")
         start, stop = 0, len(data)
         if isinstance(want, Range):
@@ -84,6 +90,20 @@ class FakeOrigin:
         for path in list(self.objects):
             if path.startswith(folder + "/") and (deep or "/" not in path[len(folder) + 1 :]):
                 yield self._info(path)
+
+    async def call(self, method: str, *args: Any, **options: Any) -> None:
+        self._ask(method, args[0], None)
+        if method == "pipe_file":
+            self.put(args[0], args[1])
+        elif method == "cp_file":
+            self._info(args[0])
+            self.put(args[1], self.objects[args[0]][1])
+        elif method in ("rm_file", "rm"):
+            for path in args[0] if isinstance(args[0], list) else [args[0]]:
+                self._info(path)
+                self.delete(path)
+        else:
+            raise NotImplementedError(method)
 
     async def aclose(self) -> None:
         pass

@@ -13,7 +13,7 @@ from cachedfs.cache.handles import Handles
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginAway, OriginUnavailable
 from cachedfs.model import ObjectKey
 from tests.fakes import FakeOrigin
-from tests.support import KiB, MiB, forget, noise
+from tests.support import KiB, MiB, forget, noise, until
 
 
 @pytest.fixture
@@ -191,6 +191,19 @@ def test_an_object_without_a_fingerprint_is_read_past_the_cache(fs, origin, has_
         ]
     assert len(origin.log) <= 2
     assert fs.stats().blocks == 0
+
+
+@pytest.mark.parametrize("then", ["all", "a part"])
+def test_an_object_without_a_fingerprint_is_read_on_after_a_pause(fs, origin, then):
+    origin.has_fingerprints = False
+    data = origin.put("b/k", noise(5 * MiB))
+    with fs.open("b/k") as file:
+        assert file.read(10) == data[:10]
+        until(lambda: not fs._source.engine.airborne)  # nobody read on: the request has ended
+        if then == "all":
+            assert file.read() == data[10:]
+        else:
+            assert file.read(3 * MiB) == data[10 : 10 + 3 * MiB]
 
 
 def test_a_read_succeeds_and_is_cheap_where_nothing_can_be_stored(fs, origin, monkeypatch, caplog):
