@@ -66,7 +66,7 @@ class FakeOrigin:
     async def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None):
         number = self._ask("read", path, want)
         try:
-            info, data = self._info(path), self.objects[path][1]
+            data, info = self.objects.get(path, (0, b""))[1], self._info(path)  # of one moment
         except ObjectNotFound:
             if pinned is not None:
                 raise ObjectChanged(f"{path} is gone") from None
@@ -87,9 +87,9 @@ class FakeOrigin:
 
     async def list(self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False):
         self._ask("list", folder, deep)
-        for path in list(self.objects):
-            if path.startswith(folder + "/") and (deep or "/" not in path[len(folder) + 1 :]):
-                yield self._info(path)
+        children = [path for path in self.objects if path.startswith(folder + "/")]
+        for info in [self._info(p) for p in children if deep or "/" not in p[len(folder) + 1 :]]:
+            yield info
 
     async def call(self, method: str, *args: Any, **options: Any) -> None:
         self._ask(method, args[0], None)

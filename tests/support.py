@@ -87,9 +87,9 @@ class Machine:
         return done.stdout
 
     @contextlib.contextmanager
-    def talking(self, code: str) -> Iterator[Callable[[str], str]]:
+    def talking(self, code: str, *arguments: str) -> Iterator[Callable[[str], str]]:
         """Give a function that sends a line to a process running `code` and returns the line that it answers."""
-        command = [sys.executable, "-c", textwrap.dedent(code)]
+        command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
         pipe = subprocess.PIPE
         with subprocess.Popen(
             command, env=self._environment(), text=True, stdin=pipe, stdout=pipe

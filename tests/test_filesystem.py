@@ -676,6 +676,11 @@ def test_max_age_zero_checks_at_every_open(cloud):
             assert file.read() == data
         assert fs.info(path)["size"] == len(data)
         assert fs.ls(cloud.bucket)[0]["size"] == len(data)
+    fs._source.engine.drain()
+    cloud.asked()
+    for _ in range(3):
+        assert fs.cat_file(path) == fs.open(path).read() == b"three"
+    assert cloud.asked() == 6 * ["metadata"]
     cloud.delete("a")
     assert not fs.exists(path)
 

@@ -1,0 +1,518 @@
+"""Objects that change between any two steps of a read: what is read is of one version, and the cache keeps no lie."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import logging
+import sys
+import time
+
+import fsspec
+import pytest
+import zarr
+
+from cachedfs import filesystem
+from cachedfs.cache import BlockCache
+from cachedfs.engine import Engine
+from cachedfs.errors import ObjectChanged
+from cachedfs.facts import Facts
+from cachedfs.flights import Flight
+from cachedfs.sim import GCSServer
+from tests.fakes import FakeOrigin
+from tests.support import Drive, KiB, noise
+
+BLOCK = 64 * KiB
+SMALL = {"block_size": BLOCK, "request_size": 2 * BLOCK}  # so that a read of little takes many requests
+OLD = noise(4 * BLOCK - 100, seed=1)
+BESIDE = noise(BLOCK + 1, seed=2)  # an object that does not change
+
+
+class Steps:
+    """Counts the steps of reads: requests, answers, pieces of bodies, facts learnt; before the n-th, something happens."""
+
+    def __init__(self, monkeypatch):
+        self.done = 0
+        self._plan = {}
+        before = (Engine, "_count_request"), (Flight, "feed"), (Facts, "learn"), (BlockCache, "keep_listings")
+        for owner, name in before:
+            monkeypatch.setattr(owner, name, self._before(getattr(owner, name)))
+        monkeypatch.setattr(FakeOrigin, "_info", self._after(FakeOrigin._info))
+
+    def plan(self, actions):
+        """From now on, do `actions[n]` before step n; return those that are left of the last plan."""
+        left = [self._plan[n] for n in sorted(self._plan)]
+        self.done, self._plan = 0, dict(actions)
+        return left
+
+    def _before(self, original):
+        def step(*args, **kwargs):
+            self._step()
+            return original(*args, **kwargs)
+
+        return step
+
+    def _after(self, original):
+        def step(*args, **kwargs):
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._step()
+
+        return step
+
+    def _step(self):
+        self.done += 1
+        if act := self._plan.pop(self.done, None):
+            act()
+
+
+@dataclasses.dataclass
+class Fake:
+    """What `support.Machine` offers, of an origin in memory."""
+
+    origin: FakeOrigin
+    protocol = "gs"
+
+    def path(self, key):
+        return f"b/{key}"
+
+    def put(self, key, data):
+        return self.origin.put(self.path(key), data)
+
+    def delete(self, key):
+        self.origin.delete(self.path(key))
+
+
+@pytest.fixture
+def fake(own_cache, monkeypatch):
+    origin = FakeOrigin()
+    origin.piece_size = BLOCK + 1000
+    origin.install(monkeypatch)
+    monkeypatch.setattr(filesystem, "WINDOW", 2 * BLOCK)  # so that a copy takes several
+    return Fake(origin)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    return Steps(monkeypatch)
+
+
+@dataclasses.dataclass
+class WithoutRevisions(Drive):
+    """A Drive where only a second look proves a version."""
+
+    def put(self, key, data):
+        return super().put(key, data, capabilities={"canDownload": True, "canReadRevisions": False})
+
+
+@pytest.fixture
+def drive_without_revisions(drive):
+    return WithoutRevisions(drive.server, drive.name, drive.cache_dir)
+
+
+@pytest.fixture(params=["cloud", "drive", "drive_without_revisions"])
+def service(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder that is empty but for what a test copies into it."""
+    (tmp_path / "got").mkdir()
+    return tmp_path / "got"
+
+
+def cached(place, **options):
+    return fsspec.filesystem("cachedfs", target_protocol=place.protocol, **SMALL, **options)
+
+
+# What may happen to an object: what it holds afterwards, None for nothing.
+
+CHANGES = {
+    "replaced": noise(len(OLD), seed=3),
+    "grown": noise(7 * BLOCK + 5, seed=4),
+    "shrunk": noise(BLOCK + 7, seed=5),
+    "emptied": b"",
+    "deleted": None,
+    "recreated": OLD,
+}
+
+
+def change(place, key, how):
+    if how in ("deleted", "recreated"):
+        place.delete(key)
+    if how != "deleted":
+        place.put(key, CHANGES[how])
+
+
+# Reads: each gives which part it asked for, and what it got. A read in one call, and one with a handle.
+
+
+def _whole(fs, path, folder):
+    yield slice(None), fs.cat_file(path)
+
+
+def _range(fs, path, folder):
+    yield slice(BLOCK - 10, 3 * BLOCK + 10), fs.cat_file(path, BLOCK - 10, 3 * BLOCK + 10)
+
+
+def _suffix(fs, path, folder):
+    yield slice(-BLOCK - 200, None), fs.cat_file(path, -BLOCK - 200)
+
+
+def _many(fs, path, folder):
+    beside = f"{path.rpartition('/')[0]}/beside"
+    found = fs.cat([beside, path])
+    assert found[beside] == BESIDE
+    yield slice(None), found[path]
+
+
+def _get(fs, path, folder):
+    target = folder / "got"
+    target.unlink(missing_ok=True)
+    try:
+        fs.get_file(path, target)
+    except FileNotFoundError:
+        assert not list(folder.iterdir()), "half a file was left"
+        raise
+    yield slice(None), target.read_bytes()
+
+
+def _in_sequence(fs, path, folder):
+    with fs.open(path) as file:
+        yield slice(file.size, None), b""
+        for start in itertools.count(0, 50_000):
+            data = file.read(50_000)
+            yield slice(start, start + 50_000), data
+            if not data:
+                return
+
+
+def _at_random(fs, path, folder):
+    with fs.open(path) as file:
+        for start in (3 * BLOCK + 5, 10, 2 * BLOCK - 3, 4 * BLOCK):
+            file.seek(start)
+            yield slice(start, start + 20), file.read(20)
+
+
+def _first_then_all(fs, path, folder):
+    with fs.open(path) as file:
+        yield slice(0, 10), file.read(10)
+        yield slice(10, None), file.read()
+
+
+ONE_CALL = {"whole": _whole, "range": _range, "suffix": _suffix, "many": _many, "get": _get}
+HANDLES = {"in sequence": _in_sequence, "at random": _at_random, "first, then all": _first_then_all}
+READS = ONE_CALL | HANDLES
+
+
+# What is known, and here, before the read begins.
+
+
+def _unknown(fs, path, clock):
+    pass
+
+
+def _in_part(fs, path, clock):
+    fs.cat_file(path, BLOCK, 2 * BLOCK)
+    fs._source.engine.drain()
+
+
+def _first_block_grown_old(fs, path, clock):
+    fs.cat_file(path, 0, BLOCK)
+    fs._source.engine.drain()
+    clock(61)
+
+
+STATES = {
+    "unknown": _unknown,
+    "in part": _in_part,
+    "first block, grown old": _first_block_grown_old,
+}
+
+
+def of_one_version(pieces, versions):
+    return any(all(data == version[part] for part, data in pieces) for version in versions)
+
+
+def read_while(fs, path, read, folder):
+    """Return what a read gave until it ended, and the error that ended it."""
+    pieces = []
+    try:
+        for piece in read(fs, path, folder):
+            pieces.append(piece)
+    except (ObjectChanged, FileNotFoundError) as error:
+        return pieces, error
+    return pieces, None
+
+
+def check_read(pieces, error, new, *, is_handle):
+    assert of_one_version(pieces, [version for version in (OLD, new) if version is not None]), "a mixture"
+    if isinstance(error, ObjectChanged):
+        assert is_handle, error
+    elif error is not None:
+        assert new is None, error
+        assert not pieces, "to a handle, what is deleted has changed"
+
+
+def check_now(fs, path, how):
+    """What is read now is what is there now, the second time without a question."""
+    if CHANGES[how] is None:
+        with pytest.raises(FileNotFoundError):
+            fs.cat_file(path)
+    else:
+        assert fs.cat_file(path) == CHANGES[how]
+    asked = fs.stats().requests
+    if CHANGES[how] is not None:
+        assert fs.cat_file(path) == CHANGES[how]
+    assert fs.stats().requests == asked
+
+
+def at_each_step(place, steps, clock, folder, state, read, how):
+    """Change an object before step 1 of its read, another before step 2, until there is no such step; return how many."""
+    fs, is_handle = cached(place), read in HANDLES
+    n = 0
+    while True:
+        n += 1
+        key = f"{state}, {how}, {n}"
+        path = place.path(key)
+        place.put(key, OLD)
+        STATES[state](fs, path, clock)
+        steps.plan({n: lambda key=key: change(place, key, how)})
+        pieces, error = read_while(fs, path, READS[read], folder)
+        if steps.done < n:
+            assert error is None
+            assert of_one_version(pieces, [OLD])
+            return n - 1
+        check_read(pieces, error, CHANGES[how], is_handle=is_handle)
+        clock(61)
+        check_now(fs, path, how)
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("state", STATES)
+def test_what_is_read_while_an_object_changes_is_of_one_version(fake, steps, clock, folder, state, read):
+    fake.put("beside", BESIDE)
+    for how in CHANGES:
+        assert at_each_step(fake, steps, clock, folder, state, read, how) >= 2
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_is_read_of_a_service_while_an_object_changes_is_of_one_version(
+    service, steps, clock, folder, read
+):
+    service.put("beside", BESIDE)
+    for state, how in (("unknown", "replaced"), ("first block, grown old", "shrunk"), ("in part", "deleted")):
+        assert at_each_step(service, steps, clock, folder, state, read, how) >= 2
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("read", READS)
+def test_every_change_of_a_service_at_every_step_of_every_read(service, steps, clock, folder, read):
+    service.put("beside", BESIDE)
+    cases = {
+        (state, how): at_each_step(service, steps, clock, folder, state, read, how)
+        for state, how in itertools.product(STATES, CHANGES)
+    }
+    sys.stdout.write(
+        f"{type(service).__name__}, {read}: changed in the middle of {sum(cases.values())} reads\n"
+    )
+
+
+# Own writes.
+
+
+def _ls(fs, path):
+    return [info["size"] for info in fs.ls(fs._parent(path)) if info["name"] == path]
+
+
+def _find(fs, path):
+    return [info["size"] for name, info in fs.find(fs._parent(path), detail=True).items() if name == path]
+
+
+ASKS = {
+    "cat_file": lambda fs, path: [len(fs.cat_file(path))],
+    "info": lambda fs, path: [fs.info(path)["size"]],
+    "open": lambda fs, path: [len(fs.open(path).read())],
+    "ls": _ls,
+    "find": _find,
+}
+
+
+@pytest.mark.parametrize("existed", [True, False])
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_write_that_overtakes_a_question_in_any_order_is_seen_after_it(fake, steps, ask, existed):
+    fs = cached(fake)
+    cache, identity = fs._source.engine.cache, fs._source.identity
+    most = 6
+    for order in itertools.combinations_with_replacement(range(1, most + 1), 3):
+        folder = "-".join(map(str, order))
+        path = fake.path(f"{folder}/a")
+        fake.put(f"{folder}/b", b"")
+        if existed:
+            fake.put(f"{folder}/a", b"old")
+        mark = functools.partial(cache.changed, identity, [path])
+        write = [mark, functools.partial(fake.put, f"{folder}/a", b"newer"), mark]  # as Reader.write does
+        plan = {}
+        for n, act in zip(order, write, strict=True):
+            plan.setdefault(n, []).append(act)
+        steps.plan({n: lambda acts=acts: [act() for act in acts] for n, acts in plan.items()})
+        with contextlib.suppress(FileNotFoundError):
+            assert ASKS[ask](fs, path) in ([], [3], [5])
+        assert steps.done < most, "some steps were never tried"
+        for acts in steps.plan({}):
+            acts()
+        assert ASKS[ask](fs, path) == [5], order
+
+
+WRITES = {
+    "pipe_file": lambda fs, at, local: fs.pipe_file(at("a"), b"1"),
+    "pipe": lambda fs, at, local: fs.pipe({at("a"): b"22", at("b"): b"2"}),
+    "open": lambda fs, at, local: _write_file(fs, at("a"), b"333"),
+    "put_file": lambda fs, at, local: fs.put_file(local, at("a")),
+    "cp_file": lambda fs, at, local: fs.cp_file(at("a"), at("c")),
+    "mv": lambda fs, at, local: fs.mv(at("c"), at("d")),
+    "touch": lambda fs, at, local: fs.touch(at("d")),
+    "rm_file": lambda fs, at, local: fs.rm_file(at("d")),
+    "transaction": lambda fs, at, local: _in_transaction(fs, at("b"), b"7777777"),
+    "copy of a tree": lambda fs, at, local: fs.cp(at(""), at("").rstrip("/") + "-copy", recursive=True),
+    "rm": lambda fs, at, local: fs.rm(at("").rstrip("/"), recursive=True),
+}
+
+
+def _write_file(fs, path, data):
+    with fs.open(path, "wb") as file:
+        file.write(data)
+
+
+def _in_transaction(fs, path, data):
+    with fs.transaction:
+        _write_file(fs, path, data)
+
+
+LOOK = """
+    import fsspec, json, sys
+    fs = fsspec.filesystem(sys.argv[1], **json.loads(sys.argv[2]))
+    for line in sys.stdin:
+        top = line.strip()
+        found = {}
+        for name in "abcd":
+            path = f"{top}/x/{name}"
+            try:
+                found[name] = len(fs.cat_file(path))
+                assert fs.info(path)["size"] == found[name] == len(fs.open(path).read())
+            except FileNotFoundError:
+                pass
+        listed = {info["name"][-1]: info["size"] for info in fs.ls(f"{top}/x")} if fs.isdir(f"{top}/x") else {}
+        assert listed == found, (listed, found)
+        copied = [name for name in fs.find(top) if "/x-copy/" in name]
+        print(json.dumps([found, len(copied)]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("protocol", ["cachedfs", "own"])
+@pytest.mark.parametrize("place", ["cloud", "drive"])
+def test_whatever_is_written_is_seen_at_once_by_another_process(request, tmp_path, place, protocol):
+    place = request.getfixturevalue(place)
+    own = {"gs": "cgs", "drive": "cdrive"}[place.protocol]
+    chained = {"target_protocol": place.protocol}
+    ours, theirs = (
+        ((own, {}), ("cachedfs", chained)) if protocol == "own" else (("cachedfs", chained), (own, {}))
+    )
+    fs = fsspec.filesystem(ours[0], **ours[1])
+    local = tmp_path / "local"
+    local.write_bytes(b"4444")
+    top = place.path("top")
+
+    def now():
+        found = {name[-1]: len(fs.cat_file(name)) for name in fs.find(f"{top}/x")}
+        return [found, sum("/x-copy/" in name for name in fs.find(top))]
+
+    expected = {
+        "pipe_file": [{"a": 1}, 0],
+        "pipe": [{"a": 2, "b": 1}, 0],
+        "open": [{"a": 3, "b": 1}, 0],
+        "put_file": [{"a": 4, "b": 1}, 0],
+        "cp_file": [{"a": 4, "b": 1, "c": 4}, 0],
+        "mv": [{"a": 4, "b": 1, "d": 4}, 0],
+        "touch": [{"a": 4, "b": 1, "d": 0}, 0],
+        "rm_file": [{"a": 4, "b": 1}, 0],
+        "transaction": [{"a": 4, "b": 7}, 0],
+        "copy of a tree": [{"a": 4, "b": 7}, 2],
+        "rm": [{}, 2],
+    }
+    assert list(expected) == list(WRITES)
+    with place.talking(LOOK, theirs[0], json.dumps(theirs[1])) as look:
+        assert json.loads(look(top)) == [{}, 0]
+        for name, write in WRITES.items():
+            write(fs, lambda key: f"{top}/x/{key}", local)
+            assert json.loads(look(top)) == expected[name], name
+            assert now() == expected[name], name
+
+
+# Zarr, for which what is not found is fill values.
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("at", ["fake", "cloud", "drive"])
+def test_zarr_reads_no_fill_values_for_chunks_that_are_replaced(
+    request, steps, clock, tmp_path, at, is_sharded
+):
+    place = request.getfixturevalue(at)
+    for value in (1, 2):
+        zarr.create_array(
+            tmp_path / str(value),
+            shape=(6,),
+            chunks=(1,) if is_sharded else (2,),
+            shards=(2,) if is_sharded else None,
+            dtype="i4",
+            fill_value=0,
+            compressors=None,
+        )[:] = value
+
+    def put(n, value):
+        for file in (tmp_path / str(value)).rglob("*"):
+            if file.is_file():
+                place.put(f"{n}/{file.relative_to(tmp_path / str(value))}", file.read_bytes())
+
+    for state in (lambda: None, lambda: clock(61)):
+        for n in itertools.count(1):
+            name = f"{id(state)}-{n}"
+            put(name, 1)
+            array = zarr.open_array(f"cachedfs::{place.protocol}://{place.path(name)}", mode="r")
+            array[0]
+            state()
+            steps.plan({n: lambda name=name: put(name, 2)})
+            found = array[:]
+            assert set(found.tolist()) <= {1, 2}, n
+            if steps.done < n:
+                break
+            clock(61)
+            assert array[:].tolist() == [2] * 6
+        assert n > 5
+
+
+# How old knowledge may be.
+
+
+def test_a_thousand_files_are_read_while_the_origin_is_away(own_cache, clock, caplog):
+    """5 s are the promise; it takes 0.5 s on an idle machine."""
+    objects = {f"far/{i:04}": noise(100, i) for i in range(1000)}
+    with GCSServer(profile="off") as server:
+        server.make_bucket("far")
+        for path, data in objects.items():
+            server.put("far", path[4:], data)
+        fs = fsspec.filesystem(
+            "cachedfs", target_protocol="gs", gs={"token": "anon", "endpoint_url": server.endpoint_url}
+        )
+        assert fs.cat(list(objects)) == objects
+        fs._source.engine.drain()
+    clock(61)
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, "cachedfs"):
+        assert fs.cat(list(objects)) == objects
+    assert time.monotonic() - began < 5
+    assert len(caplog.records) == 1
