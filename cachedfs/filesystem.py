@@ -270,6 +270,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
             raise
 
     async def _copy_out(self, path: str, file: Any, callback: Any) -> None:
+        begin = file.tell() if getattr(file, "seekable", bool)() else None
         for last in (False, True):
             known = self._source.existing(path) or (await self._hop(self._reader.open(path)))[0]
             size = known.object.size
@@ -282,10 +283,10 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
                     callback.relative_update(len(data))
                 return
             except (ObjectChanged, WrongBytes):
-                if last or not file.seekable():
+                if last or begin is None:
                     raise
                 self._source.facts.expire(path)
-                file.seek(0)
+                file.seek(begin)
                 file.truncate()
                 callback.absolute_update(0)
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import io
 import itertools
 import json
 import logging
@@ -320,6 +321,18 @@ def test_every_change_of_a_service_at_every_step_of_every_read(service, steps, c
     sys.stdout.write(
         f"{type(service).__name__}, {read}: changed in the middle of {sum(cases.values())} reads\n"
     )
+
+
+def test_a_copy_into_an_open_file_begins_anew_where_it_began(fake, steps):
+    fs = cached(fake)
+    for n in range(1, 10):
+        fake.put(str(n), OLD)
+        fs.info(fake.path(str(n)))
+        target = io.BytesIO(b"before")
+        target.seek(6)
+        steps.plan({n: lambda n=n: change(fake, str(n), "shrunk")})
+        fs.get_file(fake.path(str(n)), target)
+        assert target.getvalue() in (b"before" + OLD, b"before" + CHANGES["shrunk"])
 
 
 # Own writes.
