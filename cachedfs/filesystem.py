@@ -28,7 +28,7 @@ from cachedfs.model import ObjectInfo, Stats, Verified
 from cachedfs.names import before_magic, jsonable, strip, target_of
 from cachedfs.origins.walking import WalksCycles
 from cachedfs.plan.blocks import block_range
-from cachedfs.reader import Reader
+from cachedfs.reader import TRIES, Reader
 from cachedfs.source import Source
 from cachedfs.written import WrittenFile
 
@@ -271,7 +271,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
 
     async def _copy_out(self, path: str, file: Any, callback: Any) -> None:
         begin = file.tell() if getattr(file, "seekable", bool)() else None
-        for last in (False, True):
+        for tries_left in reversed(range(TRIES)):
             known = self._source.existing(path) or (await self._hop(self._reader.open(path)))[0]
             size = known.object.size
             callback.set_size(size)
@@ -283,7 +283,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
                     callback.relative_update(len(data))
                 return
             except (ObjectChanged, WrongBytes):
-                if last or begin is None:
+                if not tries_left or begin is None:
                     raise
                 self._source.facts.expire(path)
                 file.seek(begin)

@@ -18,10 +18,11 @@ from cachedfs.model import ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.plan.blocks import align, clip, covering
 from cachedfs.source import Source
 
-__all__ = ["Reader"]
+__all__ = ["TRIES", "Reader"]
 
 logger = logging.getLogger("cachedfs.reader")
 
+TRIES = 3  # versions that a read in one call begins with: what was known may be old, and the next one be replaced too
 POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at a block that another process fetches
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, so that the loop serves others
 ALL = 1 << 62  # a demand that no object reaches
@@ -117,9 +118,9 @@ class Reader:
     async def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return `[start:stop]` of one version of an object, fetching what is not here.
 
-        A version that is replaced between the question and the read, or that came with wrong bytes, is asked for once more.
+        A version that is replaced between the question and the read, or that came with wrong bytes, is asked for again.
         """
-        for last in (False, True):
+        for tries_left in reversed(range(TRIES)):
             want, demand = self._first_want(start, stop)
             known, flight = await self.catalog.resolve(path, want, demand=demand)
             if known.info is None:
@@ -127,7 +128,7 @@ class Reader:
             try:
                 return await self.collect(known, start, stop, flight)
             except (ObjectChanged, WrongBytes):
-                if last:
+                if not tries_left:
                     raise
                 self.source.facts.expire(path)
         raise AssertionError("unreachable")
