@@ -323,6 +323,20 @@ def test_every_change_of_a_service_at_every_step_of_every_read(service, steps, c
     )
 
 
+@pytest.mark.parametrize("read", ONE_CALL)
+def test_a_read_of_what_was_replaced_before_is_no_error_when_it_is_replaced_again(fake, steps, folder, read):
+    fs = cached(fake)
+    fake.put("beside", BESIDE)
+    for n in range(1, 12):
+        path = fake.path(str(n))
+        fake.put(str(n), OLD)
+        fs.info(path)
+        change(fake, str(n), "grown")
+        steps.plan({n: lambda n=n: change(fake, str(n), "replaced")})
+        pieces = list(ONE_CALL[read](fs, path, folder))
+        assert of_one_version(pieces, [OLD, CHANGES["grown"], CHANGES["replaced"]])
+
+
 def test_a_copy_into_an_open_file_begins_anew_where_it_began(fake, steps):
     fs = cached(fake)
     for n in range(1, 10):

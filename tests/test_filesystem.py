@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pytest
-import zarr
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.chained import ChainedFileSystem
 
@@ -481,17 +480,6 @@ async def test_the_sync_face_works_inside_a_running_loop(cloud, fs):
     assert fs.cat_file(cloud.path("a")) == data
     assert fs.ls(cloud.bucket, detail=False) == [cloud.path("a")]
     assert await asyncio.to_thread(fs.cat_file, cloud.path("a")) == data
-
-
-def test_sync_use_after_zarr(cloud, fs):
-    array = zarr.create_array(cloud.url("a.zarr"), shape=(4,), chunks=(2,), dtype="i4")
-    array[:] = [1, 2, 3, 4]
-    assert array[:].tolist() == [1, 2, 3, 4]
-    assert sorted(fs.find(cloud.path("a.zarr"))) == [
-        cloud.path(f"a.zarr/{name}") for name in ("c/0", "c/1", "zarr.json")
-    ]
-    assert json.loads(fs.cat_file(cloud.path("a.zarr/zarr.json")))["shape"] == [4]
-    assert array[:].tolist() == [1, 2, 3, 4]
 
 
 def test_many_threads_make_and_use_filesystems_at_once(cloud):
