@@ -1,18 +1,22 @@
 """The cache against a dict: it may forget, it never lies, and it always knows how much it holds."""
 
 import contextlib
+import functools
+import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from cachedfs.cache import BlockCache
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds
-from tests.cache.rig import content, disk_usage, flip, key_of, put
+from tests.cache.rig import content, disk_usage, finish, flip, key_of, put, start
 
 SIZE = 3 * 65536 + 100  # bytes of a block: four pages, the last one short
 BOUNDS = Bounds(size=3 << 20, keep_free=0)  # about ten such blocks beside the bookkeeping
@@ -21,22 +25,101 @@ KEYS = [key_of(path, version, block_size=SIZE) for path in ("b/x", "b/y") for ve
 keys = st.sampled_from(KEYS)
 indexes = st.integers(0, 4)
 offsets = st.integers(0, SIZE + 10)
-which = st.integers(0, 1)
+which = st.integers(0, 2)
+here = st.integers(0, 1)
+
+OTHER = """
+import json
+from cachedfs.model import Bounds
+from cachedfs.errors import CacheError
+from tests.cache.test_model import BOUNDS, KEYS
+for line in sys.stdin:
+    do, key, *rest = json.loads(line)
+    key, answer = KEYS[key], None
+    if do == "open":
+        cache = BlockCache(rest, explicit=True)
+    elif do == "put":
+        try:
+            put(cache, key, *rest, bounds=BOUNDS)
+        except CacheError:
+            pass
+    elif do == "read":
+        index, start, stop, verify = rest
+        data = cache.read(key, index, start, stop, verify=verify)
+        answer = None if data is None else "right" if data == content(key, index)[start:stop] else "wrong"
+    elif do == "has":
+        answer = cache.has(key, *rest)
+    elif do == "check":
+        answer = cache.check(repair=True) and cache.check().ok
+    elif do == "close":
+        cache.close()
+    else:
+        getattr(cache, do)(key.identity, key.path)
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class OtherProcess:
+    """A cache in a process of its own, which lives as long as the tests and opens one directory after the other."""
+
+    _process = None
+
+    def __init__(self, folder):
+        if OtherProcess._process is None:
+            OtherProcess._process = start(OTHER)
+        self._ask("open", KEYS[0], folder)
+
+    @classmethod
+    def end(cls):
+        finish(cls._process)
+        cls._process = None
+
+    def _ask(self, do, key, *rest):
+        print(json.dumps([do, KEYS.index(key), *rest]), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+    def put(self, blocks, bounds):
+        for block, _ in blocks:
+            self._ask("put", block.object, block.index)
+
+    def read(self, key, index, start, stop, *, verify):
+        answer = self._ask("read", key, index, start, stop, verify)
+        assert answer in (None, "right")
+        return answer and content(key, index)[start:stop]
+
+    def has(self, key, index):
+        return self._ask("has", key, index)
+
+    def change(self, do, identity, path):
+        self._ask(do, next(key for key in KEYS if (key.identity, key.path) == (identity, path)))
+
+    evict = functools.partialmethod(change, "evict")
+    pin = functools.partialmethod(change, "pin")
+    unpin = functools.partialmethod(change, "unpin")
+
+    def is_sound(self):
+        return self._ask("check", KEYS[0])
+
+    def close(self):
+        self._ask("close", KEYS[0])
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Two caches on one directory, as two processes would have them."""
+    """Three caches on one directory: two here, as two processes would have them, and one in another process."""
 
     @initialize()
     def open(self):
         self.folder = tempfile.mkdtemp()
-        self.caches = [BlockCache([self.folder], explicit=True) for _ in range(2)]
+        self.caches = [self.opened(which) for which in range(3)]
         self.pinned = set()
+
+    def opened(self, which):
+        return OtherProcess(self.folder) if which == 2 else BlockCache([self.folder], explicit=True)
 
     def teardown(self):
         for cache in self.caches:
             cache.close()
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def files(self):
         return sorted(Path(self.caches[0].root, "blocks").glob("*/*"))
@@ -51,9 +134,7 @@ class CacheMachine(RuleBasedStateMachine):
         data = self.caches[which].read(key, index, start, start + size, verify=verify)
         assert data is None or data == content(key, index)[start : start + size]
 
-    @rule(
-        key=keys, index=indexes, which=which, start=offsets, size=st.integers(1, SIZE), verify=st.booleans()
-    )
+    @rule(key=keys, index=indexes, which=here, start=offsets, size=st.integers(1, SIZE), verify=st.booleans())
     def read_into(self, key, index, which, start, size, verify):
         buffer = bytearray(size)
         read = self.caches[which].read_into(key, index, start, memoryview(buffer), verify=verify)
@@ -79,7 +160,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=which)
     def reopen(self, which):
         self.caches[which].close()
-        self.caches[which] = BlockCache([self.folder], explicit=True)
+        self.caches[which] = self.opened(which)
 
     @rule(choice=st.integers(0), at=st.integers(0))
     def corrupt_a_byte(self, choice, at):
@@ -96,14 +177,29 @@ class CacheMachine(RuleBasedStateMachine):
         if files := self.files():
             files[choice % len(files)].unlink()
 
+    @rule(choice=st.integers(0), to=st.integers(0, SIZE))
+    def cut_a_file_off(self, choice, to):
+        """In place: whoever has it open reads less than there should be."""
+        if files := self.files():
+            path = files[choice % len(files)]
+            os.truncate(path, min(to, path.stat().st_size))
+
     @rule(which=which)
     def repair(self, which):
-        self.caches[which].check(repair=True)
-        assert self.caches[which].check().ok
+        if which == 2:
+            assert self.caches[which].is_sound()
+        else:
+            self.caches[which].check(repair=True)
+            assert self.caches[which].check().ok
 
     @rule()
     def lose_the_index(self):
         Path(self.caches[0].root, "index.db").unlink(missing_ok=True)
+        self.pinned.clear()
+
+    @rule()
+    def lose_everything(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
         self.pinned.clear()
 
     @invariant()
@@ -113,10 +209,32 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_bound_is_kept(self):
-        assert disk_usage(self.caches[0]) <= BOUNDS.size
+        if os.path.isdir(self.caches[0].root):  # nobody made it again after it was lost
+            assert disk_usage(self.caches[0]) <= BOUNDS.size
 
 
-TestCache = CacheMachine.TestCase
-TestCache.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+few = settings(
+    max_examples=40,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def other_process():
+    yield
+    OtherProcess.end()
+
+
+def test_the_cache_forgets_and_never_lies():
+    run_state_machine_as_test(CacheMachine, settings=few)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1800)
+def test_the_cache_forgets_and_never_lies_many_times():
+    run_state_machine_as_test(
+        CacheMachine, settings=settings(few, max_examples=1500, stateful_step_count=60, derandomize=False)
+    )
