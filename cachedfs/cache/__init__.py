@@ -353,8 +353,13 @@ class BlockCache:
 
     def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
         """Change the marks of `paths` and of everything above them; with `tree` of everything below them too."""
+        paths, before = list(paths), self._open_marks()
+        before.change(identity, paths, tree=tree)
+        # Somebody may have deleted the file that we have mapped, and others may have a new one already.
+        self._look_at = 0.0
         self._look()
-        self._open_marks().change(identity, paths, tree=tree)
+        if self._open_marks() is not before:
+            self._open_marks().change(identity, paths, tree=tree)
 
     def mark_slots(self, identity: str, path: str) -> tuple[int, ...]:
         """Return what `mark_at` wants; the same in every process, for ever. A folder's name with "/" is its listing."""

@@ -86,7 +86,7 @@ def test_another_process_sees_a_change_at_once(cache):
         )
     )
     assert cache.mark(ORIGIN, "b/x") != before[0]
-    assert cache.epoch(ORIGIN) != before[1]
+    assert cache.epoch(ORIGIN) != before
 
 
 def test_slots_are_kept_and_read_again(cache, open_cache):
@@ -122,6 +122,19 @@ def test_facts_from_before_the_marks_were_lost_are_not_valid(cache, open_cache):
     cache._look_at = 0.0
     cache.lookup(ORIGIN, "b/x")
     assert cache.mark(ORIGIN, "b/x") == open_cache().mark(ORIGIN, "b/x") != mark
+
+
+def test_a_write_right_after_the_marks_were_lost_is_seen_with_the_old_ones_and_the_new(cache, open_cache):
+    with_old = open_cache()
+    before = with_old.mark(ORIGIN, "b/x")
+    assert cache.mark(ORIGIN, "b/x") == before
+    Path(cache.root, "marks").unlink()
+    with_new = open_cache()
+    new = with_new.mark(ORIGIN, "b/x")
+    cache.changed(ORIGIN, ["b/x"])
+    assert with_old.mark(ORIGIN, "b/x") != before
+    assert with_new.mark(ORIGIN, "b/x") != new
+    assert cache.mark(ORIGIN, "b/x") == with_new.mark(ORIGIN, "b/x")
 
 
 @pytest.mark.parametrize(
