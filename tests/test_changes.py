@@ -1,5 +1,6 @@
 """Objects that change between any two steps of a read: what is read is of one version, and the cache keeps no lie."""
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -393,6 +394,22 @@ def test_a_write_that_overtakes_a_question_in_any_order_is_seen_after_it(fake, s
         for acts in steps.plan({}):
             acts()
         assert ASKS[ask](fs, path) == [5], order
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_an_answer_given_while_a_write_is_on_its_way_does_not_count_after_it(fake, monkeypatch, ask):
+    fs = cached(fake)
+    path = fake.path("a")
+    fake.put("a", b"old")
+    write = fake.origin.call
+
+    async def read_then_write(*args):
+        assert await asyncio.to_thread(ASKS[ask], fs, path) == [3]
+        await write(*args)
+
+    monkeypatch.setattr(fake.origin, "call", read_then_write)
+    fs.pipe_file(path, b"newer")
+    assert ASKS[ask](fs, path) == [5]
 
 
 WRITES = {

@@ -348,7 +348,7 @@ class FilesystemMachine(RuleBasedStateMachine):
 
 
 few = settings(
-    max_examples=120,
+    max_examples=80,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
