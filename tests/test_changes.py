@@ -23,7 +23,7 @@ from cachedfs.facts import Facts
 from cachedfs.flights import Flight
 from cachedfs.sim import GCSServer
 from tests.fakes import FakeOrigin
-from tests.support import Drive, KiB, noise
+from tests.support import Drive, KiB, noise, until
 
 BLOCK = 64 * KiB
 SMALL = {"block_size": BLOCK, "request_size": 2 * BLOCK}  # so that a read of little takes many requests
@@ -65,9 +65,15 @@ class Steps:
         return step
 
     def _step(self):
-        self.done += 1
-        if act := self._plan.pop(self.done, None):
+        plan, n = self._plan, self.done + 1
+        self.done = n
+        if act := plan.get(n):
             act()
+            del plan[n]
+
+    def settle(self):
+        """Wait for what happens at a step that was reached, perhaps behind the back of the read."""
+        until(lambda: all(n > self.done for n in self._plan))
 
 
 @dataclasses.dataclass
@@ -284,6 +290,7 @@ def at_each_step(place, steps, clock, folder, state, read, how):
         STATES[state](fs, path, clock)
         steps.plan({n: lambda key=key: change(place, key, how)})
         pieces, error = read_while(fs, path, READS[read], folder)
+        steps.settle()
         if steps.done < n:
             assert error is None
             assert of_one_version(pieces, [OLD])
@@ -532,6 +539,7 @@ def test_zarr_reads_no_fill_values_for_chunks_that_are_replaced(
             steps.plan({n: lambda name=name: put(name, 2)})
             found = array[:]
             assert set(found.tolist()) <= {1, 2}, n
+            steps.settle()
             if steps.done < n:
                 break
             clock(61)
@@ -543,7 +551,6 @@ def test_zarr_reads_no_fill_values_for_chunks_that_are_replaced(
 
 
 def test_a_thousand_files_are_read_while_the_origin_is_away(own_cache, clock, caplog):
-    """5 s are the promise; it takes 0.5 s on an idle machine."""
     objects = {f"far/{i:04}": noise(100, i) for i in range(1000)}
     with GCSServer(profile="off") as server:
         server.make_bucket("far")
@@ -558,5 +565,5 @@ def test_a_thousand_files_are_read_while_the_origin_is_away(own_cache, clock, ca
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "cachedfs"):
         assert fs.cat(list(objects)) == objects
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 5  # the promise
     assert len(caplog.records) == 1
