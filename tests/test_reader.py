@@ -92,7 +92,7 @@ def test_all_who_wait_for_a_request_get_its_error_and_the_next_read_works(fs, or
     origin.break_after[2] = 2 * MiB
     gate(fs, origin, is_open=False)
     threads, results = in_threads(8, lambda i: fs.cat_file("b/k", 5 * i, 3 * MiB - 5 * i))
-    while sum(len(flight._arrivals) for flight in fs._source.engine.airborne) < 8:
+    while sum(len(flight._arrivals) for flight in fs._source.engine.airborne.copy()) < 8:
         pass
     gate(fs, origin, is_open=True)
     for thread in threads:
