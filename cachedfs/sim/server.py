@@ -34,6 +34,7 @@ __all__ = ["Answer", "Call", "Fault", "Refusal", "Request", "Route", "Service", 
 __all__ += ["new_loop", "serve"]
 
 _CONTROL = "/_sim/"  # requests below it are ours: neither logged nor delayed
+_SEND_BUFFER = 64 << 10
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
 _REASONS |= {410: "gone", 412: "conditionNotMet", 416: "requestedRangeNotSatisfiable"}
 _REASONS |= {429: "rateLimitExceeded", 501: "notImplemented"}
@@ -425,6 +426,8 @@ async def serve(service: Service, sock: socket.socket, stop: asyncio.Event) -> N
         max_line_size=32 << 10,
         max_field_size=1 << 20,
     )
+    # For every connection: what was sent has nearly left. Else megabytes of a body that nobody reads count as sent.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     listener = await asyncio.get_running_loop().create_server(server, sock=sock, backlog=1024)
     try:
         await stop.wait()

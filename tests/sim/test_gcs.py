@@ -513,6 +513,23 @@ def test_a_cancelled_request_is_in_the_log() -> None:
         assert (entry.kind, entry.status, entry.bytes_sent) == ("media", 0, 0)
 
 
+def test_a_body_that_nobody_reads_does_not_count_as_sent(server: GCSServer) -> None:
+    """Only what the system's buffers on both sides hold of it does."""
+    server.put("b", "k", bytes(8 << 20))
+    connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=20)
+    try:
+        connection.request("GET", MEDIA)
+        connection.getresponse()
+        before = -1
+        while (sent := server.bytes_sent()) > before:
+            before = sent
+            for _ in range(20):  # meanwhile it sends all that it can
+                ask(server, "/storage/v1/b/b")
+        assert 0 < sent <= 1 << 20
+    finally:
+        connection.close()
+
+
 def test_peak_concurrency_counts_requests_that_overlap() -> None:
     with GCSServer(Profile(media=Delay(0.2))) as server:
         server.put("b", "k", b"x")
