@@ -38,6 +38,7 @@ T = TypeVar("T")
 BEHIND_BYTES = 64 << 20  # most bytes that wait for the disk before flights are no longer fed
 DRAIN_S = 5.0  # longest that a process waits for its last blocks at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; made as they are needed
+AHEAD_SHARE = 4  # a window is at most this part of the cache
 AWAY_S = 30.0  # how long an origin that could not be reached is taken as away
 
 
@@ -173,6 +174,25 @@ class Engine:
 
     def _count_request(self) -> None:
         self.requests += 1
+
+    def window(self, config: Config) -> int:
+        """Return how many bytes may be read ahead for one file: `read_ahead`, less where the cache is small.
+
+        A block is used twice, when it is stored and when its reader comes; in between the same happens to all that is
+        between the reader and the end of the window. More than a quarter of the cache, with other readers and requests
+        under way, and what goes to make room is what was read ahead and not yet used.
+        """
+        allowed = self.cache.allowed
+        if allowed is None:
+            allowed = self._asked_allowance(config)
+        return min(config.read_ahead, allowed // AHEAD_SHARE)
+
+    def _asked_allowance(self, config: Config) -> int:
+        """Have the writer ask how much the cache may hold, as that takes a transaction; for now be told of a little."""
+        if self.cache.cannot_store is not None:
+            return AHEAD_SHARE * config.read_ahead  # what is read ahead waits in memory
+        self.writer.after_facts(lambda: self.cache.allowance(config.bounds))
+        return AHEAD_SHARE * 2 * config.whole_request
 
     # Write-behind, as seen from the loop.
 

@@ -329,11 +329,13 @@ class RawReader(io.RawIOBase):
     def _look_ahead(self) -> None:
         """Send what the history of this file says will be read next."""
         config = self._reader.source.config
+        window = self._engine.window(config)
         wanted = ahead(
             self._history,
             n_blocks=-(-self.size // self._block_size),
-            blocks_per_request=max(1, config.request_size // self._block_size),
-            most=config.read_ahead // self._block_size,
+            # Two requests at least make a window, so that one comes while the other is read.
+            blocks_per_request=max(1, min(config.request_size, window // 2) // self._block_size),
+            most=window // self._block_size,
         )
         if self._opening is not None and self._history.streak >= 2:
             self._engine.call_soon(self._opening.want, self._opening.stop)

@@ -398,6 +398,11 @@ class BlockCache:
         """Return how many bytes blocks and leases may have in all under `bounds` now; None when nobody can tell."""
         return None if self._store is None else self._store.allowance(bounds)
 
+    @property
+    def allowed(self) -> int | None:
+        """What `allowance` was when this process put or asked last, without asking; None before that."""
+        return None if self._store is None else self._store.allowed
+
     def check(self, *, repair: bool = False) -> Report:
         """Compare every file with its row and its checksums; with `repair` set right what can be. Raises CacheError."""
         return self._store.check(repair=repair) if self._store else Report()

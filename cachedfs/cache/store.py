@@ -63,6 +63,7 @@ class Store:
         self._claims = claims
         self._touches = touches
         self.room = Room(directory, handles, claims)
+        self.allowed: int | None = None  # what the last one to ask for the allowance was told
 
     def put(
         self,
@@ -104,7 +105,8 @@ class Store:
     def allowance(self, bounds: Bounds) -> int:
         """Return how many bytes blocks and leases may have in all, recording the automatic bound at first use."""
         with self._explained("the bound cannot be told"), self._writing(time.time()) as rows:
-            return self.room.allowance(rows, bounds)
+            self.allowed = self.room.allowance(rows, bounds)
+        return self.allowed
 
     def discard(self, key: ObjectKey, index: int) -> None:
         """Drop one block, because it is bad. What another process is just writing in its place stays counted."""
@@ -200,7 +202,8 @@ class Store:
         Raises CacheError for a block that can never fit.
         """
         wanted = [block for block in waiting if self._is_ours_to_write(rows, block, now_s)]
-        allowed, fixed = self.room.allowance(rows, bounds), rows.number("fixed") or 0
+        self.allowed = allowed = self.room.allowance(rows, bounds)
+        fixed = rows.number("fixed") or 0
         _refuse_unfitting(rows, wanted, allowed, fixed)
         total = 0
         for n, block in enumerate(wanted):

@@ -1,0 +1,229 @@
+"""One download per block and machine: processes, threads, tasks, sync and async instances share what they fetch."""
+
+import contextlib
+import json
+import sys
+
+import pytest
+
+from cachedfs.sim import Delay, Fault, GCSServer, Profile
+from tests.support import Cloud, KiB, MiB, noise
+
+# A link that a machine may have: what is on its way when a request is broken off is little. Over loopback alone the
+# kernel's buffers would hold megabytes of it.
+LINK = Profile(name="link", media=Delay(0.02), stream_rate=60 * MiB, total_rate=200 * MiB)
+N = 8  # processes
+
+# Runs in a process of its own, which forks the readers before it has used anything.
+READERS = """
+import asyncio, json, multiprocessing, os, random, sys, threading, time
+import fsspec, gcsfs
+from cachedfs import engine
+from tests.support import noise, until
+
+size, block, options, ways = (json.loads(argument) for argument in sys.argv[1:])
+data = noise(size)
+path = "b/a"
+
+def check(start, piece):
+    assert piece == data[start:start + block], f"wrong bytes at {start}"
+
+def by_cat_file(order, before_each):
+    fs = fsspec.filesystem("cgs", **options)
+    for start in order:
+        before_each()
+        check(start, fs.cat_file(path, start, start + block))
+
+def by_handle(order, before_each):
+    with fsspec.filesystem("cgs", **options).open(path) as file:
+        for start in order:
+            before_each()
+            file.seek(start)
+            check(start, file.read(block))
+
+def by_threads(order, before_each):
+    wrong = []
+    def some(part):
+        try:
+            by_cat_file(order[part::4], before_each)
+        except BaseException as error:
+            wrong.append(error)
+    threads = [threading.Thread(target=some, args=(part,)) for part in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not wrong, wrong
+
+def by_tasks(order, before_each):
+    async def read():
+        fs = fsspec.filesystem("cgs", asynchronous=True, **options)
+        gate = asyncio.Semaphore(16)
+        async def one(start):
+            async with gate:
+                check(start, await fs._cat_file(path, start, start + block))
+        await asyncio.gather(*map(one, order))
+    asyncio.run(read())
+
+def left_in_memory():
+    '''What this process still holds when all was read and stored.'''
+    (own,) = engine._engines.values()
+    assert own.drain(30)
+    until(lambda: not own.airborne)
+    claims = own.cache._claims._held().bytes - {own.cache._store.room.writer() & (1 << 62) - 1}
+    return [own.flights, own.questions._asked, own._tasks, claims]
+
+context = multiprocessing.get_context("fork")
+barrier = context.Barrier(len(ways))
+
+def work(me):
+    order = list(range(0, size, block))
+    way, _, rhythm = ways[me].partition(" ")
+    if rhythm == "in step":
+        before_each = barrier.wait
+    else:
+        random.Random(me).shuffle(order)
+        before_each = lambda: None
+    barrier.wait(60)
+    globals()["by_" + way](order, before_each)
+    left = left_in_memory()
+    assert not any(left), left
+
+def run(target, numbers):
+    processes = [context.Process(target=target, args=(number,)) for number in numbers]
+    [process.start() for process in processes]
+    return processes
+"""
+
+
+@contextlib.contextmanager
+def serving(size, cache_dir, profile=LINK):
+    """Give a server with one object, `b/a`, and processes' way to it."""
+    with GCSServer(profile=profile) as server:
+        server.make_bucket("b")
+        server.put("b", "a", noise(size))
+        yield server, Cloud(server, "b", cache_dir)
+
+
+def read_by_all(there, size, block, ways, code="", timeout=60, **options):
+    """Have each of `ways` read all of the object in a process of its own; every one checks what it got."""
+    end = "print([process.join() or process.exitcode for process in run(work, range(len(ways)))])\n"
+    arguments = [json.dumps(value) for value in (size, block, {"block_size": block, **options}, ways)]
+    printed = there.python(READERS + (code or end), *arguments, timeout=timeout)
+    if not code:
+        assert json.loads(printed) == [0] * len(ways)
+    return printed
+
+
+def left_on_disk(cache_dir):
+    """Return what is in the cache besides what belongs there: temporary files, and bytes that somebody has locked."""
+    (root,) = cache_dir.iterdir()
+    inode = (root / "claims").stat().st_ino
+    with open("/proc/locks") as locks:
+        locked = [line for line in locks if line.split()[5].endswith(f":{inode}")]
+    return [*(root / "tmp").iterdir(), *locked]
+
+
+WAYS = [
+    ["cat_file"] * N,
+    ["handle"] * N,
+    ["cat_file", "handle", "threads", "tasks"] * 2,
+]
+
+
+@pytest.mark.parametrize("ways", WAYS, ids=["cat_file", "handles", "threads, tasks and both"])
+def test_eight_processes_in_random_order_download_each_block_once(own_cache, ways):
+    size = 16 * MiB + 5
+    with serving(size, own_cache) as (server, there):
+        # A handle that opens an unknown object asks for as much as a request may bring, and breaks it off when it jumps.
+        read_by_all(there, size, 64 * KiB, ways, request_size=256 * KiB)
+        assert server.bytes_sent() <= 1.02 * size
+    assert left_on_disk(own_cache) == []
+
+
+@pytest.mark.parametrize("way", ["cat_file", "handle"])
+def test_in_step_eight_processes_download_an_object_twice_the_bound_once(own_cache, way):
+    """What is read ahead is not what goes to make room, before its readers came."""
+    size, bound = 16 * MiB + 5, 8 * MiB
+    with serving(size, own_cache) as (server, there):
+        ways = [f"{way} in step"] * N
+        read_by_all(there, size, 256 * KiB, ways, request_size=512 * KiB, cache_size=bound)
+        assert server.bytes_sent() <= 1.1 * size
+    assert left_on_disk(own_cache) == []
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("ways", "bound", "most"),
+    [
+        *((ways, 1 << 30, 1.02) for ways in WAYS),
+        (["cat_file in step"] * N, 96 * MiB, 1.1),
+        (["handle in step"] * N, 96 * MiB, 1.1),
+    ],
+    ids=["cat_file", "handles", "mixed", "cat_file in step", "handles in step"],
+)
+def test_eight_processes_download_a_large_object_once(own_cache, ways, bound, most, capsys):
+    size = 192 * MiB + 5
+    with serving(size, own_cache) as (server, there):
+        read_by_all(there, size, MiB, ways, cache_size=bound, timeout=500)
+        with capsys.disabled():
+            sys.stdout.write(
+                f"\n{server.bytes_sent() / size:.4f} of it in {server.count('media')} requests\n"
+            )
+        assert server.bytes_sent() <= most * size
+    assert left_on_disk(own_cache) == []
+
+
+KILL = """
+def refused(tell):
+    '''Have `tell` called once when somebody else turns out to fetch what this process wants.'''
+    from cachedfs.cache import BlockCache
+    take = BlockCache.take_claim
+    def taking(cache, hash64):
+        taken = take(cache, hash64)
+        if not taken:
+            tell()
+        return taken
+    BlockCache.take_claim = taking
+
+begun, waiting = context.Event(), [context.Event() for _ in ways]
+
+def fetch(_):
+    refused(lambda: None)
+    fs = fsspec.filesystem("cgs", **options)
+    threading.Thread(target=fs.cat_file, args=(path,), daemon=True).start()
+    until(lambda: fs._source.engine.requests and fs._source.engine.bytes_fetched >= int(os.environ["BEGUN"]))
+    begun.set()
+    threading.Event().wait()
+
+def wait(me):
+    refused(waiting[me].set)
+    fs = fsspec.filesystem("cgs", **options)
+    assert fs.cat_file(path) == data
+    left = left_in_memory()
+    assert not any(left), left
+
+(fetcher,) = run(fetch, [0])
+assert begun.wait(30)
+readers = run(wait, range(len(ways)))
+assert all(event.wait(30) for event in waiting)
+assert all(process.is_alive() for process in readers)
+fetcher.kill()
+at = time.monotonic()
+assert [process.join(40) or process.exitcode for process in readers] == [0] * len(ways)
+print(time.monotonic() - at)
+"""
+
+
+@pytest.mark.parametrize("begun", [0, 512 * KiB], ids=["asks what it is", "reads"])
+def test_when_the_process_that_fetches_is_killed_the_others_go_on(own_cache, monkeypatch, begun):
+    """Its claims die with it: who waited fetches, once, what it had not stored. The promise is a second; machines may be busy."""
+    size = 4 * MiB + 5
+    monkeypatch.setenv("BEGUN", str(begun))
+    with serving(size, own_cache) as (server, there):
+        server.fail(Fault(kind="media", stall_s=100, stall_after=MiB if begun else None))
+        took = float(read_by_all(there, size, 64 * KiB, ["waits"] * (N - 1), code=KILL))
+        assert took < 20
+        lost = max(request.bytes_sent for request in server.requests[:1])
+        assert lost <= MiB
+        assert server.bytes_sent() - lost <= 1.02 * size
+    assert left_on_disk(own_cache) == []
