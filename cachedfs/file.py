@@ -23,6 +23,7 @@ __all__ = ["CachedFile"]
 
 BUFFER_SIZE = 32 * 1024  # half a checksum page: small reads in Python's C code, without reading far too much
 JUMP_SIZE = 4 * 1024  # read into the buffer after a jump: most random reads want less than all of it
+_CLOSED = "I/O operation on closed file"
 FIRST_DEMAND = 2  # the request that opened a file runs this many times ahead of its reader
 
 
@@ -166,6 +167,8 @@ class RawReader(io.RawIOBase):
         # The commonest case first: more of the block in hand.
         if self._block_start <= position < self._block_stop:
             n = self._hit(position, into)
+        elif self.closed:  # by another thread, while the BufferedReader over us waited for it
+            raise ValueError(_CLOSED)
         elif self._cold or self._engine.pid != getpid():
             n = 0
         else:
@@ -180,6 +183,8 @@ class RawReader(io.RawIOBase):
 
     def readall(self) -> bytes:
         """Return everything from here to the end, fetched at once."""
+        if self.closed:
+            raise ValueError(_CLOSED)
         if self._position >= self.size:
             return b""
         if self._whole is not None:

@@ -200,3 +200,14 @@ def test_a_hundred_open_handles_do_not_wait_for_one_another(fs, cloud):
     for i in reversed(range(40)):
         assert files[i].read() == noise(9 * MiB // 4, seed=i)
         files[i].close()
+
+
+def test_a_closed_handle_takes_nothing_in_hand_again(fs, cloud):
+    """Also when another thread waited to read it while it was closed: a block would stay open for ever."""
+    file = fs.open(cloud.path("big"))
+    raw = file.raw
+    file.read(10)
+    file.close()
+    for read in (lambda: raw.readinto(bytearray(10)), raw.readall):
+        with pytest.raises(ValueError, match="closed file"):
+            read()
