@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fsspec.utils import tokenize
@@ -27,6 +26,7 @@ from cachedfs.flights import Flight
 from cachedfs.model import Stats
 from cachedfs.origins import Origin, open_origin
 from cachedfs.questions import Questions
+from cachedfs.workers import Workers
 from cachedfs.writebehind import Arrived, WriteBehind
 
 __all__ = ["Engine", "engine_for"]
@@ -67,7 +67,7 @@ class Engine:
         self._lock = threading.Lock()  # guards the start of the loop, and the two registries
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._workers: ThreadPoolExecutor
+        self._workers: Workers
 
     # The loop and the ways into it.
 
@@ -77,16 +77,20 @@ class Engine:
         if self._loop is None:
             with self._lock:
                 if self._loop is None:
-                    loop = asyncio.new_event_loop()
-                    # Ours, because the loop's own could not be ended at interpreter shutdown: that takes a new thread.
-                    self._workers = ThreadPoolExecutor(
-                        max_workers=WORKERS, thread_name_prefix="cachedfs-work"
-                    )
-                    loop.set_default_executor(self._workers)
-                    self._thread = threading.Thread(target=loop.run_forever, name="cachedfs-io", daemon=True)
-                    self._thread.start()
-                    self._loop = loop
+                    self._loop = self._started_loop()
         return self._loop
+
+    def _started_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        self._workers = Workers(WORKERS, "cachedfs-work")
+        loop.set_default_executor(self._workers)
+        self._thread = threading.Thread(target=loop.run_forever, name="cachedfs-io", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
+            loop.close()
+            raise OriginUnavailable(f"nothing can be fetched: {error}") from error
+        return loop
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the loop and return its result, from any other thread; an interrupt cancels it."""
@@ -95,7 +99,11 @@ class Engine:
             raise RuntimeError(
                 "a blocking call inside the I/O loop of cachedfs would wait for itself: use the async one"
             )
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except BaseException:
+            coroutine.close()
+            raise
         try:
             return future.result()
         except concurrent.futures.CancelledError:

@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "cachedfs"
 
 # Row of each module or room; a room's own modules may import each other.
 ROWS = {
-    "errors": 0, "config": 0, "model": 0, "checksums": 0,
+    "errors": 0, "config": 0, "model": 0, "checksums": 0, "workers": 0,
     "plan": 1,
     "cache": 2, "origins": 2,
     "arrivals": 3, "flights": 3, "questions": 3, "facts": 3, "writebehind": 3, "engine": 3, "source": 3,
@@ -35,7 +35,7 @@ ORDER_IN_ROW = {
         "integrity",
     ],
     4: ["names", "written", "file", "filesystem"],
-    0: ["errors", "model", "config"],
+    0: ["errors", "model", "config", "workers"],
     6: ["demo_session", "demo", "cli"],
 }
 ONLY_IMPORTERS = {

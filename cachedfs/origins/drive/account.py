@@ -10,7 +10,6 @@ import json
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.inner import Once
 from cachedfs.origins.ranges import range_header
 from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
+from cachedfs.workers import Workers
 
 if TYPE_CHECKING:
     from cachedfs.model import ObjectInfo
@@ -86,7 +86,7 @@ class Account:
             new_tries=self._new_tries,
             timeout=timeout_of(policy),
         )
-        threads = ThreadPoolExecutor(min(self._concurrency, _MOST_THREADS), "cachedfs-drive")
+        threads = Workers(min(self._concurrency, _MOST_THREADS), "cachedfs-drive")
         return Connection(self.options, auth, session, client, threads, self._count)
 
     def _count(self) -> None:
@@ -112,7 +112,7 @@ class Connection:
         auth: DriveAuth,
         session: Any,
         client: Client,
-        threads: ThreadPoolExecutor,
+        threads: Workers,
         on_request: Callable[[], None],
     ) -> None:
         self.options, self.auth, self.client = options, auth, client

@@ -1,0 +1,88 @@
+"""Threads for what blocks: as many as are needed, never more than allowed, and every job is answered."""
+
+import asyncio
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from cachedfs.workers import Workers
+from tests.support import until
+
+
+@pytest.fixture
+def workers():
+    made = Workers(4, "test")
+    yield made
+    made.shutdown()
+
+
+def test_a_thousand_jobs_are_done_by_four_threads(workers):
+    seen = set()
+
+    def job(i):
+        seen.add(threading.current_thread())
+        return i * i
+
+    assert list(workers.map(job, range(1000))) == [i * i for i in range(1000)]
+    assert 1 <= len(seen) <= 4
+
+
+def test_a_thread_that_waits_is_used_before_another_is_started(workers):
+    for _ in range(20):
+        assert workers.submit(threading.get_ident).result() is not None
+        until(lambda: workers._n_idle == 1)
+    assert len(workers._started) == 1
+
+
+def test_jobs_that_wait_for_one_another_run_at_once(workers):
+    together = threading.Barrier(4)
+    assert sorted(workers.map(lambda _: together.wait(20), range(4))) == [0, 1, 2, 3]
+
+
+def test_an_error_is_told_to_who_waits_and_the_thread_goes_on(workers):
+    for error in (ValueError("mine"), SystemExit(3)):
+
+        def failing(error=error):
+            raise error
+
+        with pytest.raises(type(error)):
+            workers.submit(failing).result()
+    assert workers.submit(lambda: 1).result() == 1
+
+
+def test_a_loop_takes_them_for_its_own(workers):
+    async def use():
+        asyncio.get_running_loop().set_default_executor(workers)
+        return await asyncio.to_thread(lambda: threading.current_thread().name)
+
+    assert asyncio.run(use()).startswith("test-")
+
+
+def test_a_shutdown_ends_the_threads_and_gives_up_what_has_not_begun():
+    workers, go_on = Workers(1, "test"), threading.Event()
+    running, waiting = workers.submit(go_on.wait), workers.submit(int)
+    until(running.running)
+    workers.shutdown(wait=False, cancel_futures=True)
+    with pytest.raises(CancelledError):
+        waiting.result()
+    with pytest.raises(RuntimeError, match="shut down"):
+        workers.submit(int)
+    go_on.set()
+    workers.shutdown()
+    assert running.result() is True
+    assert not [thread for thread in workers._started if thread.is_alive()]
+
+
+def test_where_no_thread_can_be_started_those_that_run_do_the_work(workers, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        workers.submit(int)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert workers.submit(int).result() == 0
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert list(workers.map(abs, range(-3, 0))) == [3, 2, 1]
