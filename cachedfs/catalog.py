@@ -172,11 +172,14 @@ class Catalog:
                 return known, None
             flight = Flight(demand=demand)
             learnt: list[Known] = []
-            self.source.engine.spawn(
+            request = self.source.engine.spawn(
                 self._fetcher.fly(flight, partial(self._fetcher.unknown, flight, path, want, learnt))
             )
             try:
                 await flight.began()
+            except asyncio.CancelledError:
+                request.cancel()  # before its headers nobody else knows of it, and nobody could wait for it again
+                raise
             except ObjectNotFound:
                 return learnt[0], None
             except OriginAway as error:
