@@ -95,6 +95,9 @@ CREATE TABLE graves (listing INTEGER PRIMARY KEY)
 _BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, since, writer, pinned
     FROM blocks JOIN objects ON objects.id = blocks.object """
 
+_BELOW = """SELECT id FROM objects WHERE origin = ? AND path = ?
+    UNION ALL SELECT id FROM objects WHERE origin = ? AND path > ? AND path < ?"""
+
 _LOOKUP = """SELECT info, checked_at, mark FROM facts WHERE origin = ? AND path = ?
     UNION ALL SELECT children.info, checked_at, children.mark FROM listings
     JOIN children ON children.listing = listings.id AND children.path = ?
@@ -292,12 +295,16 @@ class Rows:
         """Return up to `limit` blocks of a path (all versions) and of all below it, of an origin, or of all origins."""
         if identity is None:
             return self.blocks_after(after, limit)
-        where = "WHERE origin = ? AND blocks.id > ?"
+        # "+": not by the index of origins, which would have all blocks of one sorted anew for every `limit` of them.
+        where = "WHERE +origin = ? AND blocks.id > ?"
         values: list[Any] = [_origin(identity), after]
         if path is not None:
             # "0" is the character after "/": all paths below the folder are between the two.
             where += " AND (path = ? OR (path > ? AND path < ?))"
             values += [_blob(path), _blob(f"{path}/"), _blob(f"{path}0")]
+            if not after:  # most evictions are small: those of one object look at its blocks alone
+                where += f" AND objects.id IN ({_BELOW})"
+                values += [values[0], values[2], values[0], *values[3:5]]
         return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (*values, limit))
 
     def paths_below(self, identity: str, path: str) -> list[str]:

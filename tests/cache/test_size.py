@@ -1,0 +1,241 @@
+"""A large cache: what it costs to open, to ask and to write does not grow with what is in it."""
+
+import ast
+import os
+import re
+import shutil
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from cachedfs.cache import BlockCache, Fact, index
+from cachedfs.model import Bounds, ObjectInfo, ObjectKey
+from tests.cache.rig import put, start
+
+BLOCK = 1 << 20
+FILE = 150  # bytes of each on the disk: as many as a block of 10 bytes has with its trailer
+SMALL, LARGE, HUGE = 10_000, 100_000, 1_000_000  # blocks; a fifth as many objects
+IDENTITY = "gs://test"
+
+
+def key_of(number):
+    return ObjectKey(IDENTITY, f"bucket/folder-{number // 1000}/object-{number:07d}", f"{number:016d}", BLOCK)
+
+
+def build(directory, n_blocks):
+    """Have the index know `n_blocks` blocks of a fifth as many objects, made by its own code; their files are not there."""
+    cache = BlockCache([str(directory)], explicit=True)
+    put(cache, key_of(0), 0, size=10)
+    with cache._index.writing() as rows:
+        for number in range(n_blocks // 5):
+            for index in range(5):
+                rows.add_block(key_of(number), index, size=FILE, clock=number & 0xFFFF, since=0.0, writer=0)
+    for first in range(0, n_blocks // 5, 50_000):
+        learn(cache, range(first, min(first + 50_000, n_blocks // 5)))
+    cache.close()
+
+
+def learn(cache, numbers):
+    now = time.time()
+    infos = [ObjectInfo(key_of(i).path, size=5 * BLOCK, fingerprint=f"{i:016d}") for i in numbers]
+    cache.keep_facts([Fact(IDENTITY, info.path, info, now, 1) for info in infos])
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Make caches of so many blocks once for the module, and give each test a copy of its own."""
+    made = {}
+
+    def copy(n_blocks, place):
+        if n_blocks not in made:
+            made[n_blocks] = tmp_path_factory.mktemp("size") / str(n_blocks)
+            build(made[n_blocks], n_blocks)
+        return Path(shutil.copytree(made[n_blocks], place / str(n_blocks)))
+
+    return copy
+
+
+def bounds_of(cache):
+    """Return the bounds under which the cache is full now."""
+    bounds = Bounds(size=1 << 30, keep_free=0)
+    for _ in range(4):  # the index and its log count as well, and the log's limit follows the bound
+        bounds = bounds._replace(size=bounds.size - cache.allowance(bounds) + cache.usage()[1])
+    return bounds
+
+
+class Work:
+    """Counts what SQLite does for one cache: instructions of its machine, which follow the rows that it looks at."""
+
+    def __init__(self, cache):
+        self._cache = cache
+        cache._look_at = float("inf")
+        self._n = 0
+        for slot in self._slots():
+            slot.sqlite.set_progress_handler(self._count, 10)
+
+    def _slots(self):
+        database = self._cache._index.database
+        with database.reading(), database.writing():
+            return [database._reader, database._writer]
+
+    def _count(self):
+        self._n += 1
+        return 0
+
+    def of(self, act):
+        before = self._n
+        act()
+        return 10 * (self._n - before)
+
+
+def further(cache, path):
+    with cache._index.reading() as rows:
+        assert len(rows.blocks_of(IDENTITY, path, after=1000, limit=1000)) == 1000
+
+
+def operations(cache, n_objects):
+    """Return what users of the room do, by name; each leaves as many rows as it found."""
+    bounds, middle = bounds_of(cache), n_objects // 2
+    fresh = iter(range(10_000_000, 20_000_000))
+
+    def put_and_evict():
+        for _ in range(64):
+            put(cache, key_of(next(fresh)), 0, bounds=bounds, size=10)
+
+    def put_several():
+        put(cache, key_of(next(fresh)), *range(8), bounds=bounds, size=10)
+
+    return {
+        "lookup": lambda: cache.lookup(IDENTITY, key_of(middle).path),
+        "absence": lambda: cache.lookup(IDENTITY, "bucket/nothing"),
+        "listing": lambda: cache.listing_has(IDENTITY, "bucket/folder-1", "bucket/folder-1/x"),
+        "learn": lambda: learn(cache, [middle]),
+        "usage": cache.usage,
+        "allowance": lambda: cache.allowance(bounds),
+        "pin": lambda: (
+            cache.pin(IDENTITY, key_of(middle).path),
+            cache.unpin(IDENTITY, key_of(middle).path),
+        ),
+        "go on evicting a large folder": lambda: further(cache, "bucket"),
+        "go on evicting an origin": lambda: further(cache, None),
+        "evict one object": lambda: cache.evict(IDENTITY, key_of(middle).path),
+        "evict a folder that is not there": lambda: cache.evict(IDENTITY, "bucket/nothing"),
+        "discard": lambda: cache.discard(key_of(middle + 1), 0),
+        "put and evict": put_and_evict,
+        "put several": put_several,
+        "lease": lambda: cache.lease(100, bounds).close(),
+    }
+
+
+def work_of(built, n_blocks, tmp_path):
+    cache = BlockCache([str(built(n_blocks, tmp_path))], explicit=True)
+    try:
+        acts = operations(cache, n_blocks // 5)
+        acts["put and evict"]()  # sets the limit of the log, and reads the first batch of candidates, in both
+        work = Work(cache)
+        found = {name: work.of(act) for name, act in acts.items()}
+        assert all(found.values()), found
+        assert cache.evictions > 100
+        return found
+    finally:
+        cache.close()
+
+
+def test_no_operation_looks_at_more_rows_in_a_larger_cache(built, tmp_path):
+    """In ten times as many blocks: a tree may be a level deeper, and nothing else is more."""
+    small, large = (work_of(built, n_blocks, tmp_path) for n_blocks in (SMALL, LARGE))
+    assert {name: (small[name], large[name]) for name in small if large[name] > 1.5 * small[name] + 200} == {}
+
+
+# The tables that grow, and the statements that may read all of one: none of them belongs to a read or a write.
+GROWING = {"blocks", "objects", "facts", "listings", "children", "graves", "pins", "leases"}
+WHOLE = {
+    "SELECT clock FROM blocks ORDER BY id DESC LIMIT 1": "the last row",
+    "SELECT listing FROM graves LIMIT 1": "the first row",
+    "SELECT name, size FROM leases": "one for each file that is lent now",
+    "SELECT identity, path FROM pins ORDER BY identity, path": "asked for by who lists them",
+    "SELECT count(*), total(size) FROM blocks": "the audit",
+    "SELECT total(size) FROM leases": "the audit",
+    "SELECT (SELECT count(*) FROM facts) + (SELECT count(*) FROM children)": "the audit",
+    "SELECT total(bytes) FROM objects WHERE pinned": "the audit",
+    "UPDATE objects SET bytes = (SELECT total(size) FROM blocks WHERE object = objects.id)": "the audit",
+    "DELETE FROM objects WHERE bytes <= 0": "the audit",
+    "DELETE FROM blocks": "the recount",
+}
+
+
+def statements(text):
+    """Return the SQL statements in a source of Python: what adjacent strings that begin with a verb say together."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            sql = " ".join(node.value.split())
+            if re.match(r"(SELECT|INSERT|UPDATE|DELETE)\b", sql):
+                yield sql
+
+
+def test_no_statement_scans_a_table_that_grows(cache):
+    """Every statement of the index is planned by SQLite itself; those that read a whole table are known by name."""
+    put(cache, key_of(0), 0, size=10)
+    ends = [" WHERE digest = ? AND number = ?", " WHERE blocks.id = ?"]
+    ends += [" WHERE blocks.id > ? AND NOT pinned ORDER BY blocks.id LIMIT ?"]
+    ends += [" WHERE blocks.id > ? ORDER BY blocks.id LIMIT ?"]
+    block = " ".join(index._BLOCK.split())
+    found = [sql for sql in statements(Path(index.__file__).read_text()) if sql != block]
+    scans = {}
+    with cache._index.writing() as rows:
+        for sql in [*found, *(block + end for end in ends)]:
+            plan = rows._run(f"EXPLAIN QUERY PLAN {sql}", (0,) * sql.count("?")).fetchall()
+            for *_, step in plan:
+                if (read := re.match(r"SCAN (\w+)", step)) and read[1] in GROWING:
+                    scans.setdefault(sql, step)
+    assert len(found) > 40
+    assert {sql: step for sql, step in scans.items() if sql not in WHOLE} == {}
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_a_million_blocks(built, tmp_path, capsys):
+    """Of 200,000 objects: opened in 10 ms, asked in 15 us, 200 bytes a block, and written to as fast as a small one."""
+    measured = {}
+    for n_blocks in (1000, HUGE):
+        directory = built(n_blocks, tmp_path)
+        size = sum(map(os.path.getsize, directory.glob("*/index.db")))
+        code = (
+            "import time\n"
+            "from tests.cache.test_size import key_of, IDENTITY\n"
+            "path = key_of(77).path\n"
+            "at = time.perf_counter(); cache = BlockCache([sys.argv[1]], explicit=True)\n"
+            "assert cache.lookup(IDENTITY, path) is not None; print(time.perf_counter() - at)\n"
+            "at = time.perf_counter()\n"
+            "for number in range(2000): cache.lookup(IDENTITY, key_of(number * 997 % int(sys.argv[2])).path)\n"
+            "print((time.perf_counter() - at) / 2000)\n"
+        )
+        runs = [start(code, directory, n_blocks // 5).communicate()[0].split() for _ in range(5)]
+        opened, looked_up = (min(float(run[i]) for run in runs) for i in (0, 1))
+        cache = BlockCache([str(directory)], explicit=True)
+        bounds, times = bounds_of(cache), []
+        tracemalloc.start()
+        put(cache, key_of(9_999_999), 0, bounds=bounds, size=10)
+        memory = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        for n in range(600):
+            at = time.perf_counter()
+            put(cache, key_of(10_000_000 + n), 0, bounds=bounds, size=10)
+            times.append(time.perf_counter() - at)
+        assert cache.evictions > 500
+        mean = sum(times) / len(times)
+        measured[n_blocks] = opened, looked_up, mean
+        with capsys.disabled():
+            sys.stdout.write(
+                f"\n{n_blocks} blocks: opened in {1000 * opened:.1f} ms, looked up in {1e6 * looked_up:.1f} us, "
+                f"put and evicted in {1000 * mean:.2f} ms (at most {1000 * max(times):.0f}), "
+                f"{size / n_blocks:.0f} bytes of index a block with facts, {memory / 1e6:.1f} MB of memory to write\n"
+            )
+        cache.close()
+    small, huge = measured[1000], measured[HUGE]
+    assert huge[0] < 0.1  # promised are 10 ms and 15 us: machines may be busy
+    assert huge[1] < 150e-6
+    assert huge[2] < 4 * small[2] + 0.001
