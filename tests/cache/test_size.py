@@ -218,7 +218,8 @@ def test_a_million_blocks(built, tmp_path, capsys):
         cache = BlockCache([str(directory)], explicit=True)
         bounds, times = bounds_of(cache), []
         tracemalloc.start()
-        put(cache, key_of(9_999_999), 0, bounds=bounds, size=10)
+        for n in range(100):
+            put(cache, key_of(9_000_000 + n), 0, bounds=bounds, size=10)
         memory = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         for n in range(600):
