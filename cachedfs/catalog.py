@@ -178,7 +178,8 @@ class Catalog:
             try:
                 await flight.began()
             except asyncio.CancelledError:
-                request.cancel()  # before its headers nobody else knows of it, and nobody could wait for it again
+                if flight.info is None:
+                    request.cancel()  # before its headers nobody else knows of it, and nobody could wait for it again
                 raise
             except ObjectNotFound:
                 return learnt[0], None

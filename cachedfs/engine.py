@@ -190,17 +190,13 @@ class Engine:
         between the reader and the end of the window. More than a quarter of the cache, with other readers and requests
         under way, and what goes to make room is what was read ahead and not yet used.
         """
-        allowed = self.cache.allowed
-        if allowed is None:
-            allowed = self._asked_allowance(config)
-        return min(config.read_ahead, allowed // AHEAD_SHARE)
-
-    def _asked_allowance(self, config: Config) -> int:
-        """Have the writer ask how much the cache may hold, as that takes a transaction; for now be told of a little."""
         if self.cache.cannot_store is not None:
-            return AHEAD_SHARE * config.read_ahead  # what is read ahead waits in memory
-        self.writer.after_facts(lambda: self.cache.allowance(config.bounds))
-        return AHEAD_SHARE * 2 * config.whole_request
+            return config.read_ahead  # what is read ahead waits in memory
+        allowed = self.cache.allowed
+        if allowed is None:  # asking takes a transaction: the writer does, and for now it is a little
+            self.writer.after_facts(lambda: self.cache.allowance(config.bounds))
+            allowed = AHEAD_SHARE * 2 * config.whole_request
+        return min(config.read_ahead, max(allowed // AHEAD_SHARE, config.block_size))
 
     # Write-behind, as seen from the loop.
 

@@ -331,6 +331,15 @@ def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, or
             assert sum(len(flight._view) for flight in file.raw._kept) <= 80 * MiB
 
 
+def test_a_window_is_a_quarter_of_the_cache_and_whole_where_nothing_can_be_stored(fs, monkeypatch):
+    engine, config = fs._source.engine, fs._source.config
+    for allowed, window in ((100 * MiB, 25 * MiB), (1 << 40, 64 * MiB), (1000, MiB)):
+        monkeypatch.setattr(engine.cache._store, "allowed", allowed)
+        assert engine.window(config) == window
+    monkeypatch.setattr(engine.cache, "cannot_store", "the disk is full")
+    assert engine.window(config) == 64 * MiB
+
+
 def test_an_interrupt_never_leaves_a_block_in_two_hands(fs, origin, monkeypatch):
     data = origin.put("b/k", noise(3 * MiB))
     fs.cat_file("b/k")
