@@ -456,13 +456,14 @@ class Samples:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.stress)])
 def test_a_data_loader_of_four_workers_reads_an_array_that_was_opened_before(cloud, method):
     """Every sample right, in both epochs; every chunk downloaded once by all four; and all of them end."""
     python(
         cloud,
         """
-        import warnings
+        import multiprocessing, warnings
+        multiprocessing.set_forkserver_preload(["torch", "zarr", "tests.test_loops"])  # once, not in each worker
         import numpy as np, torch.utils.data, zarr
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than there are cores
         from tests.test_loops import Samples
