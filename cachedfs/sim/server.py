@@ -27,6 +27,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
 
+from cachedfs.sim.faults import DROP, Door, Fault, SpoiltBody, hang_up
 from cachedfs.sim.network import Network, Profile
 from cachedfs.sim.objects import NO_BODY, Body, DataBody
 
@@ -34,7 +35,6 @@ __all__ = ["Answer", "Call", "Fault", "Refusal", "Request", "Route", "Service", 
 __all__ += ["new_loop", "serve"]
 
 _CONTROL = "/_sim/"  # requests below it are ours: neither logged nor delayed
-_SEND_BUFFER = 64 << 10
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
 _REASONS |= {410: "gone", 412: "conditionNotMet", 416: "requestedRangeNotSatisfiable"}
 _REASONS |= {429: "rateLimitExceeded", 501: "notImplemented"}
@@ -56,26 +56,6 @@ class Request:
     bucket: str = ""
     started_s: float = 0.0
     ended_s: float | None = None  # None: still running
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """What goes wrong, and with which requests: from the nth that matches, this many times."""
-
-    kind: str | None = None  # None matches every kind
-    key: str | None = None  # an object's exact name; None matches all
-    nth: int = 1
-    times: int | None = 1  # None: for ever
-    status: int | None = None  # answer with this error instead of doing what was asked
-    body: str | None = None  # of that error; None: Google's JSON
-    reason: str | None = None  # in Google's JSON; None: the usual one for the status
-    headers: Mapping[str, str] = field(default_factory=dict)
-    html: bool = False  # answer with a load balancer's page
-    close_before: bool = False  # drop the connection instead of doing what was asked
-    close_after: int | None = None  # do it, but drop the connection after n bytes of the body
-    short_by: int = 0  # a complete reply whose body lacks its last n bytes
-    stall_s: float = 0.0  # hang before the first byte,
-    stall_after: int | None = None  # or after n bytes of the body
 
 
 class Refusal(Exception):
@@ -164,7 +144,8 @@ class Service(ABC):
         self._rules: list[_Rule] = []
         self._tokens: set[str] | None = None
         self._forbidden: set[str] = set()
-        self._known: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
+        self._known: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        self.door: Door | None = None  # while it is served
         self._n_active = self._peak = 0
 
     @abstractmethod
@@ -207,6 +188,13 @@ class Service(ABC):
 
     def do_heal(self) -> None:
         self._rules.clear()
+        self.do_refuse(False)
+
+    def do_refuse(self, refused: bool) -> None:
+        if self.door is not None:
+            self.door.lock() if refused else self.door.unlock()
+        for transport in list(self._known) if refused else ():
+            transport.abort()
 
     def do_tokens(self, tokens: list[str] | None) -> None:
         self._tokens = None if tokens is None else set(tokens)
@@ -223,7 +211,7 @@ class Service(ABC):
         path, _, query = request.raw_path.partition("?")
         headers = {k.lower(): v for k, v in request.headers.items()}
         call = Call(request.method, path, dict(parse_qsl(query, True)), headers)
-        entry = Request(call.method, path, dict(call.query), headers, started_s=self.network.now())
+        entry = Request(call.method, path, dict(call.query), dict(headers), started_s=self.network.now())
         self.log.append(entry)
         self._n_active += 1
         self._peak = max(self._peak, self._n_active)
@@ -256,12 +244,17 @@ class Service(ABC):
         if verdict.failed and fault.status is None:
             status, reason = self.failure()
             fault = dataclasses.replace(fault, status=status, reason=reason)
+        if fault.redirect is not None:
+            headers = {**fault.headers, "Location": fault.redirect or request.raw_path}
+            fault = dataclasses.replace(fault, status=fault.status or 302, headers=headers)
+        if fault.ignores_range:
+            call.headers.pop("range", None)
         answer = self._answer(call, route, fault)
         wait_s = verdict.wait_s + profile.list_item_s * answer.n_items
         stall_s = fault.stall_s if fault.stall_after is None else 0.0
         await network.sleep_until(arrived_s + wait_s + stall_s)
         if fault.close_before:
-            request.transport.close()
+            await hang_up(request.transport, fault)
             return web.Response()
         return await self._send(request, entry, answer, fault)
 
@@ -281,7 +274,9 @@ class Service(ABC):
             return Answer()
         if fault.status is not None or fault.html:
             return _fault_answer(fault)
-        return self.answer(call, route)
+        answer = self.answer(call, route)
+        answer.headers = {**answer.headers, **fault.headers}
+        return answer
 
     def answer(self, call: Call, route: Route) -> Answer:
         """Return what the cloud says to a call."""
@@ -332,7 +327,10 @@ class Service(ABC):
         self, request: web.BaseRequest, entry: Request, answer: Answer, fault: Fault
     ) -> web.StreamResponse:
         entry.status = answer.status
-        body, has_body = answer.body, request.method != "HEAD" and answer.status not in (204, 304)
+        body: Body = (
+            SpoiltBody(answer.body, fault) if fault.long_by or fault.flip is not None else answer.body
+        )
+        has_body = request.method != "HEAD" and answer.status not in (204, 304)
         response = web.StreamResponse(status=answer.status, headers=answer.headers)
         declared = max(body.size - fault.short_by, 0)
         if not answer.is_chunked and answer.status != 204:
@@ -346,8 +344,11 @@ class Service(ABC):
                 await self._send_body(response, entry, body, stop, fault)
         finally:
             body.close()
+        if fault.spill and request.transport is not None:
+            await response.write_eof()
+            request.transport.write(b"?" * fault.spill)
         if fault.close_after is not None and request.transport is not None:
-            request.transport.close()  # what is buffered still goes out
+            await hang_up(request.transport, fault)
         return response
 
     async def _send_body(
@@ -359,7 +360,7 @@ class Service(ABC):
         stream = link.open(stop, network.now()) if paced else None
         try:
             while sent < stop:
-                end = min(sent + network.piece, stop)
+                end = min(sent + (DROP if fault.trickle_s else network.piece), stop)
                 if stall_after is not None and sent <= stall_after < end:
                     if sent == stall_after:
                         stall_after = None
@@ -379,6 +380,8 @@ class Service(ABC):
                     entry.bytes_sent = sent
                     raise
                 sent = end
+                if fault.trickle_s:
+                    await network.sleep_until(network.now() + fault.trickle_s)
                 if stream:
                     link.slip(stream, sent, network.now())
         finally:
@@ -426,13 +429,12 @@ async def serve(service: Service, sock: socket.socket, stop: asyncio.Event) -> N
         max_line_size=32 << 10,
         max_field_size=1 << 20,
     )
-    # For every connection: what was sent has nearly left. Else megabytes of a body that nobody reads count as sent.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-    listener = await asyncio.get_running_loop().create_server(server, sock=sock, backlog=1024)
+    service.door = door = Door(server, sock)
+    door.unlock()
     try:
         await stop.wait()
     finally:
-        listener.close()
+        door.close()
         await server.shutdown(0.05)
 
 
@@ -592,6 +594,12 @@ class SimServer:
     def fail(self, fault: Fault) -> None:
         """Let requests go wrong from now on as the fault says."""
         self._do("fail", fault={**dataclasses.asdict(fault), "headers": dict(fault.headers)})
+
+    def refuse(self, refused: bool = True) -> None:
+        """Drop all connections and refuse new ones, or no longer; for a server in this process."""
+        if not self._in_process:
+            raise RuntimeError("a server that refuses connections could not be told to stop it")
+        self._do("refuse", refused=refused)
 
     def heal(self) -> None:
         """Forget all faults."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import datetime
 import gzip
 import hashlib
@@ -10,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -577,6 +579,71 @@ def test_a_fault_makes_a_complete_reply_too_short(server: GCSServer) -> None:
     server.put("b", "k", b"0123456789")
     server.fail(Fault(short_by=3))
     assert ask(server, MEDIA)[2] == b"0123456"
+
+
+@pytest.mark.parametrize("after", [None, 10])
+def test_a_fault_ends_a_connection_in_a_reset(server: GCSServer, after: int | None) -> None:
+    server.put("b", "k", b"0123456789")
+    server.fail(Fault(close_before=after is None, close_after=after, reset=True))
+    with socket.create_connection(("127.0.0.1", urlsplit(server.endpoint_url).port or 0)) as raw:
+        raw.sendall(b"GET /b/k HTTP/1.1\r\nHost: x\r\n\r\n")
+        received: list[bytes] = []
+        with pytest.raises(ConnectionResetError):
+            received.extend(iter(lambda: raw.recv(4096), b""))
+    assert b"".join(received).endswith(b"0123456789" if after else b"")
+
+
+def test_a_fault_spoils_an_answer_whose_headers_stay(server: GCSServer) -> None:
+    server.put("b", "k", b"0123456789")
+    true = ask(server, MEDIA)[1]["x-goog-hash"]
+    for fault, expected in (
+        (Fault(flip=2), b"01\x123456789"),
+        (Fault(long_by=2), b"0123456789??"),
+        (Fault(spill=2), b"0123456789"),
+        (Fault(trickle_s=0.001), b"0123456789"),
+    ):
+        server.fail(fault)
+        _, headers, body = ask(server, MEDIA)
+        assert (body, headers["x-goog-hash"]) == (expected, true)
+        server.heal()
+
+
+def test_a_fault_answers_for_other_bytes_than_those_asked_for(server: GCSServer) -> None:
+    server.put("b", "k", b"0123456789")
+    server.fail(Fault(ignores_range=True))
+    assert ask(server, MEDIA, range="bytes=2-3")[::2] == (200, b"0123456789")
+    assert server.requests[0].headers["range"] == "bytes=2-3"
+    server.heal()
+    server.fail(Fault(headers={"Content-Range": "bytes 0-1/10"}))
+    status, headers, body = ask(server, MEDIA, range="bytes=2-3")
+    assert (status, headers["Content-Range"], body) == (206, "bytes 0-1/10", b"23")
+
+
+def test_a_fault_redirects_to_another_path_or_to_the_same(server: GCSServer) -> None:
+    server.fail(Fault(redirect="/elsewhere", status=307))
+    server.fail(Fault(redirect="", nth=2))
+    status, headers, _ = ask(server, MEDIA)
+    assert (status, headers["Location"]) == (307, "/elsewhere")
+    status, headers, _ = ask(server, MEDIA)
+    assert (status, headers["Location"]) == (302, MEDIA)
+
+
+def test_a_server_refuses_connections_until_it_is_told_not_to(server: GCSServer) -> None:
+    server.put("b", "k", b"x")
+    port = urlsplit(server.endpoint_url).port or 0
+    with socket.create_connection(("127.0.0.1", port)) as open_one:
+        open_one.sendall(b"GET /b/k HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert open_one.recv(4096)
+        server.refuse()
+        with contextlib.suppress(ConnectionResetError):
+            while open_one.recv(4096):
+                pass
+    for _ in range(2):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        server.refuse()
+    server.heal()
+    assert ask(server, MEDIA)[0] == 200
 
 
 @pytest.mark.parametrize("stall_after", [None, 0, 5])
