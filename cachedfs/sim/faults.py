@@ -43,6 +43,7 @@ class Fault:
     long_by: int = 0  # or has n more,
     spill: int = 0  # or is followed by n bytes that nobody announced
     flip: int | None = None  # the byte there comes changed; the headers stay those of what was stored
+    total: int | None = None  # a partial answer tells this size of the object
     ignores_range: bool = False  # answer with all bytes
     stall_s: float = 0.0  # hang before the first byte,
     stall_after: int | None = None  # or after n bytes of the body

@@ -276,6 +276,8 @@ class Service(ABC):
             return _fault_answer(fault)
         answer = self.answer(call, route)
         answer.headers = {**answer.headers, **fault.headers}
+        if fault.total is not None and (span := answer.headers.get("Content-Range")):
+            answer.headers["Content-Range"] = f"{span.partition('/')[0]}/{fault.total}"
         return answer
 
     def answer(self, call: Call, route: Route) -> Answer:

@@ -617,6 +617,9 @@ def test_a_fault_answers_for_other_bytes_than_those_asked_for(server: GCSServer)
     server.fail(Fault(headers={"Content-Range": "bytes 0-1/10"}))
     status, headers, body = ask(server, MEDIA, range="bytes=2-3")
     assert (status, headers["Content-Range"], body) == (206, "bytes 0-1/10", b"23")
+    server.heal()
+    server.fail(Fault(total=99))
+    assert ask(server, MEDIA, range="bytes=2-3")[1]["Content-Range"] == "bytes 2-3/99"
 
 
 def test_a_fault_redirects_to_another_path_or_to_the_same(server: GCSServer) -> None:
