@@ -22,6 +22,7 @@ from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
 __all__ = ["Ask", "Auth", "Client", "Exchange", "timeout_of"]
 
 T = TypeVar("T")
+MOST_REDIRECTS = 5  # Google's services need none
 _GOOD = frozenset({200, 206, 416})
 _ERROR_BODY = 64 << 10
 
@@ -85,6 +86,8 @@ class Client:
         timeout: aiohttp.ClientTimeout,
         keeps_session_timeout: bool = False,
     ) -> None:
+        # It would send a request again by itself, uncounted, when the connection breaks before an answer.
+        session._retry_connection = False
         self._session, self._auth, self._judge = session, auth, judge
         self._slots, self._on_request, self.new_tries = slots, on_request, new_tries
         self._kwargs: dict[str, Any] = {} if keeps_session_timeout else {"timeout": timeout}
@@ -166,6 +169,7 @@ class Client:
                 headers={**ask.headers, **proof},
                 auto_decompress=not ask.as_stored,
                 raise_for_status=False,
+                max_redirects=MOST_REDIRECTS,
                 **self._kwargs,
             )
 
@@ -197,6 +201,8 @@ def _troubled() -> Iterator[None]:
         raise Failed(Trouble(_text(error), is_unreachable=True)) from error
     except aiohttp.InvalidURL:
         raise
+    except aiohttp.TooManyRedirects as error:
+        raise Failed(Trouble("the service redirects in a circle", is_final=True)) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise Failed(Trouble(_text(error))) from error
 

@@ -30,6 +30,7 @@ class Trouble:
     reason: str
     retry_after_s: float | None = None
     is_unreachable: bool = False  # refused, unresolved or not connected: nothing was sent
+    is_final: bool = False  # another try would end in the same
     remedy: str = "Check the network and the endpoint, or try again later"  # when it does not pass
 
 
@@ -84,7 +85,11 @@ class Tries:
         elif self._unreachable_since is None:
             # The failed try itself took time: at worst all there is.
             self._unreachable_since = self._started if self.n_failed == 1 else now
-        if self.n_failed >= policy.tries or (trouble.retry_after_s or 0.0) > policy.patience_s:
+        if (
+            trouble.is_final
+            or self.n_failed >= policy.tries
+            or (trouble.retry_after_s or 0.0) > policy.patience_s
+        ):
             return None
         if self._unreachable_since is not None and now + wait_s > self._unreachable_since + policy.connect_s:
             return None

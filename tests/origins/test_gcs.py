@@ -594,6 +594,23 @@ async def test_a_stalled_body_is_resumed(origin: GCSOrigin, server: GCSServer, p
     assert server.requests[1].headers["range"] == f"bytes=3000-{len(DATA) - 1}"
 
 
+async def test_a_circle_of_redirects_is_told_at_once(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+    server.fail(Fault(redirect="", times=None))
+    with pytest.raises(OriginUnavailable, match=rf"gs://{path}.*1 try.*redirects in a circle"):
+        await read(origin, path)
+    assert server.count() <= 6
+
+
+@pytest.mark.parametrize("is_reset", [True, False])
+async def test_a_connection_that_breaks_without_an_answer_is_tried_six_times(
+    origin: GCSOrigin, server: GCSServer, path: str, is_reset: bool
+) -> None:
+    server.fail(Fault(close_before=True, reset=is_reset, times=None))
+    with pytest.raises(OriginUnavailable, match="6 tries"):
+        await read(origin, path)
+    assert server.count() == 6
+
+
 async def test_an_object_replaced_while_its_body_broke_is_object_changed(
     origin: GCSOrigin, server: GCSServer, world: Bucket, path: str
 ) -> None:

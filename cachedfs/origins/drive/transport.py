@@ -41,7 +41,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-_REPEATABLE = frozenset({"GET", "HEAD"})
 _SIGN_IN_AGAIN = "sign in again"
 
 
@@ -96,6 +95,8 @@ def troubled(remedy: str = _SIGN_IN_AGAIN) -> Iterator[None]:
         raise
     except (google_errors.GoogleAuthError, oauth2client.Error) as error:
         raise _refused(error, remedy) from None
+    except httplib2.RedirectLimit as error:
+        raise Failed(Trouble("the service redirects in a circle", is_final=True)) from error
     except (OSError, http.client.HTTPException, httplib2.HttpLib2Error) as error:
         raise Failed(Trouble(_text(error), is_unreachable=_is_unreachable(error))) from error
 
@@ -273,7 +274,6 @@ class _Patient:
     sock: Any
     timeout: float | None
     proxy_info: Any
-    _method = ""
 
     def connect(self) -> None:
         """Connect within `connect_s`; raises Unreachable."""
@@ -306,16 +306,13 @@ class _Patient:
         """Send a request; on a new connection where the service has left the old one."""
         if self.sock is not None and _is_stale(self.sock):
             self.close()
-        self._method = method
         super().request(method, *args, **kwargs)  # type: ignore[misc]
 
     def getresponse(self) -> Any:
-        """Return the response; httplib2 sends a request again on BadStatusLine, even one that creates a file."""
+        """Return the response; httplib2 would send a request again on BadStatusLine, even one that creates a file."""
         try:
             return super().getresponse()  # type: ignore[misc]
         except (http.client.BadStatusLine, http.client.ResponseNotReady) as error:
-            if self._method in _REPEATABLE:
-                raise
             raise ConnectionResetError(f"{self.host} closed the connection without an answer") from error
 
     def close(self) -> None:
