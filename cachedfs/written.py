@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.errors import CacheError
+from cachedfs.errors import CacheError, OriginUnavailable
 from cachedfs.names import GCS_PROTOCOLS
+from cachedfs.origins.failures import mapped
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -33,7 +34,8 @@ class WrittenFile(io.IOBase):
                 f"{fs.unstrip_protocol(path)}: objects of Google Cloud Storage cannot be appended to (mode {mode!r}); "
                 "write another object, or read this one and write it anew"
             )
-        self._inner = fs.origin_fs._open(path, mode=mode, autocommit=autocommit, **options)
+        with self._told("opening it for writing"):
+            self._inner = fs.origin_fs._open(path, mode=mode, autocommit=autocommit, **options)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":
@@ -53,7 +55,8 @@ class WrittenFile(io.IOBase):
         return int(self._inner.seek(offset, whence))
 
     def write(self, data: Any, /) -> int:
-        return int(self._inner.write(data))
+        with self._told("writing it"):
+            return int(self._inner.write(data))
 
     def read(self, size: int = -1, /) -> bytes:
         return bytes(self._inner.read(size))
@@ -74,9 +77,13 @@ class WrittenFile(io.IOBase):
 
     def close(self) -> None:
         """Finish the write; the object is there, and seen by every process of the machine, when this returns."""
-        if not self.closed and "_inner" in self.__dict__:
+        if self.closed or "_inner" not in self.__dict__:
+            return
+        try:
             self._changing(self._inner.close)
-        super().close()
+        finally:
+            # Over, also where it failed: else the bytes would be sent again when this file is collected.
+            super().close()
 
     def commit(self) -> None:
         """Make what was written in a transaction the object's content."""
@@ -86,11 +93,24 @@ class WrittenFile(io.IOBase):
         """Forget what was written in a transaction."""
         self._changing(self._inner.discard)
 
+    @contextlib.contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        """Turn what the inner file raises into the errors of cachedfs."""
+        url = self.fs.unstrip_protocol(self.path)
+        try:
+            with mapped(url, doing):
+                yield
+        except KeyError as error:  # gcsfs takes every 200 for the answer that it waits for
+            raise OriginUnavailable(
+                f"{url}: no usable answer from the origin ({doing}: it lacks {error}); check the network, or try again later"
+            ) from error
+
     def _changing(self, act: Callable[[], object]) -> None:
         # Marks move before and after, so that no answer given meanwhile counts.
         self.fs.invalidate_cache(self.path)
         try:
-            act()
+            with self._told("writing it"):
+                act()
         except FileExistsError as error:
             url = self.fs.unstrip_protocol(self.path)
             raise FileExistsError(

@@ -2,14 +2,16 @@
 
 import errno
 import functools
+import gc
 import os
+import re
 import traceback
 
 import fsspec
 import pytest
 
 from cachedfs.cache import FORMAT
-from cachedfs.errors import CachedFSError
+from cachedfs.errors import CachedFSError, OriginUnavailable
 from cachedfs.origins import gcs
 from cachedfs.origins.retry import Policy
 from cachedfs.sim import Fault
@@ -159,6 +161,26 @@ def test_a_token_file_that_is_missing_is_not_a_missing_object(cloud, tmp_path):
         with pytest.raises((PermissionError, ValueError)) as caught:
             act()
         assert "no-token.json" in str(caught.value)
+
+
+def test_a_written_file_that_fails_names_the_url_and_is_over(cloud, fs):
+    cloud.put("a", b"old")
+    for fault, kind in (
+        ({"status": 403}, PermissionError),
+        ({"status": 200, "body": "{}"}, OriginUnavailable),
+    ):
+        cloud.server.fail(Fault(kind="upload", times=None, **fault))
+        file = fs.open(cloud.path("a"), "wb")
+        file.write(b"new")
+        with pytest.raises(kind, match=re.escape(cloud.url("a"))):
+            file.close()
+        assert file.closed
+        cloud.server.heal()
+        cloud.asked()
+        del file
+        gc.collect()
+        assert cloud.asked() == []
+        assert fs.cat_file(cloud.path("a")) == b"old"
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 412, 429, 500, 501, 503])

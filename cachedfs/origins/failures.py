@@ -6,6 +6,7 @@ Libraries are recognised by class names, because importing them to ask would loa
 from __future__ import annotations
 
 import errno
+import json
 import re
 import socket
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...
     ((PermissionError,), AccessDenied),
     ((IsADirectoryError,), IsAFolder),
     ((ConnectionError, socket.gaierror), OriginAway),
-    ((TimeoutError,), OriginUnavailable),
+    ((TimeoutError, json.JSONDecodeError), OriginUnavailable),  # an answer that is none
 )
 # Class names of aiohttp, requests and google-auth, looked for among the bases: the most special first.
 _BY_NAME: tuple[tuple[frozenset[str], type[CachedFSError]], ...] = (
@@ -116,7 +117,9 @@ def _kind_of(error: Exception) -> type[CachedFSError] | None:
 def _status_of(error: Exception) -> int | None:
     """Return the HTTP status that an exception of any library carries, None without one."""
     response = getattr(error, "response", None)
-    for holder, name in ((error, "status"), (error, "code"), (response, "status_code")):
+    # aiohttp's errors have `code` as well, which warns whoever reads it.
+    own = "status" if hasattr(error, "status") else "code"
+    for holder, name in ((error, own), (response, "status_code")):
         value = getattr(holder, name, None)
         if isinstance(value, (int, str)) and str(value).isdigit() and 400 <= int(value) < 600:
             return int(value)

@@ -1,11 +1,14 @@
 """What libraries raise becomes an error of ours, which names the URL and quotes no secret."""
 
+import json
 import traceback
+import types
 
+import aiohttp
 import pytest
 
 from cachedfs.errors import AccessDenied, OriginUnavailable
-from cachedfs.origins.failures import mapped, without_secrets
+from cachedfs.origins.failures import mapped, translate, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,16 @@ def test_an_error_that_quotes_a_token_leaves_its_cause_behind():
     text = "".join(traceback.format_exception(caught.value))
     assert "gs://b/k" in text
     assert "SECRET" not in text
+
+
+def test_an_answer_that_is_not_json_is_no_usable_answer():
+    with pytest.raises(OriginUnavailable, match="gs://b/k"), mapped("gs://b/k", "writing it"):
+        json.loads("<html>")
+
+
+def test_an_error_that_has_a_status_is_not_asked_for_its_code():
+    error = aiohttp.TooManyRedirects(types.SimpleNamespace(real_url="http://host"), ())  # its code warns
+    assert isinstance(translate(error, "gs://b/k", "writing it"), OriginUnavailable)
 
 
 def test_an_error_without_secrets_keeps_its_cause():
