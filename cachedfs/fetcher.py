@@ -11,7 +11,7 @@ from typing import Any
 
 from cachedfs.arrivals import Passing
 from cachedfs.checksums import stated_crc32c
-from cachedfs.errors import CachedFSError, ObjectNotFound, WrongBytes
+from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, WrongBytes
 from cachedfs.facts import Known
 from cachedfs.flights import Flight
 from cachedfs.model import BlockKey, ObjectInfo, ObjectKey, Range, Suffix
@@ -155,6 +155,12 @@ class Fetcher:
         if flight.stopped and flight.demand <= flight.start:
             return  # given up before it began
         async with self.source.origin(path).read(path, bytes_, info) as reply:
+            if (reply.start, reply.stop) != (bytes_.start, bytes_.stop):
+                # Taken as they are, they would be waited for, and asked for, again and again.
+                raise ObjectChanged(
+                    f"{self.source.url(path)}: bytes {reply.start} to {reply.stop} came instead of {bytes_.start} to "
+                    f"{bytes_.stop}: it was replaced while it was read; open it again"
+                )
             await self._pump(flight, reply)
 
     async def unknown(self, flight: Flight, path: str, want: Range | Suffix, learnt: list[Known]) -> None:

@@ -125,6 +125,16 @@ def test_an_object_that_vanished_is_gone_for_a_read_and_changed_for_a_handle(fs,
         fs.cat_file("b/k", 16 * MiB, 17 * MiB)
 
 
+def test_an_answer_of_other_bytes_than_were_asked_for_is_never_waited_for_again(fs, origin):
+    data = origin.put("b/k", noise(20 * MiB))
+    with fs.open("b/k") as file:
+        assert file.read(10) == data[:10]
+        origin.objects["b/k"] = (1, data[: 15 * MiB + 5])  # shorter, and said to be the same version
+        file.seek(15 * MiB)
+        with pytest.raises(ObjectChanged, match="bytes 15728640 to 15728645 came"):
+            file.read(10)
+
+
 def test_a_read_that_is_given_up_does_not_stop_the_request_for_others(fs, origin):
     data = origin.put("b/k", noise(MiB))
     fs.info("b/k")
