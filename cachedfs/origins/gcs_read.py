@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from cachedfs.checksums import Running, Stated, stated_of
+from cachedfs.checksums import stated_of
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
 from cachedfs.origins.base import Reply
-from cachedfs.origins.failures import mapped
 from cachedfs.origins.resumed import BehindTheEnd, ResumedRead, reaches
 from cachedfs.origins.retry import Failed, Trouble
 
@@ -35,10 +33,6 @@ class MediaRead(ResumedRead):
     ) -> None:
         super().__init__(api.url_of(path), want, pinned)
         self._origin, self._path = origin, path
-        self._stated: Stated | None = (
-            None  # the checksum of the whole object, until all of it was compared with it
-        )
-        self._held: deque[bytes] = deque()  # what was compared and is to be given
 
     async def __aenter__(self) -> Reply:
         if "/" not in self._path:
@@ -53,32 +47,9 @@ class MediaRead(ResumedRead):
         await self._to.client.pause(failed, ask, self._tries)
 
         async def attempt() -> None:
-            self._offset = (await self._headers(ask, left, self.info.fingerprint)).offset
+            self._offset = (await self._headers(ask, left, self.info)).offset
 
         await self._to.client.retried(attempt, ask, self._tries)
-
-    # A small object, all of it
-    async def __anext__(self) -> bytes:
-        if self._stated is not None:
-            self._held = await self._proven(self._stated)
-            self._stated = None
-        return self._held.popleft() if self._held else await super().__anext__()
-
-    async def _proven(self, stated: Stated) -> deque[bytes]:
-        """Return the whole body once it has the checksum that the service states; until then it is asked for again."""
-        while True:
-            pieces: deque[bytes] = deque()
-            whole = Running(stated)
-            while self._position < self.stop:
-                pieces.append(await super().__anext__())
-                whole.add(pieces[-1])
-            wrong = whole.contradiction()
-            if wrong is None:
-                return pieces
-            await self._attempt.aclose()
-            self._position = 0
-            with mapped(self._url, self._doing):
-                await self._resume(Range(0, self.stop), Failed(Trouble(wrong)))
 
     # Beginning
     async def _begin(self) -> None:
@@ -92,7 +63,7 @@ class MediaRead(ResumedRead):
     async def _open(self, ask: Ask, known: ObjectInfo | None) -> None:
         """Settle what is read by the headers of one try; `known` is the version that it is pinned to."""
         try:
-            head = await self._headers(ask, self._want, known.fingerprint if known else None)
+            head = await self._headers(ask, self._want, known)
         except BehindTheEnd:
             info = known if known and known.size is not None else await self._current()
             if reaches(self._want, info.size or 0):
@@ -104,8 +75,11 @@ class MediaRead(ResumedRead):
             return
         self._settle(_merged(known, head.info(self._path)), head.span)
         self._offset = head.offset
-        if head.span == Range(0, head.size) and head.size <= WHOLE:
-            self._stated = stated_of(head.details) or stated_of(self.info.details)
+        if head.span.size == head.size <= WHOLE:
+            self._proof = stated_of(head.details) or stated_of(self.info.details)
+
+    async def _doubt(self) -> None:
+        """Nothing explains them: the service keeps to the generation by itself."""
 
     async def _open_blind(self) -> None:
         """Ask again for a generation that is looked up first: something on the way hides which one came."""
@@ -113,8 +87,11 @@ class MediaRead(ResumedRead):
         known = await self._current()
         await self._open(self._to.media(self._path, self._want, known.fingerprint), known)
 
-    async def _headers(self, ask: Ask, want: Range | Suffix | None, pin: str | None) -> api.Head:
-        """Send one try and return what its headers say; its body is then the one that is read."""
+    async def _headers(self, ask: Ask, want: Range | Suffix | None, known: ObjectInfo | None) -> api.Head:
+        """Send one try and return what its headers say; its body is then the one that is read.
+
+        `known` is the version that it is pinned to.
+        """
         await self._attempt.aclose()
         self._body = body = await self._attempt.enter_async_context(self._to.client.exchange(ask))
         if body.status == 416:
@@ -125,8 +102,8 @@ class MediaRead(ResumedRead):
         except ValueError as error:
             await self._attempt.aclose()
             raise Failed(Trouble(str(error))) from error
-        if pin is not None and head.generation not in (None, pin):
-            self._raise_changed(f"generation {head.generation} came instead of {pin}")
+        if known is not None and head.generation not in (None, known.fingerprint):
+            self._raise_changed(f"generation {head.generation} came instead of {known.fingerprint}")
         return head
 
     async def _current(self) -> ObjectInfo:

@@ -1,12 +1,14 @@
-"""A reply whose body is resumed, of the same version, where it breaks. What a try is, an origin says."""
+"""A reply whose body is resumed, of the same version, where it breaks, and checked. What a try is, an origin says."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from cachedfs.checksums import Running, Stated
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Reply, describe
 from cachedfs.origins.failures import mapped
@@ -15,7 +17,9 @@ from cachedfs.origins.retry import Failed, Trouble
 if TYPE_CHECKING:
     from cachedfs.origins.http import Exchange
 
-__all__ = ["BehindTheEnd", "ResumedRead", "reaches"]
+__all__ = ["WHOLE", "BehindTheEnd", "ResumedRead", "reaches"]
+
+WHOLE = 8 << 20  # what is held until its checksum is right: one request of the reader
 
 
 class BehindTheEnd(Failed):
@@ -28,7 +32,7 @@ def reaches(want: Range | Suffix | None, size: int) -> bool:
 
 
 class ResumedRead(ABC):
-    """A read of one version. Subclasses begin it, and send again for what is left."""
+    """A read of one version. Subclasses begin it, send again for what is left, and say what proves the bytes."""
 
     info: ObjectInfo
     start: int
@@ -39,8 +43,12 @@ class ResumedRead(ABC):
         self._want, self._pinned = want, pinned
         self._attempt = AsyncExitStack()  # holds what the try that runs holds: slot and connection
         self._body: Exchange | None = None
-        self._position = 0  # of the next byte to give
-        self._offset = 0  # of the next byte of the body: before the position where a range was ignored
+        self._arrived = 0  # offset of the next byte to take
+        self._offset = 0  # of the next byte of the body: before what has arrived where a range was ignored
+        # What has arrived and is not given. Invariant: no proof is open when a piece is given.
+        self._held: deque[bytes] = deque()
+        self._proof: Stated | None = None  # of all bytes of the object, until it holds
+        self._total: Running | None = None  # of those that have arrived
 
     @abstractmethod
     async def _begin(self) -> None:
@@ -66,34 +74,52 @@ class ResumedRead(ABC):
         return self
 
     async def __anext__(self) -> bytes:
-        while self._position < self.stop:
+        while self._held or self._arrived < self.stop:
             with mapped(self._url, self._doing):
                 try:
-                    if piece := self._wanted(await self._next_piece()):
-                        return piece
+                    await self._prove()
+                    return self._held.popleft() if self._held else await self._take()
                 except Failed as failed:
                     await self._attempt.aclose()
-                    await self._resume(Range(self._position, self.stop), failed)
+                    await self._resume(Range(self._arrived, self.stop), failed)
         raise StopAsyncIteration
 
-    async def _next_piece(self) -> bytes:
-        assert self._body is not None  # there is one wherever bytes are left to give
-        piece = await self._body.read_some()
-        if not piece:
-            raise Failed(Trouble(f"the body ended at byte {self._offset}, before {self.stop}"))
-        return piece
+    async def _take(self) -> bytes:
+        """Return the next bytes, never none, often a piece of the body as it is; raises Failed where it breaks."""
+        assert self._body is not None  # there is one wherever bytes are left to take
+        while True:
+            piece = await self._body.read_some()
+            if not piece:
+                raise Failed(Trouble(f"the body ended at byte {self._offset}, before {self.stop}"))
+            skip, left = self._arrived - self._offset, self.stop - self._arrived
+            self._offset += len(piece)
+            wanted = piece if not skip and len(piece) <= left else piece[skip : skip + left]
+            if wanted:
+                self._arrived += len(wanted)
+                return wanted
 
-    def _wanted(self, piece: bytes) -> bytes:
-        """Return what of a piece of the body was asked for and not given yet; often all of it, as it is."""
-        skip, left = self._position - self._offset, self.stop - self._position
-        self._offset += len(piece)
-        wanted = piece if not skip and len(piece) <= left else piece[skip : skip + left]
-        self._position += len(wanted)
-        return wanted
+    async def _prove(self) -> None:
+        """Hold what comes until it is known to be true; raises Failed where it is not."""
+        if self._proof is None:
+            return
+        self._total = self._total or Running(self._proof)
+        while self._arrived < self.stop:
+            self._held.append(await self._take())
+            self._total.add(self._held[-1])
+        if wrong := self._total.contradiction():
+            self._held.clear()
+            self._arrived, self._total = self.start, None
+            await self._doubt()
+            raise Failed(Trouble(wrong))
+        self._proof = None
+
+    @abstractmethod
+    async def _doubt(self) -> None:
+        """Raise what explains bytes that are not those of the version, unless they were spoilt on the way."""
 
     def _settle(self, info: ObjectInfo, span: Range) -> None:
         self.info, self.start, self.stop = info, span.start, span.stop
-        self._position = span.start
+        self._arrived = span.start
 
     def _settle_empty(self, info: ObjectInfo) -> None:
         size = info.size or 0

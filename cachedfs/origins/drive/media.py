@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from cachedfs.checksums import Running, Stated
+from cachedfs.checksums import Stated
 from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import clipped
 from cachedfs.origins.drive import api
 from cachedfs.origins.ranges import content_range
-from cachedfs.origins.resumed import BehindTheEnd, ResumedRead
+from cachedfs.origins.resumed import WHOLE, BehindTheEnd, ResumedRead
 from cachedfs.origins.retry import Failed, Trouble
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WHOLE", "MediaRead", "Proof", "must_have_bytes", "proof_of"]
 
-WHOLE = 8 << 20  # what is held until its checksum is right: one request of the reader
 Proof = Literal["checksum", "revision", "second look"]
 
 
@@ -73,9 +72,7 @@ class MediaRead(ResumedRead):
     ) -> None:
         super().__init__(api.url_of(path), want, pinned)
         self._account, self._tree, self._path = account, tree, path
-        self._proof: Proof = "second look"
-        # Bytes that came and are not proven yet, or not given. Invariant: no proof is open when a piece is given.
-        self._held: deque[bytes] = deque()
+        self._by: Proof = "second look"
         self._second_look: asyncio.Task[None] | None = None
 
     # Beginning
@@ -101,15 +98,16 @@ class MediaRead(ResumedRead):
             if self._pinned is not None:
                 await self._look()  # no bytes will tell
             return
-        self._proof = proof_of(info, span)
+        self._by = proof_of(info, span)
+        if self._by == "checksum":
+            self._proof = Stated("md5", info.details["md5Checksum"])
         await self._to.client.retried(partial(self._try, span), self._ask(span), self._tries)
 
     def _ask(self, span: Range) -> Ask:
-        revision = self.info.details["headRevisionId"] if self._proof == "revision" else None
+        revision = self.info.details["headRevisionId"] if self._by == "revision" else None
         return self._to.media(self.info, self._path, span, revision)
 
     async def _resume(self, left: Range, failed: Failed) -> None:
-        self._held.clear()
         ask = self._ask(left)
         await self._to.client.pause(failed, ask, self._tries)
         await self._to.client.retried(partial(self._try, left), ask, self._tries)
@@ -120,10 +118,10 @@ class MediaRead(ResumedRead):
         try:
             await self._send(span)
         except (AccessDenied, ObjectChanged):
-            if self._proof != "revision":
+            if self._by != "revision":
                 raise
             await self._look()  # of another version now, or gone: that is the answer
-            self._proof = "second look"
+            self._by = "second look"
             await self._send(span)
 
     async def _send(self, span: Range) -> None:
@@ -132,23 +130,23 @@ class MediaRead(ResumedRead):
         try:
             if body.status == 416:
                 await self._look()  # shorter by now: that is the answer
-            self._offset = self._start_of(body.status, body.headers.get("Content-Range"), span)
+            self._offset = self._start_of(body.status, body.headers, span)
         except BaseException:
             await self._attempt.aclose()
             raise
         self._body = body
-        if self._proof == "second look":
+        if self._by == "second look":
             self._second_look = asyncio.ensure_future(self._look())
             self._attempt.push_async_callback(self._drop_look, self._second_look)
 
-    def _start_of(self, status: int, answered: str | None, span: Range) -> int:
+    def _start_of(self, status: int, headers: Mapping[str, str], span: Range) -> int:
         """Return where the body starts in the file; raises what its headers say against that."""
         if status == 416:
             raise BehindTheEnd(Trouble("no byte of the file is in the range"))
         if status == 200:
             return 0
         try:
-            start, stop, total = content_range(answered or "")
+            start, stop, total = content_range(headers.get("Content-Range", ""))
         except ValueError as error:
             raise Failed(Trouble(str(error))) from error
         if total not in (None, self.info.size):
@@ -160,35 +158,20 @@ class MediaRead(ResumedRead):
         return start
 
     # Proofs
-    async def _next_piece(self) -> bytes:
-        if not self._held and self._proof == "checksum":
-            await self._hold_until_checked()
-        if not self._held and self._second_look is not None:
+    async def _prove(self) -> None:
+        await super()._prove()
+        if self._second_look is not None:
             await self._hold_until_seen(self._second_look)
-        return self._held.popleft() if self._held else await super()._next_piece()
 
-    async def _hold_until_checked(self) -> None:
-        """Take all of the file, and compare its checksum."""
-        assert self.info.size is not None
-        whole, missing = Running(Stated("md5", self.info.details["md5Checksum"])), self.info.size
-        while missing > 0:
-            piece = (await super()._next_piece())[:missing]
-            whole.add(piece)
-            self._held.append(piece)
-            missing -= len(piece)
-        if wrong := whole.contradiction():
-            self._held.clear()
-            await self._look()
-            raise Failed(Trouble(wrong))
+    async def _doubt(self) -> None:
+        await self._look()
 
     async def _hold_until_seen(self, look: asyncio.Task[None]) -> None:
         """Take what comes until the second look is done, as far as memory allows."""
-        end = min(self.stop, self._offset + 2 * WHOLE)
-        at = self._offset
-        while at < end and not look.done():
-            piece = await super()._next_piece()
-            self._held.append(piece)
-            at += len(piece)
+        n_held = sum(map(len, self._held))
+        while self._arrived < self.stop and n_held < 2 * WHOLE and not look.done():
+            self._held.append(await self._take())
+            n_held += len(self._held[-1])
         await look
         self._second_look = None
 
