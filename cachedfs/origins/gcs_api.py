@@ -115,6 +115,8 @@ def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None
     length = number(headers.get("Content-Length"))
     if status == 206:
         offset, stop, total = content_range(headers.get("Content-Range", ""))
+        if None not in (total, size) and total != size:
+            raise ValueError(f"the answer is of an object of {total} bytes, and of {size}")
         size = total if total is not None else size
     elif size is None:
         size = length

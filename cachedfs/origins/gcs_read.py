@@ -99,6 +99,12 @@ class MediaRead(ResumedRead):
             raise BehindTheEnd(Trouble("no byte of the object is in the range"))
         try:
             head = api.head_of(body.status, body.headers, want)
+            if (
+                known is not None
+                and head.size != known.size is not None
+                and head.generation in (None, known.fingerprint)
+            ):
+                raise ValueError(f"the answer is of an object of {head.size} bytes, not {known.size}")
         except ValueError as error:
             await self._attempt.aclose()
             raise Failed(Trouble(str(error))) from error

@@ -628,6 +628,27 @@ def test_bytes_are_checked_with_the_best_checksum_that_is_known() -> None:
     assert checksums.stated_of({}) is None
 
 
+@pytest.mark.parametrize("want", [None, Range(0, 1 << 20), Range(10, 20), Suffix(30)])
+async def test_a_page_of_the_network_is_never_taken_for_an_object(
+    origin: GCSOrigin, server: GCSServer, path: str, want: Any
+) -> None:
+    known = await origin.lookup(path)
+    server.fail(Fault(kind="media", status=200, html=True, times=None))
+    for pinned in (None, known):
+        with pytest.raises(
+            OriginUnavailable, match=rf"gs://{path}.*6 tries.*of an object of \d+ bytes, not {len(DATA)}"
+        ):
+            await read(origin, path, want, pinned)
+
+
+async def test_an_answer_that_tells_two_sizes_is_never_used(
+    origin: GCSOrigin, server: GCSServer, path: str
+) -> None:
+    server.fail(Fault(kind="media", total=len(DATA) - 1))
+    _, info, _, stop = await read(origin, path, Range(10, 20))
+    assert (info.size, stop, server.count("media")) == (len(DATA), 20, 2)
+
+
 async def test_a_circle_of_redirects_is_told_at_once(origin: GCSOrigin, server: GCSServer, path: str) -> None:
     server.fail(Fault(redirect="", times=None))
     with pytest.raises(OriginUnavailable, match=rf"gs://{path}.*1 try.*redirects in a circle"):

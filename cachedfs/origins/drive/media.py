@@ -12,7 +12,7 @@ from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChan
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import clipped
 from cachedfs.origins.drive import api
-from cachedfs.origins.ranges import content_range
+from cachedfs.origins.ranges import content_range, number
 from cachedfs.origins.resumed import WHOLE, BehindTheEnd, ResumedRead
 from cachedfs.origins.retry import Failed, Trouble
 
@@ -144,6 +144,10 @@ class MediaRead(ResumedRead):
         if status == 416:
             raise BehindTheEnd(Trouble("no byte of the file is in the range"))
         if status == 200:
+            # A network's own page is no file, and a checksum is the only other thing to tell them apart.
+            length = number(headers.get("Content-Length"))
+            if length != self.info.size and (length is not None or self._by != "checksum"):
+                raise Failed(Trouble(f"the answer has {length} bytes, and the file {self.info.size}"))
             return 0
         try:
             start, stop, total = content_range(headers.get("Content-Range", ""))

@@ -411,6 +411,21 @@ async def test_a_whole_body_in_place_of_a_range_is_cut(
     assert (await read(origin, file.path, file.want, pinned))[0] == file.old
 
 
+@pytest.mark.parametrize("size", [10, 63_999, 64_001, 100_000])
+async def test_a_page_of_the_network_is_never_taken_for_a_file(
+    origin: DriveOrigin, server: DriveServer, file: File, size: int
+) -> None:
+    pinned = await origin.lookup(file.path)
+    server.fail(Fault(kind="media", status=200, body="?" * size, times=2))
+    assert (await read(origin, file.path, file.want, pinned))[0] == file.old
+    server.heal()
+    server.fail(Fault(kind="media", status=200, body="?" * size, times=None))
+    with pytest.raises(
+        OriginUnavailable, match=f"drive://{file.path}.*6 tries.*{size} bytes, and the file 64000"
+    ):
+        await read(origin, file.path, file.want, pinned)
+
+
 async def test_a_body_longer_than_announced_is_cut(
     origin: DriveOrigin, server: DriveServer, file: File
 ) -> None:
