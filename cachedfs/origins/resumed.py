@@ -119,7 +119,7 @@ class ResumedRead(ABC):
 
     def _settle(self, info: ObjectInfo, span: Range) -> None:
         self.info, self.start, self.stop = info, span.start, span.stop
-        self._arrived = span.start
+        self._arrived, self._proof = span.start, None
 
     def _settle_empty(self, info: ObjectInfo) -> None:
         size = info.size or 0

@@ -149,6 +149,21 @@ async def test_replaced_by_a_shorter_or_a_longer_one(
     ]
 
 
+async def test_a_file_replaced_before_its_first_byte_by_one_that_is_proven_otherwise(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", OLD)
+    large = bytes(WHOLE + 1)
+
+    def replace_before_the_bytes() -> None:
+        if server.count("list") == 2 and not server.count("media"):
+            server.put(f"{folder}/a", large)
+
+    server.reset()
+    origin.on_request = replace_before_the_bytes
+    assert (await read(origin, f"{root}/a"))[0] == large
+
+
 async def test_replaced_while_the_body_comes(origin: DriveOrigin, server: DriveServer, file: File) -> None:
     pinned = await origin.lookup(file.path)
     server.fail(Fault(kind="media", close_after=20_000))
