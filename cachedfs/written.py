@@ -77,10 +77,11 @@ class WrittenFile(io.IOBase):
 
     def close(self) -> None:
         """Finish the write; the object is there, and seen by every process of the machine, when this returns."""
-        if self.closed or "_inner" not in self.__dict__:
+        if self.closed:
             return
         try:
-            self._changing(self._inner.close)
+            if "_inner" in self.__dict__:
+                self._changing(self._inner.close)
         finally:
             # Over, also where it failed: else the bytes would be sent again when this file is collected.
             super().close()
