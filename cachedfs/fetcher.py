@@ -58,7 +58,7 @@ class Fetcher:
                 if engine.cache.has(key, index):  # stored between the look and the claim
                     engine.cache.drop_claim(key.hash64(index))
                 else:
-                    engine.cache.missed(key, index, self.source.config.bounds)
+                    engine.cache.missed(key, index, self.source.config.bounds, of=info.size)
                     mine.append(index)
         for bytes_ in merge(
             mine, key.block_size, size=info.size, request_size=self.source.config.request_size
@@ -190,7 +190,8 @@ class Fetcher:
         for index in covering(Range(flight.start, flight.stop), key.block_size):
             if index * key.block_size >= flight.start and key.name(index) not in engine.flights:
                 engine.cache.take_claim(key.hash64(index))  # taken elsewhere: then it comes twice, once
-                engine.cache.missed(key, index, self.source.config.bounds)
+                size = flight.info.size if flight.info is not None else None
+                engine.cache.missed(key, index, self.source.config.bounds, of=size)
                 engine.flights[key.name(index)] = flight
 
     async def _pump(self, flight: Flight, reply: Reply) -> None:

@@ -158,10 +158,14 @@ class BlockCache:
         """Note the use of a block that was not read from here: its bytes came with a request."""
         (self._touches or self._open_touches()).touch(key.hash64(index))
 
-    def missed(self, key: ObjectKey, index: int, bounds: Bounds) -> None:
-        """Note that a block is not here and has to be fetched: whether it stays depends on its uses before."""
-        touches = self._touches or self._open_touches(size=self._likely_size(bounds))
-        touches.missed(key.hash64(index))
+    def missed(self, key: ObjectKey, index: int, bounds: Bounds, *, of: int | None = None) -> None:
+        """Note that a block is not here and has to be fetched: whether it stays depends on its uses before.
+
+        `of`: the size of its object. The first time that one larger than the cache passes through, it drives nothing out.
+        """
+        most = self.allowed or self._likely_size(bounds)
+        touches = self._touches or self._open_touches(size=most)
+        touches.missed(key.hash64(index), passes=None not in (of, most) and (of or 0) > (most or 0))
 
     def read_anew(self, key: ObjectKey, index: int) -> bytes | None:
         """Return all of a block, its file opened anew and every byte of it read from the disk and checked; None: absent.

@@ -243,4 +243,4 @@ def _claimant(block: BlockRow, touches: Touches) -> Claimant:
     use = touches.use_of(block.hash64)
     idle = touches.age(_clock(block, touches))
     # Without a record nobody knows; as new, it is treated as it would be without a rule.
-    return Claimant(idle, 0, True) if use is None else Claimant(idle, use.uses, use.is_new)
+    return Claimant(idle, 0, True) if use is None else Claimant(idle, use.uses, use.is_new, use.passes)

@@ -20,16 +20,21 @@ _GAP, _GAP_BEFORE, _WINDOW, _AGING = 5, 6, 7, 8
 
 # Where the parts of a touch record are: its clock among two 32-bit words, count and tag among four of 16 bits.
 _CLOCK_IN, _COUNT_IN, _TAG_IN = (0, 2, 3) if sys.byteorder == "little" else (1, 1, 0)
-_COUNT = 0xFF  # of the count's 16 bits: the count itself,
-_CAME_BACK = 0x100  # and whether the block was fetched again after it had been used
+_COUNT = 0xFF  # of the count's 16 bits: the count itself;
+_CAME_BACK = 0x100  # whether the block was fetched again after it had been used,
+_PASSES = 0x200  # and whether it is of an object that cannot be here as a whole
 
 
 class Use(NamedTuple):
-    """What is known of the use of a block: the clock of the last time, how often, and whether it is new here."""
+    """What is known of the use of a block: the clock of the last time, how often, and whether it is new here.
+
+    `passes`: it is new, and of an object that is larger than the cache.
+    """
 
     clock: int
     uses: int
     is_new: bool
+    passes: bool = False
 
 
 class Touches(SharedSlots):
@@ -83,25 +88,30 @@ class Touches(SharedSlots):
             words[_GAP] = clock - old & MASK32
         count = halves[4 * at + _COUNT_IN]
         if (clock ^ old) >> words[_AGING]:
-            count = count & _CAME_BACK | self._aged(count & _COUNT, old, clock)
+            count = count & ~_COUNT | self._aged(count & _COUNT, old, clock)
         if count & _COUNT != _COUNT:
             halves[4 * at + _COUNT_IN] = count + 1
         if not clock & words[_WINDOW] and words[_GAP]:
             words[_GAP_BEFORE], words[_GAP] = words[_GAP], 0
 
-    def missed(self, hash64: int) -> None:
+    def missed(self, hash64: int, *, passes: bool = False) -> None:
         """Note that a block has to be fetched: it is new unless there is a record of its use."""
-        at, record = self._place(hash64 & self._mask, hash64 >> 48 or 1)
-        if record:
+        tag = hash64 >> 48 or 1
+        at, record = self._place(hash64 & self._mask, tag)
+        if record >> 32 & _COUNT:
             self.slots[at] = record | _CAME_BACK << 32
+        elif passes:
+            # One behind, as the first use is still to come.
+            self.slots[at] = tag << 48 | _PASSES << 32 | self.now - 1 & MASK32
 
     def use_of(self, hash64: int) -> Use | None:
         """Return what is known of the use of a block; None when there is no record of it."""
         _, record = self._place(hash64 & self._mask, hash64 >> 48 or 1)
         if not record:
             return None
-        clock = record & MASK32
-        return Use(clock, self._aged(record >> 32 & _COUNT, clock, self.now), not record >> 32 & _CAME_BACK)
+        clock, is_new = record & MASK32, not record >> 32 & _CAME_BACK
+        uses = self._aged(record >> 32 & _COUNT, clock, self.now)
+        return Use(clock, uses, is_new, is_new and bool(record >> 32 & _PASSES))
 
     def age(self, clock: int) -> int:
         """Return how many touches ago `clock` was."""

@@ -45,11 +45,15 @@ def oldest(candidates: Iterable[Candidate], *, share: int = 8) -> list[Candidate
 
 
 class Claimant(NamedTuple):
-    """What decides between two blocks that cannot both stay: touches since the last use, uses lately, first time here."""
+    """What decides between two blocks that cannot both stay: touches since the last use, uses lately, first time here.
+
+    `passes`: it is new, and of an object that is larger than the cache.
+    """
 
     idle: int
     uses: int
     is_new: bool
+    passes: bool = False
 
 
 def admits(new: Claimant, old: Claimant, *, longest_gap: int) -> bool:
@@ -59,7 +63,10 @@ def admits(new: Claimant, old: Claimant, *, longest_gap: int) -> bool:
     anything that was used again lately (nobody comes back for it), or if it is used clearly more often. Else it is not
     kept: of data larger than the cache, read epoch after epoch, the part that is here then stays here, and the hit
     ratio is that part, which is the most that one use an epoch allows; LRU would give up every block before its turn.
+    What passes through for the first time and cannot be here as a whole replaces nothing: it may never come again.
     """
+    if new.passes:
+        return False
     is_forgotten = longest_gap > 0 and old.idle > SLACK * longest_gap
     return new.is_new or is_forgotten or new.uses > old.uses + MARGIN
 

@@ -5,6 +5,7 @@ import collections
 import itertools
 import random
 
+import fsspec
 import pytest
 
 from cachedfs.cache import BlockCache
@@ -221,3 +222,27 @@ def test_four_processes_hit_as_much_as_the_simulation(tmp_path):
     ours, expected = (sum(column[2:]) / 5 for column in zip(*ratios, strict=True))
     assert ours == pytest.approx(expected, abs=0.02)
     assert ours >= simulated.size / n - 0.02
+
+
+def test_one_object_larger_than_the_cache_does_not_drive_the_others_out(tmp_path):
+    folder, bound = tmp_path / "data", 24 << 20
+    folder.mkdir()
+    for number in range(60):
+        (folder / str(number)).write_bytes(noise(60_000, seed=number))
+    (folder / "large").write_bytes(noise(3 * bound, seed=99))
+    fs = fsspec.filesystem(
+        "cachedfs", target_protocol="file", cache_size=bound, block_size=65536, max_age="immutable"
+    )
+    names = [f"{folder}/{number}" for number in range(60)]
+    for _ in range(3):
+        fs.cat(names)
+    fs._source.engine.drain()
+    (folder / "filler").write_bytes(noise(bound, seed=98))
+    fs.cat_file(f"{folder}/filler")  # what is in staging goes first
+    fs.cat(names)
+    for _ in range(2):
+        fs.get_file(f"{folder}/large", str(tmp_path / "copy"))
+    fs._source.engine.drain()
+    before = fs.stats()
+    fs.cat(names)
+    assert fs.stats().misses == before.misses

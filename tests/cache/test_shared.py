@@ -204,6 +204,17 @@ def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
     assert touches.use_of(block(6)).is_new
 
 
+def test_what_passes_through_passes_until_it_is_fetched_again_after_a_use():
+    touches = touches_of()
+    touches.missed(block(5), passes=True)
+    assert touches.use_of(block(5)) == Use(clock=(1 << 32) - 1, uses=0, is_new=True, passes=True)
+    touches.missed(block(5), passes=True)
+    touches.touch(block(5))
+    assert touches.use_of(block(5)) == Use(clock=1, uses=1, is_new=True, passes=True)
+    touches.missed(block(5), passes=True)
+    assert touches.use_of(block(5)) == Use(clock=1, uses=1, is_new=False, passes=False)
+
+
 def test_counts_stop_at_their_limit_and_the_clock_goes_round():
     touches = touches_of(clock=(1 << 32) - 2)
     for number in (7, 8, 7):

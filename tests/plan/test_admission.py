@@ -57,6 +57,11 @@ def test_what_is_new_is_always_let_in(idle, uses, gap):
     assert admits(claimant(is_new=True), claimant(idle, uses), longest_gap=gap)
 
 
+@given(st.integers(0, 1 << 32), st.integers(0, 255), st.integers(0, 1 << 32))
+def test_what_only_passes_through_replaces_nothing(idle, uses, gap):
+    assert not admits(Claimant(0, 255, True, passes=True), claimant(idle, uses), longest_gap=gap)
+
+
 @given(st.integers(0, 1 << 31), st.integers(0, 255), st.integers(1, 1 << 31))
 def test_of_two_used_equally_often_the_old_one_stays_until_it_is_forgotten(idle, uses, gap):
     assert admits(claimant(uses=uses), claimant(idle, uses), longest_gap=gap) == (idle > 1.25 * gap)
