@@ -9,6 +9,9 @@ NEWER := $(shell for each in $(OTHER_PYTHON) python3.13 $(HOME)/.pyenv/versions/
 	"$$each" -c 'import sys; sys.exit(sys.version_info[:2] == ('"$$($(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")')"'))' \
 	>/dev/null 2>&1 && echo "$$each" && break; done)
 
+# Two files of tests at a time; they start processes of their own, too.
+TOGETHER = -n 2 --dist loadfile
+
 .PHONY: demo test live check bench docs stress clean other-python newer-suite
 
 $(STAMP): pyproject.toml
@@ -21,7 +24,7 @@ demo: $(STAMP)  ## The main job, on an embedded simulated cloud
 	$(BIN)/python -m cachedfs.demo
 
 test: $(STAMP)  ## All tests but the stress runs; also on a newer Python where there is one
-	$(BIN)/python -m pytest -m "not live and not stress" $(ARGS)
+	$(BIN)/python -m pytest -m "not live and not stress" $(TOGETHER) $(ARGS)
 	@$(MAKE) --no-print-directory other-python
 
 other-python:
@@ -33,10 +36,11 @@ else
 endif
 
 # What a Python or zarr may change: reading, writing, processes, libraries. The simulated servers, the origins' own
-# tests, the pages, the command line and the demo have had their run; both runs together stay below ten minutes.
-NOT_AGAIN = sim origins test_demo.py test_docs.py test_examples.py test_cli.py
+# tests, faults, kills, pages, the command line and the demo have had their run; both runs together stay below ten minutes.
+NOT_AGAIN = sim origins plan test_demo.py test_docs.py test_examples.py test_cli.py test_origin_faults.py test_verify.py \
+	test_model.py test_hostile.py $(addprefix cache/test_,admission.py bound.py crash.py faults.py hostile.py size.py)
 newer-suite: $(STAMP)
-	$(BIN)/python -m pytest -m "not live and not stress" $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
+	$(BIN)/python -m pytest -m "not live and not stress" $(TOGETHER) $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
 
 stress: $(STAMP)  ## Long runs of what the suite runs short: thousands of kills; ends with what was counted
 	$(BIN)/python -m pytest -m stress -s $(ARGS)

@@ -14,13 +14,24 @@ import pytest
 from cachedfs import engine
 from cachedfs.sim import DriveServer, GCSServer
 from tests.nursery import Nursery
-from tests.support import OURS, Cloud, Drive, tallied
+from tests.support import OURS, Cloud, Drive, tallied, tally
 
 _numbers = itertools.count()
 
 # A shell that starts the suite in the background has it, and all its children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # one of several processes that share the tests
+        session.config.workeroutput["tally"] = tallied()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    for what, n in getattr(node, "workeroutput", {}).get("tally", {}).items():
+        tally(what, n)
 
 
 def pytest_terminal_summary(terminalreporter):

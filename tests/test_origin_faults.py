@@ -36,7 +36,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.retry import Policy
 from cachedfs.sim import Fault
-from tests.support import Cloud, KiB, Machine, forget, noise, until
+from tests.support import Cloud, KiB, Machine, forget, noise, tally, until
 
 BLOCK = 64 * KiB
 SIZE, SMALL = 300_000, 100_000  # the object that takes three requests, and the one that comes whole in one
@@ -544,23 +544,18 @@ def test_a_fault_gives_right_bytes_or_the_right_error_and_leaves_nothing_wrong(
     anew = make()
     for cell in cells:
         wrong[service, moment, cell.fault] = wrong[service, moment, cell.fault] or cell.reads_wrong(anew)
+    tally("faults at a moment of a call to a service", len(cells))
     if found := "\n".join(f"{cell[2]}: {what}" for cell, what in wrong.items() if what):
         pytest.fail(found, pytrace=False)
 
 
-def test_the_table_is_the_full_product_but_for_what_cannot_be(capsys):
+def test_the_table_is_the_full_product_but_for_what_cannot_be():
     whole = len(SERVICES) * len(MOMENTS) * len(FAULTS)
     assert (len(FAULTS), len(MOMENTS), len(set(CELLS))) == (65, 12, whole - len(IMPOSSIBLE))
     assert {cell for cell in IMPOSSIBLE if cell not in itertools.product(SERVICES, MOMENTS, FAULTS)} == set()
     assert {cell for cell in EXCEPTIONS if cell not in itertools.product(CLOUDS, MOMENTS, FAULTS)} == set()
-    reasons = ", ".join(f"{n} as {reason}" for reason, n in Counter(IMPOSSIBLE.values()).items())
-    with capsys.disabled():
-        print(  # noqa: T201 - what was counted is the result
-            f"\n{len(CELLS)} cells: {len(FAULTS)} faults at {len(MOMENTS)} moments of {len(SERVICES)}; not: {reasons}"
-        )
-
-
-# Several who wait for one
+    for reason, n in Counter(IMPOSSIBLE.values()).items():
+        tally(f"faults not tried, as {reason}", n)
 
 
 @pytest.mark.parametrize("service", ["gs", "drive"])

@@ -75,10 +75,11 @@ async def hang_up(transport: asyncio.Transport, fault: Fault) -> None:
         return
     sock = transport.get_extra_info("socket")
     # A reset takes what is not through with it.
-    while transport.get_write_buffer_size() or _n_unsent(sock):  # noqa: ASYNC110 - the system tells nobody
+    while not transport.is_closing() and (transport.get_write_buffer_size() or _n_unsent(sock)):  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.001)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()
+    if not transport.is_closing():  # the client may have gone meanwhile
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
 
 
 def _n_unsent(sock: socket.socket) -> int:

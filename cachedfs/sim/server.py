@@ -194,7 +194,8 @@ class Service(ABC):
         if self.door is not None:
             self.door.lock() if refused else self.door.unlock()
         for transport in list(self._known) if refused else ():
-            transport.abort()
+            if not transport.is_closing():
+                transport.abort()
 
     def do_tokens(self, tokens: list[str] | None) -> None:
         self._tokens = None if tokens is None else set(tokens)
