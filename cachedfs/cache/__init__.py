@@ -11,8 +11,8 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from cachedfs.cache import blocks, disk, leftovers
 from cachedfs.cache.audit import Report
@@ -34,6 +34,8 @@ from cachedfs.plan import admission
 __all__ = ["FORMAT", "BadBlock", "BlockCache", "Fact", "Handle", "Lease", "Listing", "Report", "is_network"]
 
 log = logging.getLogger("cachedfs.cache")
+
+T = TypeVar("T")
 
 _LOOK_S = 1.0  # how often we look whether the shared files at our paths are still those that we have mapped
 _AGAIN_S = 60.0  # how long we do without what does not work before it is tried again: `marks` are 0.5 MB
@@ -267,9 +269,7 @@ class BlockCache:
 
     def pins(self) -> list[tuple[str, str]]:
         """Return (identity, path) of every pin."""
-        with self._reading() as rows:
-            return rows.pins() if rows else []
-        return []
+        return self._asked(lambda rows: rows.pins(), [])
 
     def lease(self, size: int, bounds: Bounds) -> Lease:
         """Return a private file of `size` bytes, counted in the bound until it is closed. Raises CacheError."""
@@ -277,18 +277,14 @@ class BlockCache:
 
     def paths_below(self, identity: str, path: str) -> list[str]:
         """Return the paths of which blocks are counted: `path` itself and all below it, by name."""
-        with self._reading() as rows:
-            return rows.paths_below(identity, path) if rows else []
-        return []
+        return self._asked(lambda rows: rows.paths_below(identity, path), [])
 
     # What is known of objects
 
     def lookup(self, identity: str, path: str) -> Fact | None:
         """Return what was learnt last of `path`; the caller compares its mark with the path's mark of now."""
         self._look()
-        with self._reading() as rows:
-            return rows.lookup(identity, path) if rows else None
-        return None
+        return self._asked(lambda rows: rows.lookup(identity, path), None)
 
     def keep_facts(self, facts: Sequence[Fact]) -> None:
         """Store facts, each instead of an older one of its path. Raises CacheError."""
@@ -301,22 +297,16 @@ class BlockCache:
     def listing(self, identity: str, folder: str) -> Listing | None:
         """Return the children that the last listing of `folder` gave, whatever was learnt of one of them since."""
         self._look()
-        with self._reading() as rows:
-            return rows.listing(identity, folder) if rows else None
-        return None
+        return self._asked(lambda rows: rows.listing(identity, folder), None)
 
     def listing_has(self, identity: str, folder: str, path: str) -> tuple[float, int, bool] | None:
         """Return checked_at and mark of the listing of `folder`, and whether it had `path`; None: never listed."""
         self._look()
-        with self._reading() as rows:
-            return rows.listing_has(identity, folder, path) if rows else None
-        return None
+        return self._asked(lambda rows: rows.listing_has(identity, folder, path), None)
 
     def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
         """Return how many children the listing of `folder` names, of whatever age, counted up to `most`; None without one."""
-        with self._reading() as rows:
-            return rows.listing_size(identity, folder, most) if rows else None
-        return None
+        return self._asked(lambda rows: rows.listing_size(identity, folder, most), None)
 
     def keep_listings(
         self,
@@ -394,9 +384,7 @@ class BlockCache:
 
     def usage(self) -> tuple[int, int]:
         """Return the number of blocks and the bytes of blocks and leases; zeros when nobody can tell."""
-        with self._reading() as rows:
-            return (rows.number("blocks") or 0, rows.number("bytes") or 0) if rows else (0, 0)
-        return 0, 0
+        return self._asked(lambda rows: (rows.number("blocks") or 0, rows.number("bytes") or 0), (0, 0))
 
     def allowance(self, bounds: Bounds) -> int | None:
         """Return how many bytes blocks and leases may have in all under `bounds` now; None when nobody can tell."""
@@ -591,19 +579,16 @@ class BlockCache:
             raise CacheError(self.cannot_store or "nothing can be stored")
         return self._store
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[Rows | None]:
-        """Lend the rows to read, None when there is no index. What fails inside ends the block: the index is no oracle."""
-        with contextlib.ExitStack() as stack:
-            rows = None
-            try:
-                rows = stack.enter_context(self._index.reading()) if self._index is not None else None
-            except TROUBLE as error:
-                log.debug("the index of %s cannot be opened: %s", self.root, error)
-            try:
-                yield rows
-            except TROUBLE as error:
-                log.debug("the index of %s cannot be read: %s", self.root, error)
+    def _asked(self, question: Callable[[Rows], T], otherwise: T) -> T:
+        """Return what the index answers; `otherwise` without one, and where it fails: it is no oracle."""
+        if self._index is None:
+            return otherwise
+        try:
+            with self._index.reading() as rows:
+                return question(rows)
+        except TROUBLE as error:
+            log.debug("the index of %s cannot be read: %s", self.root, error)
+            return otherwise
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[Rows]:

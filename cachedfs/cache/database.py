@@ -88,11 +88,9 @@ class Database:
         self.wal_pages = 256
         _DATABASES.add(self)
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
         """Lend the reading connection. Raises sqlite3.Error, also when there is no index yet."""
-        with self._lent(self._reader, self._open_reader) as connection:
-            yield connection
+        return self._lent(self._reader, self._open_reader)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:

@@ -8,6 +8,7 @@ cannot drift from them. Names and paths are BLOBs: object names may hold what is
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -163,6 +164,7 @@ class LeaseRow(NamedTuple):
         return int(self.name, 16)
 
 
+@functools.lru_cache(64)
 def _origin(identity: str) -> int:
     """Return a number for an identity, the same in every index."""
     data = identity.encode("utf-8", "surrogatepass")
