@@ -4,8 +4,10 @@ python examples/small_files.py                       # on a simulated Google Clo
 python examples/small_files.py gs://bucket/folder    # on your own
 """
 
+import atexit
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -25,9 +27,10 @@ def simulated_folder():
             server.put("demo", f"texts/{i:03}.txt", b"one line of text\n" * 100)
         os.environ["FSSPEC_GS_TOKEN"], os.environ["FSSPEC_GS_ENDPOINT_URL"] = "anon", server.endpoint_url
         fsspec.config.set_conf_env(fsspec.config.conf)
-        with tempfile.TemporaryDirectory() as cache_dir:
-            fsspec.config.conf["cachedfs"] = {"cache_dir": cache_dir}
-            yield "gs://demo/texts"
+        cache_dir = tempfile.mkdtemp()
+        atexit.register(shutil.rmtree, cache_dir, ignore_errors=True)  # after cachedfs has stored its last block
+        fsspec.config.conf["cachedfs"] = {"cache_dir": cache_dir}
+        yield "gs://demo/texts"
 
 
 def read_all(fs, folder: str) -> int:
