@@ -58,7 +58,7 @@ class Passing:
     def add(self, data: bytes) -> str | None:
         """Take the next bytes; return what is wrong with the whole object, if they complete it and anything is."""
         wrong, size = None, self._info.size or 0
-        while data:
+        while data and self._position < size:
             index = self._position // self._key.block_size
             stop = block_range(index, self._key.block_size, size).stop
             part, data = data[: stop - self._position], data[stop - self._position :]

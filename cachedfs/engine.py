@@ -20,7 +20,7 @@ from fsspec.utils import tokenize
 from cachedfs.arrivals import Arrivals
 from cachedfs.cache import BlockCache, is_network
 from cachedfs.config import Config
-from cachedfs.errors import OriginUnavailable
+from cachedfs.errors import OriginUnavailable, WrongBytes
 from cachedfs.facts import Facts
 from cachedfs.flights import Flight
 from cachedfs.model import Stats
@@ -58,6 +58,9 @@ class Engine:
         self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
         self.questions = Questions(self.spawn)
         self.arrivals = Arrivals()
+        # The last time that an object version (by its key's digest) came whole and was not what its checksum says. Each time
+        # is another error. Changed on the loop.
+        self.refusals: dict[str, WrongBytes] = {}
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._origins: dict[str, Origin] = {}
         self._facts: dict[str, Facts] = {}

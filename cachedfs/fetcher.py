@@ -206,11 +206,13 @@ class Fetcher:
         async for data in reply:
             # Before it is fed: who waits for the last bytes of an object that is wrong must not get them.
             if passing is not None and key is not None and (wrong := passing.add(data)):
-                await asyncio.to_thread(self._refuse, key, info)
-                raise WrongBytes(
+                error = WrongBytes(
                     f"{self.source.url(info.path)}: all of the object came, and {wrong}; nothing of it is kept, "
                     "so that reading it again fetches it again"
                 )
+                engine.refusals[key.digest] = error
+                await asyncio.to_thread(self._refuse, key, info)
+                raise error
             flight.feed(data)
             engine.bytes_fetched += len(data)
             while key is not None and (bytes_ := _whole(index, size, info.size, flight.filled)) is not None:

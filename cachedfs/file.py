@@ -9,7 +9,7 @@ from os import getpid
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.cache import BadBlock, Handle
-from cachedfs.errors import ObjectChanged
+from cachedfs.errors import ObjectChanged, WrongBytes
 from cachedfs.facts import Known
 from cachedfs.flights import Flight, FlightStopped
 from cachedfs.model import ObjectInfo, Range
@@ -106,6 +106,7 @@ class RawReader(io.RawIOBase):
         self._cache = self._engine.cache
         self._verify = reader.source.config.verify_always
         self._block_size = reader.source.config.block_size
+        self._refusal = self._last_refusal()
         self._position = 0
         self._block: Handle | None = None  # the block in hand, and the bytes of the object that it holds
         self._block_start = self._block_stop = 0
@@ -229,6 +230,8 @@ class RawReader(io.RawIOBase):
         if self._engine.pid != getpid():
             self._leave_parent()
         index = position // self._block_size
+        if self._cold:
+            self._refuse_wrong()
         n = self._from_requests(index, position, into) if self._cold else 0
         if n == 0:
             n = self._from_cache(position, into)
@@ -237,12 +240,25 @@ class RawReader(io.RawIOBase):
                 self._cold = True
                 self._history = History(self._last).after(index)
             self._flight = self._engine.run(self._fetch(position, len(into)))
+            self._refuse_wrong()
             n = (
                 self._from_flight(position, into)
                 if self._flight is not None
                 else self._from_cache(position, into)
             )
         return n
+
+    def _last_refusal(self) -> WrongBytes | None:
+        return None if self._key is None else self._engine.refusals.get(self._key.digest)
+
+    def _refuse_wrong(self) -> None:
+        """Raise WrongBytes if all of the object came meanwhile and was wrong: what was read of it may be, too.
+
+        The request that brought the last bytes was perhaps nobody's: one that reads ahead.
+        """
+        refusal = self._last_refusal()
+        if refusal is not None and refusal is not self._refusal:
+            raise WrongBytes(refusal.message)
 
     def _from_cache(self, position: int, into: memoryview) -> int:
         """Copy from the block at `position`, which becomes the one in hand; 0 for a miss."""
@@ -382,3 +398,4 @@ class RawReader(io.RawIOBase):
         self._block, self._block_start, self._block_stop = None, 0, 0
         self._flight = self._opening = None
         self._kept = deque()
+        self._refusal = self._last_refusal()

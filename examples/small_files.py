@@ -28,7 +28,9 @@ def simulated_folder():
         os.environ["FSSPEC_GS_TOKEN"], os.environ["FSSPEC_GS_ENDPOINT_URL"] = "anon", server.endpoint_url
         fsspec.config.set_conf_env(fsspec.config.conf)
         cache_dir = tempfile.mkdtemp()
-        atexit.register(shutil.rmtree, cache_dir, ignore_errors=True)  # after cachedfs has stored its last block
+        atexit.register(
+            shutil.rmtree, cache_dir, ignore_errors=True
+        )  # after cachedfs has stored its last block
         fsspec.config.conf["cachedfs"] = {"cache_dir": cache_dir}
         yield "gs://demo/texts"
 

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import pathlib
 import sys
+import time
 import types
 import urllib.request
 from collections.abc import Callable
@@ -324,6 +325,20 @@ def read_to_the_end(fs, path, target):
     with fs.open(path, "rb") as file:
         while file.read(100 * KiB):
             pass
+
+
+def test_a_handle_whose_last_bytes_came_ahead_of_it_learns_that_all_of_them_are_wrong(cloud):
+    text = noise(24 * MiB)
+    cloud.put("large", text)
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    cloud.server.fail(Fault(kind="media", key="large", flip=100, times=None))
+
+    def read_slowly(file):
+        while file.read(MiB):
+            time.sleep(0.01)  # what is read ahead comes first
+
+    with fs.open(cloud.path("large")) as file, pytest.raises(OriginUnavailable, match="CRC32C"):
+        read_slowly(file)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from cachedfs.cache.disk import Buffer
 from cachedfs.cache.handles import Handles
 from cachedfs.cache.index import TROUBLE, Index, Rows
 from cachedfs.cache.leases import Lease
-from cachedfs.cache.space import UNWRITTEN_S, Room, wal_pages_of
+from cachedfs.cache.space import UNWRITTEN_S, Room, remove_dead_leases, wal_pages_of
 from cachedfs.cache.touches import Touches
 from cachedfs.errors import CacheError
 from cachedfs.model import BlockKey, Bounds, ObjectKey
@@ -203,7 +203,7 @@ class Store:
         """
         wanted = [block for block in waiting if self._is_ours_to_write(rows, block, now_s)]
         self.allowed = allowed = self.room.allowance(rows, bounds)
-        fixed = rows.number("fixed") or 0
+        fixed = self._fixed(rows, sum(block.size for block in wanted), allowed)
         _refuse_unfitting(rows, wanted, allowed, fixed)
         total = 0
         for n, block in enumerate(wanted):
@@ -211,6 +211,14 @@ class Store:
             if total > allowed - fixed:
                 return wanted[:n], wanted[n:]
         return wanted, []
+
+    def _fixed(self, rows: Rows, size: int, allowed: int) -> int:
+        """Return the bytes that may not go; what dead processes leased is none of them, and goes if `size` more do not fit."""
+        fixed = rows.number("fixed") or 0
+        if size > allowed - fixed:
+            remove_dead_leases(rows, self._directory, self._claims)
+            fixed = rows.number("fixed") or 0
+        return fixed
 
     def _is_ours_to_write(self, rows: Rows, block: _NewBlock, now_s: float) -> bool:
         row = rows.block(block.object, block.index)
@@ -312,7 +320,8 @@ class Store:
     def _reserve_lease(self, name: str, size: int, bounds: Bounds) -> None:
         now_s = time.time()
         with self._writing(now_s) as rows:
-            fits = size <= self.room.allowance(rows, bounds) and self._make_room(
+            allowed = self.room.allowance(rows, bounds)
+            fits = size <= allowed - self._fixed(rows, size, allowed) and self._make_room(
                 rows, size, bounds, now_s, is_staged=False
             )
             if fits:

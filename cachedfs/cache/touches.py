@@ -84,9 +84,9 @@ class Touches(SharedSlots):
         if clock == old:
             return  # the last one to be used: a long use is one use
         words[CLOCK_AT] = clocks[2 * at + _CLOCK_IN] = clock = clock + 1 & MASK32
-        if clock - old & MASK32 > words[_GAP]:
-            words[_GAP] = clock - old & MASK32
         count = halves[4 * at + _COUNT_IN]
+        if clock - old & MASK32 > words[_GAP] and count & _COUNT:
+            words[_GAP] = clock - old & MASK32
         if (clock ^ old) >> words[_AGING]:
             count = count & ~_COUNT | self._aged(count & _COUNT, old, clock)
         if count & _COUNT != _COUNT:
@@ -100,9 +100,9 @@ class Touches(SharedSlots):
         at, record = self._place(hash64 & self._mask, tag)
         if record >> 32 & _COUNT:
             self.slots[at] = record | _CAME_BACK << 32
-        elif passes:
-            # One behind, as the first use is still to come.
-            self.slots[at] = tag << 48 | _PASSES << 32 | self.now - 1 & MASK32
+        elif passes or record:
+            # One behind, as the first use is still to come. Whether it passes is what holds now.
+            self.slots[at] = tag << 48 | passes * _PASSES << 32 | self.now - 1 & MASK32
 
     def use_of(self, hash64: int) -> Use | None:
         """Return what is known of the use of a block; None when there is no record of it."""

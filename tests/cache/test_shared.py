@@ -215,6 +215,18 @@ def test_what_passes_through_passes_until_it_is_fetched_again_after_a_use():
     assert touches.use_of(block(5)) == Use(clock=1, uses=1, is_new=False, passes=False)
 
 
+def test_a_first_use_is_no_gap_and_what_fits_by_now_does_not_pass():
+    touches = touches_of()
+    for number in range(1, 50):
+        touches.missed(block(number), passes=True)
+    for number in range(1, 50):
+        touches.touch(block(number))
+    assert touches.longest_gap == 0
+    touches.missed(block(60), passes=True)
+    touches.missed(block(60))
+    assert not touches.use_of(block(60)).passes
+
+
 def test_counts_stop_at_their_limit_and_the_clock_goes_round():
     touches = touches_of(clock=(1 << 32) - 2)
     for number in (7, 8, 7):

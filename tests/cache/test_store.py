@@ -441,6 +441,37 @@ def test_a_block_that_loses_its_row_while_it_is_written_is_counted_again(
     assert cache.usage() == other.usage()
 
 
+DIES_WITH_A_LEASE = (
+    "from cachedfs.model import Bounds\n"
+    "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+    "lease = cache.lease(int(sys.argv[2]), Bounds(int(sys.argv[3]), 0))\n"
+    "print('leased', flush=True)\nsys.stdin.readline()\n"
+)
+
+
+def test_what_a_dead_process_leased_does_not_keep_blocks_out(cache):
+    bounds, key = room_for(cache, 20), key_of()
+    put(cache, key, 0, bounds=bounds)
+    room = cache.allowance(bounds)
+    process = start(DIES_WITH_A_LEASE, Path(cache.root).parent, room - BLOCK, bounds.size)
+    assert process.stdout.readline() == "leased\n"
+    process.kill()
+    process.communicate()
+    put(cache, key, 1, 2, 3, bounds=bounds)
+    assert all(cache.has(key, index) for index in (1, 2, 3))
+    assert cache.check().ok
+
+
+def test_a_file_that_has_no_room_beside_what_is_pinned_costs_nobody_his_place(cache):
+    bounds, key = room_for(cache, 20), key_of()
+    cache.pin(key.identity, key.path)
+    put(cache, key, *range(5), bounds=bounds)
+    put(cache, key_of("b/y"), *range(10), bounds=bounds)
+    with pytest.raises(CacheError, match="no room"):
+        cache.lease(cache.allowance(bounds) - 3 * BLOCK, bounds)
+    assert all(cache.has(key_of("b/y"), index) for index in range(10))
+
+
 def test_a_removed_directory_is_made_again(cache):
     key = key_of()
     put(cache, key, 0)
