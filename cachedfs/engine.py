@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fsspec.utils import tokenize
@@ -23,8 +23,9 @@ from cachedfs.config import Config
 from cachedfs.errors import OriginUnavailable, WrongBytes
 from cachedfs.facts import Facts
 from cachedfs.flights import Flight
-from cachedfs.model import Stats
+from cachedfs.model import ObjectKey, Range, Stats
 from cachedfs.origins import Origin, open_origin
+from cachedfs.plan.blocks import covering
 from cachedfs.questions import Questions
 from cachedfs.workers import Workers
 from cachedfs.writebehind import Arrived, WriteBehind
@@ -39,6 +40,7 @@ BEHIND_BYTES = 64 << 20  # most bytes that wait for the disk before flights are 
 DRAIN_S = 5.0  # longest that a process waits for its last blocks at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; made as they are needed
 AHEAD_SHARE = 4  # a window is at most this part of the cache
+MOST_REFUSALS = 1000  # objects that turned out wrong whose open handles are told
 AWAY_S = 30.0  # how long an origin that could not be reached is taken as away
 
 
@@ -58,9 +60,10 @@ class Engine:
         self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
         self.questions = Questions(self.spawn)
         self.arrivals = Arrivals()
-        # The last time that an object version (by its key's digest) came whole and was not what its checksum says. Each time
-        # is another error. Changed on the loop.
+        # The last time that an object version (by its key's digest) came whole and was not what its checksum says: each
+        # time is another error. Before it is here, all of the version was removed. Changed on the loop.
         self.refusals: dict[str, WrongBytes] = {}
+        self.refusing: set[str] = set()  # digests of versions that are being removed for it; loop only
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._origins: dict[str, Origin] = {}
         self._facts: dict[str, Facts] = {}
@@ -220,7 +223,8 @@ class Engine:
         try:
             for block in blocks:
                 block.flight.stored(are_kept)
-                self.give_up(block.key.name, block.key.hash64)
+                if self.flights.get(block.key.name) is block.flight:  # not another's that came after it
+                    self.give_up(block.key.name, block.key.hash64)
         finally:
             self.call_soon(self._room.set)
 
@@ -228,6 +232,26 @@ class Engine:
         """The block is on the disk, or nobody is fetching it any more: other processes may see for themselves."""
         self.flights.pop(name, None)
         self.cache.drop_claim(hash64)
+
+    def begin_refusal(self, key: ObjectKey) -> set[Flight]:
+        """Give, store and fetch nothing more of an object version that came whole and wrong; return its requests."""
+        self.refusing.add(key.digest)
+        flights = {flight for flight in (*self.flights.values(), *self.airborne) if flight.key == key}
+        for flight in flights:
+            flight.refused = True
+        return flights
+
+    def end_refusal(self, key: ObjectKey, flights: Iterable[Flight], error: WrongBytes) -> None:
+        """Tell all who read an object version, or wait for it: nothing of it is here now, and it may be asked for anew."""
+        self.refusing.discard(key.digest)
+        self.refusals[key.digest] = error
+        while len(self.refusals) > MOST_REFUSALS:
+            self.refusals.pop(next(iter(self.refusals)))
+        for flight in flights:
+            for index in covering(Range(flight.start, flight.stop), key.block_size):
+                if self.flights.get(key.name(index)) is flight:
+                    self.give_up(key.name(index), key.hash64(index))
+            flight.finish(error)
 
     # The end.
 

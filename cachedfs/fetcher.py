@@ -23,6 +23,7 @@ from cachedfs.writebehind import Arrived
 __all__ = ["Fetcher"]
 
 RESERVED = 4  # slots that reading ahead leaves free for reads that somebody waits for
+BATCH_S = 30.0  # the longest that a put tries to write a batch
 PATIENCE_S = 0.2  # how long a request waits, unread, for its handle to read on
 
 
@@ -41,31 +42,43 @@ class Fetcher:
         """Send the requests for those blocks that nobody fetches yet; return the flights that bring each block.
 
         Adjacent blocks share a request. A block that is not in the answer is being fetched by another process, or
-        has just been stored. Claims are held from here until the block is stored or given up. On the loop.
+        has just been stored, or its object is being removed because it is wrong. Claims are held from here until the
+        block is stored or given up. On the loop.
         """
         engine, info = self.source.engine, known.info
+        if key.digest in engine.refusing:
+            return {}
         assert info is not None
         assert info.size is not None
         flights: dict[int, Flight] = {}
-        mine = []
+        free = []
         for index in indexes:
             flight = engine.flights.get(key.name(index))
             if flight is not None and flight.covers(index * key.block_size):
                 flights[index] = flight
             elif self.source.config.offline and not engine.cache.has(key, index):
                 raise self.source.offline(known.path)
-            elif flight is None and engine.cache.take_claim(key.hash64(index)):
-                if engine.cache.has(key, index):  # stored between the look and the claim
-                    engine.cache.drop_claim(key.hash64(index))
-                else:
-                    engine.cache.missed(key, index, self.source.config.bounds, of=info.size)
-                    mine.append(index)
+            elif flight is None:
+                free.append(index)
+        mine = [index for index in free if self._claimed(key, index)]
+        for index in mine:
+            engine.cache.missed(key, index, self.source.config.bounds, of=info.size)
         for bytes_ in merge(
             mine, key.block_size, size=info.size, request_size=self.source.config.request_size
         ):
             flight = self._launch_one(known, key, info, bytes_)
             flights.update(dict.fromkeys(covering(bytes_, key.block_size), flight))
         return flights
+
+    def _claimed(self, key: ObjectKey, index: int) -> bool:
+        """Take the claim of a block; False when another process fetches it, or it is here already."""
+        cache = self.source.engine.cache
+        if not cache.take_claim(key.hash64(index)):
+            return False
+        if cache.has(key, index):  # stored between the look and the claim
+            cache.drop_claim(key.hash64(index))
+            return False
+        return True
 
     def _launch_one(self, known: Known, key: ObjectKey | None, info: ObjectInfo, bytes_: Range) -> Flight:
         flight = Flight(demand=bytes_.stop)
@@ -78,8 +91,20 @@ class Fetcher:
         self.source.engine.spawn(self.fly(flight, partial(self._pinned, flight, known.path, info, bytes_)))
         return flight
 
-    def launch_ahead(self, known: Known, key: ObjectKey, blocks: range, keep: deque[Flight]) -> None:
-        """Send for blocks that a reader will probably want next, when slots are to spare; add the requests to `keep`."""
+    def launch_ahead(
+        self,
+        known: Known,
+        key: ObjectKey,
+        blocks: range,
+        keep: deque[Flight],
+        refusal: WrongBytes | None = None,
+    ) -> None:
+        """Send for blocks that a reader will probably want next, when slots are to spare; add the requests to `keep`.
+
+        `refusal`: the last that the reader knows of; after another it will read no further.
+        """
+        if self.source.engine.refusals.get(key.digest) is not refusal:
+            return
         step = self.source.config.whole_request // key.block_size
         for start in range(blocks.start, blocks.stop, step):
             self._ahead.append((known, key, range(start, min(start + step, blocks.stop)), keep))
@@ -137,7 +162,8 @@ class Fetcher:
         finally:
             self.source.engine.airborne.discard(flight)
             self._give_up_the_rest(flight)
-            flight.finish(error)
+            if not flight.refused:  # else those who wait are told when all of its object is gone
+                flight.finish(error)
             self._go_ahead()
 
     def _give_up_the_rest(self, flight: Flight) -> None:
@@ -204,14 +230,15 @@ class Fetcher:
         if key is not None and stated_crc32c(info.details) is not None:
             passing = Passing(engine.arrivals, key, info, flight.start)
         async for data in reply:
+            if flight.refused:
+                return
             # Before it is fed: who waits for the last bytes of an object that is wrong must not get them.
             if passing is not None and key is not None and (wrong := passing.add(data)):
                 error = WrongBytes(
                     f"{self.source.url(info.path)}: all of the object came, and {wrong}; nothing of it is kept, "
                     "so that reading it again fetches it again"
                 )
-                engine.refusals[key.digest] = error
-                await asyncio.to_thread(self._refuse, key, info)
+                await self._refuse(key, info, error)
                 raise error
             flight.feed(data)
             engine.bytes_fetched += len(data)
@@ -225,11 +252,24 @@ class Fetcher:
                 return
             await engine.room()
 
-    def _refuse(self, key: ObjectKey, info: ObjectInfo) -> None:
-        """Drop all blocks of an object, after those that wait for the disk are on it."""
-        self.source.engine.drain()
-        for index in covering(Range(0, info.size or 0), key.block_size):
-            self.source.engine.cache.refuse(key, index)
+    async def _refuse(self, key: ObjectKey, info: ObjectInfo, error: WrongBytes) -> None:
+        """Drop all of an object version, wherever it is, and only then tell those who read it: they may ask anew."""
+        engine = self.source.engine
+        flights = engine.begin_refusal(key)
+        try:
+            await asyncio.to_thread(self._remove, key, info)
+        finally:
+            self._ahead = deque(entry for entry in self._ahead if entry[1] != key)
+            engine.end_refusal(key, flights, error)
+
+    def _remove(self, key: ObjectKey, info: ObjectInfo) -> None:
+        """Remove the blocks of an object that are on the disk, and those that were being written meanwhile."""
+        indexes, cache = covering(Range(0, info.size or 0), key.block_size), self.source.engine.cache
+        for index in indexes:
+            cache.refuse(key, index)
+        self.source.engine.writer.finish_batch(BATCH_S)
+        for index in indexes:
+            cache.refuse(key, index)
 
 
 def _whole(index: int, block_size: int, size: int | None, filled: int) -> Range | None:

@@ -333,7 +333,8 @@ class RawReader(io.RawIOBase):
         self._ask(position - position % self._block_size, position + size)
         if key is None:
             return await self._fetch_uncached(position, size)
-        return await reader.fetch(known, key, Range(position, min(position + size, self.size)))
+        want = Range(position, min(position + size, self.size))
+        return await reader.fetch(known, key, want, check=self._refuse_wrong)
 
     async def _fetch_uncached(self, position: int, size: int) -> Flight:
         """Wait for bytes at `position` of an object that is not cached: from our request, or a new one when that ended."""
@@ -365,7 +366,12 @@ class RawReader(io.RawIOBase):
             self._history = self._history.having_requested(wanted.stop)
             self._ask(wanted.start * self._block_size, wanted.stop * self._block_size)
             self._engine.call_soon(
-                self._reader.fetcher.launch_ahead, self._known, self._key, wanted, self._kept
+                self._reader.fetcher.launch_ahead,
+                self._known,
+                self._key,
+                wanted,
+                self._kept,
+                self._refusal,
             )
 
     def _ask(self, start: int, stop: int) -> None:

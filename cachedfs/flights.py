@@ -35,6 +35,7 @@ class Flight:
         self.paused = False
         self.error: Exception | None = None
         self.forgotten = False
+        self.refused = False  # its object turned out to be wrong: nothing of it is given or stored any more
         self.n_landed = 0  # blocks that were given to be stored; changed on the loop
         self._n_stored = 0  # of them, those that were dealt with; changed by the writer
         self._all_kept = True
@@ -47,12 +48,13 @@ class Flight:
 
     def covers(self, position: int) -> bool:
         """True when the byte at `position` is here or is still to come, and not on the disk yet."""
-        return self.start <= position < (self.filled if self.done else self.stop) and not self.forgotten
+        is_given = not (self.forgotten or self.refused)
+        return is_given and self.start <= position < (self.filled if self.done else self.stop)
 
     def take(self, position: int, into: memoryview) -> int:
         """Copy what is here from `position` on into `into`; return the bytes copied, 0 when none is here yet."""
         view, n = self._view, min(len(into), self.filled - position)
-        if n <= 0 or position < self.start or not view:
+        if n <= 0 or position < self.start or not view or self.refused:
             return 0
         offset = position - self.start
         into[:n] = view[offset : offset + n]
@@ -82,7 +84,7 @@ class Flight:
 
     async def arrival(self, position: int) -> None:
         """Wait until all bytes below `position` are here; raises the request's error, or `FlightStopped`."""
-        if self.filled >= position:
+        if self.filled >= position and not self.refused:
             return
         if self.done:
             raise self.error or FlightStopped
@@ -157,7 +159,7 @@ class Flight:
         for position, future in self._arrivals:
             if future.done():
                 continue
-            if self.filled >= position:
+            if self.filled >= position and not self.refused:
                 future.set_result(None)
             elif self.done:
                 future.set_exception(self.error or FlightStopped())

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import io
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from cachedfs.catalog import Catalog
@@ -150,7 +150,8 @@ class Reader:
     ) -> bytes:
         """Return `[start:stop]` of exactly the version known: blocks from the cache, from requests in flight, or new ones.
 
-        Raises ObjectChanged when a block that is not here is not to be had any more.
+        Raises ObjectChanged when a block that is not here is not to be had any more, and WrongBytes when all of the
+        object came meanwhile and is not what its checksum says.
         """
         info = known.info
         assert info is not None
@@ -159,6 +160,7 @@ class Reader:
         key = self.source.key(known)
         if key is None or info.size is None:
             return await self._uncached(known, info, start, stop, flight)
+        refusal = self.source.engine.refusals.get(key.digest)
         want = clip(start, stop, info.size)
         out = Assembly(want)
         runs = _runs(
@@ -175,6 +177,9 @@ class Reader:
             await one(runs[0])
         else:
             await _all(one(run) for run in runs)
+        latest = self.source.engine.refusals.get(key.digest)
+        if latest is not None and latest is not refusal:
+            raise WrongBytes(latest.message)
         self.source.engine.bytes_served += want.size
         return out.finish()
 
@@ -236,11 +241,17 @@ class Reader:
         self.source.engine.bytes_fetched += len(data)
         return data if info.size is not None else data[start:stop]
 
-    async def fetch(self, known: Known, key: ObjectKey, want: Range) -> Flight | None:
-        """Wait for the first bytes of `want`, and send for all of it; None when they are in the cache now."""
+    async def fetch(
+        self, known: Known, key: ObjectKey, want: Range, *, check: Callable[[], None]
+    ) -> Flight | None:
+        """Wait for the first bytes of `want`, and send for all of it; None when they are in the cache now.
+
+        `check` is called before anything is sent; it raises where the reader may not go on.
+        """
         blocks = covering(want, key.block_size)
         pause = POLL_S[0]
         while True:
+            check()
             wanted = [
                 i
                 for i in blocks

@@ -77,6 +77,12 @@ class WriteBehind:
             finally:
                 self._draining -= 1
 
+    def finish_batch(self, timeout_s: float) -> bool:
+        """Wait until what is being stored now is stored; False when that took longer than `timeout_s` seconds."""
+        done = threading.Event()
+        self.after_facts(done.set)
+        return done.wait(timeout_s)
+
     def close(self) -> None:
         """End the thread after the batch it is writing."""
         with self._changed:
@@ -140,8 +146,12 @@ class WriteBehind:
             self._attempt(function)
         if not blocks:
             return True
-        given = [(block.key, block.data) for block in blocks]
-        return self._attempt(lambda: self._cache.put(given, blocks[0].bounds))
+        given = [(block.key, block.data) for block in blocks if not block.flight.refused]
+        are_kept = self._attempt(lambda: self._cache.put(given, blocks[0].bounds))
+        refused = [block.key for block in blocks if block.flight.refused]  # also while they were written
+        for key in refused:
+            self._cache.refuse(key.object, key.index)
+        return are_kept and not refused
 
     def _attempt(self, act: Callable[[], object]) -> bool:
         """Do one thing; whatever goes wrong, this thread goes on: readers wait for it to make room."""

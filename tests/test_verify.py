@@ -339,6 +339,7 @@ def test_a_handle_whose_last_bytes_came_ahead_of_it_learns_that_all_of_them_are_
 
     with fs.open(cloud.path("large")) as file, pytest.raises(OriginUnavailable, match="CRC32C"):
         read_slowly(file)
+    assert fs.cached_extent(cloud.path("large")) == []
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from cachedfs.cache import BlockCache, Fact, database, disk
 from cachedfs.errors import CacheError
+from cachedfs.flights import Flight
 from cachedfs.model import Bounds, ObjectInfo, ObjectKey
 from cachedfs.writebehind import Arrived, WriteBehind
 from tests.cache.rig import BLOCK, content, disk_usage, file_of, flip, key_of, put, room_for, whole
@@ -156,8 +157,8 @@ def write_behind(cache: BlockCache, bounds: Bounds) -> None:
     with writer._changed:  # so that all is one batch, every time
         writer.keep(_fact(cache, NEW.path))
         for index in range(2):
-            flight: Any = None  # nobody asks for it here
-            writer.add(Arrived(NEW.block(index), memoryview(content(NEW, index)), flight, bounds))
+            data = memoryview(content(NEW, index))
+            writer.add(Arrived(NEW.block(index), data, Flight(demand=BLOCK), bounds))
     assert writer.drain(30)
 
 
