@@ -212,7 +212,7 @@ def test_looking_over_is_no_touch_and_reads_a_block_at_a_time(cloud, fs):
     fs.cat_file(path)
     fs._source.engine.drain()
     key, read = fs._source.key(fs._source.known(path)), []
-    touches = fs._source.engine.cache._open_touches()
+    touches = fs._source.engine.cache._mapped.open_touches()
     before = [touches.use_of(key.hash64(index)) for index in range(4)]
     fs.verify(path, callback=fsspec.callbacks.Callback(hooks={"": lambda size, value: read.append(value)}))
     assert [touches.use_of(key.hash64(index)) for index in range(4)] == before

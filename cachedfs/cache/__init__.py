@@ -12,24 +12,24 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cachedfs.cache import blocks, disk, leftovers
 from cachedfs.cache.audit import Report
 from cachedfs.cache.blocks import FORMAT, BadBlock, Handle
 from cachedfs.cache.claims import Claims
+from cachedfs.cache.complaints import Complaints
 from cachedfs.cache.directory import Directory, layer_roots, open_directory, readable_root
 from cachedfs.cache.disk import Buffer, is_network
 from cachedfs.cache.facts import Fact, Listing
 from cachedfs.cache.handles import Handles
 from cachedfs.cache.index import TROUBLE, Index, Rows, Sweep
 from cachedfs.cache.leases import Lease
-from cachedfs.cache.shared import Marks
+from cachedfs.cache.mapped import MappedFiles
+from cachedfs.cache.space import likely_allowance
 from cachedfs.cache.store import Store
-from cachedfs.cache.touches import Touches, touch_slots
 from cachedfs.errors import CacheError
 from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey
-from cachedfs.plan import admission
 
 __all__ = ["FORMAT", "BadBlock", "BlockCache", "Fact", "Handle", "Lease", "Listing", "Report", "is_network"]
 
@@ -40,7 +40,6 @@ T = TypeVar("T")
 _LOOK_S = 1.0  # how often we look whether the shared files at our paths are still those that we have mapped
 _AGAIN_S = 60.0  # how long we do without what does not work before it is tried again: `marks` are 0.5 MB
 _NO_FILE = errno.ELOOP, errno.EISDIR, errno.ENXIO  # how a symlink, a folder or a socket refuses to be opened
-_NOTHING, _SLOWER, _NOT_STORED = range(3)  # the worst that was said of the cache
 _MOST_REJECTED = 4096  # bad blocks of read-only layers that are remembered, so that each is logged once
 
 
@@ -58,13 +57,11 @@ class BlockCache:
         self._layers = layer_roots(cache_dirs[1:])
         self._handles = Handles()
         self._rejected: dict[str, None] = {}  # bad files of layers, oldest first
-        self._mapped: dict[str, Any] = {}  # the two below, while they are current
-        self._marks: Marks | None = None
-        self._touches: Touches | None = None
+        self._complaints = Complaints()
+        self._mapped = MappedFiles(self._complaints)
         self._look_at = 0.0
         self._again_at = time.monotonic() + _AGAIN_S
         self._sweep = Sweep()
-        self._said = _NOTHING
         self._claims = Claims(None)
         self._index: Index | None = None
         self._store: Store | None = None
@@ -91,7 +88,8 @@ class BlockCache:
         With `nowait` only the page cache is asked: BlockingIOError when it lacks the bytes, or cannot be asked.
         `verify` checks the touched pages even if this process did before.
         """
-        handle = self._handles.take(key, index) or self._open(key, index, nowait)
+        handles = self._handles
+        handle = handles.take(key, index) or self._open(key, index, nowait)
         if handle is None:
             return None
         try:
@@ -100,9 +98,9 @@ class BlockCache:
             if not self._is_miss(key, index, handle, error):
                 raise
             return None
-        self._handles.give(key, index, handle)
+        handles.give(key, index, handle)
         if touch:
-            (self._touches or self._open_touches()).touch(key.hash64(index))
+            (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
         return data
 
     def read_into(
@@ -120,7 +118,8 @@ class BlockCache:
 
         Otherwise like `read`. After a miss the buffer may hold anything.
         """
-        handle = self._handles.take(key, index) or self._open(key, index, nowait)
+        handles = self._handles
+        handle = handles.take(key, index) or self._open(key, index, nowait)
         if handle is None:
             return -1
         try:
@@ -129,9 +128,9 @@ class BlockCache:
             if not self._is_miss(key, index, handle, error):
                 raise
             return -1
-        self._handles.give(key, index, handle)
+        handles.give(key, index, handle)
         if touch:
-            (self._touches or self._open_touches()).touch(key.hash64(index))
+            (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
         return size
 
     def borrow(self, key: ObjectKey, index: int, instead: tuple[int, Handle] | None = None) -> Handle | None:
@@ -144,7 +143,7 @@ class BlockCache:
             handles.give(key, *instead)
         handle = handles.take(key, index) or self._open(key, index, nowait=False)
         if handle is not None:
-            (self._touches or self._open_touches()).touch(key.hash64(index))
+            (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
         return handle
 
     def give_back(
@@ -158,15 +157,15 @@ class BlockCache:
 
     def touch(self, key: ObjectKey, index: int) -> None:
         """Note the use of a block that was not read from here: its bytes came with a request."""
-        (self._touches or self._open_touches()).touch(key.hash64(index))
+        (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
 
     def missed(self, key: ObjectKey, index: int, bounds: Bounds, *, of: int | None = None) -> None:
         """Note that a block is not here and has to be fetched: whether it stays depends on its uses before.
 
         `of`: the size of its object. The first time that one larger than the cache passes through, it drives nothing out.
         """
-        most = self.allowed or self._likely_size(bounds)
-        touches = self._touches or self._open_touches(size=most)
+        most = self.allowed or likely_allowance(self.root, bounds)
+        touches = self._mapped.touches or self._mapped.open_touches(size=most)
         touches.missed(key.hash64(index), passes=None not in (of, most) and (of or 0) > (most or 0))
 
     def read_anew(self, key: ObjectKey, index: int) -> bytes | None:
@@ -217,7 +216,7 @@ class BlockCache:
             self._put(self._writable(), given, bounds)
         except CacheError as error:
             self.cannot_store = error.message
-            self._say_once(_NOT_STORED, f"blocks are not cached: {error.message}")
+            self._complaints.not_stored(error.message)
             raise
         self.cannot_store = None
         for key, _ in given if self._rejected else ():
@@ -333,47 +332,47 @@ class BlockCache:
 
     def mark(self, identity: str, path: str) -> int:
         """Return the change mark of `path`: another number after something happened to it, in any process."""
-        marks = self._open_marks()
+        marks = self._mapped.open_marks()
         return marks.at(marks.slots_of(identity, path))
 
     def listing_mark(self, identity: str, folder: str) -> int:
         """Return the change mark of the listing of `folder`: another number after something happened below it."""
-        marks = self._open_marks()
+        marks = self._mapped.open_marks()
         return marks.at(marks.listing_slots_of(identity, folder))
 
     def epoch(self, identity: str) -> int:
         """Return a number that is another one after any change at this origin."""
-        return self._open_marks().epoch(identity)
+        return self._mapped.open_marks().epoch(identity)
 
     def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
         """Change the marks of `paths` and of everything above them; with `tree` of everything below them too."""
-        paths, before = list(paths), self._open_marks()
+        paths, before = list(paths), self._mapped.open_marks()
         before.change(identity, paths, tree=tree)
         # Somebody may have deleted the file that we have mapped, and others may have a new one already.
         self._look_at = 0.0
         self._look()
-        if self._open_marks() is not before:
-            self._open_marks().change(identity, paths, tree=tree)
+        if self._mapped.open_marks() is not before:
+            self._mapped.open_marks().change(identity, paths, tree=tree)
 
     def mark_slots(self, identity: str, path: str) -> tuple[int, ...]:
         """Return what `mark_at` wants; the same in every process, for ever. A folder's name with "/" is its listing."""
-        return self._open_marks().slots_of(identity, path)
+        return self._mapped.open_marks().slots_of(identity, path)
 
     def mark_at(self, slots: tuple[int, ...]) -> int:
         """Return the mark whose slots these are."""
-        return (self._marks or self._open_marks()).at(slots)
+        return (self._mapped.marks or self._mapped.open_marks()).at(slots)
 
     # Claims
 
     def take_claim(self, hash64: int) -> bool:
         """Take the right to fetch a block; False when another process, or another thread, has it."""
         is_ours = self._claims.take(hash64)
-        self._say_trouble(self._claims.trouble)
+        self._complaints.slower(self._claims.trouble)
         return is_ours
 
     def drop_claim(self, hash64: int) -> None:
         self._claims.drop(hash64)
-        self._say_trouble(self._claims.trouble)
+        self._complaints.slower(self._claims.trouble)
 
     # The whole
 
@@ -421,8 +420,9 @@ class BlockCache:
         self._roots = [*([(own, disk.user_id())] if own else []), *((layer, None) for layer in self._layers)]
         if directory is not None:
             self._open_store(directory)
+            self._mapped.move_to(directory)
         elif self.cannot_store:
-            self._say_once(_NOT_STORED, f"blocks are not cached: {self.cannot_store}")
+            self._complaints.not_stored(self.cannot_store)
 
     def _open_store(self, directory: Directory) -> None:
         if not directory.is_network:
@@ -437,43 +437,7 @@ class BlockCache:
             index=self._index,
             handles=self._handles,
             claims=self._claims,
-            touches=self._open_touches,
-        )
-
-    def _open_marks(self) -> Marks:
-        marks = self._marks
-        if marks is None:
-            path, temp = (self._directory.marks, self._directory.temp()) if self._directory else (None, "")
-            # Of two threads that make them one wins; a third may drop them again.
-            marks = self._marks = self._mapped.setdefault("marks", Marks(path, temp))
-            self._say_trouble(marks.trouble)
-        return marks
-
-    def _open_touches(self, *, size: int | None = None, clock: int = 0) -> Touches:
-        """Return the touch records, enough for a cache of `size`; `clock` to go on from when they are made anew."""
-        found, slots = self._touches, touch_slots(size)
-        if found is not None and (size is None or found.n_slots >= slots):
-            return found
-        if found is not None:
-            self._mapped.pop("touches", None)
-            clock = found.now
-        path, temp = (self._directory.touches, self._directory.temp()) if self._directory else (None, "")
-        made = Touches(path, temp, slots, at_least=1 if size is None else slots, clock=clock)
-        touches: Touches = self._mapped.setdefault("touches", made)  # of two threads one wins
-        self._touches = touches
-        if touches.trouble:  # no warning: evictions go by what this process alone touched
-            log.info("%s", touches.trouble)
-        return touches
-
-    def _likely_size(self, bounds: Bounds) -> int | None:
-        """Return about what a cache that is empty may hold, without its index: records for that many blocks will do."""
-        try:
-            space = disk.space(self.root or "")
-        except OSError:
-            return None
-        automatic = admission.automatic_size(free=space.free, used=0)
-        return admission.allowance(
-            bounds, total=space.total, free=space.free, used=0, overhead=0, automatic=automatic
+            touches=self._mapped.open_touches,
         )
 
     def _look(self) -> None:
@@ -490,9 +454,7 @@ class BlockCache:
             self._try_again()
         with contextlib.suppress(OSError):  # nobody can tell: what we have goes on
             self._claims.look_again()
-            for name, mapped in list(self._mapped.items()):
-                if not mapped.is_current():
-                    self._drop_mapped(name)
+            self._mapped.let_go_of_deleted()
 
     def _try_again(self) -> None:
         """Do what could not be done when it was wanted: the disk may have got well since."""
@@ -500,22 +462,8 @@ class BlockCache:
             self._open_root(explicit=False)
             if self._directory is None:
                 return
-            self._drop_mapped("marks")
-            self._drop_mapped("touches")
         self._claims.try_again()
-        for name, mapped in list(self._mapped.items()):
-            # Marks only for better ones: new ones that are private too would make us forget all that we know.
-            if mapped.trouble and not (
-                name == "marks" and Marks(mapped.path, self._directory.temp()).trouble
-            ):
-                self._drop_mapped(name)
-
-    def _drop_mapped(self, name: str) -> None:
-        self._mapped.pop(name, None)
-        if name == "marks":
-            self._marks = None
-        else:
-            self._touches = None
+        self._mapped.try_again()
 
     def _open(self, key: ObjectKey, index: int, nowait: bool) -> Handle | None:
         """Open the block in the first layer that has it; bad ones are removed from ours and skipped in others."""
@@ -557,7 +505,7 @@ class BlockCache:
         if is_bad:
             log.warning("%s", trouble)
         else:  # a disk that cannot be read says so for every block
-            self._say_trouble(trouble)
+            self._complaints.slower(trouble)
         if is_bad and self.root is not None and path.startswith(self.root + "/"):
             self.discard(key, index)
             if not disk.exists(path):
@@ -607,14 +555,3 @@ class BlockCache:
             return self._index is not None and self._index.database.is_damaged()
         except OSError:  # nobody can tell
             return False
-
-    def _say_trouble(self, trouble: str | None) -> None:
-        """Warn of what makes us slower and no more, unless that or worse was said before."""
-        if trouble is not None:
-            self._say_once(_SLOWER, trouble)
-
-    def _say_once(self, how_bad: int, trouble: str) -> None:
-        """Warn of the first trouble, and once more when it gets worse: a disk that fails fails at every call."""
-        if self._said < how_bad:
-            self._said = how_bad
-            log.warning("%s", trouble)

@@ -18,7 +18,7 @@ from cachedfs.model import Bounds
 from cachedfs.plan import admission
 from cachedfs.plan.admission import Candidate, Claimant
 
-__all__ = ["UNWRITTEN_S", "Room", "remove_dead_leases", "wal_pages_of"]
+__all__ = ["UNWRITTEN_S", "Room", "likely_allowance", "remove_dead_leases", "wal_pages_of"]
 
 _BATCH = 4096  # rows looked at together: up to so many blocks, what goes is exactly the longest untouched
 _FEW = 64
@@ -244,3 +244,15 @@ def _claimant(block: BlockRow, touches: Touches) -> Claimant:
     idle = touches.age(_clock(block, touches))
     # Without a record nobody knows; as new, it is treated as it would be without a rule.
     return Claimant(idle, 0, True) if use is None else Claimant(idle, use.uses, use.is_new, use.passes)
+
+
+def likely_allowance(root: str | None, bounds: Bounds) -> int | None:
+    """Return about what a cache that is empty may hold, without its index: touch records for that many blocks will do."""
+    try:
+        space = disk.space(root or "")
+    except OSError:
+        return None
+    automatic = admission.automatic_size(free=space.free, used=0)
+    return admission.allowance(
+        bounds, total=space.total, free=space.free, used=0, overhead=0, automatic=automatic
+    )

@@ -297,7 +297,7 @@ def heals(cache):
     cache.check(repair=True)
     assert cache.check().ok
     mark = cache.mark("gs://test", "b/x")
-    assert not cache._marks.is_private
+    assert not cache._mapped.marks.is_private
     cache.keep_facts([FACT._replace(mark=mark)])
     assert cache.lookup("gs://test", "b/x") == FACT._replace(mark=mark)
     cache.close()

@@ -74,7 +74,7 @@ put(cache, key, 0, 1)
 assert [whole(cache, key, index) for index in (0, 1)] == [content(key, 0), content(key, 1)]
 cache.pin("gs://test", "b/x")
 cache.mark("gs://test", "b/x")
-assert not cache._marks.is_private and not cache._touches.is_private
+assert not cache._mapped.marks.is_private and not cache._mapped.touches.is_private
 assert cache.take_claim(7) and cache._claims.works_across_processes
 with cache.lease(1000, AMPLE) as lease:
     lease.seal()
@@ -299,8 +299,8 @@ def test_a_symlink_that_leads_nowhere_makes_way(open_cache, tmp_path, name):
     put(cache, key_of(), 0, 1)
     assert [whole(cache, key_of(), index) for index in (0, 1)] == [content(key_of(), 0), content(key_of(), 1)]
     cache.mark(ORIGIN, "b/x")
-    assert not cache._marks.is_private
-    assert not cache._touches.is_private
+    assert not cache._mapped.marks.is_private
+    assert not cache._mapped.touches.is_private
     assert not place.is_symlink()
 
 

@@ -92,7 +92,7 @@ def test_another_process_sees_a_change_at_once(cache):
 def test_slots_are_kept_and_read_again(cache, open_cache):
     slots = cache.mark_slots(ORIGIN, "b/x")
     assert open_cache().mark_slots(ORIGIN, "b/x") == slots
-    assert cache.mark_slots(ORIGIN, "b/x/") == cache._open_marks().listing_slots_of(ORIGIN, "b/x")
+    assert cache.mark_slots(ORIGIN, "b/x/") == cache._mapped.open_marks().listing_slots_of(ORIGIN, "b/x")
     before = cache.mark_at(slots)
     assert before == cache.mark(ORIGIN, "b/x")
     cache.changed(ORIGIN, ["b/x"])
@@ -154,7 +154,7 @@ def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, c
     before = cache.mark(ORIGIN, "b/x")
     cache.changed(ORIGIN, ["b/x"])
     assert cache.mark(ORIGIN, "b/x") != before
-    assert cache._marks.is_private
+    assert cache._mapped.marks.is_private
     assert not Path(cache.root, "marks").exists()
     assert list(Path(cache.root, "tmp").iterdir()) == []
     assert len([record for record in caplog.records if "cannot be shared" in record.message]) == 1
@@ -283,9 +283,9 @@ def test_four_blocks_share_a_bucket_and_the_fifth_displaces_the_oldest():
 def test_touches_are_shared(cache, open_cache):
     key, other = key_of(), open_cache()
     put(cache, key, 0)
-    before = cache._open_touches().now
+    before = cache._mapped.open_touches().now
     assert other.read(key, 0, 0, 10) is not None
-    assert cache._open_touches().now == before + 1
+    assert cache._mapped.open_touches().now == before + 1
 
 
 def test_the_number_of_touch_records_follows_the_bound():
@@ -302,15 +302,15 @@ def test_the_number_of_touch_records_follows_the_bound():
 def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cache):
     key = key_of()
     cache.touch(key, 0)
-    assert cache._open_touches().n_slots == 1 << 16
+    assert cache._mapped.open_touches().n_slots == 1 << 16
     other = open_cache()
     assert other.read(key, 0, 0, 10) is None
     put(cache, key, 0, bounds=Bounds(size=1 << 30, keep_free=0))
-    assert cache._open_touches().n_slots == 1 << 19
-    assert cache._open_touches().now == 1, "the clock goes on"
+    assert cache._mapped.open_touches().n_slots == 1 << 19
+    assert cache._mapped.open_touches().now == 1, "the clock goes on"
     put(other, key, 1, bounds=Bounds(size=1 << 24, keep_free=0))
-    assert other._open_touches().n_slots == 1 << 19
-    assert not other._open_touches().is_private
+    assert other._mapped.open_touches().n_slots == 1 << 19
+    assert not other._mapped.open_touches().is_private
 
 
 # Claims
@@ -378,7 +378,7 @@ def test_mapped_files_that_were_cut_off_are_let_go_of_when_it_is_noticed():
         "    cache.lookup('gs://test', 'b/x')\n"
         "    assert cache.mark('gs://test', 'b/x') != before\n"
         "    assert whole(cache, key, 0) == content(key, 0)\n"
-        "    assert not cache._marks.is_private\n"
+        "    assert not cache._mapped.marks.is_private\n"
         "    cache.close()\n"
     )
     finish(start(code))
