@@ -174,9 +174,8 @@ class Marks(SharedSlots):
 
     def at(self, slots: tuple[int, ...]) -> int:
         """Return the mark that the slots make now: 63 bits."""
-        words = self.slots
-        mark = words[slots[0]]
-        for slot in slots[1:]:
+        words, mark = self.slots, 0
+        for slot in slots:
             mark = 3 * mark ^ words[slot]  # 3: so that equal numbers in two slots do not cancel out
         return mark & MASK63
 

@@ -72,7 +72,8 @@ class Touches(SharedSlots):
 
     def touch(self, hash64: int) -> None:
         """Note one use of a block. Racy by design: a lost touch is no harm."""
-        words, halves, at, tag = self.words, self._halves, hash64 & self._mask, hash64 >> 48 or 1
+        words, halves = self.words, self._halves
+        at, tag = hash64 & self._mask, hash64 >> 48 or 1
         if halves[4 * at + _TAG_IN] != tag:
             at, record = self._place(at, tag)
             if not record:
