@@ -8,13 +8,12 @@ never raises for the cache's sake: what is absent, damaged or out of reach is a 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from cachedfs.cache import blocks, disk, leftovers
+from cachedfs.cache import blocks, leftovers
 from cachedfs.cache.audit import Report
 from cachedfs.cache.blocks import FORMAT, BadBlock, Handle
 from cachedfs.cache.claims import Claims
@@ -24,6 +23,7 @@ from cachedfs.cache.disk import Buffer, is_network
 from cachedfs.cache.facts import Fact, Listing
 from cachedfs.cache.handles import Handles
 from cachedfs.cache.index import TROUBLE, Index, Rows, Sweep
+from cachedfs.cache.layers import Layers
 from cachedfs.cache.leases import Lease
 from cachedfs.cache.mapped import MappedFiles
 from cachedfs.cache.space import likely_allowance
@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 _LOOK_S = 1.0  # how often we look whether the shared files at our paths are still those that we have mapped
 _AGAIN_S = 60.0  # how long we do without what does not work before it is tried again: `marks` are 0.5 MB
-_NO_FILE = errno.ELOOP, errno.EISDIR, errno.ENXIO  # how a symlink, a folder or a socket refuses to be opened
-_MOST_REJECTED = 4096  # bad blocks of read-only layers that are remembered, so that each is logged once
 
 
 class BlockCache:
@@ -54,10 +52,11 @@ class BlockCache:
     def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
         self.cannot_store: str | None = None
         self._cache_dir = cache_dirs[0]
-        self._layers = layer_roots(cache_dirs[1:])
         self._handles = Handles()
-        self._rejected: dict[str, None] = {}  # bad files of layers, oldest first
         self._complaints = Complaints()
+        self._layers = Layers(
+            layer_roots(cache_dirs[1:]), self._handles, discard=self.discard, complaints=self._complaints
+        )
         self._mapped = MappedFiles(self._complaints)
         self._look_at = 0.0
         self._again_at = time.monotonic() + _AGAIN_S
@@ -89,13 +88,13 @@ class BlockCache:
         `verify` checks the touched pages even if this process did before.
         """
         handles = self._handles
-        handle = handles.take(key, index) or self._open(key, index, nowait)
+        handle = handles.take(key, index) or self._layers.open(key, index, nowait)
         if handle is None:
             return None
         try:
             data = handle.read(start, stop, nowait=nowait, verify=verify)
         except BaseException as error:
-            if not self._is_miss(key, index, handle, error):
+            if not self._layers.is_miss(key, index, handle, error):
                 raise
             return None
         handles.give(key, index, handle)
@@ -119,13 +118,13 @@ class BlockCache:
         Otherwise like `read`. After a miss the buffer may hold anything.
         """
         handles = self._handles
-        handle = handles.take(key, index) or self._open(key, index, nowait)
+        handle = handles.take(key, index) or self._layers.open(key, index, nowait)
         if handle is None:
             return -1
         try:
             size = handle.read_into(start, buffer, nowait=nowait, verify=verify)
         except BaseException as error:
-            if not self._is_miss(key, index, handle, error):
+            if not self._layers.is_miss(key, index, handle, error):
                 raise
             return -1
         handles.give(key, index, handle)
@@ -141,7 +140,7 @@ class BlockCache:
         handles = self._handles
         if instead is not None:
             handles.give(key, *instead)
-        handle = handles.take(key, index) or self._open(key, index, nowait=False)
+        handle = handles.take(key, index) or self._layers.open(key, index, nowait=False)
         if handle is not None:
             (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
         return handle
@@ -152,7 +151,7 @@ class BlockCache:
         """Take back what was borrowed; with the `error` that reading it raised, the block is dropped if it is bad."""
         if error is None:
             self._handles.give(key, index, handle)
-        elif not self._is_miss(key, index, handle, error):
+        elif not self._layers.is_miss(key, index, handle, error):
             raise error
 
     def touch(self, key: ObjectKey, index: int) -> None:
@@ -173,37 +172,11 @@ class BlockCache:
 
         Raises BadBlock for one that was found bad: it is a miss from now on. No touch: who looks it over does not use it.
         """
-        self._handles.drop([(key.digest, index)])
-        place = blocks.place(key.digest, index)
-        for root, owner in self._roots:
-            path = f"{root}/{place}"
-            if path in self._rejected:
-                continue
-            try:
-                return self._read_anew(path, key, index, owner)
-            except FileNotFoundError:
-                continue
-            except (BadBlock, OSError) as error:
-                self._reject(key, index, path, error)
-                raise BadBlock(str(error)) from error
-        return None
-
-    def _read_anew(self, path: str, key: ObjectKey, index: int, owner: int | None) -> bytes:
-        handle = self._handles.open(path, key, index, owner=owner)
-        try:
-            disk.forget_cached(handle.fd)
-            return handle.read(0, handle.length, verify=True)
-        finally:
-            disk.close(handle.fd)
+        return self._layers.read_anew(key, index)
 
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the block's file is there, without looking into it; not one that was found unusable."""
-        place = blocks.place(key.digest, index)
-        for root, _ in self._roots:
-            path = f"{root}/{place}"
-            if disk.exists(path) and path not in self._rejected:
-                return True
-        return False
+        return self._layers.has(key, index)
 
     # Writing blocks
 
@@ -219,17 +192,16 @@ class BlockCache:
             self._complaints.not_stored(error.message)
             raise
         self.cannot_store = None
-        for key, _ in given if self._rejected else ():
-            self._rejected.pop(f"{self.root}/{blocks.place(key.object.digest, key.index)}", None)
+        self._layers.accept(blocks.place(key.object.digest, key.index) for key, _ in given)
 
     def _put(self, store: Store, given: Sequence[tuple[BlockKey, Buffer]], bounds: Bounds) -> None:
         """Store blocks; once more when that found the index damaged, as the second writing makes it anew."""
         try:
-            store.put(given, bounds, instead_of=self._rejected)
+            store.put(given, bounds, instead_of=self._layers.rejected)
         except CacheError:
             if not self._is_index_damaged():
                 raise
-            store.put(given, bounds, instead_of=self._rejected)
+            store.put(given, bounds, instead_of=self._layers.rejected)
 
     def evict(self, identity: str | None, path: str | None = None) -> int:
         """Drop the blocks of `path` and of all below it, of a whole origin, or (`identity` None) of all origins.
@@ -254,10 +226,7 @@ class BlockCache:
     def refuse(self, key: ObjectKey, index: int) -> None:
         """Drop a block that is whole and yet not what the origin has; in layers, which are not ours, pass over it."""
         self.discard(key, index)
-        for root, _ in self._roots:
-            path = f"{root}/{blocks.place(key.digest, index)}"
-            if disk.exists(path):
-                self._pass_over(path)
+        self._layers.refuse(key, index)
 
     def pin(self, identity: str, path: str) -> None:
         """Store the wish that blocks of `path` stay, those that are here and those to come. Raises CacheError."""
@@ -415,9 +384,7 @@ class BlockCache:
         directory, self.cannot_store = open_directory(self._cache_dir, explicit=explicit)
         self._directory = directory
         self.root = directory.root if directory else None
-        own = self.root or readable_root(self._cache_dir)
-        # With the user whose blocks are believed there: a layer may be anybody's.
-        self._roots = [*([(own, disk.user_id())] if own else []), *((layer, None) for layer in self._layers)]
+        self._layers.begin_with(self.root or readable_root(self._cache_dir), self.root)
         if directory is not None:
             self._open_store(directory)
             self._mapped.move_to(directory)
@@ -464,60 +431,6 @@ class BlockCache:
                 return
         self._claims.try_again()
         self._mapped.try_again()
-
-    def _open(self, key: ObjectKey, index: int, nowait: bool) -> Handle | None:
-        """Open the block in the first layer that has it; bad ones are removed from ours and skipped in others."""
-        place = blocks.place(key.digest, index)
-        for root, owner in self._roots:
-            path = f"{root}/{place}"
-            if path in self._rejected:
-                continue
-            try:
-                return self._handles.open(path, key, index, nowait=nowait, owner=owner)
-            except FileNotFoundError:
-                continue
-            except BlockingIOError:
-                raise
-            except (BadBlock, OSError) as error:
-                self._reject(key, index, path, error)
-        return None
-
-    def _is_miss(self, key: ObjectKey, index: int, handle: Handle, error: BaseException) -> bool:
-        """Return whether a read that failed is a miss: that of a bad block, which is rejected; else the caller raises.
-
-        Raised here, `error` would be in a cycle with this frame, and keep the reader's buffers until they are collected.
-        """
-        if isinstance(error, BlockingIOError):
-            self._handles.give(key, index, handle)
-            return False
-        blocks.let_go(handle.fd)
-        if isinstance(error, (BadBlock, OSError)):
-            self._reject(key, index, handle.path, error)
-            return True
-        return False
-
-    def _reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> None:
-        """Log a bad block once, and remove it if it is in our own layer and bad in itself (not just out of reach)."""
-        if path in self._rejected:
-            return
-        trouble = f"a cached block of {key.path} is not used: {error} ({path})"
-        is_bad = isinstance(error, BadBlock) or error.errno in _NO_FILE
-        if is_bad:
-            log.warning("%s", trouble)
-        else:  # a disk that cannot be read says so for every block
-            self._complaints.slower(trouble)
-        if is_bad and self.root is not None and path.startswith(self.root + "/"):
-            self.discard(key, index)
-            if not disk.exists(path):
-                return
-        self._pass_over(path)
-
-    def _pass_over(self, path: str) -> None:
-        """Do not look at a file again that can be neither used nor removed: it counts as absent, and can be fetched."""
-        self._rejected[path] = None
-        while len(self._rejected) > _MOST_REJECTED:
-            with contextlib.suppress(RuntimeError, StopIteration):  # another thread was at it too
-                self._rejected.pop(next(iter(self._rejected)), None)
 
     # Trouble
 

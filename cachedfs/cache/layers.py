@@ -1,0 +1,153 @@
+"""The roots that blocks are read from: which file of which root is a block, and which is of no use."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from cachedfs.cache import blocks, disk
+from cachedfs.cache.blocks import BadBlock, Handle
+from cachedfs.cache.complaints import Complaints
+from cachedfs.cache.handles import Handles
+from cachedfs.model import ObjectKey
+
+__all__ = ["Layers"]
+
+log = logging.getLogger("cachedfs.cache")
+
+_NO_FILE = errno.ELOOP, errno.EISDIR, errno.ENXIO  # how a symlink, a folder or a socket refuses to be opened
+_MOST_REJECTED = 4096  # bad blocks of read-only layers that are remembered, so that each is logged once
+
+
+class Layers:
+    """Our own root, and behind it the read-only `layers`, which may be anybody's.
+
+    `rejected`: the files that can be neither used nor removed; each counts as absent. `discard` removes a block of
+    ours that is bad.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[str],
+        handles: Handles,
+        *,
+        discard: Callable[[ObjectKey, int], None],
+        complaints: Complaints,
+    ) -> None:
+        self.rejected: dict[str, None] = {}  # oldest first
+        self._layers = layers
+        self._handles = handles
+        self._discard = discard
+        self._complaints = complaints
+        self.begin_with(None, None)
+
+    def begin_with(self, own: str | None, written: str | None) -> None:
+        """Look first into `own`, the root of this user; `written` is the same when we can write there."""
+        # With the user whose blocks are believed there: a layer may be anybody's.
+        self._roots = [*([(own, disk.user_id())] if own else []), *((layer, None) for layer in self._layers)]
+        self._written = written
+
+    def open(self, key: ObjectKey, index: int, nowait: bool) -> Handle | None:
+        """Open the block in the first layer that has it; bad ones are removed from ours and skipped in others."""
+        place = blocks.place(key.digest, index)
+        for root, owner in self._roots:
+            path = f"{root}/{place}"
+            if path in self.rejected:
+                continue
+            try:
+                return self._handles.open(path, key, index, nowait=nowait, owner=owner)
+            except FileNotFoundError:
+                continue
+            except BlockingIOError:
+                raise
+            except (BadBlock, OSError) as error:
+                self._reject(key, index, path, error)
+        return None
+
+    def read_anew(self, key: ObjectKey, index: int) -> bytes | None:
+        """Return all of a block, its file opened anew and every byte of it read from the disk and checked; None: absent.
+
+        Raises BadBlock for one that was found bad: it is a miss from now on.
+        """
+        self._handles.drop([(key.digest, index)])
+        place = blocks.place(key.digest, index)
+        for root, owner in self._roots:
+            path = f"{root}/{place}"
+            if path in self.rejected:
+                continue
+            try:
+                return self._read_anew(path, key, index, owner)
+            except FileNotFoundError:
+                continue
+            except (BadBlock, OSError) as error:
+                self._reject(key, index, path, error)
+                raise BadBlock(str(error)) from error
+        return None
+
+    def _read_anew(self, path: str, key: ObjectKey, index: int, owner: int | None) -> bytes:
+        handle = self._handles.open(path, key, index, owner=owner)
+        try:
+            disk.forget_cached(handle.fd)
+            return handle.read(0, handle.length, verify=True)
+        finally:
+            disk.close(handle.fd)
+
+    def has(self, key: ObjectKey, index: int) -> bool:
+        """Return whether the block's file is there, without looking into it; not one that was found unusable."""
+        place = blocks.place(key.digest, index)
+        for root, _ in self._roots:
+            path = f"{root}/{place}"
+            if disk.exists(path) and path not in self.rejected:
+                return True
+        return False
+
+    def is_miss(self, key: ObjectKey, index: int, handle: Handle, error: BaseException) -> bool:
+        """Return whether a read that failed is a miss: that of a bad block, which is rejected; else the caller raises.
+
+        Raised here, `error` would be in a cycle with this frame, and keep the reader's buffers until they are collected.
+        """
+        if isinstance(error, BlockingIOError):
+            self._handles.give(key, index, handle)
+            return False
+        blocks.let_go(handle.fd)
+        if isinstance(error, (BadBlock, OSError)):
+            self._reject(key, index, handle.path, error)
+            return True
+        return False
+
+    def refuse(self, key: ObjectKey, index: int) -> None:
+        """Pass over a block that is whole and yet not what the origin has, wherever it is."""
+        for root, _ in self._roots:
+            path = f"{root}/{blocks.place(key.digest, index)}"
+            if disk.exists(path):
+                self._pass_over(path)
+
+    def accept(self, places: Iterable[str]) -> None:
+        """Look again at files of ours that were just written."""
+        for place in places if self.rejected else ():
+            self.rejected.pop(f"{self._written}/{place}", None)
+
+    def _reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> None:
+        """Log a bad block once, and remove it if it is in our own layer and bad in itself (not just out of reach)."""
+        if path in self.rejected:
+            return
+        trouble = f"a cached block of {key.path} is not used: {error} ({path})"
+        is_bad = isinstance(error, BadBlock) or error.errno in _NO_FILE
+        if is_bad:
+            log.warning("%s", trouble)
+        else:  # a disk that cannot be read says so for every block
+            self._complaints.slower(trouble)
+        if is_bad and self._written is not None and path.startswith(self._written + "/"):
+            self._discard(key, index)
+            if not disk.exists(path):
+                return
+        self._pass_over(path)
+
+    def _pass_over(self, path: str) -> None:
+        """Do not look at a file again that can be neither used nor removed: it counts as absent, and can be fetched."""
+        self.rejected[path] = None
+        while len(self.rejected) > _MOST_REJECTED:
+            with contextlib.suppress(RuntimeError, StopIteration):  # another thread was at it too
+                self.rejected.pop(next(iter(self.rejected)), None)
