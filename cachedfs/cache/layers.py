@@ -51,11 +51,7 @@ class Layers:
 
     def open(self, key: ObjectKey, index: int, nowait: bool) -> Handle | None:
         """Open the block in the first layer that has it; bad ones are removed from ours and skipped in others."""
-        place = blocks.place(key.digest, index)
-        for root, owner in self._roots:
-            path = f"{root}/{place}"
-            if path in self.rejected:
-                continue
+        for path, owner in self._files(key, index):
             try:
                 return self._handles.open(path, key, index, nowait=nowait, owner=owner)
             except FileNotFoundError:
@@ -72,11 +68,7 @@ class Layers:
         Raises BadBlock for one that was found bad: it is a miss from now on.
         """
         self._handles.drop([(key.digest, index)])
-        place = blocks.place(key.digest, index)
-        for root, owner in self._roots:
-            path = f"{root}/{place}"
-            if path in self.rejected:
-                continue
+        for path, owner in self._files(key, index):
             try:
                 return self._read_anew(path, key, index, owner)
             except FileNotFoundError:
@@ -97,7 +89,7 @@ class Layers:
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the block's file is there, without looking into it; not one that was found unusable."""
         place = blocks.place(key.digest, index)
-        for root, _ in self._roots:
+        for root, _ in self._roots:  # asked of every block of a range: not by way of a list
             path = f"{root}/{place}"
             if disk.exists(path) and path not in self.rejected:
                 return True
@@ -119,8 +111,7 @@ class Layers:
 
     def refuse(self, key: ObjectKey, index: int) -> None:
         """Pass over a block that is whole and yet not what the origin has, wherever it is."""
-        for root, _ in self._roots:
-            path = f"{root}/{blocks.place(key.digest, index)}"
+        for path, _ in self._files(key, index):
             if disk.exists(path):
                 self._pass_over(path)
 
@@ -128,6 +119,15 @@ class Layers:
         """Look again at files of ours that were just written."""
         for place in places if self.rejected else ():
             self.rejected.pop(f"{self._written}/{place}", None)
+
+    def _files(self, key: ObjectKey, index: int) -> list[tuple[str, int | None]]:
+        """Return where the block may be, our own root first, and the user whose it has to be there; None: anybody's."""
+        place, files = blocks.place(key.digest, index), []
+        for root, owner in self._roots:  # no generator: breaking one off costs a tenth of a look at the disk
+            path = f"{root}/{place}"
+            if path not in self.rejected:
+                files.append((path, owner))
+        return files
 
     def _reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> None:
         """Log a bad block once, and remove it if it is in our own layer and bad in itself (not just out of reach)."""
