@@ -186,22 +186,13 @@ class BlockCache:
         Raises CacheError when not all could be stored. No block is ever there in part.
         """
         try:
-            self._put(self._writable(), given, bounds)
+            self._writable().put(given, bounds, instead_of=self._layers.rejected)
         except CacheError as error:
             self.cannot_store = error.message
             self._complaints.not_stored(error.message)
             raise
         self.cannot_store = None
         self._layers.accept(blocks.place(key.object.digest, key.index) for key, _ in given)
-
-    def _put(self, store: Store, given: Sequence[tuple[BlockKey, Buffer]], bounds: Bounds) -> None:
-        """Store blocks; once more when that found the index damaged, as the second writing makes it anew."""
-        try:
-            store.put(given, bounds, instead_of=self._layers.rejected)
-        except CacheError:
-            if not self._is_index_damaged():
-                raise
-            store.put(given, bounds, instead_of=self._layers.rejected)
 
     def evict(self, identity: str | None, path: str | None = None) -> int:
         """Drop the blocks of `path` and of all below it, of a whole origin, or (`identity` None) of all origins.
@@ -213,15 +204,8 @@ class BlockCache:
     def discard(self, key: ObjectKey, index: int) -> None:
         """Drop one block because it is bad. Never raises: without its file it is a miss."""
         self._handles.drop([(key.digest, index)])
-        if self._store is None:
-            return
-        try:
+        if self._store is not None:
             self._store.discard(key, index)
-        except CacheError:  # the index is away: the file counts
-            with contextlib.suppress(OSError, ValueError):
-                if self._directory is not None:
-                    self._directory.verify()
-                    self._directory.unlink_block(blocks.place(key.digest, index))
 
     def refuse(self, key: ObjectKey, index: int) -> None:
         """Drop a block that is whole and yet not what the origin has; in layers, which are not ours, pass over it."""
@@ -462,9 +446,3 @@ class BlockCache:
                 yield rows
         except TROUBLE as error:
             raise CacheError(f"{what} in {self.root}: {error}") from error
-
-    def _is_index_damaged(self) -> bool:
-        try:
-            return self._index is not None and self._index.database.is_damaged()
-        except OSError:  # nobody can tell
-            return False

@@ -46,7 +46,7 @@ class _NewBlock:
 
 
 class Store:
-    """What one process writes into one cache. Every method raises CacheError when it cannot do its work."""
+    """What one process writes into one cache. Every method but `discard` raises CacheError when it cannot do its work."""
 
     def __init__(
         self,
@@ -74,8 +74,19 @@ class Store:
     ) -> None:
         """Store the blocks that are not there yet: each is then there in full, or not at all.
 
-        `instead_of`: files that are there but unusable.
+        `instead_of`: files that are there but unusable. Once more when the index was found damaged, as the second
+        writing makes it anew.
         """
+        try:
+            self._put(given, bounds, instead_of)
+        except CacheError:
+            if not self._is_index_damaged():
+                raise
+            self._put(given, bounds, instead_of)
+
+    def _put(
+        self, given: Sequence[tuple[BlockKey, Buffer]], bounds: Bounds, instead_of: Container[str]
+    ) -> None:
         with self._explained("blocks cannot be stored"):
             self._index.database.limit_wal(wal_pages_of(bounds))
             unique = {key.name: (key, data) for key, data in given}
@@ -109,7 +120,16 @@ class Store:
         return self.allowed
 
     def discard(self, key: ObjectKey, index: int) -> None:
-        """Drop one block, because it is bad. What another process is just writing in its place stays counted."""
+        """Drop one block, because it is bad. Never raises: without its file it is a miss."""
+        try:
+            self._discard(key, index)
+        except CacheError:  # the index is away: the file counts
+            with contextlib.suppress(OSError, ValueError):
+                self._directory.verify()
+                self._directory.unlink_block(blocks.place(key.digest, index))
+
+    def _discard(self, key: ObjectKey, index: int) -> None:
+        """Drop one block; what another process is just writing in its place stays counted."""
         now_s = time.time()
         with self._explained("a damaged block cannot be removed"), self._writing(now_s) as rows:
             self._directory.unlink_block(blocks.place(key.digest, index))
@@ -149,6 +169,12 @@ class Store:
         with self._explained("the index cannot be rebuilt"), self._writing(now_s) as rows:
             rows.forget_blocks()
             audit.count_all(rows, self._directory, now_s)
+
+    def _is_index_damaged(self) -> bool:
+        try:
+            return self._index.database.is_damaged()
+        except OSError:  # nobody can tell
+            return False
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
