@@ -107,7 +107,7 @@ class Engine:
             )
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        except BaseException:
+        except BaseException:  # whatever it is: a coroutine that nobody runs would warn of it later
             coroutine.close()
             raise
         try:
@@ -116,7 +116,7 @@ class Engine:
             raise OriginUnavailable(
                 "cachedfs is shutting down with this process; the read was given up"
             ) from None
-        except BaseException:
+        except BaseException:  # an interrupt of the caller, above all: the work on the loop ends with it
             future.cancel()
             raise
 

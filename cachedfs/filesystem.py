@@ -264,7 +264,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
             with await asyncio.to_thread(open, temporary, "wb") as file:
                 await self._copy_out(path, file, callback)
             os.replace(temporary, lpath)
-        except BaseException:
+        except BaseException:  # an interrupt or a cancellation too leaves no half file behind
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise

@@ -340,7 +340,7 @@ async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
-    except BaseException:
+    except BaseException:  # a cancellation too: no task goes on that nobody awaits
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

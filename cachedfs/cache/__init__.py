@@ -93,7 +93,7 @@ class BlockCache:
             return None
         try:
             data = handle.read(start, stop, nowait=nowait, verify=verify)
-        except BaseException as error:
+        except BaseException as error:  # an interrupt too: the handle is in our hands alone
             if not self._layers.is_miss(key, index, handle, error):
                 raise
             return None
@@ -123,7 +123,7 @@ class BlockCache:
             return -1
         try:
             size = handle.read_into(start, buffer, nowait=nowait, verify=verify)
-        except BaseException as error:
+        except BaseException as error:  # an interrupt too: see `read`
             if not self._layers.is_miss(key, index, handle, error):
                 raise
             return -1

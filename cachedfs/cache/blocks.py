@@ -224,7 +224,7 @@ def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> 
             raise BadBlock(f"it belongs to user {status.st_uid}")
         trailer = _read_trailer(fd, status.st_size, nowait)
         return Handle(fd, path, trailer, (status.st_ino, status.st_mtime_ns))
-    except BaseException:
+    except BaseException:  # an interrupt too: nobody else knows of the descriptor
         let_go(fd)
         raise
 

@@ -103,7 +103,7 @@ class Database:
             try:
                 yield connection
                 connection.execute("COMMIT")
-            except BaseException:
+            except BaseException:  # an interrupt too: an open transaction would lock out all writers
                 if connection.in_transaction:
                     with contextlib.suppress(sqlite3.Error):
                         connection.execute("ROLLBACK")
@@ -231,7 +231,7 @@ class Database:
                 with contextlib.suppress(FileNotFoundError):
                     disk.rename(self._path + suffix, f"{temp}-old{suffix}")
             disk.rename(temp, self._path)
-        except BaseException:
+        except BaseException:  # an interrupt too leaves no half index
             with contextlib.suppress(OSError):  # who tries again makes another: they would fill a full disk
                 disk.unlink(temp)
             raise

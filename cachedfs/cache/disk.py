@@ -125,7 +125,7 @@ def _ours_alone(fd: int) -> int:
     """Give a file the rights that it is made with, whatever the umask took of them."""
     try:
         os.fchmod(fd, 0o600)
-    except BaseException:
+    except BaseException:  # nobody else knows of the descriptor, whatever it was that failed
         os.close(fd)
         raise
     return fd

@@ -29,7 +29,7 @@ class Lease:
         try:
             if size:
                 disk.allocate(self._fd, size)
-        except BaseException:
+        except BaseException:  # an interrupt too: nobody has the lease yet who could close its file
             with contextlib.suppress(OSError):
                 self._close_file()
             raise

@@ -151,7 +151,7 @@ class Store:
             try:
                 self._reserve_lease(name, size, bounds)
                 return Lease(self._directory.lease(name), size, lambda: self._give_back(name))
-            except BaseException:
+            except BaseException:  # an interrupt too: its row would hold room until this process ends
                 with contextlib.suppress(OSError):
                     disk.unlink(self._directory.lease(name))
                 self._give_back(name)
@@ -313,7 +313,7 @@ class Store:
                 self._write(block, deadline)
                 self.room.writing.discard(block.place)
                 done += 1
-        except BaseException:
+        except BaseException:  # an interrupt too: what is not written must not stay counted
             with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
                 for block in batch[done:]:
                     self._give_up(rows, block)
@@ -331,7 +331,7 @@ class Store:
             if time.monotonic() > deadline:
                 raise CacheError("the disk is too slow to keep blocks")
             self._directory.move_into_place(temp, self.room.path(block.place))
-        except BaseException:
+        except BaseException:  # an interrupt too leaves no half block behind
             with contextlib.suppress(OSError):
                 disk.unlink(temp)
             raise

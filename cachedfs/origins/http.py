@@ -153,7 +153,7 @@ class Client:
     async def _renewed(self, response: aiohttp.ClientResponse, proof: Mapping[str, str]) -> bool:
         try:
             is_renewed = await self._auth.renew(proof)
-        except BaseException:
+        except BaseException:  # a cancellation too: the connection goes back with its response
             response.close()
             raise
         if is_renewed:

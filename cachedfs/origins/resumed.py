@@ -62,7 +62,7 @@ class ResumedRead(ABC):
         try:
             with mapped(self._url, self._doing):
                 await self._begin()
-        except BaseException:
+        except BaseException:  # a cancellation too: __aexit__ is not called when this fails
             await self._attempt.aclose()
             raise
         return self

@@ -189,7 +189,7 @@ class DriveFileSystem(WalksCycles):
             with await asyncio.to_thread(open, temporary, "wb") as file:
                 await self._copy_out(info, file, callback)
             os.replace(temporary, lpath)
-        except BaseException:
+        except BaseException:  # an interrupt or a cancellation too leaves no half file behind
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise

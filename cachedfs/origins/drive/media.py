@@ -131,7 +131,7 @@ class MediaRead(ResumedRead):
             if body.status == 416:
                 await self._look()  # shorter by now: that is the answer
             self._offset = self._start_of(body.status, body.headers, span)
-        except BaseException:
+        except BaseException:  # a cancellation too: the body is open, and nobody else closes it
             await self._attempt.aclose()
             raise
         self._body = body

@@ -246,8 +246,8 @@ class _PlainHttp:
             return self._http.request(  # type: ignore[no-any-return]  # httplib2 has no types
                 uri, method, body=body, headers=headers, redirections=redirections, connection_type=kind
             )
-        except BaseException:
-            close(self._http)  # a connection in the middle of an exchange must not carry the next one
+        except BaseException:  # an interrupt too breaks off in the middle of an exchange
+            close(self._http)  # this connection must not carry the next one
             raise
 
 

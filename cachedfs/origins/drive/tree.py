@@ -58,7 +58,7 @@ async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)
-    except BaseException:
+    except BaseException:  # a cancellation too: no task goes on that nobody awaits
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
