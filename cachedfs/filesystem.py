@@ -9,7 +9,6 @@ import functools
 import inspect
 import os
 import sys
-import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -18,16 +17,16 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.config import conf
 from fsspec.core import has_magic
 from fsspec.implementations.chained import ChainedFileSystem
-from fsspec.utils import isfilelike, stringify_path
+from fsspec.utils import stringify_path
 
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.errors import ObjectChanged, WrongBytes
 from cachedfs.file import CachedFile
 from cachedfs.integrity import Integrity
+from cachedfs.localfiles import filled
 from cachedfs.model import ObjectInfo, Stats, Verified
 from cachedfs.names import before_magic, jsonable, strip, target_of
 from cachedfs.origins.walking import WalksCycles
-from cachedfs.plan.blocks import block_range
 from cachedfs.reader import TRIES, Reader
 from cachedfs.source import Source
 from cachedfs.written import WrittenFile
@@ -255,19 +254,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         if info.kind == "directory":
             os.makedirs(lpath, exist_ok=True)
             return
-        if isfilelike(lpath):
-            await self._copy_out(path, lpath, callback)
-            return
-        # Complete or not there: a reader of lpath never meets half a file.
-        temporary = f"{os.fspath(lpath)}.{uuid.uuid4().hex[:8]}.part"
-        try:
-            with await asyncio.to_thread(open, temporary, "wb") as file:
-                await self._copy_out(path, file, callback)
-            os.replace(temporary, lpath)
-        except BaseException:  # an interrupt or a cancellation too leaves no half file behind
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
+        await filled(lpath, lambda file: self._copy_out(path, file, callback))
 
     async def _copy_out(self, path: str, file: Any, callback: Any) -> None:
         begin = file.tell() if getattr(file, "seekable", bool)() else None
@@ -476,19 +463,9 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         info = self._object(path)
         known = self._source.facts.get(path)
         key = None if known is None else self._source.key(known)
-        if key is None or not info.size:
+        if key is None:
             return []
-        cache, size = self._source.engine.cache, key.block_size
-        extent: list[tuple[int, int]] = []
-        for index in range(-(-info.size // size)):
-            if cache.has(key, index):
-                part = block_range(index, size, info.size)
-                if extent and extent[-1][1] == part.start:
-                    part_start = extent.pop()[0]
-                else:
-                    part_start = part.start
-                extent.append((part_start, part.stop))
-        return extent
+        return Integrity(self._source, self._reader).extent(key, info)
 
     def pin(self, path: Any) -> None:
         """Keep the blocks of an object, those here and those to come, until `unpin`; in all processes, over restarts."""

@@ -43,6 +43,16 @@ class Integrity:
         is_object = known is not None and known.info is not None and known.info.kind == "file"
         return sorted({*found, path}) if is_object else found
 
+    def extent(self, key: ObjectKey, info: ObjectInfo) -> list[tuple[int, int]]:
+        """Return the byte ranges `(start, stop)` of a version that are in the cache, merged; nothing is looked into."""
+        extent: list[tuple[int, int]] = []
+        for index in _blocks(key, info):
+            if self._source.engine.cache.has(key, index):
+                part = block_range(index, key.block_size, info.size or 0)
+                start = extent.pop()[0] if extent and extent[-1][1] == part.start else part.start
+                extent.append((start, part.stop))
+        return extent
+
     def verify(self, path: str, advance: Callable[[int], object]) -> Verified:
         """Look over one object; `advance` is told the bytes of each block that was read."""
         try:

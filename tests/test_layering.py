@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "cachedfs"
 
 # Row of each module or room; a room's own modules may import each other.
 ROWS = {
-    "errors": 0, "config": 0, "model": 0, "checksums": 0, "workers": 0,
+    "errors": 0, "config": 0, "model": 0, "checksums": 0, "workers": 0, "localfiles": 0,
     "plan": 1,
     "cache": 2, "origins": 2,
     "arrivals": 3, "flights": 3, "questions": 3, "facts": 3, "writebehind": 3, "engine": 3, "source": 3,

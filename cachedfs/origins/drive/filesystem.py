@@ -8,7 +8,6 @@ import errno
 import io
 import os
 import tempfile
-import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
 from fsspec.asyn import sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile
-from fsspec.utils import isfilelike, stringify_path
+from fsspec.utils import stringify_path
 
 from cachedfs.errors import ObjectChanged
+from cachedfs.localfiles import filled
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.drive.media import must_have_bytes
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
@@ -180,19 +180,7 @@ class DriveFileSystem(WalksCycles):
         if info.kind == "directory":
             os.makedirs(lpath, exist_ok=True)
             return
-        if isfilelike(lpath):
-            await self._copy_out(info, lpath, callback)
-            return
-        # Complete or not there: a reader of lpath never meets half a file.
-        temporary = f"{os.fspath(lpath)}.{uuid.uuid4().hex[:8]}.part"
-        try:
-            with await asyncio.to_thread(open, temporary, "wb") as file:
-                await self._copy_out(info, file, callback)
-            os.replace(temporary, lpath)
-        except BaseException:  # an interrupt or a cancellation too leaves no half file behind
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
+        await filled(lpath, lambda file: self._copy_out(info, file, callback))
 
     async def _copy_out(self, info: ObjectInfo, file: Any, callback: Any) -> None:
         callback.set_size(info.size)
