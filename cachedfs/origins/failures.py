@@ -102,6 +102,8 @@ def _kind_of(error: Exception) -> type[CachedFSError] | None:
     for types, kind in _BY_TYPE:
         if isinstance(error, types):
             return kind
+    if _is_no_http(error):
+        return OriginUnavailable
     if (status := _status_of(error)) is not None:
         return _BY_STATUS.get(status, OriginUnavailable if status >= 500 else CachedFSError)
     names = {base.__name__ for base in type(error).__mro__}
@@ -112,6 +114,11 @@ def _kind_of(error: Exception) -> type[CachedFSError] | None:
         return None
     # gcsfs says 403 in words only.
     return AccessDenied if str(error).startswith("Forbidden") else CachedFSError
+
+
+def _is_no_http(error: Exception) -> bool:
+    """Return whether what came was no HTTP: aiohttp raises that as a 400 of its own, which no service said."""
+    return any(base.__name__ == "HttpProcessingError" for base in type(error.__cause__).__mro__)
 
 
 def _status_of(error: Exception) -> int | None:

@@ -1,5 +1,6 @@
 """What libraries raise becomes an error of ours, which names the URL and quotes no secret."""
 
+import asyncio
 import json
 import traceback
 import types
@@ -43,6 +44,25 @@ def test_an_error_that_quotes_a_token_leaves_its_cause_behind():
 def test_an_answer_that_is_not_json_is_no_usable_answer():
     with pytest.raises(OriginUnavailable, match="gs://b/k"), mapped("gs://b/k", "writing it"):
         json.loads("<html>")
+
+
+async def test_what_is_no_http_is_no_usable_answer_though_aiohttp_calls_it_a_400():
+    """As where bytes behind one answer are taken for the next on the same connection."""
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"bytes of an earlier answer\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async with (
+        await asyncio.start_server(answer, "127.0.0.1", 0) as server,
+        aiohttp.ClientSession() as session,
+    ):
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(OriginUnavailable, match="gs://b/k") as caught, mapped("gs://b/k", "writing it"):
+            await session.get(f"http://{host}:{port}/")
+    assert caught.value.__cause__.status == 400
 
 
 def test_an_error_that_has_a_status_is_not_asked_for_its_code():
