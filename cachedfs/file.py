@@ -304,7 +304,8 @@ class RawReader(io.RawIOBase):
         if flight is None:
             self._let_go()
             return 0
-        n = flight.take(position, into)
+        # Never past the block: each that is read has to be seen, or reading on looks like a jump.
+        n = flight.take(position, into[: self._block_size - position % self._block_size])
         if n and position // self._block_size != self._last and self._key is not None:
             self._last = position // self._block_size
             self._cache.touch(self._key, self._last)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cachedfs.errors import ObjectChanged
-from tests.support import KiB, MiB, forget, noise
+from tests.support import KiB, MiB, forget, noise, until
 
 SIZE = 3 * MiB + 12345
 DATA = noise(SIZE)
@@ -147,7 +147,9 @@ def test_a_handle_that_jumps_about_reads_blocks_and_no_more(fs, cloud):
     assert len(cloud.asked()) <= 5
 
 
-def test_reading_in_sequence_asks_for_each_byte_once(fs, cloud, monkeypatch):
+@pytest.mark.parametrize("is_late", [False, True])
+def test_reading_in_sequence_asks_for_each_byte_once(fs, cloud, monkeypatch, is_late):
+    """Also by who comes late: much more than a block is there then, and it is read at once."""
     monkeypatch.setattr(
         "cachedfs.fetcher.PATIENCE_S", 60
     )  # a loaded machine may pause longer than a request waits
@@ -161,6 +163,8 @@ def test_reading_in_sequence_asks_for_each_byte_once(fs, cloud, monkeypatch):
             pieces = []
             while piece := file.read(size):
                 pieces.append(piece)
+                if is_late:
+                    until(lambda: all(flight.paused for flight in fs._source.engine.airborne))
         assert b"".join(pieces) == big
         assert cloud.server.bytes_sent() == len(big)
         assert len(cloud.asked()) <= requests
