@@ -89,6 +89,21 @@ class Catalog:
             return standby, None
         if (listed := await self._by_listing(path)) is not None:
             return listed, None
+        async with self._turn(path):
+            if (standby := self._standby(path, old)) is not None:  # another learnt it while this one waited
+                return standby, None
+            return await self._looked_up(path, old), None
+
+    def _turn(self, path: str) -> contextlib.AbstractAsyncContextManager[object]:
+        """Return what a lookup waits in for its turn, so that few are sent to an origin before it is known to be away.
+
+        None is to be waited for where a lookup may first have to look up its folder, which takes a turn as well.
+        """
+        if self._by_parent(path):
+            return contextlib.nullcontext()
+        return self.source.engine.turns(self.source.identity, self.source.config.concurrency)
+
+    async def _looked_up(self, path: str, old: Known | None) -> Known:
         now, mark = time.time(), self.source.facts.mark(path)
         info, why = None, ""
         try:
@@ -97,9 +112,9 @@ class Catalog:
             if self._by_parent(path):  # what is missing may be a folder, or a permission: the origin knows
                 why = error.message.partition(": ")[2]  # the URL in front is its own
         except OriginAway as error:
-            return self._despite(error, old), None
+            return self._despite(error, old)
         at = self._age_of_way(path, now)
-        return self.source.facts.learn(path, info, checked_at=at, mark=mark, why=why), None
+        return self.source.facts.learn(path, info, checked_at=at, mark=mark, why=why)
 
     def _age_of_way(self, path: str, now: float) -> float:
         """Return since when an answer about `path` counts that was asked for at `now`: it is as old as what led to it."""

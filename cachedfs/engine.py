@@ -67,6 +67,7 @@ class Engine:
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._origins: dict[str, Origin] = {}
         self._facts: dict[str, Facts] = {}
+        self._turns: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and how many there are
         self._away: dict[str, float] = {}  # identity -> monotonic time until which it is taken as away
         self._room = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -163,6 +164,10 @@ class Engine:
         """Return what this process knows of the objects of one origin."""
         with self._lock:
             return self._facts.setdefault(identity, Facts(self.cache, identity, self.writer.keep))
+
+    def turns(self, identity: str, most: int) -> asyncio.Semaphore:
+        """Return what lets `most` lookups at an origin go on at a time. On the loop."""
+        return self._turns.setdefault((identity, most), asyncio.Semaphore(most))
 
     def is_away(self, identity: str) -> bool:
         """True while an origin that could not be reached a moment ago is not asked again."""

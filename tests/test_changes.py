@@ -562,8 +562,10 @@ def test_a_thousand_files_are_read_while_the_origin_is_away(own_cache, clock, ca
         assert fs.cat(list(objects)) == objects
         fs._source.engine.drain()
     clock(61)
-    began = time.monotonic()
+    before, began = fs.stats().requests, time.monotonic()
     with caplog.at_level(logging.WARNING, "cachedfs"):
         assert fs.cat(list(objects)) == objects
     assert time.monotonic() - began < 5  # the promise
+    # As many as may be under way at a time learn it, in six tries each; the others are told.
+    assert 0 < fs.stats().requests - before <= 16 * 6
     assert len(caplog.records) == 1
