@@ -132,10 +132,11 @@ class Store:
         """Drop one block; what another process is just writing in its place stays counted."""
         now_s = time.time()
         with self._explained("a damaged block cannot be removed"), self._writing(now_s) as rows:
-            self._directory.unlink_block(blocks.place(key.digest, index))
+            was_there = self._directory.unlink_block(blocks.place(key.digest, index))
             block = rows.block(key, index)
-            if block is not None:
-                self.room.remove(rows, block, now_s)
+            if block is not None and not self.room.remove(rows, block, now_s) and was_there:
+                # Its writer lives, and may have done so a moment ago, or be replacing it: counted until it is put again.
+                rows.release_block(block.id)
 
     def pin(self, identity: str, path: str, *, wanted: bool) -> None:
         with self._explained("the pin cannot be stored"), self._writing(time.time()) as rows:

@@ -19,6 +19,7 @@ from tests.cache.rig import (
     content,
     disk_usage,
     file_of,
+    flip,
     key_of,
     put,
     room_for,
@@ -569,6 +570,18 @@ def test_a_leftover_log_of_a_lost_index_is_not_played_into_the_new_one(cache, op
     put(other, key_of(), 8)
     assert other.usage()[0] == 9
     assert other.check().ok
+
+
+def test_a_bad_block_is_stored_anew_though_the_process_that_stored_it_lives(cache, open_cache):
+    """Its row is young, and its file is not there: as if it were still being written."""
+    key = key_of()
+    put(open_cache(), key, 0)
+    flip(file_of(cache, key, 0), 100)
+    assert whole(cache, key, 0) is None
+    put(cache, key, 0)
+    assert whole(cache, key, 0) == content(key, 0)
+    assert cache.usage()[0] == 1
+    assert cache.check().ok
 
 
 def test_too_many_open_files_empty_the_pool(cache, monkeypatch):
