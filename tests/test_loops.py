@@ -399,7 +399,7 @@ def test_a_file_may_be_closed_while_others_read_it(cloud, warm):
     python(
         cloud,
         """
-        import random
+        import contextlib, random
         data, wrong = noise(6 * MiB), []
         warm = sys.argv[1] == "True"
         fs.cat_file(f"{bucket}/a")
@@ -415,6 +415,14 @@ def test_a_file_may_be_closed_while_others_read_it(cloud, warm):
                 except ValueError:
                     return
 
+        def in_hand():
+            '''Blocks that are open and not in the pool: every one is somebody's, or lost.'''
+            links = []
+            for name in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    links.append(os.readlink(f"/proc/self/fd/{name}"))
+            return sum("/blocks/" in link for link in links) - len(fs._source.engine.cache._handles._idle)
+
         def one_round():
             if not warm:
                 fs.evict(f"{bucket}/a")
@@ -427,6 +435,7 @@ def test_a_file_may_be_closed_while_others_read_it(cloud, warm):
             [thread.join(20) for thread in threads]
             assert not any(thread.is_alive() for thread in threads), "a reader hangs"
             until(lambda: not left())
+            assert in_hand() == 0
 
         one_round()
         before = descriptors()
