@@ -1,4 +1,4 @@
-"""Ten things that other caches get wrong. Each names the fault that was seen there; each fails there still."""
+"""Ten things that other caches got wrong when they were probed. Each names what was seen then; here cachedfs alone is tried."""
 
 import json
 import multiprocessing
