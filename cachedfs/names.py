@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -64,15 +66,39 @@ def _rule_of(protocol: str) -> Callable[[str], str]:
     return rule
 
 
+# Options that prove who asks, of any filesystem: names in which one of these words stands.
+_SECRET = re.compile(
+    r"(?i)(?:^|[_-])(token|password|passwd|passphrase|secret|credentials?|authorization|key|cookie)(?:$|[_-])"
+)
+# Words, and names of files, that tell nobody a secret.
+_OPEN_TOKENS = frozenset({"anon", "google_default", "cloud", "cache", "browser"})
+
+
+def _is_secret(name: Any, value: Any) -> bool:
+    """Return whether an option may hold a secret: by its name, but for a sign-in that is a word or the name of a file."""
+    if not isinstance(name, str) or value is None or isinstance(value, bool):
+        return False
+    if name in ("client_json", "google_auth"):
+        return True
+    if not _SECRET.search(name) or name.endswith(("_path", "_file", "_uri", "_url")):
+        return False
+    return not (
+        isinstance(value, str) and (value in _OPEN_TOKENS or (name == "token" and os.path.isfile(value)))
+    )
+
+
 def jsonable(value: Any, name: str, include_password: bool) -> Any:
-    """Return an option as fsspec writes it into JSON, and None too, which fsspec's own encoder refuses."""
+    """Return an option as fsspec writes it into JSON, and None too, which fsspec's own encoder refuses.
+
+    Without `include_password` also without tokens, secrets and credentials, wherever they are nested.
+    """
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
         return {
             key: jsonable(item, f"{name}[{key!r}]", include_password)
             for key, item in value.items()
-            if include_password or key != "password"
+            if include_password or not _is_secret(key, item)
         }
     if isinstance(value, list | tuple | set | frozenset):
         return [jsonable(item, f"{name}[...]", include_password) for item in value]

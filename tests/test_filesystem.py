@@ -368,6 +368,35 @@ def test_an_opened_url_survives_pickle_and_json(cloud):
     assert again.cat_file(opened.path) == b"abc"
 
 
+def test_json_without_passwords_has_no_other_secret_either(tmp_path):
+    """Where they are nested too; what is no secret stays, a token that is a word or a file's name among it."""
+    file = tmp_path / "token.json"
+    file.write_text("{}")
+    secrets = {
+        "token": "ya29.SECRET",
+        "password": "SECRET",
+        "client_secret": "SECRET",
+        "session_kwargs": {"headers": {"Authorization": "Bearer SECRET"}, "trust_env": False},
+        "client_kwargs": [{"refresh_token": "SECRET", "timeout": 3}],
+        "project": "mine",
+    }
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs=secrets, skip_instance_cache=True)
+    assert fs.to_json().count("SECRET") == 5
+    left = json.loads(fs.to_json(include_password=False))
+    assert "SECRET" not in json.dumps(left)
+    assert left["gs"] == {
+        "session_kwargs": {"headers": {}, "trust_env": False},
+        "client_kwargs": [{"timeout": 3}],
+        "project": "mine",
+    }
+    for kept in ("anon", "google_default", str(file)):
+        fs = fsspec.filesystem("cgs", gs={"token": kept}, skip_instance_cache=True)
+        assert json.loads(fs.to_json(include_password=False))["gs"] == {"token": kept}
+    for content in ({"private_key": "SECRET"}, {"refresh_token": "SECRET", "client_id": "x"}):
+        fs = fsspec.filesystem("cgs", gs={"token": content}, skip_instance_cache=True)
+        assert json.loads(fs.to_json(include_password=False))["gs"] == {}
+
+
 def test_live_credentials_do_not_travel_and_the_error_says_what_does():
     class Credentials:
         pass
