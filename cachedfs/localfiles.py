@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import uuid
@@ -21,7 +20,8 @@ async def filled(target: Any, fill: Callable[[Any], Awaitable[None]]) -> None:
         return
     temporary = f"{os.fspath(target)}.{uuid.uuid4().hex[:8]}.part"
     try:
-        with await asyncio.to_thread(open, temporary, "wb") as file:
+        # Not in a thread: one that is cancelled would make the file all the same, when it is too late to remove it.
+        with open(temporary, "wb") as file:  # noqa: ASYNC230
             await fill(file)
         os.replace(temporary, target)
     except BaseException:  # an interrupt or a cancellation too leaves no half file behind

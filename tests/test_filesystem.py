@@ -8,6 +8,7 @@ import os
 import pathlib
 import pickle
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
@@ -17,6 +18,7 @@ from fsspec.implementations.chained import ChainedFileSystem
 
 from cachedfs.errors import ObjectChanged, OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
+from cachedfs.localfiles import filled
 from cachedfs.sim import Fault, GCSServer
 from tests.support import KiB, MiB, forget, noise
 
@@ -805,3 +807,22 @@ def test_the_inner_filesystem_is_at_hand(cloud, fs):
     assert type(fs.origin_fs).__name__ == "GCSFileSystem"
     assert not isinstance(fs.origin_fs, CachedFileSystem)
     assert fs.origin_fs.cat_file(cloud.path("a")) == b"1"
+
+
+async def test_a_copy_that_is_given_up_while_its_file_is_made_leaves_no_file(tmp_path, monkeypatch):
+    real_open = open
+
+    def slow_open(*args):
+        time.sleep(0.1)
+        return real_open(*args)
+
+    async def fill(file):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr("builtins.open", slow_open)
+    copying = asyncio.create_task(filled(tmp_path / "copy", fill))
+    await asyncio.sleep(0)
+    copying.cancel()
+    await asyncio.gather(copying, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()  # what a thread still did is done
+    assert list(tmp_path.glob("copy*")) == []
