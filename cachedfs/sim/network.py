@@ -48,6 +48,7 @@ class Verdict:
 
     wait_s: float
     failed: bool
+    stalled: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +78,9 @@ class Profile:
         # Three draws for every request: a profile's numbers do not shift another's.
         wait_s = delay.draw(rng)
         stalled, failed = rng.random() < self.stall_rate, rng.random() < self.error_rate
-        wait_s += self.stall_s if stalled and kind == "media" else 0.0
-        return Verdict(wait_s + (self.connection_s if new_connection else 0.0), failed)
+        stalled = stalled and kind == "media"
+        wait_s += self.stall_s if stalled else 0.0
+        return Verdict(wait_s + (self.connection_s if new_connection else 0.0), failed, stalled)
 
     def to_json(self) -> str:
         """Return the text that `resolve` reads back."""

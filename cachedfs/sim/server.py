@@ -56,6 +56,7 @@ class Request:
     key: str = ""
     bucket: str = ""
     units: int = 0  # of Drive's quota
+    stalled: bool = False  # by chance, as the profile has it
     started_s: float = 0.0
     ended_s: float | None = None  # None: still running
 
@@ -161,9 +162,9 @@ class Service(ABC):
     def render(self, style: str, refusal: Refusal) -> Answer:
         """Return an error in the words of this cloud."""
 
-    def failure(self) -> tuple[int, str]:
-        """Return status and reason of the error that a profile's error rate strikes with."""
-        return 503, "backendError"
+    def failure(self) -> Fault:
+        """Return what a profile's error rate strikes with."""
+        return Fault(status=503)
 
     # Commands: what a test does behind the API's back. JSON in, JSON out; data is a raw body.
     def command(self, name: str, arguments: dict[str, Any], data: bytes) -> Any:
@@ -247,9 +248,9 @@ class Service(ABC):
         fault = struck[0] if struck else Fault()
         network, profile = self.network, self.network.profile
         verdict = profile.first_byte(route.kind, new_connection=is_new, rng=network.rng)
-        if verdict.failed and fault.status is None:
-            status, reason = self.failure()
-            fault = dataclasses.replace(fault, status=status, reason=reason)
+        entry.stalled = verdict.stalled
+        if verdict.failed and not struck:
+            fault = self.failure()
         if fault.redirect is not None:
             headers = {**fault.headers, "Location": fault.redirect or request.raw_path}
             fault = dataclasses.replace(fault, status=fault.status or 302, headers=headers)

@@ -1,5 +1,6 @@
 """The simulated Google Drive, asked by clients that we did not write."""
 
+import dataclasses
 import http.client
 import io
 import json
@@ -1165,10 +1166,36 @@ def test_of_a_file_what_is_asked_for_counts_and_not_what_is_sent() -> None:
 
 def test_errors_of_the_profile_are_those_of_drive() -> None:
     with DriveServer(Profile(error_rate=1.0)) as server:
-        item_id = server.put("f", b"x")
-        errors = [ask_json(server, f"{V2}/{item_id}") for _ in range(30)]
-    seen = {(error["status"], error["reason"]) for error in errors}
-    assert seen == {(403, "rateLimitExceeded"), (429, "rateLimitExceeded"), (503, "backendError")}
+        at = f"{V2}/{server.put('f', b'x')}"
+        replies = [ask(server, at) for _ in range(60)]
+    pages = [text for status, _, text in replies if status == 502]
+    assert pages
+    assert all(page.startswith(b"<!DOCTYPE html>") for page in pages)
+    errors = [
+        (status, json.loads(text)["error"]["errors"][0]) for status, _, text in replies if status != 502
+    ]
+    assert {(status, error["reason"]) for status, error in errors} == {
+        (403, "userRateLimitExceeded"),
+        (403, "rateLimitExceeded"),
+        (429, "rateLimitExceeded"),
+        (500, "backendError"),
+        (503, "backendError"),
+    }
+
+
+def test_a_bad_day_fails_and_stalls_as_often_as_said_and_is_over_sooner_on_a_faster_clock() -> None:
+    profile = dataclasses.replace(PROFILES["drive-bad"], quota=Quota(), stall_rate=0.5, error_rate=0.25)
+    with DriveServer(profile, seed=5, time_scale=5e3) as server:
+        at = f"{V2}/{server.put('f', b'x')}?alt=media"
+        data = [body for status, _, body in (ask(server, at) for _ in range(100)) if status == 200]
+        log = server.requests
+    assert set(data) == {b"x"}
+    assert len(data) == pytest.approx(75, abs=15)
+    stalled = [entry for entry in log if entry.stalled]
+    assert len(stalled) == pytest.approx(50, abs=17)
+    assert all(entry.ended_s and entry.ended_s - entry.started_s >= 30 for entry in stalled)
+    assert (PROFILES["drive-bad"].error_rate, PROFILES["drive-bad"].stall_rate) == (0.02, 0.005)
+    assert (PROFILES["drive-typical"].error_rate, PROFILES["drive-typical"].stall_rate) == (0.002, 0.0002)
 
 
 def test_a_forbidden_item_is_refused(server: DriveServer) -> None:

@@ -33,7 +33,7 @@ from cachedfs.sim.google import CHUNK, JSON, span_of, split_related
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody
 from cachedfs.sim.quota import Meter, units_of
-from cachedfs.sim.server import Answer, Call, Refusal, Route, Service
+from cachedfs.sim.server import Answer, Call, Fault, Refusal, Route, Service
 
 __all__ = ["BINARY", "DriveApi"]
 
@@ -43,6 +43,9 @@ _JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 BINARY = "application/octet-stream"
 _WRITABLE = {"title", "mimeType", "description", "labels", "properties", "appProperties", "modifiedDate"}
 _WRITABLE |= {"folderColorRgb", "originalFilename", "writersCanShare", "copyRequiresWriterPermission"}
+# What comes now and then from a service that is well, and more often on a bad day.
+_FAILURES = [Fault(status=403, reason="userRateLimitExceeded"), Fault(status=403, reason="rateLimitExceeded")]
+_FAILURES += [Fault(status=429), Fault(status=500), Fault(status=503), Fault(status=502, html=True)]
 _KINDS = {"drives": ("drive#drive", "drives"), "teamdrives": ("drive#teamDrive", "teamDrives")}
 
 
@@ -104,9 +107,8 @@ class DriveApi(Service):
         at = {"locationType": "header", "location": "Authorization"} if refusal.status == 401 else {}
         return Answer(refusal.status, {**JSON, **refusal.headers}, DataBody(refusal.to_json(**at).encode()))
 
-    def failure(self) -> tuple[int, str]:
-        chances = [(403, "rateLimitExceeded"), (429, "rateLimitExceeded"), (503, "backendError")]
-        return self.network.rng.choice(chances)
+    def failure(self) -> Fault:
+        return self.network.rng.choice(_FAILURES)
 
     def _admit(self, call: Call, route: Route) -> None:
         if route.kind == "token":
