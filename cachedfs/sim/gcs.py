@@ -10,8 +10,6 @@ import base64
 import email.utils
 import gzip
 import hashlib
-import json
-import re
 import uuid
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
@@ -19,12 +17,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import quote, unquote
 from xml.sax.saxutils import escape
 
 import google_crc32c
 
-from cachedfs.sim.google import CHUNK, JSON, body_of, boundary_of, span_of, split_related
+from cachedfs.sim.google import GoogleService, body_of, json_answer, span_of, split_related, take_chunk
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody, FolderStore, Store, StoredObject, list_page
 from cachedfs.sim.server import Answer, Call, Refusal, Route, Service, SimServer
@@ -67,7 +65,7 @@ class _Upload:
     result: StoredObject | None = None
 
 
-class GCSService(Service):
+class GCSService(GoogleService):
     """Answers as storage.googleapis.com does."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
@@ -91,8 +89,7 @@ class GCSService(Service):
         if style == "text":
             return Answer(status, {**_TEXT, **headers}, DataBody(refusal.message.encode()))
         if style == "json":
-            at = {"locationType": "header", "location": "Authorization"} if status == 401 else {}
-            return Answer(status, {**JSON, **headers}, DataBody(refusal.to_json(**at).encode()))
+            return super().render(style, refusal)
         code = "NoSuchBucket" if refusal.message == _NO_BUCKET else "NoSuchKey"
         code = code if status == 404 else _XML_CODES.get(status, "InternalError")
         return _xml("Error", {"Code": code, "Message": refusal.message}, status, headers)
@@ -109,7 +106,7 @@ class GCSService(Service):
             case "upload" | "resumable/upload", ["b", bucket, "o", *_]:
                 return self._route_upload(bucket, call)
             case "batch", []:
-                return Route("batch", self._batch)
+                return Route("batch", self.batch)
         return self._route_xml(call)
 
     def _route_json(self, parts: list[str], call: Call) -> Route:
@@ -188,7 +185,7 @@ class GCSService(Service):
 
     def _list_buckets(self, call: Call) -> Answer:
         names = [n for n in self.store.buckets() if n.startswith(call.query.get("prefix", ""))]
-        return _json({"kind": "storage#buckets", "items": [self._bucket(n) for n in names]})
+        return json_answer({"kind": "storage#buckets", "items": [self._bucket(n) for n in names]})
 
     def _insert_bucket(self, call: Call) -> Answer:
         name = body_of(call).get("name")
@@ -197,16 +194,16 @@ class GCSService(Service):
         if name in self.store.buckets():
             raise Refusal(409, "Your previous request to create the named bucket succeeded.")
         self.store.make_bucket(name)
-        return _json(self._bucket(name))
+        return json_answer(self._bucket(name))
 
     def _get_bucket(self, bucket: str) -> Answer:
         self._need_bucket(bucket)
-        return _json(self._bucket(bucket))
+        return json_answer(self._bucket(bucket))
 
     def _get_layout(self, bucket: str) -> Answer:
         self._need_bucket(bucket)
         layout = {"kind": "storage#storageLayout", "bucket": bucket, "location": "US-CENTRAL1"}
-        return _json({**layout, "locationType": "region", "hierarchicalNamespace": {}})
+        return json_answer({**layout, "locationType": "region", "hierarchicalNamespace": {}})
 
     def _delete_bucket(self, bucket: str) -> Answer:
         self._need_bucket(bucket)
@@ -243,7 +240,7 @@ class GCSService(Service):
         found = [self.store.get(bucket, name) for name in page.names]
         out |= {"prefixes": page.prefixes} if page.prefixes else {}
         out |= {"items": [_resource(o, call.host) for o in found if o]} if found else {}
-        answer = _json(out)
+        answer = json_answer(out)
         answer.n_items = len(page.names) + len(page.prefixes)
         return answer
 
@@ -302,7 +299,7 @@ class GCSService(Service):
         out = _resource(stored, call.host)
         if stored.key_sha256 and _given_key(call.headers) != stored.key_sha256:
             out = {name: value for name, value in out.items() if name not in ("md5Hash", "crc32c")}
-        return _json(out)
+        return json_answer(out)
 
     def _media(self, bucket: str, key: str, call: Call) -> Answer:
         stored = self._find(bucket, key, call.query)
@@ -343,7 +340,7 @@ class GCSService(Service):
 
     def _upload(self, upload: _Upload, data: bytes, call: Call) -> Answer:
         if call.query["uploadType"] != "resumable":
-            return _json(_resource(self._write(upload, data), call.host))
+            return json_answer(_resource(self._write(upload, data), call.host))
         bucket, key = upload.bucket, upload.key
         self._need_bucket(bucket)
         _check(upload.query, self.store.get(bucket, key), reading=False)
@@ -361,26 +358,13 @@ class GCSService(Service):
             del self._uploads[call.query["upload_id"]]
             return Answer(499, dict(_TEXT))
         if upload.result:
-            return _json(_resource(upload.result, call.host))
-        n = len(call.body)
-        given = call.headers.get("content-range", f"bytes 0-{n - 1}/{n}" if n else "bytes */0")
-        found = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", given)
-        if not found:
-            raise Refusal(400, f"Failed to parse Content-Range header: {given}")
-        total = None if found[3] == "*" else int(found[3])
-        if found[1]:
-            start, stop = int(found[1]), int(found[2]) + 1
-            if n != stop - start or (total is not None and stop > total):
-                raise Refusal(400, f"Invalid request: {n} bytes in the body, {given}.")
-            if stop != total and n % CHUNK:
-                raise Refusal(400, f"Invalid request: {n} bytes are not a multiple of 262144.")
-            if start <= len(upload.data):  # a gap is not stored: the reply says what is
-                upload.data += call.body[len(upload.data) - start :]
+            return json_answer(_resource(upload.result, call.host))
+        total = take_chunk(upload.data, call)
         upload.fields |= _goog_hashes(call.headers)
         if total is not None and len(upload.data) == total:
             upload.result = self._write(upload, bytes(upload.data))
             upload.data = bytearray()
-            return _json(_resource(upload.result, call.host))
+            return json_answer(_resource(upload.result, call.host))
         headers = {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {}
         if call.headers.get("x-guploader-no-308") == "yes":  # Google's Go client asks for this
             return Answer(200, {**headers, "X-HTTP-Status-Code-Override": "308"})
@@ -396,7 +380,7 @@ class GCSService(Service):
         if fields.get("metadata"):
             fields["metadata"] = {k: v for k, v in fields["metadata"].items() if v is not None}
         kept = {k: v for k, v in fields.items() if v is not None}
-        return _json(_resource(self.store.update(stored, kept), call.host))
+        return json_answer(_resource(self.store.update(stored, kept), call.host))
 
     def _delete(self, bucket: str, key: str, call: Call) -> Answer:
         self._find(bucket, key, call.query, reading=False)
@@ -419,7 +403,7 @@ class GCSService(Service):
         fields = dict(body.get("destination") or {})
         upload = _Upload(bucket, key, fields, call.query, _given_key(call.headers))
         made = self._write(upload, b"".join(pieces), n_components=n_components)
-        return _json(_resource(made, call.host))
+        return json_answer(_resource(made, call.host))
 
     def _copy(self, source: tuple[str, str], target: tuple[str, str], verb: str, call: Call) -> Answer:
         found = self._find(*source, _source_query(call.query), reading=False)
@@ -432,9 +416,9 @@ class GCSService(Service):
             self.store.remove(*source)
         out, size = _resource(made, call.host), str(made.size)
         if verb != "rewriteTo":
-            return _json(out)
+            return json_answer(out)
         done = {"kind": "storage#rewriteResponse", "done": True, "resource": out}
-        return _json({**done, "totalBytesRewritten": size, "objectSize": size})
+        return json_answer({**done, "totalBytesRewritten": size, "objectSize": size})
 
     def _write_xml(self, bucket: str, key: str, call: Call) -> Answer:
         headers, query, method = call.headers, call.query, call.method
@@ -477,40 +461,6 @@ class GCSService(Service):
         made = self._write(pending, data, n_components=len(numbers))
         rows = {"Bucket": bucket, "Key": key, "ETag": _xml_etag(made)}
         return _xml("CompleteMultipartUploadResult", rows, 200, _object_headers(made))
-
-    def _batch(self, call: Call) -> Answer:
-        """Return the replies to up to 100 calls that came in one body."""
-        boundary = boundary_of(call).encode()
-        parts = call.body.replace(b"\r\n", b"\n").split(b"--" + boundary)[1:-1]
-        if len(parts) > 100:
-            raise Refusal(400, "The batch request has more than 100 calls.")
-        out = []
-        for part in parts:
-            outer, _, inner = part.strip(b"\n").partition(b"\n\n")
-            head, _, body = inner.partition(b"\n\n")
-            line, *rows = head.decode().split("\n")
-            method, target, *_ = line.split()
-            path, _, query = re.sub(r"^https?://[^/]*", "", target).partition("?")
-            pairs = [row.partition(":") for row in rows]
-            headers = {**call.headers, **{k.lower(): v.strip() for k, _, v in pairs}}
-            inner_call = Call(method, path, dict(parse_qsl(query, True)), headers, body)
-            route = self._route(inner_call)
-            if route.kind in ("media", "upload", "batch"):
-                raise Refusal(400, "Batch calls cannot carry media.")
-            answer = self.answer(inner_call, route)
-            found = re.search(rb"(?i)content-id: *<?([^>\n]*)", outer)
-            name = found[1].decode() if found else ""
-            status = f"HTTP/1.1 {answer.status} {'OK' if answer.status < 300 else 'Error'}"
-            text = bytes(answer.body.read(0, answer.body.size)).decode()
-            kind = answer.headers.get("Content-Type", "application/json")
-            out.append(
-                f"--batch_sim\r\nContent-Type: application/http\r\nContent-ID: <response-{name}>"
-                f"\r\n\r\n{status}\r\nContent-Type: {kind}\r\nContent-Length: {len(text.encode())}"
-                f"\r\n\r\n{text}\r\n"
-            )
-        text = "".join(out) + "--batch_sim--\r\n"
-        kind = "multipart/mixed; boundary=batch_sim"
-        return Answer(200, {"Content-Type": kind}, DataBody(text.encode()))
 
 
 class GCSServer(SimServer):
@@ -648,10 +598,6 @@ def _resource(stored: StoredObject, host: str) -> dict[str, Any]:
     if stored.key_sha256:
         out["customerEncryption"] = {"encryptionAlgorithm": "AES256", "keySha256": stored.key_sha256}
     return out
-
-
-def _json(value: Any) -> Answer:
-    return Answer(200, dict(JSON), DataBody(json.dumps(value).encode()))
 
 
 def _xml(root: str, rows: Any, status: int = 200, headers: Mapping[str, str] = {}) -> Answer:

@@ -1,17 +1,81 @@
-"""What both simulated services of Google share: ranges, JSON bodies, uploads in parts."""
+"""What both simulated services of Google share: JSON, batches, ranges, uploads in parts."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from typing import Any
+from urllib.parse import parse_qsl
 
-from cachedfs.sim.server import Call, Refusal
+from cachedfs.sim.faults import Fault
+from cachedfs.sim.objects import DataBody
+from cachedfs.sim.server import Answer, Call, Refusal, Route, Service
 
-__all__ = ["CHUNK", "JSON", "body_of", "boundary_of", "span_of", "split_related"]
+__all__ = ["GoogleService", "body_of", "json_answer", "span_of", "split_related", "take_chunk"]
 
-JSON = {"Content-Type": "application/json; charset=UTF-8"}
-CHUNK = 256 << 10  # all but the last request of a resumable upload carry multiples of it
+_JSON = {"Content-Type": "application/json; charset=UTF-8"}
+_CHUNK = 256 << 10  # all but the last request of a resumable upload carry multiples of it
+_MOST_CALLS, _LONGEST_TARGET = 100, 8000  # of a batch
+
+
+class GoogleService(Service):
+    """Answers in JSON, packed for who asks for gzip as documented; media is never packed."""
+
+    def render(self, style: str, refusal: Refusal) -> Answer:
+        at = {"locationType": "header", "location": "Authorization"} if refusal.status == 401 else {}
+        return Answer(refusal.status, {**_JSON, **refusal.headers}, DataBody(refusal.to_json(**at).encode()))
+
+    def _answer(self, call: Call, route: Route, fault: Fault) -> Answer:
+        answer = super()._answer(call, route, fault)
+        wants = all("gzip" in call.headers.get(name, "") for name in ("accept-encoding", "user-agent"))
+        if not wants or answer.headers.get("Content-Type") != _JSON["Content-Type"]:
+            return answer
+        answer.headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+        answer.body = DataBody(gzip.compress(bytes(answer.body.read(0, answer.body.size)), 1))
+        return answer
+
+    def batch(self, call: Call) -> Answer:
+        """Return the replies to up to 100 calls that came in one body; each counts as one."""
+        parts = call.body.replace(b"\r\n", b"\n").split(b"--" + _boundary_of(call).encode())[1:-1]
+        if len(parts) > _MOST_CALLS:
+            raise Refusal(400, "The batch request has more than 100 calls.")
+        out = [self._part(call, part) for part in parts]
+        text = "".join(out) + "--batch_sim--\r\n"
+        return Answer(200, {"Content-Type": "multipart/mixed; boundary=batch_sim"}, DataBody(text.encode()))
+
+    def _part(self, call: Call, part: bytes) -> str:
+        """Return the reply to one call of a batch."""
+        outer, _, inner = part.strip(b"\n").partition(b"\n\n")
+        head, _, body = inner.partition(b"\n\n")
+        line, *rows = head.decode().split("\n")
+        method, target, *_ = line.split()
+        if len(target) > _LONGEST_TARGET:
+            raise Refusal(400, "The URL of a call in a batch is too long.")
+        path, _, query = re.sub(r"^https?://[^/]*", "", target).partition("?")
+        pairs = [row.partition(":") for row in rows]
+        headers = {**call.headers, **{k.lower(): v.strip() for k, _, v in pairs}}
+        asked = Call(method, path, dict(parse_qsl(query, True)), headers, body)
+        route = self._route(asked)
+        if route.kind in ("media", "upload", "export", "batch", "token"):
+            raise Refusal(400, "Batch calls cannot carry media.")
+        answer = self.answer(asked, route)
+        call.units += asked.units
+        unfolded = re.sub(rb"\n[ \t]+", b" ", outer)
+        found = re.search(rb"(?i)content-id: *<?([^>\n]*)", unfolded)
+        name = found[1].decode() if found else ""
+        status = f"HTTP/1.1 {answer.status} {'OK' if answer.status < 300 else 'Error'}"
+        text = bytes(answer.body.read(0, answer.body.size)).decode()
+        kind = answer.headers.get("Content-Type", "application/json")
+        return (
+            f"--batch_sim\r\nContent-Type: application/http\r\nContent-ID: <response-{name}>"
+            f"\r\n\r\n{status}\r\nContent-Type: {kind}\r\nContent-Length: {len(text.encode())}"
+            f"\r\n\r\n{text}\r\n"
+        )
+
+
+def json_answer(value: Any, status: int = 200) -> Answer:
+    return Answer(status, dict(_JSON), DataBody(json.dumps(value).encode()))
 
 
 def body_of(call: Call) -> dict[str, Any]:
@@ -20,7 +84,7 @@ def body_of(call: Call) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def boundary_of(call: Call) -> str:
+def _boundary_of(call: Call) -> str:
     found = re.search(r'boundary="?([^";]+)', call.headers.get("content-type", ""))
     if not found:
         raise Refusal(400, "Missing boundary in the Content-Type of a multipart body.")
@@ -29,7 +93,7 @@ def boundary_of(call: Call) -> str:
 
 def split_related(call: Call) -> tuple[dict[str, Any], str | None, bytes]:
     """Return metadata, content type and bytes of a multipart/related body."""
-    mark, body = b"--" + boundary_of(call).encode(), call.body
+    mark, body = b"--" + _boundary_of(call).encode(), call.body
     # Clients end lines with CRLF or LF; only knowing which keeps a CR that ends the data.
     begin = body.find(mark) + len(mark)
     end = b"\r\n" if body[begin : begin + 2] == b"\r\n" else b"\n"
@@ -56,3 +120,26 @@ def span_of(given: str | None, size: int) -> tuple[int, int] | None:
     if start >= size or start == stop:
         raise Refusal(416, "Request range not satisfiable", headers={"Content-Range": f"bytes */{size}"})
     return start, stop
+
+
+def take_chunk(data: bytearray, call: Call, most: int | None = None) -> int | None:
+    """Return the total size as far as it is known, with what came of a resumable upload added to its data.
+
+    Of the body `most` bytes are kept. A gap is not filled, and what is here already is not replaced.
+    """
+    n = len(call.body)
+    given = call.headers.get("content-range", f"bytes 0-{n - 1}/{n}" if n else "bytes */0")
+    found = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", given)
+    if not found:
+        raise Refusal(400, f"Failed to parse Content-Range header: {given}")
+    total = None if found[3] == "*" else int(found[3])
+    if found[1] is None:
+        return total
+    start, stop = int(found[1]), int(found[2]) + 1
+    if n != stop - start or (total is not None and stop > total):
+        raise Refusal(400, f"Invalid request: {n} bytes in the body, {given}.")
+    if stop != total and n % _CHUNK:
+        raise Refusal(400, f"Invalid request: {n} bytes are not a multiple of 262144.")
+    if start <= len(data):
+        data += call.body[:most][len(data) - start :]
+    return total

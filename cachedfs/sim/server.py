@@ -32,7 +32,7 @@ from cachedfs.sim.network import Network, Profile
 from cachedfs.sim.objects import NO_BODY, Body, DataBody
 
 __all__ = ["Answer", "Call", "Fault", "Refusal", "Request", "Route", "Service", "SimServer"]
-__all__ += ["new_loop", "serve"]
+__all__ += ["new_loop", "serve", "unauthorized"]
 
 _CONTROL = "/_sim/"  # requests below it are ours: neither logged nor delayed
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
@@ -85,6 +85,11 @@ class Refusal(Exception):
         item = {"message": self.message, "domain": domain, "reason": self.reason, **at, **more}
         error = {"code": self.status, "message": self.message, "errors": [item]}
         return json.dumps({"error": error}, indent=1)
+
+
+def unauthorized(text: str, reason: str) -> Refusal:
+    realm = {"WWW-Authenticate": 'Bearer realm="https://accounts.google.com/"'}
+    return Refusal(401, text, reason, headers=realm)
 
 
 @dataclass(slots=True)
@@ -303,9 +308,9 @@ class Service(ABC):
         if self._tokens is not None:
             given = call.headers.get("authorization", "").removeprefix("Bearer ")
             if given not in self._tokens:
-                text = "Invalid Credentials" if given else "Anonymous caller does not have access."
-                realm = {"WWW-Authenticate": 'Bearer realm="https://accounts.google.com/"'}
-                raise Refusal(401, text, "authError" if given else "required", headers=realm)
+                if given:
+                    raise unauthorized("Invalid Credentials", "authError")
+                raise unauthorized("Anonymous caller does not have access.", "required")
         if route.bucket in self._forbidden:
             raise Refusal(
                 403,

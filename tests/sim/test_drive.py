@@ -1,6 +1,7 @@
 """The simulated Google Drive, asked by clients that we did not write."""
 
 import dataclasses
+import gzip
 import http.client
 import io
 import json
@@ -71,10 +72,12 @@ def titles(server: DriveServer, q: str, **query: Any) -> list[str]:
 class Rewriting(httplib2.Http):
     """An http object that takes what is meant for Google to the simulation."""
 
-    endpoint_url = ""
+    endpoint_url = token = ""
 
     def request(self, uri: str, *args: Any, **kwargs: Any) -> Any:
         parts = urlsplit(uri)
+        if self.token:
+            kwargs["headers"] = {**(kwargs.get("headers") or {}), "authorization": f"Bearer {self.token}"}
         if parts.netloc.endswith(".googleapis.com"):
             uri = self.endpoint_url + uri[uri.index(parts.netloc) + len(parts.netloc) :]
         return super().request(uri, *args, **kwargs)
@@ -536,6 +539,65 @@ def test_googleapiclient_sends_long_queries_as_a_form(server: DriveServer, v2: A
     assert [row["title"] for row in v2.files().list(q=q).execute()["items"]] == ["f"]
     [entry] = server.requests
     assert (entry.method, entry.kind) == ("POST", "list")
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_googleapiclient_sends_batches_that_count_as_their_calls(server: DriveServer, version: str) -> None:
+    server.require_token("t")
+    ids = [server.put(f"f{i}", b"x") for i in range(3)]
+    title, replies = "name" if version == "v3" else "title", dict[str, Any]()
+    with build(server, version) as service:
+        service._http.token = "t"
+        change = service.files().update if version == "v3" else service.files().patch
+        batch = service.new_batch_http_request(
+            lambda name, reply, error: replies.update({name: error or reply})
+        )
+        for item_id in [*ids, "nothing"]:
+            batch.add(service.files().get(fileId=item_id), request_id=item_id)
+        batch.add(change(fileId=ids[0], body={title: "ü"}), request_id="change")
+        batch.execute()
+    assert [replies[item_id][title] for item_id in ids] == ["f0", "f1", "f2"]
+    assert (replies["nothing"].status_code, replies["change"][title]) == (404, "ü")
+    [entry] = server.requests
+    assert (entry.path, entry.kind, entry.units) == (f"/batch/drive/{version}", "batch", 4 * 5 + 50)
+
+
+def test_a_batch_has_100_calls_at_most_and_no_media() -> None:
+    def batch(*targets: str) -> tuple[int, bytes]:
+        parts = "".join(
+            f"--b\r\nContent-Type: application/http\r\n\r\nGET {t} HTTP/1.1\r\n\r\n\r\n" for t in targets
+        )
+        kind, body = "multipart/mixed; boundary=b", f"{parts}--b--".encode()
+        return ask(server, "/batch/drive/v2", "POST", body, content_type=kind, accept_encoding="gzip")[::2]
+
+    with DriveServer(quota=Quota(units_per_user=1000, units_per_project=1e6)) as server:
+        at = f"{V2}/{server.put('f', b'x')}"
+        status, text = batch(*[at] * 100)  # 40 of them within the quota
+        assert (status, text.count(b"HTTP/1.1 200 OK"), text.count(b"HTTP/1.1 403")) == (200, 40, 60)
+        assert text.count(b"userRateLimitExceeded") == 60
+        assert batch(*[at] * 101)[0] == batch(f"{at}?alt=media")[0] == batch(f"{at}?{'x' * 8000}")[0] == 400
+        assert sum(entry.units for entry in server.requests) == 200
+
+
+def test_json_comes_packed_to_who_takes_gzip_and_says_so_twice(server: DriveServer) -> None:
+    at = f"{V2}/{server.put('f', b'x' * 1000)}"
+    both = {"accept_encoding": "gzip, deflate", "user_agent": "me (gzip)"}
+    for target, status in ((at, 200), (V2, 200), (f"{V2}/nothing", 404)):
+        got, headers, text = ask(server, target, **both)
+        assert (got, headers["Content-Encoding"]) == (status, "gzip")
+        assert json.loads(gzip.decompress(text)) == json.loads(ask(server, target)[2])
+    for headers in ({"accept_encoding": "gzip"}, {"user_agent": "me (gzip)"}):
+        assert ask(server, at, **headers)[1]["Content-Encoding"] is None
+    assert ask(server, f"{at}?alt=media", **both)[2] == b"x" * 1000
+
+
+def test_any_method_may_come_as_a_post(server: DriveServer) -> None:
+    item_id = server.put("f", b"x")
+    as_method = {"content_type": "application/json", "x_http_method_override": "PATCH"}
+    assert ask(server, f"{V2}/{item_id}", "POST", b'{"title": "g"}', **as_method)[0] == 200
+    assert server.get("g") == b"x"
+    assert ask(server, f"{V2}/{item_id}", "POST", b"", x_http_method_override="DELETE")[0] == 204
+    assert server.find("g") == []
 
 
 # gdrive-fsspec
@@ -1231,6 +1293,19 @@ def test_tokens_are_issued_expire_and_are_refused(server: DriveServer) -> None:
         credentials.refresh(Request())
     assert server.count("token") == 3
     assert ask(server, "/token", "POST", b"grant_type=x")[0] == 400
+
+
+def test_a_token_expires_by_itself_in_simulated_time() -> None:
+    with DriveServer(time_scale=1e4) as server:
+        server.require_token()
+        server.token_life(1000)
+        form = b"grant_type=refresh_token&refresh_token=r"
+        token = json.loads(ask(server, "/token", "POST", form)[2])["access_token"]
+        statuses = list[int]()
+        while not statuses or statuses[-1] == 200:
+            statuses.append(ask(server, V2, authorization=f"Bearer {token}")[0])
+            assert len(statuses) < 100_000
+        assert (statuses[0], statuses[-1]) == (200, 401)
 
 
 def test_a_service_account_gets_a_token(server: DriveServer) -> None:

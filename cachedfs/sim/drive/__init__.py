@@ -108,8 +108,10 @@ class DriveService(DriveApi):
         self.accept_only = n
 
     def do_expire_tokens(self) -> None:
-        self.expired |= self.issued
-        self.issued.clear()
+        self.issued = dict.fromkeys(self.issued, -1.0)
+
+    def do_token_life(self, life_s: float) -> None:
+        self.token_life_s = life_s
 
     def do_refuse_tokens(self, refused: bool) -> None:
         self.refuses_tokens = refused
@@ -264,6 +266,10 @@ class DriveServer(SimServer):
     def expire_tokens(self) -> None:
         """Answer 401 to the tokens issued so far."""
         self._do("expire_tokens")
+
+    def token_life(self, life_s: float) -> None:
+        """Let tokens that are issued from now on expire after so many simulated seconds; never, unless told."""
+        self._do("token_life", life_s=life_s)
 
     def refuse_tokens(self, refused: bool = True) -> None:
         """Let the token endpoint answer invalid_grant, or no longer."""

@@ -6,7 +6,7 @@ search query terms, resumable uploads, error codes) and the API's discovery docu
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import uuid
 from collections.abc import Callable, Mapping
@@ -29,11 +29,11 @@ from cachedfs.sim.drive.items import (
 )
 from cachedfs.sim.drive.query import Mask, Query, parse_query, project
 from cachedfs.sim.drive.show import ME, to_v2
-from cachedfs.sim.google import CHUNK, JSON, span_of, split_related
+from cachedfs.sim.google import GoogleService, json_answer, span_of, split_related, take_chunk
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody
 from cachedfs.sim.quota import Meter, units_of
-from cachedfs.sim.server import Answer, Call, Fault, Refusal, Route, Service
+from cachedfs.sim.server import Answer, Call, Fault, Refusal, Route, unauthorized
 
 __all__ = ["BINARY", "DriveApi"]
 
@@ -81,7 +81,7 @@ class _Upload:
     result: Item | None = None
 
 
-class DriveApi(Service):
+class DriveApi(GoogleService):
     """Answers as www.googleapis.com/drive and oauth2.googleapis.com do."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
@@ -95,30 +95,25 @@ class DriveApi(Service):
         self._reserved: set[str] = set()  # ids given out by generateIds
         self.meter = Meter(network.profile.quota)
         self.accounts: dict[str, tuple[str, str]] = {}  # token to user and project
-        self.issued: set[str] = set()
-        self.expired: set[str] = set()
+        self.issued: dict[str, float] = {}  # token to when it expires
+        self.token_life_s = math.inf
         self.refuses_tokens = False
         self.short_page: int | None = None
         self.n_dropped = 0
         self.accept_only: int | None = None
 
     # Who may, and how much
-    def render(self, style: str, refusal: Refusal) -> Answer:
-        at = {"locationType": "header", "location": "Authorization"} if refusal.status == 401 else {}
-        return Answer(refusal.status, {**JSON, **refusal.headers}, DataBody(refusal.to_json(**at).encode()))
-
     def failure(self) -> Fault:
         return self.network.rng.choice(_FAILURES)
 
     def _admit(self, call: Call, route: Route) -> None:
         if route.kind == "token":
             return
-        given = _token_of(call)
-        if given in self.expired:
-            realm = {"WWW-Authenticate": 'Bearer realm="https://accounts.google.com/"'}
-            raise Refusal(401, "Invalid Credentials", "authError", headers=realm)
-        if given not in self.issued:
+        expires_s = self.issued.get(_token_of(call))
+        if expires_s is None:
             super()._admit(call, route)
+        elif expires_s <= self.network.now():
+            raise unauthorized("Invalid Credentials", "authError")
         self._charge(call, route)
         if route.key in self._forbidden:
             text = f"The user does not have sufficient permissions for file {route.key}."
@@ -152,26 +147,30 @@ class DriveApi(Service):
         given = {"refresh_token": form.get("refresh_token"), _JWT_GRANT: form.get("assertion")}
         grant = form.get("grant_type", "")
         if grant not in given:
-            return _json({"error": "unsupported_grant_type"}, 400)
+            return json_answer({"error": "unsupported_grant_type"}, 400)
         if not given[grant]:
-            return _json({"error": "invalid_request"}, 400)
+            return json_answer({"error": "invalid_request"}, 400)
         if self.refuses_tokens:
             text = "Token has been expired or revoked."
-            return _json({"error": "invalid_grant", "error_description": text}, 400)
+            return json_answer({"error": "invalid_grant", "error_description": text}, 400)
         token = "ya29.sim-" + uuid.uuid4().hex
-        self.issued.add(token)
-        return _json({"access_token": token, "expires_in": 3599, "token_type": "Bearer"})
+        self.issued[token] = self.network.now() + self.token_life_s
+        return json_answer({"access_token": token, "expires_in": 3599, "token_type": "Bearer"})
 
     # Which address means what
     def route(self, call: Call) -> Route:
         if call.method == "POST" and call.path in ("/token", "/oauth2/v4/token"):
             return Route("token", self._token)
+        if re.fullmatch(r"/batch/drive/v[23]", call.path):
+            return Route("batch", self.batch)
         found = re.fullmatch(r"(/upload|/resumable/upload)?/drive/(v[23])/(.+)", call.path)
         if not found:
             raise Refusal(404, "Not Found")
-        if call.headers.get("x-http-method-override") == "GET":
-            call.query.update(parse_qsl(call.body.decode(), True))
-            call.method, call.body = "GET", b""
+        if call.method == "POST" and (method := call.headers.get("x-http-method-override")):
+            call.method = method
+            if method == "GET":  # too long for an address
+                call.query.update(parse_qsl(call.body.decode(), True))
+                call.body = b""
         ask, parts = Ask(call, V3 if found[2] == "v3" else V2), [unquote(p) for p in found[3].split("/")]
         if found[1]:
             return self._route_upload(ask, parts)
@@ -288,7 +287,7 @@ class DriveApi(Service):
         return shown
 
     def _file(self, ask: Ask, item: Item) -> Answer:
-        return _json(self._shows(ask, ask.mask(ask.words.file_mask))(item))
+        return json_answer(self._shows(ask, ask.mask(ask.words.file_mask))(item))
 
     def _list(self, ask: Ask, query: Query | None) -> Answer:
         mask, limit, number = ask.mask(ask.words.list_mask), ask.page_size(), 0
@@ -310,7 +309,7 @@ class DriveApi(Service):
         of_item = mask.get(ask.words.files, mask.get("*", None if mask else {}))
         if of_item is not None:
             out[ask.words.files] = list(map(self._shows(ask, of_item), found))
-        answer = _json(project(out, {name: {} for name in mask}))
+        answer = json_answer(project(out, {name: {} for name in mask}))
         answer.n_items = len(found)
         return answer
 
@@ -501,32 +500,12 @@ class DriveApi(Service):
             return Answer(499)
         if upload.result:
             return self._file(upload.ask, upload.result)
-        total = self._take(upload, call)
+        total = take_chunk(upload.data, call, self.accept_only)
+        self.accept_only = None if call.body else self.accept_only
         if total == len(upload.data):
             upload.result = self._save(upload, bytes(upload.data))
             return self._file(upload.ask, upload.result)
         return Answer(308, {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {})
-
-    def _take(self, upload: _Upload, call: Call) -> int | None:
-        """Return the total size as far as it is known, with the bytes that came added to the upload."""
-        n = len(call.body)
-        given = call.headers.get("content-range", f"bytes 0-{n - 1}/{n}" if n else "bytes */0")
-        found = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", given)
-        if not found:
-            raise Refusal(400, f"Failed to parse Content-Range header: {given}")
-        total = None if found[3] == "*" else int(found[3])
-        if found[1] is None:
-            return total
-        start, stop = int(found[1]), int(found[2]) + 1
-        if n != stop - start or (total is not None and stop > total):
-            raise Refusal(400, f"Invalid request: {n} bytes in the body, {given}.")
-        if stop != total and n % CHUNK:
-            raise Refusal(400, f"Invalid request: {n} bytes are not a multiple of 262144.")
-        if start <= len(upload.data):  # a gap is not stored: the reply says what is
-            body = call.body if self.accept_only is None else call.body[: self.accept_only]
-            self.accept_only = None
-            upload.data += body[len(upload.data) - start :]
-        return total
 
     def _may_edit(self, ask: Ask, item_id: str, *, is_content: bool = False) -> Item:
         item = self._need(ask, item_id)
@@ -622,13 +601,13 @@ class DriveApi(Service):
             raise invalid("maxResults" if ask.words is V2 else "count", f"Invalid value '{text}'.")
         ids = [self.items.new_id() for _ in range(int(text))]
         self._reserved.update(ids)
-        return _json({"kind": "drive#generatedIds", "space": "drive", "ids": ids})
+        return json_answer({"kind": "drive#generatedIds", "space": "drive", "ids": ids})
 
     # All that is not a file
     def _start_token(self, ask: Ask) -> Answer:
         self._check_drive(ask)
         text = str(self.items.changes()[1])
-        return _json(project({"kind": "drive#startPageToken", "startPageToken": text}, ask.mask({})))
+        return json_answer(project({"kind": "drive#startPageToken", "startPageToken": text}, ask.mask({})))
 
     def _check_drive(self, ask: Ask) -> None:
         if ask.drive_id and not ask.knows_drives:
@@ -655,7 +634,7 @@ class DriveApi(Service):
             out["newStartPageToken"] = str(resume)
         if not is_v3:
             out["largestChangeId"] = str(resume - 1)
-        answer = _json(project(out, mask))
+        answer = json_answer(project(out, mask))
         answer.n_items = len(rows)
         return answer
 
@@ -677,11 +656,13 @@ class DriveApi(Service):
                 text = "The 'fields' parameter is required for this method."
                 raise Refusal(400, text, "required", location="fields")
             quota = {"limit": str(15 << 30), "usage": "0", "usageInDrive": "0", "usageInDriveTrash": "0"}
-            return _json(project({"kind": "drive#about", "user": ME, "storageQuota": quota}, ask.mask({})))
+            return json_answer(
+                project({"kind": "drive#about", "user": ME, "storageQuota": quota}, ask.mask({}))
+            )
         out = {"kind": "drive#about", "name": ME["displayName"], "user": ME, "quotaType": "LIMITED"}
         out |= {"quotaBytesTotal": str(15 << 30), "quotaBytesUsed": "0", "rootFolderId": self.items.root}
         out |= {"largestChangeId": str(self.items.changes()[1] - 1), "permissionId": ME["permissionId"]}
-        return _json(project(out, ask.mask({})))
+        return json_answer(project(out, ask.mask({})))
 
     def _drives(self, ask: Ask, which: str, rest: list[str]) -> Answer:
         kind, key = _KINDS[which]
@@ -690,9 +671,9 @@ class DriveApi(Service):
         if rest:
             if not rows:
                 raise Refusal(404, f"Shared drive not found: {rest[0]}", "notFound", location="driveId")
-            return _json(project(rows[0], ask.mask({})))
+            return json_answer(project(rows[0], ask.mask({})))
         out = {"kind": f"{kind}List", key if ask.words is V3 else "items": rows}
-        return _json(project(out, ask.mask({})))
+        return json_answer(project(out, ask.mask({})))
 
     def _revisions(self, ask: Ask, item_id: str, which: list[str]) -> Answer:
         item, is_v3 = self._need(ask, item_id, in_any_drive=True), ask.words is V3
@@ -706,24 +687,20 @@ class DriveApi(Service):
             row |= {"modifiedTime": at, "size": size} if is_v3 else {"modifiedDate": at, "fileSize": size}
             rows.append(row)
         if which:
-            return _json(project(rows[0], ask.mask({})))
+            return json_answer(project(rows[0], ask.mask({})))
         out = {"kind": "drive#revisionList", "revisions" if is_v3 else "items": rows}
-        return _json(project(out, ask.mask({})))
+        return json_answer(project(out, ask.mask({})))
 
     def _permissions(self, ask: Ask, item_id: str) -> Answer:
         self._need(ask, item_id)
         row = {"kind": "drive#permission", "id": ME["permissionId"], "role": "owner", "type": "user"}
         row |= {"emailAddress": ME["emailAddress"]}
         key = "permissions" if ask.words is V3 else "items"
-        return _json(project({"kind": "drive#permissionList", key: [row]}, ask.mask({})))
+        return json_answer(project({"kind": "drive#permissionList", key: [row]}, ask.mask({})))
 
 
 def _token_of(call: Call) -> str:
     return call.headers.get("authorization", "").removeprefix("Bearer ")
-
-
-def _json(value: Any, status: int = 200) -> Answer:
-    return Answer(status, dict(JSON), DataBody(json.dumps(value).encode()))
 
 
 def _forbidden(item: Item) -> Refusal:
