@@ -22,6 +22,7 @@ from cachedfs.sim.drive.query import parse_mask, parse_query, project
 from cachedfs.sim.drive.show import V2_FIELDS, V3_FIELDS
 from cachedfs.sim.network import PROFILES, Delay
 from cachedfs.sim.quota import QUOTAS, Meter
+from tests.sim.discovery import problems_of_reply
 
 discovery = pytest.importorskip("googleapiclient.discovery")
 httplib2 = pytest.importorskip("httplib2")
@@ -50,9 +51,20 @@ def ask(
     try:
         connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
         reply = connection.getresponse()
-        return reply.status, reply.headers, reply.read()
+        data = reply.read()
+        verb = headers.get("x_http_method_override", method)
+        judge(verb, target, reply.status, reply.headers, data)
+        return reply.status, reply.headers, data
     finally:
         connection.close()
+
+
+def judge(verb: str, target: str, status: int, headers: Any, body: bytes) -> None:
+    """Fail unless a reply is what the discovery documents say; all that this file asks comes through here."""
+    if headers.get("Content-Encoding", headers.get("content-encoding")) == "gzip":
+        body = gzip.decompress(body)
+    kind = headers.get("Content-Type") or headers.get("content-type") or ""
+    assert problems_of_reply(verb, target, status, kind, body) == []
 
 
 def ask_json(server: DriveServer, path: str, method: str = "GET", body: Any = None, **query: Any) -> Any:
@@ -80,7 +92,11 @@ class Rewriting(httplib2.Http):
             kwargs["headers"] = {**(kwargs.get("headers") or {}), "authorization": f"Bearer {self.token}"}
         if parts.netloc.endswith(".googleapis.com"):
             uri = self.endpoint_url + uri[uri.index(parts.netloc) + len(parts.netloc) :]
-        return super().request(uri, *args, **kwargs)
+        response, body = super().request(uri, *args, **kwargs)
+        verb = args[0] if args else kwargs.get("method", "GET")
+        override = (kwargs.get("headers") or {}).get("x-http-method-override")
+        judge(override or verb, uri.removeprefix(self.endpoint_url), response.status, dict(response), body)
+        return response, body
 
 
 class Credentials:

@@ -28,7 +28,7 @@ from cachedfs.sim.drive.items import (
     rfc3339,
 )
 from cachedfs.sim.drive.query import Mask, Query, parse_query, project
-from cachedfs.sim.drive.show import ME, to_v2
+from cachedfs.sim.drive.show import ME, to_v2, user_v3
 from cachedfs.sim.google import GoogleService, json_answer, span_of, split_related, take_chunk
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody
@@ -335,10 +335,10 @@ class DriveApi(GoogleService):
             raise Refusal(404, f"Shared drive not found: {drive_id}", "notFound", location="driveId")
         matches = query.test(self._read) if query else lambda _: True
         in_space = ask.query.get("spaces", "drive") == "drive"
-        tops = {items.root, *items.drives}
+        tops, wants = {items.root, *items.drives}, ask.wants_drives
 
         def is_listed(item: Item) -> bool:
-            seen = item.drive_id == drive_id if drive_id else ask.wants_drives or not item.drive_id
+            seen = item.drive_id == drive_id if drive_id else wants or not item.drive_id
             return seen and item.id not in tops and items.get(item.id) is item and matches(item)
 
         candidates = self._candidates(ask, query) if in_space else []
@@ -657,7 +657,7 @@ class DriveApi(GoogleService):
                 raise Refusal(400, text, "required", location="fields")
             quota = {"limit": str(15 << 30), "usage": "0", "usageInDrive": "0", "usageInDriveTrash": "0"}
             return json_answer(
-                project({"kind": "drive#about", "user": ME, "storageQuota": quota}, ask.mask({}))
+                project({"kind": "drive#about", "user": user_v3(ME), "storageQuota": quota}, ask.mask({}))
             )
         out = {"kind": "drive#about", "name": ME["displayName"], "user": ME, "quotaType": "LIMITED"}
         out |= {"quotaBytesTotal": str(15 << 30), "quotaBytesUsed": "0", "rootFolderId": self.items.root}

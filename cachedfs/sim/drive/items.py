@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import mimetypes
 import random
@@ -138,10 +139,11 @@ class Items:
 
     def is_trashed(self, item: Item) -> bool:
         """Return whether an item, or the folder that holds it, is in the trash."""
+        while len(item.parents) == 1 and not item.trashed:
+            item = self._items[item.parents[0]]
         if item.trashed or not item.parents:
             return item.trashed
-        parents = [self._items.get(parent) for parent in item.parents]
-        return all(parent is not None and self.is_trashed(parent) for parent in parents)
+        return all(self.is_trashed(self._items[parent]) for parent in item.parents)
 
     def changes(self, first: int | None = None) -> tuple[list[Change], int]:
         """Return what the feed shows from number `first` on, in order, and where it goes on.
@@ -311,6 +313,7 @@ class Items:
         self._changes[item.id] = Change(self._n_changes, item.id, item.drive_id, self._ms, self._clock())
 
 
+@functools.lru_cache(1 << 12)
 def rfc3339(at_ms: int) -> str:
     """Return a time as the API writes it."""
     at = datetime.fromtimestamp(at_ms // 1000, UTC)

@@ -200,6 +200,6 @@ def project(value: Any, mask: Mask) -> Any:
         return [project(element, mask) for element in value]
     if not mask or not isinstance(value, dict):
         return value
-    rest = mask.get("*")
-    kept = {name: mask.get(name, rest) for name in value}
-    return {name: project(value[name], inner) for name, inner in kept.items() if inner is not None}
+    if "*" in mask:
+        mask = {name: mask.get(name, mask["*"]) for name in value}
+    return {name: project(value[name], inner) for name, inner in mask.items() if name in value}

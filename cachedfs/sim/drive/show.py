@@ -8,7 +8,7 @@ from typing import Any
 
 from cachedfs.sim.drive.items import EXPORTS, FOLDER, Item, Items, Revision, rfc3339
 
-__all__ = ["ME", "V2_FIELDS", "V3_FIELDS", "show", "show_v3", "to_v2"]
+__all__ = ["ME", "V2_FIELDS", "V3_FIELDS", "show", "show_v3", "to_v2", "user_v3"]
 
 _CAN_ALL = ["canComment", "canCopy", "canDelete", "canDownload", "canEdit", "canModifyContent"]
 _CAN_ALL += ["canRename", "canShare", "canTrash", "canUntrash"]
@@ -20,6 +20,11 @@ ME: dict[str, Any] = {
     "emailAddress": "me@example.com",
 }
 ME |= {"isAuthenticatedUser": True}
+
+
+def user_v3(user: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a user of v2 as v3 has it."""
+    return {"me" if name == "isAuthenticatedUser" else name: value for name, value in user.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,10 @@ _SHAPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "trashed": ("labels", lambda labels: labels["trashed"]),
     "starred": ("labels", lambda labels: labels["starred"]),
     "viewedByMe": ("labels", lambda labels: labels["viewed"]),
+    "owners": ("owners", lambda users: list(map(user_v3, users))),
+    "lastModifyingUser": ("lastModifyingUser", user_v3),
+    "sharingUser": ("sharingUser", user_v3),
+    "trashingUser": ("trashingUser", user_v3),
     "properties": ("properties", lambda rows: {row["key"]: row["value"] for row in rows}),
 }
 _V3_ONLY = {"appProperties", "contentHints", "downloadRestrictions", "modifiedByMe", "viewersCanCopyContent"}

@@ -13,6 +13,7 @@ import pytest
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.retry import Policy
 from cachedfs.sim import DriveServer
+from tests.sim.discovery import problems_of_request
 
 QUICK = Policy(base_s=0.001, cap_s=0.001, stall_s=0.25)
 _numbers = itertools.count()
@@ -28,9 +29,12 @@ def shared_server() -> Iterator[DriveServer]:
 def server(shared_server: DriveServer) -> Iterator[DriveServer]:
     shared_server.reset()
     yield shared_server
+    asked = shared_server.requests
     shared_server.heal()
     shared_server.short_pages(None)
     shared_server.require_no_token()
+    # Whatever a test was about: all that we asked since its last look is in Google's description of the API.
+    assert [problem for request in asked for problem in problems_of_request(request)] == []
 
 
 @pytest.fixture
