@@ -1,10 +1,12 @@
 """Simulated clouds for tests, demos and benchmarks; figures got from them are simulated."""
 
 from cachedfs.sim.drive import DriveServer
+from cachedfs.sim.faults import Fault
 from cachedfs.sim.gcs import GCSServer
+from cachedfs.sim.messages import Request
 from cachedfs.sim.network import PROFILES, Delay, Profile
 from cachedfs.sim.quota import QUOTAS, Quota
-from cachedfs.sim.server import Fault, Request, SimServer
+from cachedfs.sim.server import SimServer
 
 __all__ = ["PROFILES", "QUOTAS", "Delay", "DriveServer", "Fault", "GCSServer", "Profile", "Quota", "Request"]
 __all__ += ["SimServer"]

@@ -23,9 +23,11 @@ from xml.sax.saxutils import escape
 import google_crc32c
 
 from cachedfs.sim.google import GoogleService, body_of, json_answer, span_of, split_related, take_chunk
+from cachedfs.sim.messages import Answer, Call, Refusal, Route
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody, FolderStore, Store, StoredObject, list_page
-from cachedfs.sim.server import Answer, Call, Refusal, Route, Service, SimServer
+from cachedfs.sim.server import SimServer
+from cachedfs.sim.service import Service
 
 __all__ = ["GCSServer", "GCSService"]
 

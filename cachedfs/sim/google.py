@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from cachedfs.sim.faults import Fault
+from cachedfs.sim.messages import Answer, Call, Refusal, Route
 from cachedfs.sim.objects import DataBody
-from cachedfs.sim.server import Answer, Call, Refusal, Route, Service
+from cachedfs.sim.service import Service
 
 __all__ = ["GoogleService", "body_of", "json_answer", "span_of", "split_related", "take_chunk"]
 

@@ -12,7 +12,8 @@ from cachedfs.sim.drive.items import DOCUMENT, FOLDER, SHORTCUT, Item, rfc3339
 from cachedfs.sim.drive.show import show
 from cachedfs.sim.network import Network, Profile
 from cachedfs.sim.quota import Meter, Quota
-from cachedfs.sim.server import Service, SimServer
+from cachedfs.sim.server import SimServer
+from cachedfs.sim.service import Service
 
 __all__ = ["DriveServer", "DriveService"]
 

@@ -29,11 +29,12 @@ from cachedfs.sim.drive.items import (
 )
 from cachedfs.sim.drive.query import Mask, Query, parse_query, project
 from cachedfs.sim.drive.show import ME, to_v2, user_v3
+from cachedfs.sim.faults import Fault
 from cachedfs.sim.google import GoogleService, json_answer, span_of, split_related, take_chunk
+from cachedfs.sim.messages import Answer, Call, Refusal, Route, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody
 from cachedfs.sim.quota import Meter, units_of
-from cachedfs.sim.server import Answer, Call, Fault, Refusal, Route, unauthorized
 
 __all__ = ["BINARY", "DriveApi"]
 

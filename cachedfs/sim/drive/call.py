@@ -10,7 +10,7 @@ from cachedfs.sim.drive.items import FOLDER, Item
 from cachedfs.sim.drive.query import Mask, parse_mask
 from cachedfs.sim.drive.show import V2_FIELDS, V3_FIELDS, show, show_v3, to_v2
 from cachedfs.sim.google import body_of
-from cachedfs.sim.server import Call, Refusal
+from cachedfs.sim.messages import Call, Refusal
 
 __all__ = ["V2", "V3", "Ask", "Words", "bad_fields", "invalid", "ordered"]
 
