@@ -386,6 +386,10 @@ def test_googleapiclient_v2_copies_moves_and_sees_revisions(server: DriveServer,
     assert v2.revisions().get(fileId=item_id, revisionId=revisions[0]["id"]).execute()["md5Checksum"]
     assert v2.files().get_media(fileId=item_id, revisionId=revisions[0]["id"]).execute() == b"one"
     assert v2.files().get_media(fileId=item_id).execute() == b"two"
+    with build(server, "v3") as v3:
+        assert v3.revisions().get_media(fileId=item_id, revisionId=revisions[0]["id"]).execute() == b"one"
+    in_v3 = ask(server, f"{V3}/{item_id}?alt=media&revisionId={revisions[0]['id']}")
+    assert in_v3[2] == b"two"  # no such parameter, and so it is ignored
     copy = v2.files().copy(fileId=item_id, body={"parents": [{"id": folder}]}).execute()
     assert server.get("d/Copy of f") == b"two"
     v2.files().patch(fileId=copy["id"], addParents="root", removeParents=folder).execute()

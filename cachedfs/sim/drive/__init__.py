@@ -7,9 +7,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from cachedfs.sim.drive.api import BINARY, DriveApi
+from cachedfs.sim.drive.api import DriveApi
 from cachedfs.sim.drive.items import DOCUMENT, FOLDER, SHORTCUT, Item, rfc3339
 from cachedfs.sim.drive.show import show
+from cachedfs.sim.drive.writing import BINARY
 from cachedfs.sim.network import Network, Profile
 from cachedfs.sim.quota import Meter, Quota
 from cachedfs.sim.server import SimServer

@@ -1,0 +1,91 @@
+"""Who asks the simulated Drive, whether that is allowed, and how much is left of what may be asked."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from urllib.parse import parse_qsl
+
+from cachedfs.sim.faults import Fault
+from cachedfs.sim.google import GoogleService, json_answer
+from cachedfs.sim.messages import Answer, Call, Refusal, Route, unauthorized
+from cachedfs.sim.network import Network
+from cachedfs.sim.quota import Meter, units_of
+
+__all__ = ["Accounts"]
+
+_JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+# What comes now and then from a service that is well, and more often on a bad day.
+_FAILURES = [Fault(status=403, reason="userRateLimitExceeded"), Fault(status=403, reason="rateLimitExceeded")]
+_FAILURES += [Fault(status=429), Fault(status=500), Fault(status=503), Fault(status=502, html=True)]
+
+
+class Accounts(GoogleService):
+    """Issues tokens, and admits or refuses what comes with them."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network)
+        self.meter = Meter(network.profile.quota)
+        self.accounts: dict[str, tuple[str, str]] = {}  # token to user and project
+        self.issued: dict[str, float] = {}  # token to when it expires
+        self.token_life_s = math.inf
+        self.refuses_tokens = False
+
+    # Who may, and how much
+    def failure(self) -> Fault:
+        return self.network.rng.choice(_FAILURES)
+
+    def _admit(self, call: Call, route: Route) -> None:
+        if route.kind == "token":
+            return
+        expires_s = self.issued.get(token_of(call))
+        if expires_s is None:
+            super()._admit(call, route)
+        elif expires_s <= self.network.now():
+            raise unauthorized("Invalid Credentials", "authError")
+        self._charge(call, route)
+        if route.key in self._forbidden:
+            text = f"The user does not have sufficient permissions for file {route.key}."
+            raise Refusal(403, text, "insufficientFilePermissions")
+
+    def _charge(self, call: Call, route: Route) -> None:
+        """Count a request against the quota of its user and project; Refusal when there is none left."""
+        user, project = self._account(call)
+        units = units_of(route.kind) if route.units is None else route.units
+        whose = self.meter.charge(user, project, units, self.network.now()) if units else None
+        if whose:
+            raise self._too_fast(whose)
+        call.units = units
+
+    def _account(self, call: Call) -> tuple[str, str]:
+        """Return the user and the project that a call is charged to: unless told otherwise, one for all tokens."""
+        user, project = self.accounts.get(token_of(call), ("user", "project"))
+        return user, call.headers.get("x-goog-user-project", project)
+
+    def _too_fast(self, whose: str) -> Refusal:
+        if self.meter.quota.status == 403 and whose == "user":
+            return Refusal(403, "User Rate Limit Exceeded", "userRateLimitExceeded")
+        return Refusal(self.meter.quota.status, "Rate Limit Exceeded", "rateLimitExceeded")
+
+    def _count_create(self, call: Call) -> None:
+        if not self.meter.create(self._account(call)[0], self.network.now()):
+            raise self._too_fast("user")
+
+    def _token(self, call: Call) -> Answer:
+        form = dict(parse_qsl(call.body.decode()))
+        given = {"refresh_token": form.get("refresh_token"), _JWT_GRANT: form.get("assertion")}
+        grant = form.get("grant_type", "")
+        if grant not in given:
+            return json_answer({"error": "unsupported_grant_type"}, 400)
+        if not given[grant]:
+            return json_answer({"error": "invalid_request"}, 400)
+        if self.refuses_tokens:
+            text = "Token has been expired or revoked."
+            return json_answer({"error": "invalid_grant", "error_description": text}, 400)
+        token = "ya29.sim-" + uuid.uuid4().hex
+        self.issued[token] = self.network.now() + self.token_life_s
+        return json_answer({"access_token": token, "expires_in": 3599, "token_type": "Bearer"})
+
+
+def token_of(call: Call) -> str:
+    return call.headers.get("authorization", "").removeprefix("Bearer ")

@@ -1,0 +1,230 @@
+"""How files come, change and go at the simulated Drive: inserts, uploads, copies, moves, trash."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cachedfs.sim.drive.call import V2, V3, Ask, invalid
+from cachedfs.sim.drive.items import EXPORTS, FOLDER, SHORTCUT, Item
+from cachedfs.sim.drive.reading import Reading, can, forbidden
+from cachedfs.sim.google import json_answer, take_chunk
+from cachedfs.sim.messages import Answer, Call, Refusal
+from cachedfs.sim.network import Network
+
+__all__ = ["BINARY", "Upload", "Writing"]
+
+BINARY = "application/octet-stream"
+_WRITABLE = {"title", "mimeType", "description", "labels", "properties", "appProperties", "modifiedDate"}
+_WRITABLE |= {"folderColorRgb", "originalFilename", "writersCanShare", "copyRequiresWriterPermission"}
+
+
+@dataclass(slots=True)
+class Upload:
+    """A file on its way."""
+
+    item_id: str
+    is_new: bool
+    ask: Ask  # the request that began it
+    fields: dict[str, Any]
+    mime: str
+    data: bytearray = field(default_factory=bytearray)
+    result: Item | None = None
+
+
+class Writing(Reading):
+    """Answers all that changes something."""
+
+    def __init__(self, network: Network, folder: Path | None = None) -> None:
+        super().__init__(network, folder)
+        self.uploads: dict[str, Upload] = {}
+        self._reserved: set[str] = set()  # ids given out by generateIds
+        self.accept_only: int | None = None
+
+    def _new_upload(self, ask: Ask, fields: dict[str, Any], mime: str, item_id: str = "") -> Upload:
+        given = item_id or fields.get("id") or self.items.new_id()
+        return Upload(given, not item_id, ask, fields, fields.get("mimeType") or mime)
+
+    # Writing
+    def _may_make(self, upload: Upload) -> list[str]:
+        """Return the folder that a new item goes into; Refusal when none may be made."""
+        fields = upload.fields
+        if self.items.get(upload.item_id):
+            raise Refusal(409, "A file already exists with the provided ID.", "fileIdInUse")
+        if "id" in fields and upload.item_id not in self._reserved:
+            raise Refusal(400, "The provided file ID is not usable.", location="id")
+        parents = _ids(fields.get("parents")) or ["root"]
+        if len(parents) > 1:
+            raise Refusal(400, "A file cannot be put into several folders.", location="parents")
+        folder = self._need(upload.ask, parents[0])
+        if not can(folder, "canAddChildren"):
+            raise forbidden(folder)
+        return [folder.id]
+
+    def _new_item(self, upload: Upload) -> Item:
+        """Return the item that a request makes, still empty."""
+        parents = self._may_make(upload)
+        title, mime = upload.fields.get("title") or "Untitled", upload.mime or BINARY
+        return self.items.make(title, mime, parents, item_id=upload.item_id)
+
+    def _insert(self, upload: Upload) -> Answer:
+        """Return the reply to an insert without media: a folder, shortcut, document or empty file."""
+        fields, mime, details = upload.fields, upload.mime, {}
+        if mime == SHORTCUT:
+            target_id = (fields.get("shortcutDetails") or {}).get("targetId", "")
+            details = self.details(self._need(upload.ask, target_id).id)
+        self._may_make(upload)
+        self._count_create(upload.ask.call)
+        item = self._new_item(upload)
+        if details:
+            item.fields["shortcutDetails"] = details
+        elif mime != FOLDER and mime not in EXPORTS:
+            self.items.write(item, b"", 0)
+        self._apply(item, fields)
+        return self._file(upload.ask, item)
+
+    def _upload(self, upload: Upload, kind: str, data: bytes) -> Answer:
+        if upload.is_new:
+            self._may_make(upload)
+            self._count_create(upload.ask.call)
+        else:
+            self._may_edit(upload.ask, upload.item_id, is_content=True)
+        if kind != "resumable":
+            return self._file(upload.ask, self._save(upload, data))
+        upload_id, call = uuid.uuid4().hex, upload.ask.call
+        self.uploads[upload_id] = upload
+        at = f"http://{call.host}{call.path}?uploadType=resumable&upload_id={upload_id}"
+        return Answer(200, {"Location": at, "X-GUploader-UploadID": upload_id})
+
+    def _save(self, upload: Upload, data: bytes) -> Item:
+        """Return the item with its new content."""
+        if upload.is_new:
+            item = self._new_item(upload)
+        else:
+            item = self._may_edit(upload.ask, upload.item_id, is_content=True)
+        self.items.write(item, data, len(data), upload.mime)
+        if upload.is_new:
+            self._apply(item, upload.fields)
+        else:
+            self._revise(upload.ask, item, upload.fields)
+        return item
+
+    def _resume(self, upload: Upload | None, call: Call) -> Answer:
+        """Return the reply to one request of a resumable upload."""
+        if upload is None:
+            raise Refusal(404, "The upload session is unknown or has expired.", "notFound")
+        if call.method == "DELETE":
+            del self.uploads[call.query["upload_id"]]
+            return Answer(499)
+        if upload.result:
+            return self._file(upload.ask, upload.result)
+        total = take_chunk(upload.data, call, self.accept_only)
+        self.accept_only = None if call.body else self.accept_only
+        if total == len(upload.data):
+            upload.result = self._save(upload, bytes(upload.data))
+            return self._file(upload.ask, upload.result)
+        return Answer(308, {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {})
+
+    def _may_edit(self, ask: Ask, item_id: str, *, is_content: bool = False) -> Item:
+        item = self._need(ask, item_id)
+        if not can(item, "canEdit"):
+            raise forbidden(item)
+        if is_content and item.head is None:
+            raise Refusal(403, "The content of this file cannot be replaced.", "fileNotDownloadable")
+        return item
+
+    def _apply(self, item: Item, given: Mapping[str, Any]) -> None:
+        """Give an item what the body of a request may say of it, its place excepted."""
+        fields = {name: value for name, value in given.items() if name in _WRITABLE and value is not None}
+        self.items.edit(item, fields)
+
+    def _update(self, ask: Ask, item_id: str) -> Answer:
+        item = self._may_edit(ask, item_id)
+        self._revise(ask, item, ask.body)
+        return self._file(ask, item)
+
+    def _revise(self, ask: Ask, item: Item, given: Mapping[str, Any]) -> None:
+        """Change an item as the body and the parameters of an update say."""
+        date = given.get("modifiedDate")
+        sets_date = ask.words is V3 or ask.flag("setModifiedDate")
+        behavior = ask.query.get("modifiedDateBehavior", "fromBodyOrNow" if sets_date else "now")
+        self._place(ask, item, given)
+        self._apply(item, {name: value for name, value in given.items() if name != "modifiedDate"})
+        if behavior.startswith("fromBody") and date:
+            self.items.edit(item, {"modifiedDate": date})
+        elif behavior != "noChange":
+            item.modified_ms = self.items.tick()
+        self.items.touch(item)
+
+    def _place(self, ask: Ask, item: Item, fields: Mapping[str, Any]) -> None:
+        """Move an item as a request says; since 2020 an item is put into one folder only."""
+        added = [p for p in ask.query.get("addParents", "").split(",") if p]
+        removed = {p for p in ask.query.get("removeParents", "").split(",") if p}
+        if ask.words is V3 and "parents" in fields:
+            text = "The parents field is not directly writable in update requests."
+            raise Refusal(403, text, "fieldNotWritable")
+        parents = _ids(fields.get("parents"))
+        if not added and not parents and not removed:
+            return
+        if len(added or parents) > 1:
+            raise Refusal(403, "A file cannot be put into several folders.", "multipleParentsNotAllowed")
+        target = [self._need(ask, p).id for p in added or parents]
+        left = [p for p in item.parents if p not in {self.items.root if r == "root" else r for r in removed}]
+        self.items.move(item, target or left)
+
+    def _trash(self, ask: Ask, item_id: str, trashed: bool) -> Answer:
+        item = self._may_edit(ask, item_id)
+        if not item.parents and "sharedWithMeDate" not in item.fields:
+            raise forbidden(item)
+        self.items.edit(item, {"labels": {"trashed": trashed}})
+        self.items.touch(item)
+        return self._file(ask, item)
+
+    def _delete(self, ask: Ask, item_id: str) -> Answer:
+        item = self._need(ask, item_id)
+        if item.id == self.items.root or item.id in self.items.drives or not can(item, "canDelete"):
+            raise forbidden(item)
+        self.items.remove(item)
+        return Answer(204)
+
+    def details(self, target_id: str) -> dict[str, str]:
+        """Return what a shortcut says of its target; little when that is out of sight."""
+        target = self.items.get(target_id)
+        if target is None:
+            return {"targetId": target_id}
+        out = {"targetId": target.id, "targetMimeType": target.mime}
+        key = target.fields.get("resourceKey")
+        return out | ({"targetResourceKey": key} if key else {})
+
+    def _copy(self, ask: Ask, item_id: str) -> Answer:
+        source, fields = self._need(ask, item_id), ask.body
+        if source.mime == FOLDER or not can(source, "canCopy"):
+            raise Refusal(403, "This file cannot be copied by the user.", "cannotCopyFile")
+        fields = {"parents": list(source.parents), **fields}
+        fields["title"] = fields.get("title") or f"Copy of {source.title}"
+        upload = self._new_upload(ask, fields, source.mime)
+        self._may_make(upload)
+        self._count_create(ask.call)
+        item = self._new_item(upload)
+        item.text = source.text
+        item.fields |= {name: value for name, value in source.fields.items() if name in _WRITABLE}
+        if source.head:
+            self.items.write(item, source.head.data, source.head.size)
+        self._apply(item, fields)
+        return self._file(ask, item)
+
+    def _generate_ids(self, ask: Ask) -> Answer:
+        text = ask.query.get("maxResults" if ask.words is V2 else "count", "10")
+        if not 1 <= int(text) <= 1000:
+            raise invalid("maxResults" if ask.words is V2 else "count", f"Invalid value '{text}'.")
+        ids = [self.items.new_id() for _ in range(int(text))]
+        self._reserved.update(ids)
+        return json_answer({"kind": "drive#generatedIds", "space": "drive", "ids": ids})
+
+
+def _ids(parents: list[Any] | None) -> list[str]:
+    """Return the ids in the parents of a body: references in v2, plain in v3."""
+    return [parent["id"] if isinstance(parent, dict) else parent for parent in parents or ()]
