@@ -1,0 +1,117 @@
+"""How the simulated GCS shows an object: as JSON, as headers, as XML, as bytes."""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import gzip
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import escape
+
+from cachedfs.sim.google import span_of
+from cachedfs.sim.messages import Answer, Call
+from cachedfs.sim.objects import DataBody, StoredObject
+
+__all__ = ["FIELDS", "XML", "media_answer", "object_headers", "resource", "rfc3339", "xml", "xml_etag"]
+
+XML = {"Content-Type": "application/xml; charset=UTF-8"}
+# An object's editable properties: the JSON API's name, the XML API's header.
+FIELDS = {
+    "contentType": "content-type",
+    "contentEncoding": "content-encoding",
+    "cacheControl": "cache-control",
+    "contentDisposition": "content-disposition",
+    "contentLanguage": "content-language",
+    "storageClass": "x-goog-storage-class",
+    "customTime": "x-goog-custom-time",
+}
+
+
+def resource(stored: StoredObject, host: str) -> dict[str, Any]:
+    """Return an object as the JSON API shows it."""
+    path = f"b/{quote(stored.bucket)}/o/{quote(stored.name, '')}"
+    generation, created = str(stored.generation), rfc3339(stored.created_s)
+    download = f"http://{host}/download/storage/v1/{path}?generation={generation}&alt=media"
+    names = {"kind": "storage#object", "id": f"{stored.bucket}/{stored.name}/{generation}"}
+    names |= {"name": stored.name, "bucket": stored.bucket, "storageClass": "STANDARD"}
+    names |= {"selfLink": f"http://{host}/storage/v1/{path}", "mediaLink": download}
+    version = {"generation": generation, "metageneration": str(stored.metageneration), "etag": stored.etag}
+    times = dict.fromkeys(("timeCreated", "timeStorageClassUpdated", "timeFinalized"), created)
+    out: dict[str, Any] = {**names, **version, **times, "updated": rfc3339(stored.updated_s)}
+    out |= {"size": str(stored.size)} | ({"crc32c": stored.crc32c} if stored.crc32c else {})
+    out |= {name: value for name, value in stored.fields.items() if value}
+    if stored.md5:
+        out["md5Hash"] = base64.b64encode(stored.md5).decode()
+    if stored.n_components:
+        out["componentCount"] = stored.n_components
+    if stored.key_sha256:
+        out["customerEncryption"] = {"encryptionAlgorithm": "AES256", "keySha256": stored.key_sha256}
+    return out
+
+
+def object_headers(stored: StoredObject) -> dict[str, str]:
+    """Return what every XML reply about an object, and every media reply, says of it."""
+    md5 = f",md5={base64.b64encode(stored.md5).decode()}" if stored.md5 else ""
+    hashes = f"crc32c={stored.crc32c}{md5}" if stored.crc32c else md5[1:]
+    headers = {
+        "ETag": xml_etag(stored),
+        "Last-Modified": email.utils.formatdate(stored.updated_s, usegmt=True),
+        "x-goog-generation": str(stored.generation),
+        "x-goog-metageneration": str(stored.metageneration),
+        "x-goog-stored-content-encoding": stored.fields.get("contentEncoding", "identity"),
+        "x-goog-stored-content-length": str(stored.size),
+        "x-goog-storage-class": stored.fields.get("storageClass", "STANDARD"),
+    }
+    if hashes:
+        headers["x-goog-hash"] = hashes
+    if stored.n_components:
+        headers["x-goog-component-count"] = str(stored.n_components)
+    if stored.key_sha256:
+        headers["x-goog-encryption-algorithm"] = "AES256"
+        headers["x-goog-encryption-key-sha256"] = stored.key_sha256
+    return headers
+
+
+def media_answer(stored: StoredObject, call: Call) -> Answer:
+    """Return the bytes that a request asks for: as stored, or unpacked for who takes no gzip."""
+    headers = {**object_headers(stored), "Accept-Ranges": "bytes"}
+    names = {h: stored.fields[k] for k, h in FIELDS.items() if k in stored.fields}
+    headers |= {h.title(): value for h, value in names.items()}
+    headers |= {f"x-goog-meta-{k}": v for k, v in (stored.fields.get("metadata") or {}).items()}
+    if stored.fields.get("contentEncoding") == "gzip":
+        headers["Vary"] = "Accept-Encoding"
+        keep = "no-transform" in stored.fields.get("cacheControl", "")
+        if not keep and "gzip" not in call.headers.get("accept-encoding", ""):
+            del headers["Content-Encoding"], headers["Accept-Ranges"]
+            headers["Warning"] = "214 UploadServer gunzipped"
+            return Answer(200, headers, DataBody(gzip.decompress(stored.content())), 0, True)
+    span = span_of(call.headers.get("range"), stored.size)
+    if span is None:
+        return Answer(200, headers, stored.body(0, stored.size))
+    headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{stored.size}"
+    return Answer(206, headers, stored.body(*span))
+
+
+def xml(root: str, rows: Any, status: int = 200, headers: Mapping[str, str] = {}) -> Answer:
+    text = f"<?xml version='1.0' encoding='UTF-8'?><{root}>{_xml_rows(rows)}</{root}>"
+    return Answer(status, {**XML, **headers}, DataBody(text.encode()))
+
+
+def _xml_rows(rows: Mapping[str, Any]) -> str:
+    out = []
+    for name, value in rows.items():
+        for item in value if isinstance(value, list) else [value]:
+            inner = _xml_rows(item) if isinstance(item, dict) else escape(item)
+            out.append(f"<{name}>{inner}</{name}>")
+    return "".join(out)
+
+
+def xml_etag(stored: StoredObject) -> str:
+    return f'"{stored.md5.hex() if stored.md5 else stored.etag}"'
+
+
+def rfc3339(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
