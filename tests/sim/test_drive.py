@@ -378,6 +378,8 @@ def test_googleapiclient_uploads_in_one_request(server: DriveServer, version: st
 
 
 def test_googleapiclient_v2_copies_moves_and_sees_revisions(server: DriveServer, v2: Any) -> None:
+    from googleapiclient.errors import HttpError
+
     item_id, folder, old = server.put("f", b"one"), server.folder("d"), server.find("f")[0]
     server.put("f", b"two")
     revisions = v2.revisions().list(fileId=item_id).execute()["items"]
@@ -395,6 +397,11 @@ def test_googleapiclient_v2_copies_moves_and_sees_revisions(server: DriveServer,
     v2.files().patch(fileId=copy["id"], addParents="root", removeParents=folder).execute()
     assert server.get("Copy of f") == b"two"
     assert server.find("d/Copy of f") == []
+    v2.revisions().delete(fileId=item_id, revisionId=revisions[1]["id"]).execute()
+    assert server.get("f") == b"one"
+    assert server.find("f")[0]["headRevisionId"] == revisions[0]["id"]
+    with pytest.raises(HttpError, match="last revision"):
+        v2.revisions().delete(fileId=item_id, revisionId=revisions[0]["id"]).execute()
 
 
 def test_googleapiclient_v2_makes_folders_and_shortcuts(server: DriveServer, v2: Any) -> None:
@@ -502,6 +509,23 @@ def test_a_shared_drive_has_a_feed_of_its_own(server: DriveServer, v2: Any) -> N
     at = "/drive/v2/changes/startPageToken"
     assert ask_json(server, at, driveId=drive_id)["status"] == 400
     assert ask_json(server, at, driveId="x", supportsAllDrives="true")["status"] == 404
+
+
+def test_what_leaves_a_shared_drive_is_removed_in_its_feed_and_there_alone(
+    server: DriveServer, v2: Any
+) -> None:
+    drive_id = server.share_drive("team")
+    item_id = server.put("f", b"", parent=drive_id)
+    first = v2.changes().getStartPageToken().execute()["startPageToken"]
+    server.edit(item_id, parents=["root"])
+
+    def seen(**query: Any) -> list[tuple[str, bool]]:
+        both = {"supportsAllDrives": True, "includeItemsFromAllDrives": True}
+        rows = v2.changes().list(pageToken=first, **both, **query).execute()["items"]
+        return [(row["fileId"], row["deleted"]) for row in rows]
+
+    assert seen(driveId=drive_id) == [(item_id, True)]
+    assert seen() == [(item_id, False)]
 
 
 def test_googleapiclient_v3_updates(server: DriveServer, v3: Any) -> None:

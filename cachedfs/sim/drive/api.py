@@ -93,6 +93,8 @@ class DriveApi(Writing, Feed):
                 return Route("export", lambda _: self._export(ask, key), key=key)
             case "GET", ["revisions", revision] if ask.query.get("alt") == "media" and ask.words is V3:
                 return Route("media", lambda _: self._media(ask, key, revision), key=key)
+            case "DELETE", ["revisions", revision]:
+                return Route("delete", lambda _: self._delete_revision(ask, key, revision), key=key)
             case "GET", ["revisions", *which]:
                 units = 5 if which else None
                 return Route("revisions", lambda _: self._revisions(ask, key, which), key=key, units=units)

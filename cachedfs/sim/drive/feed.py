@@ -35,7 +35,7 @@ class Feed(Reading):
         shown = self._shows(ask, mask.get("changes" if is_v3 else "items", {}).get("file", {}))
         rows = list[dict[str, Any]]()
         for change in rest[:limit]:
-            item = self.items.get(change.item_id)
+            item = None if change.left else self.items.get(change.item_id)
             if _is_in_feed(change, ask) and (item or with_removed):
                 rows.append(_change(change, shown(item) if item else None, is_v3=is_v3))
         out: dict[str, Any] = {"kind": "drive#changeList", "changes" if is_v3 else "items": rows}
@@ -102,6 +102,18 @@ class Feed(Reading):
         out = {"kind": "drive#revisionList", "revisions" if is_v3 else "items": rows}
         return json_answer(project(out, ask.mask({})))
 
+    def _delete_revision(self, ask: Ask, item_id: str, revision_id: str) -> Answer:
+        """Forget one content of a file; of the newest, the one before counts again. The last one stays."""
+        item = self._need(ask, item_id, in_any_drive=True)  # nor has this a parameter to say so
+        if not can(item, "canEdit"):
+            raise forbidden(item)
+        revision = self._revision(ask, item, revision_id)
+        if item.revisions == [revision]:
+            raise Refusal(403, "The last revision cannot be deleted.", "cannotDeleteOnlyRevision")
+        item.revisions.remove(revision)
+        self.items.touch(item)
+        return Answer(204)
+
     def _permissions(self, ask: Ask, item_id: str) -> Answer:
         self._need(ask, item_id)
         row = {"kind": "drive#permission", "id": ME["permissionId"], "role": "owner", "type": "user"}
@@ -123,4 +135,4 @@ def _is_in_feed(change: Change, ask: Ask) -> bool:
     if ask.drive_id:
         return change.drive_id == ask.drive_id
     wants = ask.wants_drives and not ask.flag("restrictToMyDrive")
-    return wants or not change.drive_id
+    return (wants and not change.left) or not change.drive_id
