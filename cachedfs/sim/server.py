@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import http.client
+import inspect
 import json
 import os
 import select
@@ -13,8 +15,9 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -24,7 +27,7 @@ from cachedfs.sim.messages import Request
 from cachedfs.sim.network import Network, Profile
 from cachedfs.sim.service import CONTROL, Service
 
-__all__ = ["SimServer", "new_loop", "serve"]
+__all__ = ["SimServer", "command", "new_loop", "serve"]
 
 
 class _PreciseSelector(selectors.DefaultSelector):
@@ -79,9 +82,9 @@ class _Thread:
         with sock:
             self._loop.run_until_complete(serve(self._service, sock, self._stop))
 
-    def command(self, name: str, arguments: dict[str, Any], data: bytes) -> Any:
+    def command(self, name: str, arguments: dict[str, Any]) -> Any:
         async def on_the_loop() -> Any:
-            return self._service.command(name, arguments, data)
+            return self._service.command(name, arguments)
 
         return asyncio.run_coroutine_threadsafe(on_the_loop(), self._loop).result()
 
@@ -112,15 +115,16 @@ class _Child:
         self._lock = threading.Lock()
         self._connection = http.client.HTTPConnection(urlsplit(self.url).netloc)
 
-    def command(self, name: str, arguments: dict[str, Any], data: bytes) -> Any:
-        headers = {"x-sim": json.dumps(arguments), "Content-Type": "application/octet-stream"}
+    def command(self, name: str, arguments: dict[str, Any]) -> Any:
+        data = arguments.pop("data", None)
+        head = json.dumps({"arguments": arguments, "has_data": data is not None}).encode()
         with self._lock:
-            self._connection.request("POST", CONTROL + name, data, headers)
+            self._connection.request("POST", CONTROL + name, head + b"\n" + (data or b""))
             reply = self._connection.getresponse()
             text = reply.read()
         if reply.status != 200:
             raise RuntimeError(f"simulated server: {name} failed: {text.decode()}")
-        return json.loads(text)
+        return json.loads(text) if reply.headers["Content-Type"].startswith("application/json") else text
 
     def close(self) -> None:
         if hasattr(self, "_connection"):
@@ -132,10 +136,32 @@ class _Child:
         self._process.wait()
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def command(do: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Return the method of a handle that has its service do this, wherever it runs; `do_` comes before its name."""
+    signature = inspect.signature(do)
+    more = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+
+    @functools.wraps(do)
+    def ask(handle: SimServer, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        given = dict(signature.bind(handle, *args, **kwargs).arguments)
+        del given["self"]
+        for name in more:
+            given |= given.pop(name, {})
+        answer: R = handle._do(do.__name__.removeprefix("do_"), **given)
+        return answer
+
+    return ask
+
+
 class SimServer:
     """A simulated cloud on a loopback port, from `start` (or `with`) until `close`."""
 
     room: ClassVar[str]
+    service: ClassVar[type[Any]]  # made of a network, and a folder or None
 
     def __init__(
         self,
@@ -152,14 +178,11 @@ class SimServer:
         self._in_process, self._port = not process, port
         self._runner: _Thread | _Child | None = None
 
-    def _make_service(self, network: Network, folder: Path | None) -> Service:
-        raise NotImplementedError
-
     def start(self) -> Self:
         """Return this server, listening."""
         if self._in_process:
             network = Network(self.profile, self.seed, self.time_scale)
-            self._runner = _Thread(self._make_service(network, self._folder), self._port)
+            self._runner = _Thread(type(self).service(network, self._folder), self._port)
         else:
             options = [f"--profile={self.profile.to_json()}", f"--seed={self.seed}"]
             options += [f"--time-scale={self.time_scale}", f"--port={self._port}"]
@@ -184,39 +207,29 @@ class SimServer:
         name = f"profile={self.profile.name!r}, seed={self.seed}, time_scale={self.time_scale}"
         return f"<{type(self).__name__} {url} {name}>"
 
-    def _do(self, name: str, data: bytes = b"", /, **arguments: Any) -> Any:
+    def _do(self, name: str, /, **arguments: Any) -> Any:
+        return self._running.command(name, arguments)
+
+    @property
+    def _running(self) -> _Thread | _Child:
         if self._runner is None:
             raise RuntimeError("the simulated server is not running")
-        return self._runner.command(name, arguments, data)
+        return self._runner
 
     @property
     def endpoint_url(self) -> str:
         """`http://127.0.0.1:PORT`, without a slash at the end."""
-        if self._runner is None:
-            raise RuntimeError("the simulated server is not running")
-        return self._runner.url
+        return self._running.url
 
     @property
     def requests(self) -> list[Request]:
         """Copies of all requests since the last reset, in order of arrival."""
         return [Request(**row) for row in self._do("log")]
 
-    def count(self, kind: str | None = None, key: str | None = None) -> int:
-        """Return how many requests there were, of a kind and to an object if given."""
-        return int(self._do("count", kind=kind, key=key))
-
-    def bytes_sent(self) -> int:
-        """Return how many bytes of media were sent."""
-        return int(self._do("bytes_sent"))
-
     @property
     def peak_concurrency(self) -> int:
         """The largest number of requests that were being served at one moment."""
         return int(self._do("peak"))
-
-    def reset(self) -> None:
-        """Forget the log and the peak; faults stay."""
-        self._do("reset")
 
     def fail(self, fault: Fault) -> None:
         """Let requests go wrong from now on as the fault says."""
@@ -228,18 +241,16 @@ class SimServer:
             raise RuntimeError("a server that refuses connections could not be told to stop it")
         self._do("refuse", refused=refused)
 
-    def heal(self) -> None:
-        """Forget all faults."""
-        self._do("heal")
-
     def require_token(self, *tokens: str) -> None:
         """Answer 401 to everything that does not carry one of these; without any, to all."""
-        self._do("tokens", tokens=list(tokens))
+        self._do("tokens", tokens=tokens)
 
     def require_no_token(self) -> None:
         """Serve everybody again."""
         self._do("tokens", tokens=None)
 
-    def forbid(self, bucket: str, forbidden: bool = True) -> None:
-        """Answer 403 to everything in this bucket, of Drive about this item; or no longer."""
-        self._do("forbid", bucket=bucket, forbidden=forbidden)
+    count = command(Service.do_count)
+    bytes_sent = command(Service.do_bytes_sent)
+    reset = command(Service.do_reset)
+    heal = command(Service.do_heal)
+    forbid = command(Service.do_forbid)

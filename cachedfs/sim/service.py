@@ -7,6 +7,7 @@ import dataclasses
 import json
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -63,33 +64,36 @@ class Service(ABC):
         """Return what a profile's error rate strikes with."""
         return Fault(status=503)
 
-    # Commands: what a test does behind the API's back. JSON in, JSON out; data is a raw body.
-    def command(self, name: str, arguments: dict[str, Any], data: bytes) -> Any:
+    # Commands: what a test does behind the API's back, by the handle's method without `do_`. JSON in, JSON or bytes
+    # out; an argument `data` is bytes.
+    def command(self, name: str, arguments: dict[str, Any]) -> Any:
         """Return the result of the command `do_<name>`."""
-        if data or name == "put":
-            arguments["data"] = data
         return getattr(self, f"do_{name}")(**arguments)
 
     def do_log(self) -> list[dict[str, Any]]:
         names = [f.name for f in dataclasses.fields(Request)]
         return [{name: getattr(entry, name) for name in names} for entry in self.log]
 
-    def do_count(self, kind: str | None, key: str | None) -> int:
+    def do_count(self, kind: str | None = None, key: str | None = None) -> int:
+        """Return how many requests there were, of a kind and to an object if given."""
         return sum(kind in (None, e.kind) and key in (None, e.key) for e in self.log)
 
     def do_bytes_sent(self) -> int:
+        """Return how many bytes of media were sent."""
         return sum(entry.bytes_sent for entry in self.log if entry.kind == "media")
 
     def do_peak(self) -> int:
         return self._peak
 
     def do_reset(self) -> None:
+        """Forget the log and the peak; faults stay."""
         self.log, self._peak = [], self._n_active
 
     def do_fail(self, fault: dict[str, Any]) -> None:
         self._rules.append(_Rule(Fault(**fault)))
 
     def do_heal(self) -> None:
+        """Forget all faults."""
         self._rules.clear()
         self.do_refuse(False)
 
@@ -100,18 +104,18 @@ class Service(ABC):
             if not transport.is_closing():
                 transport.abort()
 
-    def do_tokens(self, tokens: list[str] | None) -> None:
+    def do_tokens(self, tokens: Iterable[str] | None) -> None:
         self._tokens = None if tokens is None else set(tokens)
 
-    def do_forbid(self, bucket: str, forbidden: bool) -> None:
+    def do_forbid(self, bucket: str, forbidden: bool = True) -> None:
+        """Answer 403 to everything in this bucket, of Drive about this item; or no longer."""
         (self._forbidden.add if forbidden else self._forbidden.discard)(bucket)
 
     # Serving
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Return the reply; the request is in the log from its first byte, finished or not."""
         if request.raw_path.startswith(CONTROL):
-            name, arguments = request.raw_path.removeprefix(CONTROL), json.loads(request.headers["x-sim"])
-            return web.json_response(self.command(name, arguments, await request.content.read()))
+            return await self._obey(request)
         path, _, query = request.raw_path.partition("?")
         headers = {k.lower(): v for k, v in request.headers.items()}
         call = Call(request.method, path, dict(parse_qsl(query, True)), headers)
@@ -125,6 +129,15 @@ class Service(ABC):
             return web.Response()  # the client is gone: nothing of it will be sent
         finally:
             self._finish(entry)
+
+    async def _obey(self, request: web.BaseRequest) -> web.Response:
+        head, _, data = (await request.content.read()).partition(b"\n")
+        given = json.loads(head)
+        arguments = {**given["arguments"], **({"data": data} if given["has_data"] else {})}
+        result = self.command(request.raw_path.removeprefix(CONTROL), arguments)
+        if isinstance(result, bytes):
+            return web.Response(body=result, content_type="application/octet-stream")
+        return web.json_response(result)
 
     def _finish(self, entry: Request) -> None:
         if entry.ended_s is None:
