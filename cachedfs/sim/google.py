@@ -10,10 +10,10 @@ from urllib.parse import parse_qsl
 
 from cachedfs.sim.faults import Fault
 from cachedfs.sim.messages import Answer, Call, Refusal, Route
-from cachedfs.sim.objects import DataBody
+from cachedfs.sim.objects import Content, DataBody
 from cachedfs.sim.service import Service
 
-__all__ = ["GoogleService", "body_of", "json_answer", "span_of", "split_related", "take_chunk"]
+__all__ = ["GoogleService", "body_of", "json_answer", "ranged", "span_of", "split_related", "take_chunk"]
 
 _JSON = {"Content-Type": "application/json; charset=UTF-8"}
 _CHUNK = 256 << 10  # all but the last request of a resumable upload carry multiples of it
@@ -121,6 +121,15 @@ def span_of(given: str | None, size: int) -> tuple[int, int] | None:
     if start >= size or start == stop:
         raise Refusal(416, "Request range not satisfiable", headers={"Content-Range": f"bytes */{size}"})
     return start, stop
+
+
+def ranged(call: Call, headers: dict[str, str], stored: Content) -> Answer:
+    """Return the bytes that a request asks for."""
+    span = span_of(call.headers.get("range"), stored.size)
+    if span is None:
+        return Answer(200, headers, stored.body(0, stored.size))
+    headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{stored.size}"
+    return Answer(206, headers, stored.body(*span))
 
 
 def take_chunk(data: bytearray, call: Call, most: int | None = None) -> int | None:

@@ -19,6 +19,7 @@ import google_crc32c
 __all__ = [
     "NO_BODY",
     "Body",
+    "Content",
     "DataBody",
     "FileBody",
     "FolderStore",
@@ -82,8 +83,26 @@ class FileBody:
     __del__ = close
 
 
+class Content:
+    """What has bytes, in memory or in a file."""
+
+    __slots__ = ()
+    data: bytes | Path
+    size: int
+
+    def body(self, start: int, stop: int) -> Body:
+        """Return the bytes [start, stop)."""
+        if isinstance(self.data, Path):
+            return FileBody(self.data, start, stop)
+        return DataBody(memoryview(self.data)[start:stop])
+
+    def content(self) -> bytes:
+        """Return all bytes."""
+        return self.data.read_bytes() if isinstance(self.data, Path) else self.data
+
+
 @dataclass(frozen=True, slots=True)
-class StoredObject:
+class StoredObject(Content):
     """One version of an object; `fields` are its editable properties in the JSON API's words."""
 
     bucket: str
@@ -104,16 +123,6 @@ class StoredObject:
     def etag(self) -> str:
         text = f"{self.generation}/{self.metageneration}".encode()
         return base64.b64encode(hashlib.md5(text).digest()[:9]).decode()
-
-    def body(self, start: int, stop: int) -> Body:
-        """Return the bytes [start, stop)."""
-        if isinstance(self.data, Path):
-            return FileBody(self.data, start, stop)
-        return DataBody(memoryview(self.data)[start:stop])
-
-    def content(self) -> bytes:
-        """Return all bytes."""
-        return self.data.read_bytes() if isinstance(self.data, Path) else self.data
 
 
 class Store:

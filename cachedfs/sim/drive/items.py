@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cachedfs.sim.objects import Body, DataBody, FileBody
+from cachedfs.sim.objects import Content
 
 __all__ = ["DOCUMENT", "EXPORTS", "FOLDER", "SHORTCUT", "Change", "Item", "Items", "Revision", "rfc3339"]
 
@@ -30,7 +30,7 @@ EXPORTS = {
 
 
 @dataclass(slots=True, eq=False)
-class Revision:
+class Revision(Content):
     """One content of a file."""
 
     id: str
@@ -39,16 +39,6 @@ class Revision:
     modified_ms: int
     mime: str
     _hashes: dict[str, str] = field(default_factory=dict)
-
-    def body(self, start: int, stop: int) -> Body:
-        """Return the bytes [start, stop)."""
-        if isinstance(self.data, Path):
-            return FileBody(self.data, start, stop)
-        return DataBody(memoryview(self.data)[start:stop])
-
-    def content(self) -> bytes:
-        """Return all bytes."""
-        return self.data.read_bytes() if isinstance(self.data, Path) else self.data
 
     def digest(self, name: str) -> str:
         """Return the md5, sha1 or sha256 in hex; counted at the first time of asking."""

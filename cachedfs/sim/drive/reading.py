@@ -12,7 +12,7 @@ from cachedfs.sim.drive.account import Accounts
 from cachedfs.sim.drive.call import V2, V3, Ask, bad_fields, invalid, ordered
 from cachedfs.sim.drive.items import DOCUMENT, EXPORTS, Item, Items, Revision
 from cachedfs.sim.drive.query import Mask, Query, project
-from cachedfs.sim.google import json_answer, span_of
+from cachedfs.sim.google import json_answer, ranged
 from cachedfs.sim.messages import Answer, Refusal
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody
@@ -198,16 +198,12 @@ class Reading(Accounts):
             text = "This file has been identified as malware or spam and cannot be downloaded."
             raise Refusal(403, text, "cannotDownloadAbusiveFile")
         headers = {"Content-Type": revision.mime, "Content-Disposition": "attachment"}
-        given = ask.call.headers.get("range", "")
-        span = span_of(given, revision.size)
-        is_bounded = span is not None and not given.endswith("-")
-        n_bytes = span[1] - span[0] if span and is_bounded else revision.size
+        answer = ranged(ask.call, headers, revision)
+        is_open = ask.call.headers.get("range", "").endswith("-")
+        n_bytes = revision.size if is_open else answer.body.size
         if not self.meter.download(item.id, n_bytes, self.network.now()):
             raise _downloaded_too_often(ask)
-        if span is None:
-            return Answer(200, headers, revision.body(0, revision.size))
-        headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{revision.size}"
-        return Answer(206, headers, revision.body(*span))
+        return answer
 
     def _export(self, ask: Ask, item_id: str) -> Answer:
         item = self._need(ask, item_id, in_any_drive=True)  # export has no parameter to say so

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
-from cachedfs.sim.google import span_of
+from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Answer, Call
 from cachedfs.sim.objects import DataBody, StoredObject
 
@@ -88,11 +88,7 @@ def media_answer(stored: StoredObject, call: Call) -> Answer:
             del headers["Content-Encoding"], headers["Accept-Ranges"]
             headers["Warning"] = "214 UploadServer gunzipped"
             return Answer(200, headers, DataBody(gzip.decompress(stored.content())), 0, True)
-    span = span_of(call.headers.get("range"), stored.size)
-    if span is None:
-        return Answer(200, headers, stored.body(0, stored.size))
-    headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{stored.size}"
-    return Answer(206, headers, stored.body(*span))
+    return ranged(call, headers, stored)
 
 
 def xml(root: str, rows: Any, status: int = 200, headers: Mapping[str, str] = {}) -> Answer:
