@@ -30,7 +30,8 @@ class GoogleService(Service):
     def _answer(self, call: Call, route: Route, fault: Fault) -> Answer:
         answer = super()._answer(call, route, fault)
         wants = all("gzip" in call.headers.get(name, "") for name in ("accept-encoding", "user-agent"))
-        if not wants or answer.headers.get("Content-Type") != _JSON["Content-Type"]:
+        is_json = answer.headers.get("Content-Type") == _JSON["Content-Type"]
+        if not (wants and is_json) or route.kind in ("media", "export"):
             return answer
         answer.headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
         answer.body = DataBody(gzip.compress(bytes(answer.body.read(0, answer.body.size)), 1))
@@ -41,12 +42,12 @@ class GoogleService(Service):
         parts = call.body.replace(b"\r\n", b"\n").split(b"--" + _boundary_of(call).encode())[1:-1]
         if len(parts) > _MOST_CALLS:
             raise Refusal(400, "The batch request has more than 100 calls.")
-        out = [self._part(call, part) for part in parts]
-        text = "".join(out) + "--batch_sim--\r\n"
+        asked = [self._asked(call, part) for part in parts]  # all of them are in order, or none is done
+        text = "".join(self._part(call, *each) for each in asked) + "--batch_sim--\r\n"
         return Answer(200, {"Content-Type": "multipart/mixed; boundary=batch_sim"}, DataBody(text.encode()))
 
-    def _part(self, call: Call, part: bytes) -> str:
-        """Return the reply to one call of a batch."""
+    def _asked(self, call: Call, part: bytes) -> tuple[Call, Route, str]:
+        """Return one call of a batch, what it is about, and its name."""
         outer, _, inner = part.strip(b"\n").partition(b"\n\n")
         head, _, body = inner.partition(b"\n\n")
         line, *rows = head.decode().split("\n")
@@ -60,11 +61,14 @@ class GoogleService(Service):
         route = self._route(asked)
         if route.kind in ("media", "upload", "export", "batch", "token"):
             raise Refusal(400, "Batch calls cannot carry media.")
-        answer = self.answer(asked, route)
-        call.units += asked.units
         unfolded = re.sub(rb"\n[ \t]+", b" ", outer)
         found = re.search(rb"(?i)content-id: *<?([^>\n]*)", unfolded)
-        name = found[1].decode() if found else ""
+        return asked, route, found[1].decode() if found else ""
+
+    def _part(self, call: Call, asked: Call, route: Route, name: str) -> str:
+        """Return the reply to one call of a batch."""
+        answer = self.answer(asked, route)
+        call.units += asked.units
         status = f"HTTP/1.1 {answer.status} {'OK' if answer.status < 300 else 'Error'}"
         text = bytes(answer.body.read(0, answer.body.size)).decode()
         kind = answer.headers.get("Content-Type", "application/json")

@@ -624,6 +624,9 @@ def test_a_batch_has_100_calls_at_most_and_no_media() -> None:
         assert text.count(b"userRateLimitExceeded") == 60
         assert batch(*[at] * 101)[0] == batch(f"{at}?alt=media")[0] == batch(f"{at}?{'x' * 8000}")[0] == 400
         assert sum(entry.units for entry in server.requests) == 200
+        server.quota("none")
+        assert batch(at, f"{at}?alt=media")[0] == 400
+        assert server.requests[-1].units == 0  # nothing of it was done
 
 
 def test_json_comes_packed_to_who_takes_gzip_and_says_so_twice(server: DriveServer) -> None:
@@ -635,7 +638,8 @@ def test_json_comes_packed_to_who_takes_gzip_and_says_so_twice(server: DriveServ
         assert json.loads(gzip.decompress(text)) == json.loads(ask(server, target)[2])
     for headers in ({"accept_encoding": "gzip"}, {"user_agent": "me (gzip)"}):
         assert ask(server, at, **headers)[1]["Content-Encoding"] is None
-    assert ask(server, f"{at}?alt=media", **both)[2] == b"x" * 1000
+    stored = server.put("j", b"x" * 1000, mimeType="application/json; charset=UTF-8")
+    assert ask(server, f"{V2}/{stored}?alt=media", **both)[2] == b"x" * 1000
 
 
 def test_any_method_may_come_as_a_post(server: DriveServer) -> None:

@@ -129,8 +129,7 @@ class Reading(Accounts):
         items, corpus, drive_id = self.items, ask.query.get("corpora", ""), ask.drive_id
         if (corpus == "drive" or drive_id) and not (drive_id and ask.wants_drives and corpus == "drive"):
             raise invalid("driveId", "A driveId needs corpora=drive and the two flags of shared drives.")
-        if drive_id and drive_id not in items.drives:
-            raise Refusal(404, f"Shared drive not found: {drive_id}", "notFound", location="driveId")
+        self._check_drive(ask)
         matches = query.test(self._read) if query else lambda _: True
         in_space = ask.query.get("spaces", "drive") == "drive"
         tops, wants = {items.root, *items.drives}, ask.wants_drives
