@@ -1,0 +1,182 @@
+"""What may be sent when, against a service that counts: nothing here waits, the clock is a number."""
+
+import heapq
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.plan.quota import CREATES, LEARNT_S, REQUESTS, Pace, answered, per_s, spare_s, taken
+
+OLD, NEW = 200.0, 325_000 / 60  # requests, and units of which a download takes 200, a second
+START = 1e9  # the clock is no zero
+
+
+class Service:
+    """A token bucket that holds a second of its rate; now and then it refuses without a reason."""
+
+    def __init__(self, per_s, cost=1.0, *, noise=0.0, seed=0):
+        self.per_s, self.cost, self.noise = per_s, cost, noise
+        self.left, self.at, self.rng = per_s, START, random.Random(seed)
+
+    def refuses(self, now):
+        self.left, self.at = min(self.left + (now - self.at) * self.per_s, self.per_s), now
+        if self.left < self.cost or self.rng.random() < self.noise:
+            return True
+        self.left -= self.cost
+        return False
+
+
+def drive(service, *, seconds, in_flight=16, latency_s=0.2, ladder=REQUESTS, kind="download", pace=None):
+    """Send as fast as may be; return when each request was sent, whether it was refused, and the state in the end."""
+    pace, sent = pace or Pace(), []
+    free = [START] * in_flight
+    answers = []  # of what is on its way: when it comes, when it was sent, whether it was refused
+    while (now := heapq.heappop(free)) < START + seconds:
+        while answers and answers[0][0] <= now:
+            at, sent_at, refused = heapq.heappop(answers)
+            pace = answered(pace, ladder, sent_at=sent_at, refused=refused, now=at)
+        pace, wait_s = taken(pace, ladder, kind, now)
+        if wait_s:
+            heapq.heappush(free, now + wait_s + 1e-6)
+            continue
+        refused = service.refuses(now)
+        sent.append((now - START, refused))
+        heapq.heappush(answers, (now + latency_s, now, refused))
+        heapq.heappush(free, now + latency_s)
+    return sent, pace
+
+
+def refusals(sent, *, after_s=0.0):
+    return [at for at, refused in sent if refused and at >= after_s]
+
+
+def good_per_s(sent, start_s, stop_s):
+    return sum(not refused for at, refused in sent if start_s <= at < stop_s) / (stop_s - start_s)
+
+
+def test_on_an_old_quota_the_latency_alone_decides_and_nothing_is_refused():
+    sent, pace = drive(Service(OLD), seconds=20, latency_s=0.2)
+    assert not refusals(sent)
+    assert good_per_s(sent, 0, 20) == pytest.approx(80, rel=0.02)  # 16 in flight, 0.2 s each
+    assert pace.rung == 0
+
+
+def test_an_old_quota_is_never_exceeded_however_many_processes_share_the_budget():
+    sent, _ = drive(Service(OLD), seconds=8, in_flight=100, latency_s=0.2)
+    assert not refusals(sent)
+    assert good_per_s(sent, 1, 8) == pytest.approx(190, rel=0.02)
+
+
+@pytest.mark.parametrize("in_flight", [16, 64])
+def test_a_new_quota_is_found_within_a_second_and_then_nothing_is_refused(in_flight):
+    sent, pace = drive(Service(NEW, 200), seconds=120, in_flight=in_flight)
+    assert pace.rung == 1
+    assert 0 < len(refusals(sent)) <= 6 + 2 * in_flight
+    assert not refusals(sent, after_s=2)
+    assert good_per_s(sent, 10, 120) >= 0.9 * 27
+
+
+def test_a_budget_that_was_learnt_costs_the_next_process_no_refusal_for_an_hour():
+    _, pace = drive(Service(NEW, 200), seconds=5)
+    later = pace._replace(cut_at=pace.cut_at - LEARNT_S + 70, free_at=pace.free_at - 3500)
+    sent, pace = drive(Service(NEW, 200), seconds=60, pace=later)
+    assert not refusals(sent)
+    assert (
+        per_s(pace, REQUESTS, START + 120) > 30_000 / 200
+    )  # an hour is over: it may have been somebody's mistake
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_refusals_now_and_then_say_nothing(seed):
+    sent, pace = drive(Service(OLD, noise=0.014, seed=seed), seconds=10)
+    assert refusals(sent)
+    assert pace.rung == 0
+    assert good_per_s(sent, 0, 10) >= 70
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2, 0.1])
+def test_what_others_take_of_a_quota_is_left_to_them(share):
+    sent, pace = drive(Service(NEW * share, 200), seconds=300)
+    assert good_per_s(sent, 60, 300) >= 0.55 * 27 * share
+    assert len(refusals(sent, after_s=60)) <= 0.2 * len(sent)
+    assert pace.rung == 1
+
+
+def test_one_bulk_of_refusals_is_one_cut():
+    pace = Pace()
+    for i in range(40):  # all were sent before the first answer came
+        pace = answered(pace, REQUESTS, sent_at=START, refused=True, now=START + 1 + i / 100)
+    assert pace.rung == 1
+    assert per_s(pace, REQUESTS, START + 2) == pytest.approx(NEW * 0.95)
+    for i in range(40):
+        pace = answered(pace, REQUESTS, sent_at=START + 2, refused=True, now=START + 3 + i / 100)
+    assert per_s(pace, REQUESTS, pace.cut_at) == pytest.approx(NEW * 0.95 / 2)
+    assert per_s(pace, REQUESTS, pace.cut_at + 50) == pytest.approx(NEW * 0.95 * 0.75)
+    assert per_s(pace, REQUESTS, pace.cut_at + 3600) == pytest.approx(NEW * 0.95)
+
+
+def test_a_service_that_refuses_all_for_most_of_a_minute_is_asked_seldom():
+    class Window(Service):
+        def refuses(self, now):
+            return now < START + 40
+
+    sent, _ = drive(Window(0), seconds=100)
+    assert len(refusals(sent)) <= 6 * 16 - 1  # as many tries as 16 reads have
+    assert good_per_s(sent, 90, 100) >= 5
+
+
+@pytest.mark.parametrize(("real", "at_least"), [(3.0, 2.7), (2.0, 1.8)])
+def test_items_are_made_as_fast_as_the_service_takes_them(real, at_least):
+    sent, _ = drive(Service(real), seconds=300, ladder=CREATES, kind="create", in_flight=4)
+    assert good_per_s(sent, 30, 300) >= at_least
+    assert not refusals(sent, after_s=30)
+    assert sent[10][0] >= 2  # never a burst
+
+
+def test_kinds_cost_what_google_says():
+    learnt = Pace(rung=1.0, cut_at=START, free_at=START)
+    for kind, units in {"get": 5, "list": 100, "download": 200, "edit": 50, "create": 50, "other": 5}.items():
+        after, wait_s = taken(learnt, REQUESTS, kind, START)
+        assert wait_s == 0
+        assert after.free_at - learnt.free_at == pytest.approx(units / (NEW * 0.95), abs=1e-6)
+        after, _ = taken(Pace(free_at=START), REQUESTS, kind, START)
+        assert after.free_at - START == pytest.approx(1 / 190, abs=1e-6)
+
+
+def test_reading_ahead_leaves_half_of_a_burst_to_those_who_wait():
+    pace, n = Pace(free_at=START - 10), 0
+    while spare_s(pace, REQUESTS, START) == 0:
+        pace, wait_s = taken(pace, REQUESTS, "download", START)
+        assert wait_s == 0
+        n += 1
+    assert 47 <= n <= 49  # a burst is half a second
+    wait_s = spare_s(pace, REQUESTS, START)
+    assert spare_s(pace, REQUESTS, START + wait_s) == pytest.approx(0, abs=1e-6)
+    assert taken(pace, REQUESTS, "download", START)[1] == 0
+
+
+anything = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(st.tuples(*[anything] * 5), st.booleans(), st.sampled_from(["get", "download", "?"]))
+def test_any_numbers_are_a_state_and_none_is_for_ever(numbers, refused, kind):
+    pace, wait_s = taken(Pace(*numbers), REQUESTS, kind, START)
+    assert 0 <= wait_s <= 60
+    assert all(map(math.isfinite, pace))
+    assert 0 <= spare_s(Pace(*numbers), REQUESTS, START) <= 61
+    after = answered(Pace(*numbers), REQUESTS, sent_at=START, refused=refused, now=START)
+    assert taken(after, REQUESTS, kind, START + 61)[1] == 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=60))
+def test_a_clock_that_jumps_stops_nobody_for_long(steps):
+    pace, now = Pace(), START
+    for (by_s, refused), back in zip(steps, itertools.cycle([1, 1, -1]), strict=False):
+        now += back * by_s * 1000
+        pace, _ = taken(pace, REQUESTS, "download", now)
+        pace = answered(pace, REQUESTS, sent_at=now, refused=refused, now=now)
+    assert taken(pace, REQUESTS, "download", now)[1] <= 60
