@@ -16,6 +16,7 @@ from typing import TypeVar
 from cachedfs.cache import blocks, leftovers
 from cachedfs.cache.audit import Report
 from cachedfs.cache.blocks import FORMAT, BadBlock, Handle
+from cachedfs.cache.budgets import Budgets, Record
 from cachedfs.cache.claims import Claims
 from cachedfs.cache.complaints import Complaints
 from cachedfs.cache.directory import Directory, layer_roots, open_directory, readable_root
@@ -62,6 +63,7 @@ class BlockCache:
         self._again_at = time.monotonic() + _AGAIN_S
         self._sweep = Sweep()
         self._claims = Claims(None)
+        self._budgets = Budgets(lambda: self._directory, lambda: self._claims)
         self._index: Index | None = None
         self._store: Store | None = None
         self._open_root(explicit=explicit)
@@ -326,6 +328,12 @@ class BlockCache:
     def drop_claim(self, hash64: int) -> None:
         self._claims.drop(hash64)
         self._complaints.slower(self._claims.trouble)
+
+    # Request budgets: shared memory, no SQLite
+
+    def budget(self, account: str) -> Record:
+        """Return what the processes of the machine have sent of what a service lets one account send."""
+        return self._budgets.record(account)
 
     # The whole
 

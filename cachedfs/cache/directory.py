@@ -31,7 +31,9 @@ class Directory:
         self.claims = f"{root}/claims"
         self.touches = f"{root}/touches"
         self.marks = f"{root}/marks"
+        self.budgets = f"{root}/budgets"
         self.bookkeeping = [self.index, self.index + "-wal", self.index + "-shm", self.touches, self.marks]
+        self.bookkeeping += [self.budgets]
 
     def make(self) -> None:
         """Make what is missing of the root and its folders. Raises OSError, or ValueError when the root is not ours."""
