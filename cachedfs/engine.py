@@ -155,7 +155,12 @@ class Engine:
                 return self._origins[token]
         loop = self.loop  # takes the lock itself
         origin = open_origin(
-            protocol, options, loop=loop, on_request=self._count_request, concurrency=concurrency
+            protocol,
+            options,
+            loop=loop,
+            on_request=self._count_request,
+            concurrency=concurrency,
+            book=self.cache.budget,
         )
         with self._lock:
             return self._origins.setdefault(token, origin)

@@ -35,6 +35,7 @@ class Fetcher:
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self._waiting: asyncio.TimerHandle | None = None  # for requests to spare
         # What is to be read ahead: version, blocks, and the list of its reader.
         self._ahead: deque[tuple[Known, ObjectKey, range, deque[Flight]]] = deque()
 
@@ -119,14 +120,26 @@ class Fetcher:
                 flight.stop_soon(-(-flight.filled // flight.key.block_size) * flight.key.block_size)
 
     def _go_ahead(self) -> None:
-        """Send what is read ahead while enough slots stay free for those who wait for their bytes."""
+        """Send what is read ahead while enough slots, and requests to spare, are left to those who wait for their bytes."""
         engine, most = self.source.engine, max(1, self.source.config.concurrency - RESERVED)
         while self._ahead and len(engine.airborne) < most and not self.source.config.offline:
-            known, key, blocks, keep = self._ahead.popleft()
+            known, key, blocks, keep = self._ahead[0]
             missing = [index for index in blocks if not engine.cache.has(key, index)]
+            if missing and (wait_s := self.source.origin(known.path).spare_s()):
+                self._go_ahead_in(wait_s)
+                return
+            self._ahead.popleft()
             flights = dict.fromkeys(self.launch(known, key, missing).values())
             # What others stopped ends by itself; what is kept already may also bring these blocks.
             keep.extend(flight for flight in flights if not flight.stopped and flight not in keep)
+
+    def _go_ahead_in(self, wait_s: float) -> None:
+        if self._waiting is None:
+            self._waiting = asyncio.get_running_loop().call_later(wait_s, self._go_ahead_now)
+
+    def _go_ahead_now(self) -> None:
+        self._waiting = None
+        self._go_ahead()
 
     def launch_uncached(self, known: Known, position: int) -> Flight:
         """Send a request from `position` on for an object that has no fingerprint: one handle's alone."""

@@ -38,6 +38,7 @@ class FakeOrigin:
         self.has_fingerprints = True
         self.has_sizes = True
         self.gate: asyncio.Event | None = None  # bodies wait for it; made on the loop
+        self.spare_in_s = 0.0
         self.open_bodies = self.most_bodies = 0
         self.on_request = lambda: None
         self._versions = itertools.count(1)
@@ -52,11 +53,14 @@ class FakeOrigin:
     def install(self, monkeypatch) -> None:
         """Stand behind every filesystem made from now on."""
 
-        def open_origin(protocol, options, *, loop, on_request, concurrency=16):
+        def open_origin(protocol, options, *, loop, on_request, concurrency=16, book=None):
             self.on_request = on_request
             return self
 
         monkeypatch.setattr(engine, "open_origin", open_origin)
+
+    def spare_s(self) -> float:
+        return self.spare_in_s
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         self._ask("lookup", path, None)

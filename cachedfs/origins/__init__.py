@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from fsspec.config import conf
 
 from cachedfs.origins.base import Origin, Reply
+from cachedfs.origins.pacing import Book, OwnBook
 
 __all__ = ["Origin", "Reply", "identity_of", "open_origin"]
 
@@ -34,11 +35,13 @@ def open_origin(
     loop: AbstractEventLoop,
     on_request: Callable[[], None],
     concurrency: int = 16,
+    book: Callable[[str], Book] = OwnBook,
 ) -> Origin:
     """Return the origin behind `protocol`; neither imports its packages nor looks for credentials.
 
     `options` are the inner filesystem's own. The origin's methods run on `loop`; `on_request` is called
     there once for every request sent, of which `concurrency` may be in flight.
+    `book` keeps what was sent of what a service lets an account send.
     """
     identity = identity_of(protocol, options)
     if protocol in _GCS:
@@ -52,7 +55,7 @@ def open_origin(
 
         options = {**conf.get("drive", {}), **options}
         return DriveOrigin(
-            options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
+            options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency, book=book
         )
     from cachedfs.origins.generic import GenericOrigin
 

@@ -92,6 +92,11 @@ class Origin(Protocol):
         """
         ...
 
+    def spare_s(self) -> float:
+        """Return in how many seconds to look again whether the service takes a request that nobody waits for, without
+        keeping one waiting that somebody does; 0: it does now."""
+        ...
+
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what the inner filesystem's `method` returns ("pipe_file", "rm", "cp_file", "makedirs", "sign", ...).
 

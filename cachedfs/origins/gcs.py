@@ -100,6 +100,10 @@ class GCSOrigin:
         if inner is not None:
             await close_session(inner)
 
+    def spare_s(self) -> float:
+        """Return 0: this service takes all that we can send."""
+        return 0.0
+
     # The questions
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return what `path` is: one request for an object, two for a folder or nothing."""

@@ -105,6 +105,10 @@ class GenericOrigin:
         with mapped(self.url(path), "looking it up"):
             return self._described(path, await self.ask("info", path))
 
+    def spare_s(self) -> float:
+        """Return 0: nobody knows what such a service takes."""
+        return 0.0
+
     def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> _Read:
         """Ask for bytes; entering returns when the first piece of them is here and known to be true."""
         return _Read(self, path, want, pinned)

@@ -11,7 +11,8 @@ import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import aiohttp
 from yarl import URL
@@ -19,12 +20,17 @@ from yarl import URL
 from cachedfs.errors import OriginAway, OriginUnavailable
 from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
 
+if TYPE_CHECKING:
+    from cachedfs.origins.hedge import Hedge
+    from cachedfs.origins.pacing import Pacer
+
 __all__ = ["Ask", "Auth", "Client", "Exchange", "timeout_of"]
 
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
 _GOOD = frozenset({200, 206, 416})
 _ERROR_BODY = 64 << 10
+_KIND = "download"  # of the requests that a pacer counts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +91,15 @@ class Client:
         new_tries: Callable[[], Tries],
         timeout: aiohttp.ClientTimeout,
         keeps_session_timeout: bool = False,
+        pacer: Pacer | None = None,
+        hedge: Hedge | None = None,
     ) -> None:
+        """Send at the pace of `pacer`, and a second time by `hedge`, where there are such."""
         # It would send a request again by itself, uncounted, when the connection breaks before an answer.
         session._retry_connection = False
         self._session, self._auth, self._judge = session, auth, judge
         self._slots, self._on_request, self.new_tries = slots, on_request, new_tries
+        self._pacer, self._hedge = pacer, hedge
         self._kwargs: dict[str, Any] = {} if keeps_session_timeout else {"timeout": timeout}
 
     async def json(self, ask: Ask) -> Any:
@@ -137,10 +147,11 @@ class Client:
     async def _send(self, ask: Ask) -> aiohttp.ClientResponse:
         """Return a good response; a refusal of the credentials is answered with other ones, once."""
         proof = await self._auth.headers()
-        response = await self._request(ask, proof)
+        sent_at, response = await self._first(ask, proof)
         if response.status == 401 and await self._renewed(response, proof):
-            response = await self._request(ask, await self._auth.headers())
+            sent_at, response = await self._first(ask, await self._auth.headers())
         if response.status in _GOOD:
+            self._learn(sent_at, refused=False)
             return response
         try:
             with _troubled():
@@ -148,6 +159,7 @@ class Client:
         finally:
             response.close()
         verdict = self._judge(ask, response.status, response.headers, body)
+        self._learn(sent_at, refused=isinstance(verdict, Trouble) and verdict.is_rate)
         raise Failed(verdict) if isinstance(verdict, Trouble) else verdict
 
     async def _renewed(self, response: aiohttp.ClientResponse, proof: Mapping[str, str]) -> bool:
@@ -159,6 +171,27 @@ class Client:
         if is_renewed:
             response.close()
         return is_renewed
+
+    async def _first(self, ask: Ask, proof: Mapping[str, str]) -> tuple[float, aiohttp.ClientResponse]:
+        """Return when `ask` was sent, and the answer to it, or to a second request where the first is late."""
+        sent_at = await self._turn()
+        if self._hedge is None:
+            return sent_at, await self._request(ask, proof)
+        again = partial(self._in_turn, ask, proof)
+        return sent_at, await self._hedge.first(
+            self._request(ask, proof), again, aiohttp.ClientResponse.close
+        )
+
+    async def _in_turn(self, ask: Ask, proof: Mapping[str, str]) -> aiohttp.ClientResponse:
+        await self._turn()
+        return await self._request(ask, proof)
+
+    async def _turn(self) -> float:
+        return 0.0 if self._pacer is None else await self._pacer.spend(_KIND)
+
+    def _learn(self, sent_at: float, *, refused: bool) -> None:
+        if self._pacer is not None:
+            self._pacer.answered(_KIND, sent_at, refused=refused)
 
     async def _request(self, ask: Ask, proof: Mapping[str, str]) -> aiohttp.ClientResponse:
         self._on_request()

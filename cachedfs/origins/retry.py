@@ -21,6 +21,8 @@ class Policy:
     patience_s: float = 64.0  # a service that asks for a longer wait is taken as unavailable
     connect_s: float = 2.0  # a service that cannot be reached for so long is away
     stall_s: float = 30.0  # a socket that is silent for so long is broken
+    hedge_least_s: float = 2.0  # no answer is late before that,
+    hedge_early_s: float = 5.0  # or before that, while too little is known to tell (where requests are hedged at all)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Trouble:
     retry_after_s: float | None = None
     is_unreachable: bool = False  # refused, unresolved or not connected: nothing was sent
     is_final: bool = False  # another try would end in the same
+    is_rate: bool = False  # there were too many requests
     remedy: str = "Check the network and the endpoint, or try again later"  # when it does not pass
 
 

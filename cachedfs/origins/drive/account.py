@@ -20,7 +20,9 @@ from cachedfs.model import Range
 from cachedfs.origins.base import describe
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
+from cachedfs.origins.hedge import Hedge
 from cachedfs.origins.inner import Once
+from cachedfs.origins.pacing import Pacer
 from cachedfs.origins.ranges import range_header
 from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
 from cachedfs.workers import Workers
@@ -55,10 +57,13 @@ class Account:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
+        """Send at the pace of `pacer`; without one, at a pace of its own."""
         self.options = DriveOptions.of(options)
         self.on_request = on_request
         self.loop = loop
+        self.pacer = pacer or Pacer("")
         self._concurrency, self._policy = concurrency, policy or Policy()
         self._new_tries = partial(Tries, self._policy, clock=clock, rng=rng or random.Random())
         self._slots = asyncio.Semaphore(concurrency)
@@ -82,14 +87,21 @@ class Account:
             auth,
             _judge,
             slots=self._slots,
-            on_request=self._count,
+            on_request=self.count,
             new_tries=self._new_tries,
             timeout=timeout_of(policy),
+            pacer=self.pacer,
+            hedge=self.new_hedge(),
         )
         threads = Workers(min(self._concurrency, _MOST_THREADS), "cachedfs-drive")
-        return Connection(self.options, auth, session, client, threads, self._count)
+        return Connection(self.options, auth, session, client, threads, self)
 
-    def _count(self) -> None:
+    def new_hedge(self) -> Hedge:
+        """Return what sends requests of one kind a second time when they are late."""
+        return Hedge(self._policy)
+
+    def count(self) -> None:
+        """A request is being sent."""
         self.on_request()  # whoever it is by now
 
     async def aclose(self) -> None:
@@ -113,11 +125,15 @@ class Connection:
         session: Any,
         client: Client,
         threads: Workers,
-        on_request: Callable[[], None],
+        account: Account,
     ) -> None:
         self.options, self.auth, self.client = options, auth, client
         self.base = options.endpoint_url
-        self._session, self._threads, self._on_request = session, threads, on_request
+        self._session, self._threads, self._account = session, threads, account
+        self._hedges = {
+            "get": account.new_hedge(),
+            "list": account.new_hedge(),
+        }  # what changes things goes out once
         self._ids: list[str] = []
         self._asking_ids = asyncio.Lock()
 
@@ -271,21 +287,36 @@ class Connection:
         return Ask(url=url, params=params, subject=api.url_of(path), doing=doing, **more)
 
     async def send(self, ask: Ask, method: str, data: bytes | None = None) -> Answer:
-        """Send `ask` once, in a thread; raises Failed, or what is final."""
+        """Send `ask` once, in a thread, or a second time where that is late; raises Failed, or what is final."""
         address = str(URL(ask.url, encoded=True).update_query(ask.params)) if ask.params else ask.url
-        self._on_request()
+        kind, pacer = api.kind_of(method, address), self._account.pacer
+        request = partial(self._in_thread, method, address, data, dict(ask.headers))
+        sent_at = await pacer.spend(kind)
+
+        async def again() -> Answer:
+            await pacer.spend(kind)
+            return await request()
+
+        hedge = self._hedges.get(kind)
+        answer = await (request() if hedge is None else hedge.first(request(), again))
+        verdict = None
+        if answer.status not in _GOOD:
+            verdict = _judge(ask, answer.status, answer.headers, answer.body)
+        pacer.answered(kind, sent_at, refused=isinstance(verdict, Trouble) and verdict.is_rate)
+        if verdict is None:
+            return answer
+        raise Failed(verdict) if isinstance(verdict, Trouble) else verdict
+
+    async def _in_thread(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Answer:
+        self._account.count()
         loop, on_air = asyncio.get_running_loop(), list[Any]()
         try:
-            answer = await loop.run_in_executor(
-                self._threads, self._send_here, on_air, method, address, data, dict(ask.headers)
+            return await loop.run_in_executor(
+                self._threads, self._send_here, on_air, method, url, data, headers
             )
         except asyncio.CancelledError:
             self._abort(on_air)  # nobody waits for it: its thread is for others
             raise
-        if answer.status in _GOOD:
-            return answer
-        verdict = _judge(ask, answer.status, answer.headers, answer.body)
-        raise Failed(verdict) if isinstance(verdict, Trouble) else verdict
 
     def _send_here(
         self, on_air: list[Any], method: str, url: str, data: bytes | None, headers: dict[str, str]

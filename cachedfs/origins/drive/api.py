@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from cachedfs.errors import (
     AccessDenied,
@@ -45,6 +45,7 @@ __all__ = [
     "is_native",
     "is_trashed",
     "item_info",
+    "kind_of",
     "key_headers",
     "multipart",
     "newest",
@@ -114,6 +115,14 @@ def upload_url(base: str, id: str | None) -> str:
     """Return where bytes are sent: for a new item, or (`id`) as the new content of one."""
     address = f"{base}/upload/drive/v2/files"
     return address if id is None else f"{address}/{quote(id, safe='')}"
+
+
+def kind_of(method: str, address: str) -> str:
+    """Return what a request counts as in the quota: a get, a list, an edit or a create; `address` may have a query."""
+    last = urlsplit(address).path.rpartition("/")[2]
+    if method != "GET":
+        return "create" if method == "POST" and last in ("files", "copy") else "edit"
+    return "list" if last in ("files", "drives", "changes", "revisions") else "get"
 
 
 def key_headers(keys: Iterable[tuple[str, str]]) -> dict[str, str]:

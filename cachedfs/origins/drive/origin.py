@@ -17,6 +17,7 @@ from cachedfs.origins.drive.media import MediaRead
 from cachedfs.origins.drive.tree import Tree, plain_path
 from cachedfs.origins.failures import mapped
 from cachedfs.origins.inner import Once, invoke
+from cachedfs.origins.pacing import Book, OwnBook, Pacer
 from cachedfs.origins.retry import Policy
 
 __all__ = ["DriveOrigin"]
@@ -38,7 +39,9 @@ class DriveOrigin:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        book: Callable[[str], Book] = OwnBook,
     ) -> None:
+        """Count requests in the records of `book`, by account: those of the machine, or, without it, of this origin."""
         self.identity = identity
         self.on_request = on_request
         self._options = dict(options)
@@ -50,6 +53,7 @@ class DriveOrigin:
             policy=policy,
             clock=clock,
             rng=rng,
+            pacer=Pacer(identity, book),
         )
         self.tree = Tree(self.account, clock=clock)
         self._inner = Once(self._make)
@@ -73,6 +77,10 @@ class DriveOrigin:
         path = plain_path(path)
         with mapped(api.url_of(path), "looking it up"):
             return await self.tree.lookup(path, parent)
+
+    def spare_s(self) -> float:
+        """Return in how many seconds to look again whether a request that nobody waits for is in nobody's way; 0: now."""
+        return self.account.pacer.spare_s()
 
     def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> MediaRead:
         """Ask for bytes: one request where `pinned` is given, but for a second look where only that proves the version."""

@@ -1,0 +1,143 @@
+"""A request that is late is sent a second time, once; the first answer counts and nothing else is left of either."""
+
+import asyncio
+
+import pytest
+
+from cachedfs.origins.hedge import Hedge
+from cachedfs.origins.retry import Failed, Policy, Trouble
+
+QUICK = Policy(hedge_least_s=0.01, hedge_early_s=0.02)
+NEVER = 60.0  # nobody waits for that
+
+
+class Requests:
+    """Requests that answer when they are told to; what became of each."""
+
+    def __init__(self, *plans):
+        self.plans, self.n_sent = list(plans), 0
+        self.cancelled, self.discarded = [], []
+        self.second_sent = asyncio.Event()
+
+    async def send(self):
+        number, self.n_sent = self.n_sent, self.n_sent + 1
+        if number:
+            self.second_sent.set()
+        wait_s, outcome = self.plans[number]
+        try:
+            if isinstance(wait_s, asyncio.Event):
+                await wait_s.wait()
+            else:
+                await asyncio.sleep(wait_s)
+        except asyncio.CancelledError:
+            self.cancelled.append(number)
+            raise
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def first(self, hedge):
+        return await hedge.first(self.send(), self.send, self.discarded.append)
+
+
+async def test_an_answer_in_time_is_one_request():
+    requests = Requests((0, "a"))
+    assert await requests.first(Hedge(QUICK)) == "a"
+    assert (requests.n_sent, requests.cancelled, requests.discarded) == (1, [], [])
+
+
+async def test_a_late_request_is_sent_again_and_the_first_answer_counts():
+    requests = Requests((NEVER, "a"), (0, "b"))
+    assert await requests.first(Hedge(QUICK)) == "b"
+    assert (requests.n_sent, requests.cancelled) == (2, [0])
+
+
+async def test_the_first_request_may_still_be_first():
+    requests = Requests((None, "a"), (NEVER, "b"))
+    requests.plans[0] = (requests.second_sent, "a")
+    assert await requests.first(Hedge(QUICK)) == "a"
+    await asyncio.sleep(0)
+    assert (requests.n_sent, requests.cancelled, requests.discarded) == (2, [1], [])
+
+
+async def test_a_request_is_sent_twice_and_not_three_times():
+    requests = Requests((NEVER, "a"), (0.2, "b"))
+    assert await requests.first(Hedge(QUICK)) == "b"
+    assert requests.n_sent == 2
+
+
+@pytest.mark.parametrize("is_first_late", [False, True])
+async def test_a_request_that_fails_is_no_answer_while_the_other_is_under_way(is_first_late):
+    failure = Failed(Trouble("no"))
+    requests = (
+        Requests((None, failure), (0.05, "b")) if not is_first_late else Requests((0.1, "a"), (0, failure))
+    )
+    if not is_first_late:
+        requests.plans[0] = (requests.second_sent, failure)
+    assert await requests.first(Hedge(QUICK)) == ("a" if is_first_late else "b")
+    assert requests.n_sent == 2
+
+
+async def test_when_both_fail_the_first_failure_is_told():
+    first, second = Failed(Trouble("first")), Failed(Trouble("second"))
+    requests = Requests((0.05, first), (0, second))
+    with pytest.raises(Failed, match="first"):
+        await requests.first(Hedge(QUICK))
+
+
+@pytest.mark.parametrize("after_both", [False, True])
+async def test_who_is_cancelled_leaves_no_request_behind(after_both):
+    requests = Requests((NEVER, "a"), (NEVER, "b"))
+    task = asyncio.ensure_future(requests.first(Hedge(QUICK if after_both else Policy())))
+    await (requests.second_sent.wait() if after_both else asyncio.sleep(0))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert sorted(requests.cancelled) == [0, 1][: requests.n_sent]
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_who_is_cancelled_when_the_second_answer_comes_is_cancelled_and_the_answer_discarded():
+    answers = asyncio.Event()
+    requests = Requests((NEVER, "a"), (answers, "b"))
+    task = asyncio.ensure_future(requests.first(Hedge(QUICK)))
+    await requests.second_sent.wait()
+    answers.set()
+    for _ in range(2):  # it has its answer, and its owner has not run since
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert requests.discarded == ["b"]
+
+
+async def test_who_was_hedged_can_still_be_cancelled_later():
+    requests = Requests((NEVER, "a"), (0, "b"))
+
+    async def read():
+        assert await requests.first(Hedge(QUICK)) == "b"
+        assert asyncio.current_task().cancelling() == 0
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(NEVER)
+
+    with pytest.raises(TimeoutError):
+        await read()
+
+
+async def test_at_most_one_in_twenty_is_sent_twice_when_all_are_late():
+    hedge, sent = Hedge(QUICK), 0
+    for _ in range(40):
+        requests = Requests((0.03, "a"), (0, "b"))
+        assert await requests.first(hedge) in "ab"
+        sent += requests.n_sent
+    assert sent <= 40 + 1 + 40 // 20
+    assert sent > 40
+
+
+async def test_what_is_late_is_learnt():
+    hedge = Hedge(Policy(hedge_least_s=0.02, hedge_early_s=NEVER))
+    for _ in range(100):
+        await Requests((0, "a")).first(hedge)
+    requests = Requests((NEVER, "a"), (0, "b"))
+    assert await requests.first(hedge) == "b"
