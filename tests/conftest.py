@@ -12,6 +12,7 @@ import fsspec.config
 import pytest
 
 from cachedfs import engine
+from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, GCSServer
 from tests.nursery import Nursery
 from tests.support import OURS, Cloud, Drive, tallied, tally
@@ -50,6 +51,12 @@ def own_cache(tmp_path, monkeypatch):
     engine._close_all()
     for cls in OURS:
         cls.clear_instance_cache()
+
+
+@pytest.fixture(autouse=True)
+def no_slow_creations(monkeypatch):
+    """Make items on Drive as fast as the simulated one takes them, where nothing else is said: tests make hundreds."""
+    monkeypatch.setattr(quota, "CREATES", (quota.Limit(1e6), quota.Limit(1e6)))
 
 
 @pytest.fixture(scope="session")

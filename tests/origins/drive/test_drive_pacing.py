@@ -1,0 +1,274 @@
+"""How fast Drive is asked, and what is asked twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cachedfs.model import ObjectInfo, Range
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.pacing import OwnBook, Pacer
+from cachedfs.origins.retry import Policy
+from cachedfs.plan import quota
+from cachedfs.plan.quota import CREATES, Pace
+from cachedfs.sim import DriveServer, Fault
+from tests.origins.contract import read
+from tests.origins.drive.conftest import QUICK
+
+MakeOrigin = Callable[..., DriveOrigin]
+STALLED = Policy(base_s=0.001, cap_s=0.001, hedge_least_s=0.1, hedge_early_s=0.1)
+LATE = Fault(kind="media", stall_s=30.0)
+
+
+class Books:
+    """The records of one machine; what was told to them, and a way to set them."""
+
+    def __init__(self) -> None:
+        self.books: dict[str, OwnBook] = {}
+
+    def __call__(self, account: str) -> OwnBook:
+        return self.books.setdefault(account, OwnBook())
+
+    def pace(self, account: str) -> Pace:
+        return self(account).change(lambda numbers: (numbers, Pace(*numbers)))
+
+
+@pytest.fixture
+def books() -> Books:
+    return Books()
+
+
+@pytest.fixture
+def origins(server: DriveServer, books: Books) -> Iterator[Callable[..., DriveOrigin]]:
+    """What makes origins that share the records of one machine, as those of several processes do."""
+
+    def make(policy: Policy = QUICK) -> DriveOrigin:
+        return DriveOrigin(
+            {"token": "anon", "endpoint_url": server.endpoint_url},
+            identity="drive",
+            loop=asyncio.get_running_loop(),
+            on_request=lambda: None,
+            policy=policy,
+            rng=random.Random(1),
+            book=books,
+        )
+
+    return make
+
+
+# What is counted
+@pytest.mark.parametrize(
+    ("method", "address", "kind"),
+    [
+        ("GET", "/drive/v2/files?q=x", "list"),
+        ("GET", "/drive/v2/drives", "list"),
+        ("GET", "/drive/v2/changes?pageToken=1", "list"),
+        ("GET", "/drive/v2/files/abc?fields=id", "get"),
+        ("GET", "/drive/v2/files/generateIds", "get"),
+        ("GET", "/drive/v2/changes/startPageToken", "get"),
+        ("POST", "/drive/v2/files", "create"),
+        ("POST", "/upload/drive/v2/files?uploadType=resumable", "create"),
+        ("POST", "/drive/v2/files/abc/copy", "create"),
+        ("POST", "/drive/v2/files/abc/trash", "edit"),
+        ("PUT", "/upload/drive/v2/files/abc?uploadType=multipart", "edit"),
+        ("PATCH", "/drive/v2/files/abc", "edit"),
+        ("DELETE", "/drive/v2/files/abc", "edit"),
+    ],
+)
+def test_what_a_request_counts_as(method: str, address: str, kind: str) -> None:
+    assert api.kind_of(method, f"https://www.googleapis.com{address}") == kind
+
+
+class Told(Pacer):
+    """A pacer that remembers what it was asked, and lets everything pass."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.asked: list[str] = []
+        self.refused: list[str] = []
+
+    async def spend(self, kind: str) -> float:
+        self.asked.append(kind)
+        return 0.0
+
+    def answered(self, kind: str, sent_at: float, *, refused: bool) -> None:
+        self.refused += [kind] * refused
+
+
+async def test_every_request_has_its_turn_and_refusals_are_told(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", b"a" * 100)
+    origin = make()
+    origin.account.pacer = pacer = Told()
+    server.reset()
+    server.fail(Fault(kind="media", status=429))
+    server.fail(Fault(kind="media", nth=2, status=503))
+    server.fail(Fault(kind="list", status=403, reason="userRateLimitExceeded"))
+    assert (await read(origin, f"{root}/a"))[0] == b"a" * 100
+    await origin.call("pipe_file", f"{root}/b", b"b")
+    await origin.call("pipe_file", f"{root}/b", b"c")
+    await origin.call("rm", f"{root}/b")
+    assert len(pacer.asked) == len(server.requests)
+    assert {kind: pacer.asked.count(kind) for kind in ("download", "create", "edit")} == {
+        "download": 3,
+        "create": 1,
+        "edit": 2,
+    }
+    assert sorted(pacer.refused) == ["download", "list"]
+
+
+# The pace
+async def test_a_budget_that_is_used_up_is_waited_for_by_all_who_share_it(
+    origins: Any, server: DriveServer, folder: str, root: str, books: Books
+) -> None:
+    server.put(f"{folder}/a", b"a")
+    one, other = origins(), origins()
+    info = await one.lookup(f"{root}/a")
+    await read(other, f"{root}/a", None, info)
+    server.reset()
+    # Somebody else has taken all that may be sent in the next half second.
+    pace = books.pace("drive|requests")
+    used = pace._replace(free_at=one.account.pacer._requests._clock() + 0.5)
+    books("drive|requests").change(lambda numbers: (used, None))
+    began = asyncio.get_running_loop().time()
+    assert one.spare_s() > 0.4
+    await asyncio.gather(*(read(origin, f"{root}/a", None, info) for origin in (one, other)))
+    assert asyncio.get_running_loop().time() - began >= 0.45
+    assert server.count("media") == 2
+    await one.aclose()
+    await other.aclose()
+
+
+async def test_refusals_in_bulk_are_learnt_by_all_and_kept_for_later(
+    origins: Any, server: DriveServer, folder: str, root: str, books: Books
+) -> None:
+    server.put(f"{folder}/a", b"a")
+    one = origins()
+    info = await one.lookup(f"{root}/a")
+    assert books.pace("drive|requests").rung == 0
+    server.fail(Fault(kind="media", status=403, reason="userRateLimitExceeded", times=8))
+    assert (await asyncio.gather(*(read(one, f"{root}/a", None, info) for _ in range(4))))[3][0] == b"a"
+    assert books.pace("drive|requests").rung == 1
+    await one.aclose()
+    assert Pacer("drive", books).spare_s() == 0.0 or books.pace("drive|requests").rung == 1
+
+
+@pytest.fixture
+def real_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make items at the pace of everybody, which other tests do not."""
+    monkeypatch.setattr(quota, "CREATES", CREATES)
+
+
+@pytest.mark.usefixtures("real_pace")
+async def test_refused_creations_slow_creations_alone(
+    origins: Any, server: DriveServer, root: str, books: Books
+) -> None:
+    origin = origins()
+    server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=5))
+    await origin.call("pipe_file", f"{root}/a", b"a")
+    assert books.pace("drive|creates").refused > 0.1
+    assert books.pace("drive|requests").refused == 0
+    await origin.aclose()
+
+
+@pytest.mark.usefixtures("real_pace")
+async def test_items_are_made_at_three_a_second(origins: Any, server: DriveServer, root: str) -> None:
+    origin, loop = origins(), asyncio.get_running_loop()
+    began = loop.time()
+    for i in range(4):
+        await origin.call("pipe_file", f"{root}/{i}", b"x")
+    assert loop.time() - began >= 0.5  # two at once, then 2.85 a second
+    assert server.count("upload") == 4
+    await origin.aclose()
+
+
+async def test_who_stops_waiting_for_a_turn_keeps_nobody_back(books: Books) -> None:
+    pacer = Pacer("drive", books)
+    blocked = Pace(free_at=pacer._requests._clock() + 30)
+    books("drive|requests").change(lambda numbers: (blocked, None))
+    waiting = [asyncio.ensure_future(pacer.spend("get")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert pacer.spare_s() > 0
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    books("drive|requests").change(lambda numbers: (Pace(), None))
+    assert await asyncio.wait_for(pacer.spend("get"), 5)
+
+
+# What stalls
+@pytest.fixture
+async def file(origin: DriveOrigin, server: DriveServer, folder: str, root: str) -> ObjectInfo:
+    server.put(f"{folder}/a", bytes(range(256)) * 100)
+    info = await origin.lookup(f"{root}/a")
+    server.reset()
+    return info
+
+
+async def test_a_stalled_read_is_asked_for_once_more(
+    make: MakeOrigin, server: DriveServer, file: ObjectInfo
+) -> None:
+    server.fail(LATE)
+    origin, n_requests = make(STALLED), 0
+
+    def count() -> None:
+        nonlocal n_requests
+        n_requests += 1
+
+    origin.on_request = count
+    for want in (Range(3, 500), None):
+        data = (await asyncio.wait_for(read(origin, file.path, want, file), 20))[0]
+        assert data == (bytes(range(256)) * 100)[slice(3, 500) if want else slice(None)]
+    assert n_requests == server.count("media") == 3
+    assert {r.headers["range"] for r in server.requests} == {"bytes=3-499", "bytes=0-25599"}
+
+
+async def test_a_stalled_answer_about_an_item_is_asked_for_once_more(
+    make: MakeOrigin, server: DriveServer, file: ObjectInfo, root: str
+) -> None:
+    origin = make(STALLED)
+    above = await origin.lookup(root)
+    server.reset()
+    server.fail(Fault(kind="list", stall_s=30.0))
+    assert (await asyncio.wait_for(origin.lookup(file.path, above), 20)).size == file.size
+    assert server.count("list") == 2
+
+
+async def test_what_changes_things_is_never_sent_twice_for_being_late(
+    make: MakeOrigin, server: DriveServer, root: str
+) -> None:
+    origin = make(STALLED)
+    await origin.lookup(root)
+    server.fail(Fault(kind="upload", stall_s=0.5))
+    await origin.call("pipe_file", f"{root}/new", b"x")
+    assert server.count("upload") == 1
+
+
+async def test_a_second_request_that_is_refused_leaves_the_first_one_to_answer(
+    make: MakeOrigin, server: DriveServer, file: ObjectInfo
+) -> None:
+    server.fail(Fault(kind="media", close_before=True, nth=2))
+    server.fail(Fault(kind="media", stall_s=0.5))
+    assert len((await read(make(STALLED), file.path, Range(0, 9), file))[0]) == 9
+    assert server.count("media") == 2
+
+
+async def test_a_read_that_ends_leaves_no_second_request(
+    make: MakeOrigin, server: DriveServer, file: ObjectInfo
+) -> None:
+    origin = make(STALLED)
+    server.fail(Fault(kind="media", stall_s=30.0, times=2))
+    task = asyncio.ensure_future(read(origin, file.path, None, file))
+    while server.count("media") < 2:  # noqa: ASYNC110 - the server is in another thread
+        await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task])
+    await origin.aclose()
+    assert task.cancelled()
+    assert server.count("media") == 2
