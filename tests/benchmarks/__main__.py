@@ -23,6 +23,9 @@ PEERS = {
     "cat_4k": [],
     "text_lines": [],
     "binary_lines": [],
+    "drive_many_bad": [],
+    "drive_many_units": [],
+    "drive_day": [],
 }
 # How many items of a workload slow peers do; what they take is scaled. --full: all.
 SAMPLES = {
@@ -38,6 +41,8 @@ SAMPLES = {
     ("samples", "blockcache"): 30,
     ("drive_batch", "pydrive2"): 8,
     ("drive_batch_typical", "pydrive2"): 8,
+    ("drive_many", "pydrive2"): 8,
+    ("drive_many", "drive"): 64,
     ("drive_one_by_one", "pydrive2"): 6,
     ("drive_one_by_one", "drive"): 10,
 }
@@ -46,6 +51,10 @@ OUR_COLD = {
     "random": 2,
     "samples": 2,
     "drive_one_by_one": 1,
+    "drive_many": 1,
+    "drive_many_bad": 1,
+    "drive_many_units": 1,
+    "drive_day": 1,
 }  # passes with an empty cache; elsewhere 3
 IMPORTS = 9
 
@@ -96,7 +105,10 @@ def run(options: argparse.Namespace, folder: Path) -> list[Result]:
         service = SERVICES[workload.service]
         for contender in contenders(workload, options):
             # A server for each, so that all meet the same latencies.
-            with service.server(workload.profile, folder=folder / service.folder, process=True) as server:
+            where = folder / service.folder
+            with service.server(
+                workload.profile, folder=where, process=True, time_scale=workload.time_scale
+            ) as server:
                 results.append(measure(service, server, folder, plan(workload, contender, options)))
             say(results[-1])
     abused = [name for name in abuse.ROWS if not options.only or name in options.only]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cachedfs.sim import Profile
+from tests.benchmarks.data import MANY, MANY_SIZE
 from tests.benchmarks.harness import Result
-from tests.benchmarks.services import DRIVE_EVEN
+from tests.benchmarks.services import DRIVE_BAD, DRIVE_EVEN, DRIVE_OLD, mean
 from tests.benchmarks.workloads import WORKLOADS
 
 __all__ = ["BOUNDS", "LATER", "Bound", "Verdict", "judge"]
@@ -61,6 +63,13 @@ def drive_batch_s() -> float:
     return max(waits_s, 64 * 2000 / DRIVE_EVEN.total_rate)
 
 
+def drive_many_s(profile: Profile) -> float:
+    """Return what 1,000 files take at least, 16 at a time at the mean latency, errors and stalls not counted."""
+    waits_s = len(MANY) * mean(profile.media).median_s / 16
+    quota_s = len(MANY) / (profile.quota.requests_per_user / 60)
+    return max(waits_s, quota_s, len(MANY) * MANY_SIZE / profile.total_rate)
+
+
 def per_call_us(result: Result) -> float:
     return result.figures["second"].median / 5000 * 1e6
 
@@ -99,6 +108,12 @@ BOUNDS = [
     Bound("drive_batch", "second pass", 0.015, _SECOND),
     *_requests("drive_batch"),
     Bound("drive_batch_typical", "cold over the ideal schedule", 1.1, median("over_ideal"), "x"),
+    Bound("drive_many", "cold", round(1.3 * drive_many_s(DRIVE_OLD), 2), _COLD),
+    Bound("drive_many_bad", "cold", round(1.3 * drive_many_s(DRIVE_BAD), 2), _COLD),
+    Bound("drive_many_units", "cold", round(1000 / (0.9 * 27), 2), _COLD),
+    Bound("drive_many_units", "refused after ten seconds", 0.0, median("refused_late"), ""),
+    Bound("drive_day", "requests a file, cold", 1.1, per_file("cold"), ""),
+    Bound("drive_day", "requests a file, second pass", 0.0, per_file("second"), ""),
     *_requests("drive_one_by_one"),
     Bound("drive_one_by_one", "second pass", 0.01, _SECOND),
     Bound("drive_big", "second pass", 0.02, _SECOND),

@@ -16,6 +16,8 @@ BIG, LINES, DENSE, SAMPLES = "big.bin", "lines.jsonl", "dense.zarr", "samples.za
 BIG_SIZE = 192 * MiB
 LARGE, LARGE_SIZE = "large/large.bin", 64 * MiB  # of Drive
 N_LISTED = 64  # small files that Drive has, of the same
+MANY, MANY_SIZE = [f"many/{number:04}.bin" for number in range(1000)], 36_000  # of Drive, as small images are
+DAY, DAY_SIZE = [f"day/{number:05}.bin" for number in range(10_000)], 2_000
 SMALL = [f"small/{number:03}.json" for number in range(300)]
 N_LINES, LINE_SIZE = 98_000, 1000
 DENSE_SHAPE, DENSE_CHUNK = (360, 256, 256), (1, 256, 256)  # float32: 360 chunks of 256 KiB, 94 MB
@@ -45,6 +47,10 @@ def make_for_drive(folder: Path) -> None:
     (folder / LARGE).parent.mkdir(parents=True)
     (folder / LARGE).write_bytes(rng.randbytes(LARGE_SIZE))
     _make_small(folder, SMALL[:N_LISTED], rng)
+    for names, size in ((MANY, MANY_SIZE), (DAY, DAY_SIZE)):
+        (folder / names[0]).parent.mkdir()
+        for name in names:
+            (folder / name).write_bytes(rng.randbytes(size))
 
 
 def _make_small(folder: Path, names: list[str], rng: random.Random) -> None:

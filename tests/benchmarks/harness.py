@@ -44,7 +44,8 @@ class Result:
     contender: str
     figures: dict[str, Figure] = field(
         default_factory=dict
-    )  # cold, second, new; beside: local, alternating with the second; over_ideal: cold over the ideal schedule
+    )  # cold, second, new; beside: local, alternating with the second; over_ideal: cold over the ideal schedule;
+    # refused_late: requests that were refused as too many, later than ten seconds after the first
     requests: dict[str, float] = field(default_factory=dict)
     prepared: dict[str, float] = field(default_factory=dict)  # requests of what is not timed: not scaled
     sent: dict[str, float] = field(default_factory=dict)
@@ -174,13 +175,14 @@ def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, 
     prefix = service.contenders[plan.contender]
     order = {"row": plan.row, "base": f"{prefix}{service.top}" if prefix else local, "n": plan.n}
     cold, second, new, beside = [], [], [], []
-    over_ideal = []
+    over_ideal, refused_late = [], []
     for number in range(plan.n_cold):
         with tempfile.TemporaryDirectory(dir=folder, prefix=f"{plan.contender}-") as cache:
             with Session(service, server, plan.contender, Path(cache)) as session:
                 cold.append(session.once(**order))
                 if plan.in_flight and server.count("media"):
                     over_ideal.append(cold[-1]["seconds"] / _ideal_s(server, plan.in_flight))
+                refused_late.append(_n_refused(server, after_s=10.0))
                 if number == 0:
                     for _ in range(plan.n_second):
                         second.append(session.once(**order))
@@ -195,6 +197,8 @@ def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, 
         _keep(result, "new", new, scale)
     _keep(result, "second", second, scale)
     _keep(result, "beside", beside[1:], scale)  # local, each after one pass of ours in the same process
+    if not plan.is_warm:
+        result.figures["refused_late"] = Figure.of(refused_late)
     if over_ideal:
         result.figures["over_ideal"] = Figure.of(over_ideal)
     if beside and any(answer["check"] != beside[0]["check"] for answer in cold + second + new):
@@ -205,6 +209,13 @@ def _ideal_s(server: Server, in_flight: int) -> float:
     """Return the shortest time for the files that the server just sent, at the latencies that it drew for them."""
     media = [entry for entry in server.requests if entry.kind == "media"]
     return ideal_s([e.ended_s - e.started_s for e in media if e.ended_s is not None], in_flight)
+
+
+def _n_refused(server: Server, *, after_s: float) -> float:
+    """Return how many requests of the last pass were refused as too many, later than that after its first."""
+    found = server.requests
+    began_s = min((entry.started_s for entry in found), default=0.0)
+    return float(sum(e.status in (403, 429) and e.started_s > began_s + after_s for e in found))
 
 
 def _keep(result: Result, name: str, answers: list[dict[str, Any]], scale: float) -> None:

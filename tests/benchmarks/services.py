@@ -9,9 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachedfs.sim import PROFILES, Delay, DriveServer, GCSServer, Profile
+from cachedfs.sim.quota import QUOTAS
 from tests.benchmarks import data
 
-__all__ = ["BUCKET", "DRIVE_EVEN", "DRIVE_TYPICAL", "SERVICES", "Server", "Service", "ideal_s"]
+__all__ = [
+    "BUCKET",
+    "DRIVE_BAD",
+    "DRIVE_DAY",
+    "DRIVE_EVEN",
+    "DRIVE_OLD",
+    "DRIVE_TYPICAL",
+    "DRIVE_UNITS",
+    "SERVICES",
+    "Server",
+    "Service",
+    "ideal_s",
+]
 
 BUCKET = "bench"
 Server = GCSServer | DriveServer
@@ -96,6 +109,13 @@ def even(profile: Profile) -> Profile:
 # A stall of 30 s more or less says nothing about a client.
 DRIVE_TYPICAL = dataclasses.replace(PROFILES["drive-typical"], stall_rate=0.0)
 DRIVE_EVEN = even(PROFILES["drive-typical"])
+# The two published days with 200 requests a second; one with 27 downloads a second, where nothing else is refused.
+DRIVE_OLD = dataclasses.replace(PROFILES["drive-typical"], name="drive-old", quota=QUOTAS["requests"])
+DRIVE_BAD = dataclasses.replace(PROFILES["drive-bad"], name="drive-bad-old", quota=QUOTAS["requests"])
+DRIVE_UNITS = dataclasses.replace(
+    PROFILES["drive-typical"], name="drive-units", quota=QUOTAS["units"], error_rate=0.0, stall_rate=0.0
+)
+DRIVE_DAY = PROFILES["drive-bad"]
 
 
 def ideal_s(latencies: list[float], in_flight: int) -> float:

@@ -15,8 +15,21 @@ import fsspec
 
 from cachedfs.sim import PROFILES, Profile
 from tests.benchmarks import data
-from tests.benchmarks.data import BIG, BIG_SIZE, DENSE, LARGE, LINES, N_LISTED, SAMPLES, SMALL, KiB, MiB
-from tests.benchmarks.services import DRIVE_EVEN, DRIVE_TYPICAL
+from tests.benchmarks.data import (
+    BIG,
+    BIG_SIZE,
+    DAY,
+    DENSE,
+    LARGE,
+    LINES,
+    MANY,
+    N_LISTED,
+    SAMPLES,
+    SMALL,
+    KiB,
+    MiB,
+)
+from tests.benchmarks.services import DRIVE_BAD, DRIVE_DAY, DRIVE_EVEN, DRIVE_OLD, DRIVE_TYPICAL, DRIVE_UNITS
 
 __all__ = ["FLOORS", "WORKLOADS", "Place", "Run", "Workload"]
 
@@ -42,11 +55,11 @@ class Place:
             fs, root = fsspec.url_to_fs(self.base)
             fs.find(f"{root}/{folder}")
 
-    def cat(self, keys: list[str]) -> list[bytes]:
+    def cat(self, keys: list[str], **options: Any) -> list[bytes]:
         if "://" not in self.base:
             return [Path(self.url(key)).read_bytes() for key in keys]
         fs, root = fsspec.url_to_fs(self.base)
-        found = fs.cat([f"{root}/{key}" for key in keys])
+        found = fs.cat([f"{root}/{key}" for key in keys], **options)
         return [found[f"{root}/{key}"] for key in keys]
 
 
@@ -63,6 +76,7 @@ class Workload:
     modules: tuple[str, ...] = ()  # imported before the clock starts
     service: str = "gcs"
     profile: Profile = PROFILES["table"]
+    time_scale: float = 1.0  # how much faster than its profile the service is
     in_flight: int = 0  # what the ideal schedule has at a time, to compare cold passes with; 0: do not
 
 
@@ -230,6 +244,14 @@ def listed_one_by_one(place: Place, n: int) -> Run:
     return one_by_one(place, n)
 
 
+def in_batches(keys: list[str]) -> Callable[[Place, int], Run]:
+    def prepare(place: Place, n: int) -> Run:
+        place.find(keys[0].partition("/")[0])
+        return lambda: place.cat(keys[:n], batch_size=64)
+
+    return prepare
+
+
 def large(place: Place, n: int) -> Run:
     place.find("large")
     return in_sequence(place, LARGE)
@@ -254,6 +276,10 @@ _LIST = [
     Workload("drive_batch", "64 listed files of Drive by one `fs.cat`", f"2 KB each, listed by `fs.find` before; {_EVEN}", N_LISTED, listed, service="drive", profile=DRIVE_EVEN),
     Workload("drive_batch_typical", "the same 64 files of Drive at typical latencies", f"the same {_TYPICAL}", N_LISTED, listed, service="drive", profile=DRIVE_TYPICAL, in_flight=16),
     Workload("drive_one_by_one", "40 listed files of Drive one by one", f"of the same, `with fsspec.open(url) as f: json.load(f)`; {_TYPICAL}", 40, listed_one_by_one, service="drive", profile=DRIVE_TYPICAL),
+    Workload("drive_many", "1,000 listed files of Drive, 200 requests a second", "36 kB each: one `fs.cat(paths, batch_size=64)`; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_OLD),
+    Workload("drive_many_bad", "the same on a bad day", "the same at the latencies, errors (2 %) and stalls (0.5 %, 30 s) of a bad day, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_BAD),
+    Workload("drive_many_units", "the same, 27 downloads a second", "the same at typical latencies without errors and stalls, 325,000 quota units a minute, which nobody tells", 1000, in_batches(MANY), service="drive", profile=DRIVE_UNITS),
+    Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0),
     Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=DRIVE_TYPICAL),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _LIST}
