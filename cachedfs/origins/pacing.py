@@ -7,6 +7,7 @@ of the machine. Without one an origin counts for itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +17,8 @@ from cachedfs.plan import quota
 from cachedfs.plan.quota import Limit, Pace
 
 __all__ = ["Book", "OwnBook", "Pacer"]
+
+logger = logging.getLogger("cachedfs.origins")
 
 T = TypeVar("T")
 Numbers = tuple[float, ...]
@@ -47,8 +50,10 @@ class OwnBook:
 class _Lane:
     """One limit: those who wait for it go in the order in which they came."""
 
-    def __init__(self, ladder: Sequence[Limit], book: Book, clock: Callable[[], float]) -> None:
-        self._ladder, self._book, self._clock = ladder, book, clock
+    def __init__(
+        self, ladder: Sequence[Limit], book: Book, clock: Callable[[], float], *, mostly: str
+    ) -> None:
+        self._ladder, self._book, self._clock, self._mostly = ladder, book, clock, mostly
         self._turn = asyncio.Lock()
 
     async def spend(self, kind: str) -> float:
@@ -58,7 +63,8 @@ class _Lane:
             return self._clock()
 
     def answered(self, sent_at: float, refused: bool) -> None:
-        self._book.change(partial(self._learn, sent_at, refused))
+        if (per_s := self._book.change(partial(self._learn, sent_at, refused))) is not None:
+            logger.info("requests are refused as too many: %.1f a second are sent from now on", per_s)
 
     def spare_s(self) -> float:
         return _BEHIND_S if self._turn.locked() else self._book.change(self._look)
@@ -66,11 +72,14 @@ class _Lane:
     def _take(self, kind: str, numbers: Numbers) -> tuple[Numbers, float]:
         return quota.taken(_pace(numbers), self._ladder, kind, self._clock())
 
-    def _learn(self, sent_at: float, refused: bool, numbers: Numbers) -> tuple[Numbers, None]:
-        pace = quota.answered(
-            _pace(numbers), self._ladder, sent_at=sent_at, refused=refused, now=self._clock()
-        )
-        return pace, None
+    def _learn(self, sent_at: float, refused: bool, numbers: Numbers) -> tuple[Numbers, float | None]:
+        """Return what is known after an answer, and, where that is to send less, how many a second."""
+        before, now = _pace(numbers), self._clock()
+        pace = quota.answered(before, self._ladder, sent_at=sent_at, refused=refused, now=now)
+        if not refused or pace.cut_at in (before.cut_at, 0.0):
+            return pace, None
+        cost = self._ladder[int(pace.rung)].cost(self._mostly)
+        return pace, quota.per_s(pace, self._ladder, now) / cost
 
     def _look(self, numbers: Numbers) -> tuple[Numbers, float]:
         return numbers, quota.spare_s(_pace(numbers), self._ladder, self._clock())
@@ -83,8 +92,8 @@ class Pacer:
         self, account: str, book: Callable[[str], Book] = OwnBook, *, clock: Callable[[], float] = time.time
     ) -> None:
         """Use the records that `book` has of `account`. The clock is that of all who use them."""
-        self._requests = _Lane(quota.REQUESTS, book(f"{account}|requests"), clock)
-        self._creates = _Lane(quota.CREATES, book(f"{account}|creates"), clock)
+        self._requests = _Lane(quota.REQUESTS, book(f"{account}|requests"), clock, mostly="download")
+        self._creates = _Lane(quota.CREATES, book(f"{account}|creates"), clock, mostly=_CREATE)
 
     async def spend(self, kind: str) -> float:
         """Return, when a request of this kind may be sent, the time: for `answered`. It is counted as sent."""

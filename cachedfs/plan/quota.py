@@ -88,7 +88,7 @@ def per_s(pace: Pace, ladder: Sequence[Limit], now: float) -> float:
 
 
 def _share(pace: Pace, now: float) -> float:
-    return min(1.0, pace.share + _GROWTH * (now - pace.cut_at))
+    return min(1.0, pace.share + _GROWTH * max(0.0, now - pace.cut_at))
 
 
 def _sane(pace: Pace, ladder: Sequence[Limit], now: float) -> Pace:
@@ -99,7 +99,7 @@ def _sane(pace: Pace, ladder: Sequence[Limit], now: float) -> Pace:
         and _LEAST <= pace.share <= 1
         and 0 <= pace.refused <= 1
         and pace.free_at <= now + _FAR_S
-        and 0 <= pace.cut_at <= now
+        and 0 <= pace.cut_at <= now + _FAR_S
     )
     if not is_sound:
         return Pace(free_at=now - _BURST_S, cut_at=0.0)

@@ -113,7 +113,6 @@ BOUNDS = [
     Bound("drive_many_units", "cold", round(1000 / (0.9 * 27), 2), _COLD),
     Bound("drive_many_units", "refused after ten seconds", 0.0, median("refused_late"), ""),
     Bound("drive_day", "requests a file, cold", 1.1, per_file("cold"), ""),
-    Bound("drive_day", "requests a file, second pass", 0.0, per_file("second"), ""),
     *_requests("drive_one_by_one"),
     Bound("drive_one_by_one", "second pass", 0.01, _SECOND),
     Bound("drive_big", "second pass", 0.02, _SECOND),

@@ -17,7 +17,8 @@ BIG_SIZE = 192 * MiB
 LARGE, LARGE_SIZE = "large/large.bin", 64 * MiB  # of Drive
 N_LISTED = 64  # small files that Drive has, of the same
 MANY, MANY_SIZE = [f"many/{number:04}.bin" for number in range(1000)], 36_000  # of Drive, as small images are
-DAY, DAY_SIZE = [f"day/{number:05}.bin" for number in range(10_000)], 2_000
+DAY = [f"day/{number // 1000}/{number % 1000:03}.bin" for number in range(10_000)]
+DAY_SIZE = 2_000
 SMALL = [f"small/{number:03}.json" for number in range(300)]
 N_LINES, LINE_SIZE = 98_000, 1000
 DENSE_SHAPE, DENSE_CHUNK = (360, 256, 256), (1, 256, 256)  # float32: 360 chunks of 256 KiB, 94 MB
@@ -48,8 +49,8 @@ def make_for_drive(folder: Path) -> None:
     (folder / LARGE).write_bytes(rng.randbytes(LARGE_SIZE))
     _make_small(folder, SMALL[:N_LISTED], rng)
     for names, size in ((MANY, MANY_SIZE), (DAY, DAY_SIZE)):
-        (folder / names[0]).parent.mkdir()
         for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(rng.randbytes(size))
 
 

@@ -279,7 +279,7 @@ _LIST = [
     Workload("drive_many", "1,000 listed files of Drive, 200 requests a second", "36 kB each: one `fs.cat(paths, batch_size=64)`; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_OLD),
     Workload("drive_many_bad", "the same on a bad day", "the same at the latencies, errors (2 %) and stalls (0.5 %, 30 s) of a bad day, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_BAD),
     Workload("drive_many_units", "the same, 27 downloads a second", "the same at typical latencies without errors and stalls, 325,000 quota units a minute, which nobody tells", 1000, in_batches(MANY), service="drive", profile=DRIVE_UNITS),
-    Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0),
+    Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each, in ten folders: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0),
     Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=DRIVE_TYPICAL),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _LIST}
