@@ -21,12 +21,16 @@ def add(record, n=1.0):
 
 def test_all_processes_count_in_one_record(cache):
     code = f"""
+import time
 cache = BlockCache([sys.argv[1]], explicit=True)
 record = cache.budget({ACCOUNT!r})
 print("ready", flush=True)
 sys.stdin.readline()
-for _ in range(500):
-    record.change(lambda numbers: ((numbers[0] + 1, *numbers[1:]), None))
+def step(numbers):
+    time.sleep(1e-4)  # in which others come
+    return (numbers[0] + 1, *numbers[1:]), None
+for _ in range(100):
+    record.change(step)
 """
     add(cache.budget(ACCOUNT), 7)
     children = [start(code, Path(cache.root).parent) for _ in range(3)]
@@ -34,8 +38,9 @@ for _ in range(500):
         assert child.stdout.readline() == "ready\n"
     for child in children:
         finish(child, "\n")
-    # Who finds a record held for a millisecond, by a process that the system put aside, goes on without the others.
-    assert 1400 <= add(cache.budget(ACCOUNT), 0) <= 1507
+    # Who finds a record held for a millisecond, by a process that the system put aside, goes on without it. Were none
+    # waited for, two in three would be lost.
+    assert 207 <= add(cache.budget(ACCOUNT), 0) <= 307
 
 
 def test_what_was_counted_is_there_in_a_later_process(cache, open_cache):
