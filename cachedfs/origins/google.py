@@ -24,7 +24,7 @@ def trouble_of(
     if status not in _RETRIED and status <= 504 and not is_rate:
         return None
     trouble = Trouble(f"the service answered {said}", retry_after_s(headers.get("retry-after"), now))
-    return replace(trouble, remedy=_TOO_MANY) if is_rate else trouble
+    return replace(trouble, remedy=_TOO_MANY, is_rate=True) if is_rate else trouble
 
 
 def error_of(body: bytes) -> tuple[str, set[str]]:

@@ -31,6 +31,7 @@ class Trouble:
     retry_after_s: float | None = None
     is_unreachable: bool = False  # refused, unresolved or not connected: nothing was sent
     is_final: bool = False  # another try would end in the same
+    is_rate: bool = False  # too much at this moment
     remedy: str = "Check the network and the endpoint, or try again later"  # when it does not pass
 
 

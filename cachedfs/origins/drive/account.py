@@ -9,16 +9,17 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from yarl import URL
 
 from cachedfs.model import Range
 from cachedfs.origins.base import describe
 from cachedfs.origins.drive import api
+from cachedfs.origins.drive.creates import Creates
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.inner import Once
 from cachedfs.origins.ranges import range_header
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from cachedfs.origins.http import Ask, Client
 
 __all__ = ["Account", "Connection", "key_of"]
+
+T = TypeVar("T")
 
 _MOST_THREADS = 16  # of metadata requests: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
@@ -61,6 +64,7 @@ class Account:
         self.loop = loop
         self._concurrency, self._policy = concurrency, policy or Policy()
         self._new_tries = partial(Tries, self._policy, clock=clock, rng=rng or random.Random())
+        self.creates = Creates(clock=clock)
         self._slots = asyncio.Semaphore(concurrency)
         self._connection = Once(self._connect)
 
@@ -87,7 +91,7 @@ class Account:
             timeout=timeout_of(policy),
         )
         threads = Workers(min(self._concurrency, _MOST_THREADS), "cachedfs-drive")
-        return Connection(self.options, auth, session, client, threads, self._count)
+        return Connection(self.options, auth, session, client, threads, self._count, self.creates)
 
     def _count(self) -> None:
         self.on_request()  # whoever it is by now
@@ -114,8 +118,9 @@ class Connection:
         client: Client,
         threads: Workers,
         on_request: Callable[[], None],
+        creates: Creates,
     ) -> None:
-        self.options, self.auth, self.client = options, auth, client
+        self.options, self.auth, self.client, self.creates = options, auth, client, creates
         self.base = options.endpoint_url
         self._session, self._threads, self._on_request = session, threads, on_request
         self._ids: list[str] = []
@@ -233,7 +238,10 @@ class Connection:
         """Return the item after a change; `what` is its id, with what is done to it (`ID/trash`), None for a new one."""
         address = api.files_url(self.base) + (f"/{what}" if what else "")
         given = {"fields": api.FIELDS, **api.ANY_DRIVE, **params}
-        return await self.json(method, address, path, doing, given, body=resource, headers=headers)
+        makes = method == "POST" and "id" in (resource or {})
+        return await self.json(
+            method, address, path, doing, given, body=resource, headers=headers, makes=makes
+        )
 
     async def json(
         self,
@@ -246,8 +254,9 @@ class Connection:
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] = {},
         is_pinned: bool = False,
+        makes: bool = False,
     ) -> dict[str, Any]:
-        """Return the answer to a request about `path`, after retries."""
+        """Return the answer to a request about `path`, after retries; `makes`: it makes a new item."""
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
         ask = self.ask(url, path, doing, params, headers=given, is_pinned=is_pinned)
@@ -262,7 +271,28 @@ class Connection:
                 raise Failed(Trouble("Drive searched only a part"))
             return dict(found)
 
+        return await (self.created if makes else self.retried)(attempt, ask)
+
+    async def retried(self, attempt: Callable[[], Awaitable[T]], ask: Ask) -> T:
+        """Return what `attempt` returns, tried again while there is hope."""
         return await self.client.retried(attempt, ask, self.client.new_tries())
+
+    async def created(self, attempt: Callable[[], Awaitable[T]], ask: Ask) -> T:
+        """Return what `attempt`, which makes a new item, returns: in its turn, and with patience while others are made."""
+        tries = self.client.new_tries()
+        while True:
+            await self.creates.turn()
+            n_made = self.creates.n_made
+            try:
+                result = await attempt()
+            except Failed as failed:
+                if failed.trouble.is_rate:
+                    self.creates.refused()
+                    tries = tries if n_made == self.creates.n_made else self.client.new_tries()
+                await self.client.pause(failed, ask, tries)
+            else:
+                self.creates.made()
+                return result
 
     def ask(self, url: str, path: str, doing: str, params: Mapping[str, str], **more: Any) -> Ask:
         """Return a request about `path`, before it is sent."""

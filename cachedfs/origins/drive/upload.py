@@ -81,7 +81,7 @@ async def _at_once(
     async def attempt() -> dict[str, Any]:
         return _item_of((await to.send(ask, _method(into), body)).body)
 
-    return await to.client.retried(attempt, ask, to.client.new_tries())
+    return await (to.created if into is None else to.retried)(attempt, ask)
 
 
 async def _in_pieces(
@@ -113,7 +113,7 @@ async def _in_one_session(
             raise Failed(Trouble("the service opened no upload"))
         return answer.headers["location"]
 
-    address = await to.client.retried(begin, ask, to.client.new_tries())
+    address = await (to.created if into is None else to.retried)(begin, ask)
     start, item = 0, None
     while item is None:
         # A piece that arrives is progress: the next one has all tries again.

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import json
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 
 from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound, OriginUnavailable
+from cachedfs.origins.drive.creates import Creates
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.upload import PIECE, Content
 from cachedfs.origins.drive.writer import Writer
-from cachedfs.sim import DriveServer, Fault
+from cachedfs.sim import DriveServer, Fault, Profile
 
 MakeOrigin = Callable[..., DriveOrigin]
 MB = 1 << 20
@@ -234,6 +236,42 @@ def test_the_checksum_of_a_file_is_counted_in_pieces(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 2.5 * PIECE
+
+
+# As many new items as Drive takes
+async def test_more_new_files_than_drive_makes_at_a_time_wait_for_their_turn(
+    make: MakeOrigin, caplog: pytest.LogCaptureFixture
+) -> None:
+    with DriveServer(Profile(creates_per_s=40.0)) as server:
+        origin = make(endpoint_url=server.endpoint_url)
+        origin.account.creates = Creates(clock=time.monotonic, per_s=30.0)
+        writer = Writer(origin.account, origin.tree)
+        await asyncio.gather(*(write(writer, f"My Drive/new/{i}", b"%d" % i) for i in range(80)))
+        found = [server.find(f"new/{i}") for i in range(80)]
+        assert [len(items) for items in found] == [1] * 80
+        # Those that were on their way when the first was refused, and a few that felt for the limit.
+        assert sum(r.status == 403 for r in server.requests) <= 24
+    assert [r.getMessage()[:40] for r in caplog.records] == ["Google Drive makes some 2 to 3 new files"]
+
+
+async def test_a_drive_that_makes_nothing_at_all_is_unavailable_in_the_end(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    origin.account.creates = Creates(clock=time.monotonic, per_s=1000.0)
+    server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=None))
+    with pytest.raises(OriginUnavailable, match=rf"drive://{root}/a.*6 tries.*Too many requests"):
+        await write(Writer(origin.account, origin.tree), f"{root}/a", b"1")
+    assert server.count("upload") == 6
+
+
+async def test_an_overwrite_waits_for_no_turn(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    id = server.put(f"{folder}/a", b"old")
+    origin.account.creates = Creates(clock=lambda: 0.0)  # the next new item would be for ever waited for
+    origin.account.creates.refused()
+    await write(Writer(origin.account, origin.tree), f"{root}/a", b"new")
+    assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"new")
 
 
 # What is written to
