@@ -52,7 +52,7 @@ class FakeOrigin:
     def install(self, monkeypatch) -> None:
         """Stand behind every filesystem made from now on."""
 
-        def open_origin(protocol, options, *, loop, on_request, concurrency=16):
+        def open_origin(protocol, options, *, loop, on_request, concurrency=16, alone=None):
             self.on_request = on_request
             return self
 

@@ -1,9 +1,13 @@
 """Google Drive through the cache: what it costs, what it keeps, and that it reads like every other origin."""
 
 import asyncio
+import concurrent.futures
+import functools
 import json
 import os
 import pickle
+import subprocess
+import sys
 
 import fsspec
 import h5py
@@ -245,6 +249,94 @@ def test_many_writes_into_a_new_folder_make_one_folder(drive, fs):
     assert len(drive.server.find(f"{drive.name}/new")) == 1
     assert len(drive.server.find(f"{drive.name}/new/er")) == 1
     assert len(fs.find(drive.path())) == 20
+
+
+# Two who write one path.
+
+WRITE = """
+    import fsspec, sys
+    fs = fsspec.filesystem("cdrive")
+    fs.ls("My Drive")
+    for line in sys.stdin:
+        path, text = line.strip().rsplit(" ", 1)
+        try:
+            fs.pipe_file(path, text.encode(), mode="create" if text == "new" else "overwrite")
+            print("written", flush=True)
+        except FileExistsError:
+            print("exists", flush=True)
+"""
+
+
+def exclusively(fs, path):
+    try:
+        fs.pipe_file(path, b"new", mode="create")
+    except FileExistsError:
+        return "exists"
+    return "written"
+
+
+def at_once(*acts):
+    """Call all from threads, and return what each returned."""
+    with concurrent.futures.ThreadPoolExecutor(len(acts)) as pool:
+        return [future.result() for future in [pool.submit(act) for act in acts]]
+
+
+def test_two_processes_that_write_one_new_path_make_one_file_in_one_folder(drive, fs):
+    path = drive.path("new/er/a.txt")
+    with drive.talking(WRITE) as other:
+        for kind in ("create", "upload"):  # the other one could look meanwhile, and find nothing
+            drive.server.fail(Fault(kind=kind, times=4, stall_s=0.2))
+        at_once(lambda: other(f"{path} theirs"), lambda: fs.pipe_file(path, b"ours"))
+        for name in ("new", "new/er", "new/er/a.txt"):
+            assert len(drive.server.find(f"{drive.name}/{name}")) == 1
+        assert drive.server.get(f"{drive.name}/new/er/a.txt") in (b"theirs", b"ours")
+        path = drive.path("new/er/b.txt")
+        drive.server.fail(Fault(kind="upload", times=2, stall_s=0.2))
+        said = at_once(lambda: other(f"{path} new"), lambda: exclusively(fs, path))
+        assert sorted(said) == ["exists", "written"]
+        assert len(drive.server.find(f"{drive.name}/new/er/b.txt")) == 1
+
+
+def test_two_threads_that_write_one_new_path_make_one_file(drive):
+    path = drive.path("new/a.txt")
+    both = [fsspec.filesystem("cdrive", concurrency=n) for n in (8, 9)]  # of other settings: two origins
+    drive.server.fail(Fault(kind="upload", times=2, stall_s=0.2))
+    at_once(*(functools.partial(fs.pipe_file, path, b"%d" % i) for i, fs in enumerate(both)))
+    assert (
+        len(drive.server.find(f"{drive.name}/new")) == len(drive.server.find(f"{drive.name}/new/a.txt")) == 1
+    )
+    for fs in both:
+        assert fs.cat_file(path) == drive.server.get(f"{drive.name}/new/a.txt")
+
+
+def test_a_writer_that_is_killed_keeps_nobody_from_the_path(drive, fs):
+    path = drive.path("a.txt")
+    drive.server.fail(Fault(kind="upload", stall_s=60))
+    code = f"import fsspec; fsspec.filesystem('cdrive').pipe_file({path!r}, b'theirs')"
+    with subprocess.Popen([sys.executable, "-c", code], env=drive._environment()) as process:
+        until(lambda: drive.server.count("upload"))
+        process.kill()
+    fs.pipe_file(path, b"ours")
+    assert fs.cat_file(path) == b"ours"
+
+
+def test_two_machines_that_write_one_new_path_make_two_files_of_which_the_newest_counts(
+    drive, tmp_path, caplog
+):
+    """Nothing joins them but Drive, which takes both names: said in semantics.md."""
+    path = drive.path("a.txt")
+    machines = [fsspec.filesystem("cdrive", cache_dir=str(tmp_path / name), max_age=0) for name in "ab"]
+    for fs in machines:
+        fs.ls("My Drive")
+    drive.server.fail(Fault(kind="upload", times=2, stall_s=0.3))
+    at_once(*(functools.partial(fs.pipe_file, path, b"%d" % i) for i, fs in enumerate(machines)))
+    newest = drive.server.get(f"{drive.name}/a.txt")
+    assert len(drive.server.find(f"{drive.name}/a.txt")) == 2
+    assert [fs.cat_file(path) for fs in machines] == [newest] * 2
+    assert "2 items have this name" in caplog.text
+    machines[0].pipe_file(path, b"later")
+    assert [fs.cat_file(path) for fs in machines] == [b"later"] * 2
+    assert len(drive.server.find(f"{drive.name}/a.txt")) == 2
 
 
 # What a user meets.

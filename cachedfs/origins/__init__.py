@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from fsspec.config import conf
 
-from cachedfs.origins.base import Origin, Reply
+from cachedfs.origins.base import Alone, Origin, Reply
 
-__all__ = ["Origin", "Reply", "identity_of", "open_origin"]
+__all__ = ["Alone", "Origin", "Reply", "identity_of", "open_origin"]
 
 _GCS = ("gs", "gcs")
 _DRIVE_ACCOUNT = ("client_id", "profile", "client_user_email", "client_json_file_path")
@@ -34,11 +34,13 @@ def open_origin(
     loop: AbstractEventLoop,
     on_request: Callable[[], None],
     concurrency: int = 16,
+    alone: Callable[[str], Alone] | None = None,
 ) -> Origin:
     """Return the origin behind `protocol`; neither imports its packages nor looks for credentials.
 
     `options` are the inner filesystem's own. The origin's methods run on `loop`; `on_request` is called
-    there once for every request sent, of which `concurrency` may be in flight.
+    there once for every request sent, of which `concurrency` may be in flight. `alone` says for an identity
+    how to keep others off a path: needed where the service would make two objects of one name.
     """
     identity = identity_of(protocol, options)
     if protocol in _GCS:
@@ -52,7 +54,12 @@ def open_origin(
 
         options = {**conf.get("drive", {}), **options}
         return DriveOrigin(
-            options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
+            options,
+            identity=identity,
+            loop=loop,
+            on_request=on_request,
+            concurrency=concurrency,
+            alone=alone and alone(identity),
         )
     from cachedfs.origins.generic import GenericOrigin
 

@@ -90,7 +90,7 @@ class DriveFileSystem(WalksCycles):
     def writer(self) -> Writer:
         """What changes the Drive."""
         if self._writer is None:
-            self._writer = Writer(self.origin.account, self.origin.tree)
+            self._writer = Writer(self.origin.account, self.origin.tree, self.origin.alone)
         return self._writer
 
     # Names

@@ -6,11 +6,12 @@ import asyncio
 import errno
 import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
 from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound
 from cachedfs.model import ObjectInfo
+from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account, Connection, key_of
 from cachedfs.origins.drive.tree import Tree, place_of
@@ -22,12 +23,12 @@ __all__ = ["Writer"]
 class Writer:
     """Changes by path; a path names one item afterwards.
 
-    Changes of one path wait for each other, so that a folder is not made twice and two writers make one file. That holds
-    within one account object, which is one process under cachedfs.
+    Changes of one path wait for each other, so that a folder is not made twice and two writers make one file: those of
+    this writer, and with `elsewhere` all others that it reaches.
     """
 
-    def __init__(self, account: Account, tree: Tree) -> None:
-        self._account, self._tree = account, tree
+    def __init__(self, account: Account, tree: Tree, elsewhere: Alone | None = None) -> None:
+        self._account, self._tree, self._elsewhere = account, tree, elsewhere or _nobody_else
         self._busy: dict[str, tuple[asyncio.Lock, int]] = {}  # by path, with how many hold or want it
 
     async def write(self, path: str, content: Content, *, exclusive: bool = False) -> None:
@@ -262,15 +263,20 @@ class Writer:
 
     @asynccontextmanager
     async def _alone(self, path: str) -> AsyncIterator[None]:
+        """Be the only one that changes `path`. Who waits here holds only what lies below, so that nobody waits in a circle."""
         lock, n_users = self._busy.get(path, (asyncio.Lock(), 0))
         self._busy[path] = lock, n_users + 1
         try:
-            async with lock:
+            async with lock, self._elsewhere(path):
                 yield
         finally:
             lock, n_users = self._busy.pop(path)
             if n_users > 1:
                 self._busy[path] = lock, n_users - 1
+
+
+def _nobody_else(path: str) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
 
 
 def _folder_of(path: str) -> str:
