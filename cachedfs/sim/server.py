@@ -254,7 +254,7 @@ class Service(ABC):
         wait_s = verdict.wait_s + profile.list_item_s * answer.n_items
         stall_s = fault.stall_s if fault.stall_after is None else 0.0
         await network.sleep_until(arrived_s + wait_s + stall_s)
-        if fault.close_before:
+        if fault.close_before or fault.lose:
             await hang_up(request.transport, fault)
             return web.Response()
         return await self._send(request, entry, answer, fault)

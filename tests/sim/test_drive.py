@@ -356,6 +356,8 @@ def test_googleapiclient_uploads_in_one_request(server: DriveServer, version: st
 
 
 def test_googleapiclient_v2_copies_moves_and_sees_revisions(server: DriveServer, v2: Any) -> None:
+    from googleapiclient.errors import HttpError
+
     item_id, folder, old = server.put("f", b"one"), server.folder("d"), server.find("f")[0]
     server.put("f", b"two")
     revisions = v2.revisions().list(fileId=item_id).execute()["items"]
@@ -369,6 +371,11 @@ def test_googleapiclient_v2_copies_moves_and_sees_revisions(server: DriveServer,
     v2.files().patch(fileId=copy["id"], addParents="root", removeParents=folder).execute()
     assert server.get("Copy of f") == b"two"
     assert server.find("d/Copy of f") == []
+    v2.revisions().delete(fileId=item_id, revisionId=revisions[1]["id"]).execute()
+    assert server.get("f") == b"one"
+    assert server.find("f")[0]["headRevisionId"] == revisions[0]["id"]
+    with pytest.raises(HttpError, match="last revision"):
+        v2.revisions().delete(fileId=item_id, revisionId=revisions[0]["id"]).execute()
 
 
 def test_googleapiclient_v2_makes_folders_and_shortcuts(server: DriveServer, v2: Any) -> None:

@@ -196,6 +196,8 @@ class DriveApi(Service):
             case "GET", ["revisions", revision_id] if ask.query.get("alt") == "media":
                 ask.query["revisionId"] = revision_id
                 return Route("media", lambda _: self._media(ask, key), key=key)
+            case "DELETE", ["revisions", revision_id]:
+                return Route("delete", lambda _: self._delete_revision(ask, key, revision_id), key=key)
             case "GET", ["revisions", *which]:
                 return Route("revisions", lambda _: self._revisions(ask, key, which), key=key)
             case "GET", ["permissions"]:
@@ -658,6 +660,18 @@ class DriveApi(Service):
             return _json(project(rows[0], ask.mask({})))
         out = {"kind": "drive#revisionList", "revisions" if is_v3 else "items": rows}
         return _json(project(out, ask.mask({})))
+
+    def _delete_revision(self, ask: Ask, item_id: str, revision_id: str) -> Answer:
+        """Forget one content of a file; of the newest, the one before counts again. The last one stays."""
+        item = self._need(ask, item_id, in_any_drive=True)  # nor has this a parameter to say so
+        if not _can(item, "canEdit"):
+            raise _forbidden(item)
+        revision = self._revision(ask, item, revision_id)
+        if item.revisions == [revision]:
+            raise Refusal(403, "The last revision cannot be deleted.", "cannotDeleteOnlyRevision")
+        item.revisions.remove(revision)
+        self.items.touch(item)
+        return Answer(204)
 
     def _permissions(self, ask: Ask, item_id: str) -> Answer:
         self._need(ask, item_id)
