@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import mimetypes
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
-from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound
+from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
 from cachedfs.model import ObjectInfo
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account, Connection, key_of
 from cachedfs.origins.drive.tree import Tree, place_of
-from cachedfs.origins.drive.upload import Content, upload
+from cachedfs.origins.drive.upload import Content, OtherBytes, upload
 
 __all__ = ["Writer"]
+
+logger = logging.getLogger("cachedfs.origins")
 
 
 class Writer:
@@ -31,35 +34,71 @@ class Writer:
         self._account, self._tree, self._elsewhere = account, tree, elsewhere or _nobody_else
         self._busy: dict[str, tuple[asyncio.Lock, int]] = {}  # by path, with how many hold or want it
 
-    async def write(self, path: str, content: Content, *, exclusive: bool = False) -> None:
+    async def write(
+        self, path: str, content: Content, *, exclusive: bool = False, onto: str | None = None
+    ) -> None:
         """Make `content` what the file at `path` holds: a new revision of the one that is there, else a new file.
 
-        Folders on the way are made. `exclusive`: FileExistsError where there is one.
+        Folders on the way are made. `exclusive`: FileExistsError where there is one. `onto`: ObjectChanged where it is not
+        of this fingerprint any more, "" for no file.
         """
         async with self._alone(path):
-            await self._in_place(path, lambda: self._write(path, content, exclusive))
+            await self._in_place(path, lambda: self._write(path, content, exclusive, onto))
 
-    async def _write(self, path: str, content: Content, exclusive: bool) -> dict[str, Any]:
+    async def _write(self, path: str, content: Content, exclusive: bool, onto: str | None) -> dict[str, Any]:
         folder, items = await self._place(path)
         to = await self._account.connection()
         if items and exclusive:
             raise FileExistsError(errno.EEXIST, f"{api.url_of(path)}: exists already, and was to be new")
-        if items:
-            into, mime = await self._written_into(to, path, api.newest(items))
-            return await upload(to, path, content, {"mimeType": mime}, into=into)
+        before = await self._written_into(to, path, api.newest(items)) if items else None
+        if onto is not None and onto != _fingerprint_of(before, path):
+            raise ObjectChanged(
+                f"{api.url_of(path)}: the file changed while it was being appended to; it is left as it is now: open it again"
+            )
+        if before is not None:
+            return await self._uploaded(to, path, content, {"mimeType": before["mimeType"]}, before["id"])
         mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
-        resource = {"mimeType": mime, **await self._new(to, path, folder)}
-        return await upload(to, path, content, resource, into=None)
+        return await self._uploaded(
+            to, path, content, {"mimeType": mime, **await self._new(to, path, folder)}, None
+        )
 
-    async def _written_into(self, to: Connection, path: str, item: Mapping[str, Any]) -> tuple[str, str]:
-        """Return id and type of what holds the content for `path`: a shortcut's target, unless that is in the trash."""
+    async def _uploaded(
+        self, to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
+    ) -> dict[str, Any]:
+        try:
+            return await upload(to, path, content, resource, into=into)
+        except OtherBytes as error:
+            left = await self._take_back(to, path, error, into)
+            raise CachedFSError(
+                f"{api.url_of(path)}: Drive holds other bytes than were sent: {error}. {left}; write it again"
+            ) from error
+
+    async def _take_back(self, to: Connection, path: str, error: OtherBytes, into: str | None) -> str:
+        """Undo a write that went wrong, as far as Drive lets us; return what is left."""
+        item = error.item
+        if not error.is_ours:
+            return "They may be of somebody who wrote it since, and are left"
+        try:
+            if into is None:
+                await self._discard(path, [item])
+                return "The new file was removed"
+            revision = f"{api.file_url(to.base, into)}/revisions/{item['headRevisionId']}"
+            await to.json("DELETE", revision, path, "taking the write back", {})
+            if (await to.item(into, path)).get("md5Checksum") != item.get("md5Checksum"):
+                return "The file is what it was before"
+        except (CachedFSError, KeyError, ValueError) as trouble:  # the write failed in any case
+            logger.warning("%s: wrong bytes could not be taken back: %s", api.url_of(path), trouble)
+        return "They are its newest version now; Drive keeps the ones before under 'Manage versions'"
+
+    async def _written_into(self, to: Connection, path: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what holds the content for `path`: a shortcut's target, unless that is in the trash."""
         into = self._writable(path, item)
         if (target := api.shortcut_target(item)) is None:
-            return into, item["mimeType"]
+            return item
         found = await to.item(into, path, key=target.get("targetResourceKey"))
         if api.is_trashed(found):
             raise ObjectNotFound(f"{api.url_of(path)}: a shortcut to a file that is in the trash")
-        return into, found["mimeType"]
+        return found
 
     async def make_folder(self, path: str, *, exist_ok: bool, parents: bool = True) -> ObjectInfo:
         """Return the folder at `path`, made where it is missing; `parents`: those on the way too."""
@@ -249,7 +288,7 @@ class Writer:
             )
         return str(item["id"] if target is None else target["targetId"])
 
-    async def _discard(self, path: str, items: list[dict[str, Any]]) -> None:
+    async def _discard(self, path: str, items: Sequence[Mapping[str, Any]]) -> None:
         to = await self._account.connection()
         for item in items:
             try:
@@ -273,6 +312,10 @@ class Writer:
             lock, n_users = self._busy.pop(path)
             if n_users > 1:
                 self._busy[path] = lock, n_users - 1
+
+
+def _fingerprint_of(item: Mapping[str, Any] | None, path: str) -> str:
+    return "" if item is None else (api.item_info(item, path).fingerprint or "")
 
 
 def _nobody_else(path: str) -> AbstractAsyncContextManager[None]:
