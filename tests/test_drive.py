@@ -2,12 +2,14 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import json
 import os
 import pickle
 import subprocess
 import sys
+import textwrap
 
 import fsspec
 import h5py
@@ -309,15 +311,35 @@ def test_two_threads_that_write_one_new_path_make_one_file(drive):
         assert fs.cat_file(path) == drive.server.get(f"{drive.name}/new/a.txt")
 
 
-def test_a_writer_that_is_killed_keeps_nobody_from_the_path(drive, fs):
-    path = drive.path("a.txt")
-    drive.server.fail(Fault(kind="upload", stall_s=60))
-    code = f"import fsspec; fsspec.filesystem('cdrive').pipe_file({path!r}, b'theirs')"
-    with subprocess.Popen([sys.executable, "-c", code], env=drive._environment()) as process:
-        until(lambda: drive.server.count("upload"))
+def test_a_writer_that_is_killed_leaves_no_half_file_and_keeps_nobody_from_the_path(drive, fs, tmp_path):
+    path, spools = drive.path("new/a.bin"), tmp_path / "spools"
+    spools.mkdir()
+    drive.server.fail(Fault(kind="upload", nth=3, stall_s=60))  # the second piece
+    code = f"""
+        import fsspec
+        with fsspec.filesystem("cdrive").open({path!r}, "wb") as file:
+            for _ in range(20):
+                file.write(bytes(1 << 20))
+    """
+    environment = {**drive._environment(), "TMPDIR": str(spools)}
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment) as process:
+        until(lambda: drive.server.count("upload") == 3)
         process.kill()
+    assert list(spools.iterdir()) == []
+    assert drive.server.find(f"{drive.name}/new/a.bin") == []
     fs.pipe_file(path, b"ours")
     assert fs.cat_file(path) == b"ours"
+
+
+def test_a_transaction_that_fails_changes_nothing(drive, fs):
+    fs.pipe_file(drive.path("a.txt"), b"before")
+    with contextlib.suppress(ZeroDivisionError), fs.transaction:
+        for name in ("a.txt", "b.txt"):
+            with fs.open(drive.path(name), "wb") as file:
+                file.write(b"after")
+        1 / 0  # noqa: B018
+    assert [path for path in fs.find(drive.path()) if fs.cat_file(path) != b"before"] == []
+    assert fs.find(drive.path()) == [drive.path("a.txt")]
 
 
 def test_two_machines_that_write_one_new_path_make_two_files_of_which_the_newest_counts(
