@@ -37,7 +37,7 @@ class Fault:
     html: bool = False  # answer with a load balancer's page
     redirect: str | None = None  # answer with a 302, or `status`, to this path; "" is the one asked for
     close_before: bool = False  # drop the connection instead of doing what was asked
-    lose: bool = False  # do it, but drop the connection instead of answering: also where an answer is headers alone
+    lose: bool = False  # do it, but drop the connection instead of answering
     close_after: int | None = None  # do it, but drop the connection after n bytes of the body
     reset: bool = False  # a connection that is dropped ends in RST and not in FIN
     short_by: int = 0  # a complete reply whose body lacks its last n bytes,
