@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import mimetypes
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, NoReturn
@@ -22,6 +23,9 @@ __all__ = ["Writer"]
 
 logger = logging.getLogger("cachedfs.origins")
 
+_MADE_LASTS_S = 30.0  # how long a query may not find what was made; as long as folders are remembered
+_MOST_MADE = 1000
+
 
 class Writer:
     """Changes by path; a path names one item afterwards.
@@ -33,6 +37,7 @@ class Writer:
     def __init__(self, account: Account, tree: Tree, elsewhere: Alone | None = None) -> None:
         self._account, self._tree, self._elsewhere = account, tree, elsewhere or _nobody_else
         self._busy: dict[str, tuple[asyncio.Lock, int]] = {}  # by path, with how many hold or want it
+        self._made: dict[str, tuple[str, float]] = {}  # ids by path, oldest first, with when they were made
 
     async def write(
         self, path: str, content: Content, *, exclusive: bool = False, onto: str | None = None
@@ -58,9 +63,8 @@ class Writer:
         if before is not None:
             return await self._uploaded(to, path, content, {"mimeType": before["mimeType"]}, before["id"])
         mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
-        return await self._uploaded(
-            to, path, content, {"mimeType": mime, **await self._new(to, path, folder)}, None
-        )
+        resource = {"mimeType": mime, **await self._new(to, path, folder)}
+        return self._remembered(path, await self._uploaded(to, path, content, resource, None))
 
     async def _uploaded(
         self, to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
@@ -189,7 +193,7 @@ class Writer:
         except FileExistsError:  # an earlier try arrived, and only its answer was lost
             item = await to.item(resource["id"], target)
         await self._discard(target, before)
-        return item
+        return self._remembered(target, item)
 
     async def move(self, source: str, target: str) -> None:
         """Move a file or folder, on the server: it keeps its id; a file that `target` named goes into the trash.
@@ -226,8 +230,9 @@ class Writer:
 
         async with self._alone(target):
             await self._in_place(target, to_target)
-        self._tree.forget(source)
-        self._tree.forget(target)
+        for path in (source, target):
+            self._made.pop(path, None)
+            self._tree.forget(path)
 
     # Steps
     async def _in_place(self, path: str, make: Callable[[], Awaitable[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -252,7 +257,28 @@ class Writer:
         except ObjectNotFound:
             return await self.make_folder(_folder_of(path), exist_ok=True), []
         _must_be_real(path, folder)
-        return folder, items
+        return folder, items or await self._just_made(path, folder)
+
+    def _remembered(self, path: str, item: dict[str, Any]) -> dict[str, Any]:
+        """Return the item that was just made, which no query may find yet."""
+        self._made.pop(path, None)
+        self._made[path] = item["id"], time.monotonic()
+        if len(self._made) > _MOST_MADE:
+            del self._made[next(iter(self._made))]
+        return item
+
+    async def _just_made(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
+        """Return what this writer put at `path` a moment ago, if it still is there: else a second one would be made."""
+        id, at = self._made.get(path, ("", 0.0))
+        if not id or time.monotonic() > at + _MADE_LASTS_S:
+            return []
+        to = await self._account.connection()
+        with suppress(ObjectNotFound):
+            item = await to.item(id, path)
+            is_there = any(parent["id"] == folder.id for parent in item.get("parents", ()))
+            if is_there and not api.is_trashed(item) and item["title"] in api.title_of(_name_of(path)):
+                return [item]
+        return []
 
     async def _item_of(self, path: str) -> dict[str, Any] | None:
         """Return what a path without names is, where it is an item at all: the one that `id:` names."""
@@ -298,6 +324,7 @@ class Writer:
                     await to.change("DELETE", item["id"], path, "deleting it")
             except ObjectNotFound:  # somebody else was faster
                 continue
+        self._made.pop(path, None)
         self._tree.forget(path)
 
     @asynccontextmanager

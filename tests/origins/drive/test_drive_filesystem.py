@@ -520,6 +520,30 @@ def test_mv_and_cp(fs: DriveFileSystem, server: DriveServer, tree: None, folder:
     assert fs.ls(f"{root}/globbed", detail=False) == [f"{root}/globbed/c.txt", f"{root}/globbed/moved.txt"]
 
 
+def test_copies_are_items_of_their_own_also_of_what_a_shortcut_leads_to(
+    fs: DriveFileSystem, server: DriveServer, tree: None, folder: str, root: str
+) -> None:
+    (a,) = server.find(f"{folder}/a.txt")
+    server.shortcut(f"{folder}/link", a["id"])
+    server.shortcut(f"{folder}/way", server.folder(f"{folder}/sub"))
+    server.shortcut(f"{folder}/gone", "nothing")
+    old = server.put(f"{folder}/there", b"old")
+    for target in ("copy", "there"):  # new, and over another, which goes into the trash
+        fs.cp(f"{root}/link", f"{root}/{target}")
+        (live,) = (item for item in server.find(f"{folder}/{target}") if not item["labels"]["trashed"])
+        assert (live["mimeType"], live["md5Checksum"]) == (a["mimeType"], a["md5Checksum"])
+        assert live["id"] not in (a["id"], old)
+    assert server.item(old)["labels"]["trashed"] is True
+    fs.cp(f"{root}/way", f"{root}/copies", recursive=True)
+    assert fs.find(f"{root}/copies") == [f"{root}/copies/c.txt", f"{root}/copies/deep/d.txt"]
+    assert [item["mimeType"] for item in server.find(f"{folder}/copies")] == [
+        "application/vnd.google-apps.folder"
+    ]
+    with pytest.raises(FileNotFoundError, match=rf"{root}/gone"):
+        fs.cp(f"{root}/gone", f"{root}/x")
+    assert server.count("media") == server.count("upload") == 0
+
+
 # From and to the disk
 class Counting(Callback):
     """Counts what it is told, its branches too."""

@@ -477,6 +477,23 @@ async def test_a_folder_that_no_query_finds_yet_is_not_made_again(
     assert len(server.find(f"{folder}/new")) == 1
 
 
+@pytest.mark.parametrize("how", ["there", "removed", "renamed"])
+async def test_a_file_that_no_query_finds_yet_is_not_made_again(
+    writer: Writer, server: DriveServer, folder: str, root: str, how: str
+) -> None:
+    await write(writer, f"{root}/a", b"1")
+    (made,) = server.find(f"{folder}/a")
+    if how == "removed":
+        server.trash(made["id"])
+    elif how == "renamed":
+        server.edit(made["id"], title="b")
+    above = server.find(folder)[0]["id"]
+    server.fail(Fault(kind="list", key=above, status=200, body='{"items": []}', times=None))
+    await write(writer, f"{root}/a", b"2")
+    live = [item for item in server.find(f"{folder}/a") if not item["labels"]["trashed"]]
+    assert [(item["md5Checksum"], item["id"] == made["id"]) for item in live] == [(md5(b"2"), how == "there")]
+
+
 async def test_two_writes_of_one_path_make_one_file(
     writer: Writer, server: DriveServer, folder: str, root: str
 ) -> None:
