@@ -281,10 +281,11 @@ class Connection:
         """Return what `attempt`, which makes a new item, returns: in its turn, and with patience while others are made."""
         tries = self.client.new_tries()
         while True:
-            await self.creates.turn()
             n_made = self.creates.n_made
             try:
-                result = await attempt()
+                async with self.creates.turn():
+                    n_made = self.creates.n_made
+                    result = await attempt()
             except Failed as failed:
                 if failed.trouble.is_rate:
                     self.creates.refused()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 __all__ = ["Creates"]
 
@@ -13,6 +14,9 @@ logger = logging.getLogger("cachedfs.origins")
 _PUBLISHED_PER_S = 2.0  # rclone's authors measured 2 to 3 a second for a user; Google tells no number
 _FASTER_PER_S = 0.05  # after every one that was made: 1 a second more in some ten seconds
 _SLOWEST = 8  # parts of the first pace: never slower than one in four seconds
+_AT_ONCE = (
+    8  # sent and not answered: as many are refused together, and 8 of a third of a second are 24 a second
+)
 _SAY_EVERY_S = 10.0
 
 
@@ -27,20 +31,26 @@ class Creates:
         self._clock, self._first = clock, per_s
         self._per_s: float | None = None
         self._next_at = self._slowed_at = 0.0
-        self._queue, self._n_waiting = asyncio.Lock(), 0
+        self._slots, self._queue, self._n_waiting = asyncio.Semaphore(_AT_ONCE), asyncio.Lock(), 0
         self._say_at = 0.0
 
-    async def turn(self) -> None:
-        """Return when the next item may be made; first come, first served."""
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Enter when the next item may be made, and leave when it was; first come, first served."""
         self._n_waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._n_waiting -= 1
         try:
             async with self._queue:
                 while (wait_s := self._next_at - self._clock()) > 0:  # noqa: ASYNC110 - it may move meanwhile
                     await asyncio.sleep(wait_s)
                 if self._per_s is not None:
                     self._next_at = self._clock() + 1 / self._per_s
+            yield
         finally:
-            self._n_waiting -= 1
+            self._slots.release()
 
     def made(self) -> None:
         """Note that an item was made."""

@@ -363,8 +363,8 @@ async def test_more_new_files_than_drive_makes_at_a_time_wait_for_their_turn(
         await asyncio.gather(*(write(writer, f"My Drive/new/{i}", b"%d" % i) for i in range(80)))
         found = [server.find(f"new/{i}") for i in range(80)]
         assert [len(items) for items in found] == [1] * 80
-        # Those that were on their way when the first was refused, and a few that felt for the limit.
-        assert sum(r.status == 403 for r in server.requests) <= 24
+        # The 8 that were on their way when the first was refused, and a few that felt for the limit.
+        assert sum(r.status == 403 for r in server.requests) <= 16
     assert [r.getMessage()[:40] for r in caplog.records] == ["Google Drive makes some 2 to 3 new files"]
 
 
