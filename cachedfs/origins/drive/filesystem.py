@@ -18,7 +18,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import isfilelike, stringify_path
 
-from cachedfs.errors import ObjectChanged
+from cachedfs.errors import CachedFSError, ObjectChanged
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.drive.media import must_have_bytes
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
@@ -373,7 +373,7 @@ class WrittenDriveFile(io.RawIOBase):
     ) -> None:
         self.fs, self.path, self.mode, self.autocommit = fs, path, mode, autocommit
         self._spool, self._onto = spool, onto
-        self._trouble: OSError | None = None
+        self._trouble: CachedFSError | None = None
 
     def writable(self) -> bool:
         return True
@@ -385,11 +385,11 @@ class WrittenDriveFile(io.RawIOBase):
             return int(self._spool.write(data))
         except OSError as error:
             self.discard()
-            self._trouble = OSError(
-                error.errno,
-                f"drive://{self.path}: what is written is kept in {tempfile.gettempdir()} until it is sent, and that "
-                f"failed ({error.strerror}); nothing is sent. TMPDIR= names another folder",
+            self._trouble = CachedFSError(
+                f"drive://{self.path}: what is written is kept in {tempfile.gettempdir()} until it is sent, and that failed "
+                f"({error.strerror}); nothing is sent. TMPDIR names another folder"
             )
+            self._trouble.errno = error.errno
             raise self._trouble from error
 
     def tell(self) -> int:

@@ -109,7 +109,10 @@ class Writer:
         if not place_of(path).names:
             info = await self._tree.lookup(path)
             return info if exist_ok else _exists(path)
+        began = self._tree.now()
         async with self._alone(path):
+            if exist_ok and (made := self._tree.remembered(path, since=began)) is not None:
+                return made  # while this waited: of many files in a new folder the first one makes it for all
             # What was just made may not be found by a query yet.
             if (
                 exist_ok
