@@ -21,7 +21,7 @@ import zarr
 
 from cachedfs.errors import IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
 from cachedfs.sim import DriveServer, Fault
-from tests.support import KiB, MiB, forget, noise, until
+from tests.support import KiB, MiB, forget, noise, tally, until
 
 FORMS = ["cachedfs::drive://", "cdrive://"]
 
@@ -347,18 +347,38 @@ def test_two_machines_that_write_one_new_path_make_two_files_of_which_the_newest
 ):
     """Nothing joins them but Drive, which takes both names: said in semantics.md."""
     path = drive.path("a.txt")
-    machines = [fsspec.filesystem("cdrive", cache_dir=str(tmp_path / name), max_age=0) for name in "ab"]
-    for fs in machines:
-        fs.ls("My Drive")
-    drive.server.fail(Fault(kind="upload", times=2, stall_s=0.3))
-    at_once(*(functools.partial(fs.pipe_file, path, b"%d" % i) for i, fs in enumerate(machines)))
-    newest = drive.server.get(f"{drive.name}/a.txt")
+    one, two = (fsspec.filesystem("cdrive", cache_dir=str(tmp_path / name), max_age=0) for name in "ab")
+    one.pipe_file(path, b"first")
+    (folder,) = drive.server.find(drive.name)
+    two.pipe_file(drive.path("b.txt"), b"")  # knows the way
+    drive.server.fail(Fault(kind="list", key=folder["id"], status=200, body='{"items": []}'))
+    two.pipe_file(path, b"second")  # looked when there was none yet
     assert len(drive.server.find(f"{drive.name}/a.txt")) == 2
-    assert [fs.cat_file(path) for fs in machines] == [newest] * 2
+    assert [fs.cat_file(path) for fs in (one, two)] == [b"second"] * 2
     assert "2 items have this name" in caplog.text
-    machines[0].pipe_file(path, b"later")
-    assert [fs.cat_file(path) for fs in machines] == [b"later"] * 2
+    one.pipe_file(path, b"third")
+    assert [fs.cat_file(path) for fs in (one, two)] == [b"third"] * 2
     assert len(drive.server.find(f"{drive.name}/a.txt")) == 2
+
+
+@pytest.mark.stress
+def test_many_processes_that_write_the_same_new_paths_make_one_file_of_each(drive, fs):
+    code = """
+        import fsspec, random, sys
+        fs, me, root = fsspec.filesystem("cdrive"), *sys.argv[1:]
+        names = [f"{root}/{i % 7}/{i % 3}/{i}" for i in range(60)]
+        random.Random(me).shuffle(names)
+        for i in range(0, 60, 10):
+            fs.pipe({name: f"{name} by {me}".encode() for name in names[i : i + 10]})
+    """
+    at_once(*(functools.partial(drive.python, code, str(n), drive.path("x")) for n in range(6)))
+    names = fs.find(drive.path("x"), withdirs=True)
+    assert len(names) == 60 + 7 + 21 + 1
+    for name in names:
+        assert len(drive.server.find(name.removeprefix("My Drive/"))) == 1
+        if fs.isfile(name):
+            tally("paths that six processes made at once")
+            assert fs.cat_file(name).startswith(name.encode())
 
 
 # What a user meets.
