@@ -279,17 +279,16 @@ class Connection:
 
     async def created(self, attempt: Callable[[], Awaitable[T]], ask: Ask) -> T:
         """Return what `attempt`, which makes a new item, returns: in its turn, and with patience while others are made."""
-        tries = self.client.new_tries()
+        tries, n_made = self.client.new_tries(), self.creates.n_made
         while True:
-            n_made = self.creates.n_made
             try:
                 async with self.creates.turn():
-                    n_made = self.creates.n_made
                     result = await attempt()
             except Failed as failed:
                 if failed.trouble.is_rate:
                     self.creates.refused()
-                    tries = tries if n_made == self.creates.n_made else self.client.new_tries()
+                    if self.creates.n_made > n_made:  # since the last try: there is progress
+                        tries, n_made = self.client.new_tries(), self.creates.n_made
                 await self.client.pause(failed, ask, tries)
             else:
                 self.creates.made()

@@ -14,9 +14,7 @@ logger = logging.getLogger("cachedfs.origins")
 _PUBLISHED_PER_S = 2.0  # rclone's authors measured 2 to 3 a second for a user; Google tells no number
 _FASTER_PER_S = 0.05  # after every one that was made: 1 a second more in some ten seconds
 _SLOWEST = 8  # parts of the first pace: never slower than one in four seconds
-_AT_ONCE = (
-    8  # sent and not answered: as many are refused together, and 8 of a third of a second are 24 a second
-)
+_AT_ONCE = 8  # sent and not answered: so many are refused together; at a third of a second each 24 a second
 _SAY_EVERY_S = 10.0
 
 

@@ -243,6 +243,8 @@ class DriveFileSystem(WalksCycles):
                     raise
                 spool.seek(0)
                 spool.truncate()
+            except OSError as error:
+                raise error if isinstance(error, CachedFSError) else _not_kept(path, error) from error
         raise AssertionError("unreachable")
 
     async def _readable(self, path: str) -> ObjectInfo:
@@ -385,11 +387,7 @@ class WrittenDriveFile(io.RawIOBase):
             return int(self._spool.write(data))
         except OSError as error:
             self.discard()
-            self._trouble = CachedFSError(
-                f"drive://{self.path}: what is written is kept in {tempfile.gettempdir()} until it is sent, and that failed "
-                f"({error.strerror}); nothing is sent. TMPDIR names another folder"
-            )
-            self._trouble.errno = error.errno
+            self._trouble = _not_kept(self.path, error)
             raise self._trouble from error
 
     def tell(self) -> int:
@@ -435,6 +433,16 @@ class WrittenDriveFile(io.RawIOBase):
     def discard(self) -> None:
         """Forget what was written."""
         self._spool.close()
+
+
+def _not_kept(path: str, error: OSError) -> CachedFSError:
+    """Return the error for bytes that cannot be kept until they are sent."""
+    ours = CachedFSError(
+        f"drive://{path}: what is written is kept in {tempfile.gettempdir()} until it is sent, and that failed "
+        f"({error.strerror}); nothing is sent. TMPDIR names another folder"
+    )
+    ours.errno = error.errno
+    return ours
 
 
 def _span(start: int, end: int | None) -> Range:

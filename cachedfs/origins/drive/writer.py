@@ -72,19 +72,21 @@ class Writer:
         try:
             return await upload(to, path, content, resource, into=into)
         except OtherBytes as error:
-            left = await self._take_back(to, path, error, into)
+            left = await self._take_back(to, path, error, into, {"id": resource.get("id")})
             raise CachedFSError(
                 f"{api.url_of(path)}: Drive holds other bytes than were sent: {error}. {left}; write it again"
             ) from error
 
-    async def _take_back(self, to: Connection, path: str, error: OtherBytes, into: str | None) -> str:
+    async def _take_back(
+        self, to: Connection, path: str, error: OtherBytes, into: str | None, made: Mapping[str, Any]
+    ) -> str:
         """Undo a write that went wrong, as far as Drive lets us; return what is left."""
         item = error.item
         if not error.is_ours:
             return "They may be of somebody who wrote it since, and are left"
         try:
             if into is None:
-                await self._discard(path, [item])
+                await self._discard(path, [made])
                 return "The new file was removed"
             revision = f"{api.file_url(to.base, into)}/revisions/{item['headRevisionId']}"
             await to.json("DELETE", revision, path, "taking the write back", {})
