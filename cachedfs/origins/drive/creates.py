@@ -38,17 +38,24 @@ class Creates:
         self._n_waiting += 1
         try:
             await self._slots.acquire()
+            try:
+                await self._paced()
+            except BaseException:  # given up while it waited: the slot is for others
+                self._slots.release()
+                raise
         finally:
             self._n_waiting -= 1
         try:
-            async with self._queue:
-                while (wait_s := self._next_at - self._clock()) > 0:  # noqa: ASYNC110 - it may move meanwhile
-                    await asyncio.sleep(wait_s)
-                if self._per_s is not None:
-                    self._next_at = self._clock() + 1 / self._per_s
             yield
         finally:
             self._slots.release()
+
+    async def _paced(self) -> None:
+        async with self._queue:
+            while (wait_s := self._next_at - self._clock()) > 0:  # noqa: ASYNC110 - it may move meanwhile
+                await asyncio.sleep(wait_s)
+            if self._per_s is not None:
+                self._next_at = self._clock() + 1 / self._per_s
 
     def made(self) -> None:
         """Note that an item was made."""

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import re
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
@@ -354,8 +355,10 @@ def _costs(lost: Request, is_done: bool) -> int:
 
 # As many new items as Drive takes
 async def test_more_new_files_than_drive_makes_at_a_time_wait_for_their_turn(
-    make: MakeOrigin, caplog: pytest.LogCaptureFixture
+    make: MakeOrigin, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("cachedfs.origins.drive.creates._SAY_EVERY_S", 0.2)
+    caplog.set_level("INFO", "cachedfs.origins")
     with DriveServer(Profile(creates_per_s=25.0)) as server:
         origin = make(policy=PATIENT, endpoint_url=server.endpoint_url)
         origin.account.creates = Creates(clock=time.monotonic, per_s=20.0)
@@ -365,7 +368,31 @@ async def test_more_new_files_than_drive_makes_at_a_time_wait_for_their_turn(
         assert [len(items) for items in found] == [1] * 50
         # The 8 that were on their way when the first was refused, and a few that felt for the limit.
         assert sum(r.status == 403 for r in server.requests) <= 16
-    assert [r.getMessage()[:40] for r in caplog.records] == ["Google Drive makes some 2 to 3 new files"]
+    (warning, *lines) = [(r.levelname, r.getMessage()) for r in caplog.records]
+    assert warning[0] == "WARNING"
+    assert "2 to 3 new files a second" in warning[1]
+    assert lines
+    assert all(
+        re.fullmatch(r"Google Drive: \d+ new items made, \d+ wait, [\d.]+ a second", line)
+        for _, line in lines
+    )
+
+
+async def test_who_gives_up_waiting_for_a_turn_keeps_nobody_from_theirs() -> None:
+    creates = Creates(clock=time.monotonic, per_s=50.0)
+    creates.refused()
+
+    async def one() -> None:
+        async with creates.turn():
+            creates.made()
+
+    waiting = [asyncio.ensure_future(one()) for _ in range(30)]
+    await asyncio.sleep(0)
+    for task in waiting[:20]:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert creates.n_made == 10
+    assert creates._n_waiting == 0
 
 
 async def test_a_drive_that_makes_nothing_at_all_is_unavailable_in_the_end(
