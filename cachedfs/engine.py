@@ -12,7 +12,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from fsspec.utils import tokenize
@@ -41,6 +42,7 @@ DRAIN_S = 5.0  # longest that a process waits for its last blocks at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; made as they are needed
 AHEAD_SHARE = 4  # a window is at most this part of the cache
 MOST_REFUSALS = 1000  # objects that turned out wrong whose open handles are told
+POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at whether another process has done
 AWAY_S = 30.0  # how long an origin that could not be reached is taken as away
 
 
@@ -161,9 +163,26 @@ class Engine:
             on_request=self._count_request,
             concurrency=concurrency,
             book=self.cache.budget,
+            alone=lambda identity: partial(self.alone, identity),
         )
         with self._lock:
             return self._origins.setdefault(token, origin)
+
+    @contextlib.asynccontextmanager
+    async def alone(self, identity: str, path: str) -> AsyncIterator[None]:
+        """Have the right to change what `path` names, which one process and task of the machine has at a time.
+
+        It ends with its process, whatever ends that.
+        """
+        claim = ObjectKey(identity, path, "who changes it?", 0).hash64(0)
+        pause = POLL_S[0]
+        while not self.cache.take_claim(claim):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, POLL_S[1])
+        try:
+            yield
+        finally:
+            self.cache.drop_claim(claim)
 
     def facts(self, identity: str) -> Facts:
         """Return what this process knows of the objects of one origin."""

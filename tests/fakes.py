@@ -53,7 +53,7 @@ class FakeOrigin:
     def install(self, monkeypatch) -> None:
         """Stand behind every filesystem made from now on."""
 
-        def open_origin(protocol, options, *, loop, on_request, concurrency=16, book=None):
+        def open_origin(protocol, options, *, loop, on_request, concurrency=16, book=None, alone=None):
             self.on_request = on_request
             return self
 

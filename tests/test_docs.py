@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import doctest
+import errno
 import importlib.util
 import inspect
 import json
@@ -20,6 +21,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +35,7 @@ from pydrive2.auth import GoogleAuth
 from cachedfs import engine
 from cachedfs.config import Config
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.origins.drive import transport
+from cachedfs.origins.drive import transport, upload
 from cachedfs.origins.drive.options import SIGN_IN, DriveOptions
 from cachedfs.sim import DriveServer, Fault, GCSServer
 from tests.support import ROOT, noise
@@ -44,7 +46,7 @@ RUN = {  # how many blocks of each page run, where all that they need is install
     "docs/configuration.md": 5,
     "docs/guide-drive.md": 5,
     "docs/guide-gcs.md": 13,
-    "docs/guide-zarr.md": 8,
+    "docs/guide-zarr.md": 9,
     "docs/index.md": 3,
     "docs/troubleshooting.md": 1,
 }
@@ -355,6 +357,10 @@ def rate_limited(server: DriveServer) -> None:
     server.fail(Fault(kind="media", status=403, body=body, times=None))
 
 
+def raise_(error: Exception) -> None:
+    raise error
+
+
 class Mishaps:
     """Everything that goes wrong in troubleshooting.md, with what it says: `said`."""
 
@@ -436,6 +442,7 @@ class Mishaps:
         server.fail(Fault(kind="upload", status=403, reason="storageQuotaExceeded"))
         self.attempt(lambda: self.fs(server).pipe_file("My Drive/data/new.txt", b"x"))
         server.heal()
+        self.of_writing(server)
         with self.fs(server, read_ahead=0).open("My Drive/data/big.bin") as file:
             file.read(1)
             server.put("data/big.bin", noise(12 << 20, seed=1))
@@ -446,6 +453,26 @@ class Mishaps:
             patch.setattr(asyncio, "sleep", lambda s, result=None, sleep=asyncio.sleep: sleep(0, result))
             self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
         server.heal()
+
+    def of_writing(self, server: DriveServer) -> None:
+        first, second = (self.fs(server).open("My Drive/data/a.txt", "ab") for _ in range(2))
+        first.write(b"b")
+        second.write(b"c")
+        first.close()
+        self.attempt(second.close)
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        for what, name, failing in (
+            (upload.Content, "md5", lambda self: "0" * 32),
+            (tempfile.SpooledTemporaryFile, "write", lambda self, data: raise_(full)),
+        ):
+            with self.monkeypatch.context() as patch:
+                patch.setattr(what, name, failing)
+                file = self.fs(server).open("My Drive/data/new.txt", "wb")
+                self.attempt(lambda file=file: (file.write(b"x"), file.close()))
+                with contextlib.suppress(OSError):  # the same once more, where it was the write
+                    file.close()
+        server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded"))
+        self.attempt(lambda: self.fs(server).pipe_file("My Drive/data/slow.txt", b"x"))
 
     def of_the_cache(self, server: DriveServer) -> None:
         for bad in ({"cache_dir": "/proc/none"}, {"cache_size": 0}):

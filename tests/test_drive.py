@@ -1,9 +1,15 @@
 """Google Drive through the cache: what it costs, what it keeps, and that it reads like every other origin."""
 
 import asyncio
+import concurrent.futures
+import contextlib
+import functools
 import json
 import os
 import pickle
+import subprocess
+import sys
+import textwrap
 
 import fsspec
 import h5py
@@ -15,7 +21,7 @@ import zarr
 
 from cachedfs.errors import IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
 from cachedfs.sim import DriveServer, Fault
-from tests.support import KiB, MiB, forget, noise, until
+from tests.support import KiB, MiB, forget, noise, tally, until
 
 FORMS = ["cachedfs::drive://", "cdrive://"]
 
@@ -245,6 +251,134 @@ def test_many_writes_into_a_new_folder_make_one_folder(drive, fs):
     assert len(drive.server.find(f"{drive.name}/new")) == 1
     assert len(drive.server.find(f"{drive.name}/new/er")) == 1
     assert len(fs.find(drive.path())) == 20
+
+
+# Two who write one path.
+
+WRITE = """
+    import fsspec, sys
+    fs = fsspec.filesystem("cdrive")
+    fs.ls("My Drive")
+    for line in sys.stdin:
+        path, text = line.strip().rsplit(" ", 1)
+        try:
+            fs.pipe_file(path, text.encode(), mode="create" if text == "new" else "overwrite")
+            print("written", flush=True)
+        except FileExistsError:
+            print("exists", flush=True)
+"""
+
+
+def exclusively(fs, path):
+    try:
+        fs.pipe_file(path, b"new", mode="create")
+    except FileExistsError:
+        return "exists"
+    return "written"
+
+
+def at_once(*acts):
+    """Call all from threads, and return what each returned."""
+    with concurrent.futures.ThreadPoolExecutor(len(acts)) as pool:
+        return [future.result() for future in [pool.submit(act) for act in acts]]
+
+
+def test_two_processes_that_write_one_new_path_make_one_file_in_one_folder(drive, fs):
+    path = drive.path("new/er/a.txt")
+    with drive.talking(WRITE) as other:
+        for kind in ("create", "upload"):  # the other one could look meanwhile, and find nothing
+            drive.server.fail(Fault(kind=kind, times=4, stall_s=0.2))
+        at_once(lambda: other(f"{path} theirs"), lambda: fs.pipe_file(path, b"ours"))
+        for name in ("new", "new/er", "new/er/a.txt"):
+            assert len(drive.server.find(f"{drive.name}/{name}")) == 1
+        assert drive.server.get(f"{drive.name}/new/er/a.txt") in (b"theirs", b"ours")
+        path = drive.path("new/er/b.txt")
+        drive.server.fail(Fault(kind="upload", times=2, stall_s=0.2))
+        said = at_once(lambda: other(f"{path} new"), lambda: exclusively(fs, path))
+        assert sorted(said) == ["exists", "written"]
+        assert len(drive.server.find(f"{drive.name}/new/er/b.txt")) == 1
+
+
+def test_two_threads_that_write_one_new_path_make_one_file(drive):
+    path = drive.path("new/a.txt")
+    both = [fsspec.filesystem("cdrive", concurrency=n) for n in (8, 9)]  # of other settings: two origins
+    drive.server.fail(Fault(kind="upload", times=2, stall_s=0.2))
+    at_once(*(functools.partial(fs.pipe_file, path, b"%d" % i) for i, fs in enumerate(both)))
+    assert (
+        len(drive.server.find(f"{drive.name}/new")) == len(drive.server.find(f"{drive.name}/new/a.txt")) == 1
+    )
+    for fs in both:
+        assert fs.cat_file(path) == drive.server.get(f"{drive.name}/new/a.txt")
+
+
+def test_a_writer_that_is_killed_leaves_no_half_file_and_keeps_nobody_from_the_path(drive, fs, tmp_path):
+    path, spools = drive.path("new/a.bin"), tmp_path / "spools"
+    spools.mkdir()
+    drive.server.fail(Fault(kind="upload", nth=3, stall_s=60))  # the second piece
+    code = f"""
+        import fsspec
+        with fsspec.filesystem("cdrive").open({path!r}, "wb") as file:
+            for _ in range(20):
+                file.write(bytes(1 << 20))
+    """
+    environment = {**drive._environment(), "TMPDIR": str(spools)}
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment) as process:
+        until(lambda: drive.server.count("upload") == 3)
+        process.kill()
+    assert list(spools.iterdir()) == []
+    assert drive.server.find(f"{drive.name}/new/a.bin") == []
+    fs.pipe_file(path, b"ours")
+    assert fs.cat_file(path) == b"ours"
+
+
+def test_a_transaction_that_fails_changes_nothing(drive, fs):
+    fs.pipe_file(drive.path("a.txt"), b"before")
+    with contextlib.suppress(ZeroDivisionError), fs.transaction:
+        for name in ("a.txt", "b.txt"):
+            with fs.open(drive.path(name), "wb") as file:
+                file.write(b"after")
+        1 / 0  # noqa: B018
+    assert [path for path in fs.find(drive.path()) if fs.cat_file(path) != b"before"] == []
+    assert fs.find(drive.path()) == [drive.path("a.txt")]
+
+
+def test_two_machines_that_write_one_new_path_make_two_files_of_which_the_newest_counts(
+    drive, tmp_path, caplog
+):
+    """Nothing joins them but Drive, which takes both names: said in semantics.md."""
+    path = drive.path("a.txt")
+    one, two = (fsspec.filesystem("cdrive", cache_dir=str(tmp_path / name), max_age=0) for name in "ab")
+    one.pipe_file(path, b"first")
+    (folder,) = drive.server.find(drive.name)
+    two.pipe_file(drive.path("b.txt"), b"")  # knows the way
+    drive.server.fail(Fault(kind="list", key=folder["id"], status=200, body='{"items": []}'))
+    two.pipe_file(path, b"second")  # looked when there was none yet
+    assert len(drive.server.find(f"{drive.name}/a.txt")) == 2
+    assert [fs.cat_file(path) for fs in (one, two)] == [b"second"] * 2
+    assert "2 items have this name" in caplog.text
+    one.pipe_file(path, b"third")
+    assert [fs.cat_file(path) for fs in (one, two)] == [b"third"] * 2
+    assert len(drive.server.find(f"{drive.name}/a.txt")) == 2
+
+
+@pytest.mark.stress
+def test_many_processes_that_write_the_same_new_paths_make_one_file_of_each(drive, fs):
+    code = """
+        import fsspec, random, sys
+        fs, me, root = fsspec.filesystem("cdrive"), *sys.argv[1:]
+        names = [f"{root}/{i % 7}/{i % 3}/{i}" for i in range(60)]
+        random.Random(me).shuffle(names)
+        for i in range(0, 60, 10):
+            fs.pipe({name: f"{name} by {me}".encode() for name in names[i : i + 10]})
+    """
+    at_once(*(functools.partial(drive.python, code, str(n), drive.path("x")) for n in range(6)))
+    names = fs.find(drive.path("x"), withdirs=True)
+    assert len(names) == 60 + 7 + 21 + 1
+    for name in names:
+        assert len(drive.server.find(name.removeprefix("My Drive/"))) == 1
+        if fs.isfile(name):
+            tally("paths that six processes made at once")
+            assert fs.cat_file(name).startswith(name.encode())
 
 
 # What a user meets.

@@ -333,7 +333,7 @@ def test_accounts_of_different_identity_never_see_each_other_s_bytes(own_cache, 
     """One path, one version by name, two contents: in one process, in one cache directory."""
     origins = {}
 
-    def open_origin(protocol, options, *, loop, on_request, concurrency=16):
+    def open_origin(protocol, options, *, loop, on_request, concurrency=16, alone=None):
         fake = origins.setdefault(options.get("profile", ""), FakeOrigin())
         fake.on_request = on_request
         return fake

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from fsspec.config import conf
 
-from cachedfs.origins.base import Origin, Reply
+from cachedfs.origins.base import Alone, Origin, Reply
 from cachedfs.origins.pacing import Book, OwnBook
 
-__all__ = ["Origin", "Reply", "identity_of", "open_origin"]
+__all__ = ["Alone", "Origin", "Reply", "identity_of", "open_origin"]
 
 _GCS = ("gs", "gcs")
 _DRIVE_ACCOUNT = ("client_id", "profile", "client_user_email", "client_json_file_path")
@@ -36,12 +36,14 @@ def open_origin(
     on_request: Callable[[], None],
     concurrency: int = 16,
     book: Callable[[str], Book] = OwnBook,
+    alone: Callable[[str], Alone] | None = None,
 ) -> Origin:
     """Return the origin behind `protocol`; neither imports its packages nor looks for credentials.
 
     `options` are the inner filesystem's own. The origin's methods run on `loop`; `on_request` is called
     there once for every request sent, of which `concurrency` may be in flight.
-    `book` keeps what was sent of what a service lets an account send.
+    `book` keeps what was sent of what a service lets an account send. `alone` says for an identity how to keep
+    others off a path: needed where the service would make two objects of one name.
     """
     identity = identity_of(protocol, options)
     if protocol in _GCS:
@@ -55,7 +57,13 @@ def open_origin(
 
         options = {**conf.get("drive", {}), **options}
         return DriveOrigin(
-            options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency, book=book
+            options,
+            identity=identity,
+            loop=loop,
+            on_request=on_request,
+            concurrency=concurrency,
+            book=book,
+            alone=alone and alone(identity),
         )
     from cachedfs.origins.generic import GenericOrigin
 

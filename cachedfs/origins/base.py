@@ -8,7 +8,10 @@ from typing import Any, Protocol
 
 from cachedfs.model import ObjectInfo, Range, Suffix
 
-__all__ = ["Origin", "Reply", "clipped", "describe"]
+__all__ = ["Alone", "Origin", "Reply", "clipped", "describe"]
+
+Alone = Callable[[str], AbstractAsyncContextManager[None]]
+"""Gives the right to change what a path names, which one has at a time: of all processes that whoever hands it in reaches."""
 
 
 def clipped(want: Range | Suffix | None, size: int) -> Range:

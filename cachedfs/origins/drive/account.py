@@ -9,16 +9,17 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from yarl import URL
 
 from cachedfs.model import Range
 from cachedfs.origins.base import describe
 from cachedfs.origins.drive import api
+from cachedfs.origins.drive.creates import Creates
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.hedge import Hedge
 from cachedfs.origins.inner import Once
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from cachedfs.origins.http import Ask, Client
 
 __all__ = ["Account", "Connection", "key_of"]
+
+T = TypeVar("T")
 
 _MOST_THREADS = 16  # of metadata requests: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
@@ -66,6 +69,7 @@ class Account:
         self.pacer = pacer or Pacer("")
         self._concurrency, self._policy = concurrency, policy or Policy()
         self._new_tries = partial(Tries, self._policy, clock=clock, rng=rng or random.Random())
+        self.creates = Creates(clock=clock)
         self._slots = asyncio.Semaphore(concurrency)
         self._connection = Once(self._connect)
 
@@ -127,7 +131,7 @@ class Connection:
         threads: Workers,
         account: Account,
     ) -> None:
-        self.options, self.auth, self.client = options, auth, client
+        self.options, self.auth, self.client, self.creates = options, auth, client, account.creates
         self.base = options.endpoint_url
         self._session, self._threads, self._account = session, threads, account
         self._hedges = {
@@ -249,7 +253,10 @@ class Connection:
         """Return the item after a change; `what` is its id, with what is done to it (`ID/trash`), None for a new one."""
         address = api.files_url(self.base) + (f"/{what}" if what else "")
         given = {"fields": api.FIELDS, **api.ANY_DRIVE, **params}
-        return await self.json(method, address, path, doing, given, body=resource, headers=headers)
+        makes = method == "POST" and "id" in (resource or {})
+        return await self.json(
+            method, address, path, doing, given, body=resource, headers=headers, makes=makes
+        )
 
     async def json(
         self,
@@ -262,8 +269,9 @@ class Connection:
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] = {},
         is_pinned: bool = False,
+        makes: bool = False,
     ) -> dict[str, Any]:
-        """Return the answer to a request about `path`, after retries."""
+        """Return the answer to a request about `path`, after retries; `makes`: it makes a new item."""
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
         ask = self.ask(url, path, doing, params, headers=given, is_pinned=is_pinned)
@@ -278,7 +286,28 @@ class Connection:
                 raise Failed(Trouble("Drive searched only a part"))
             return dict(found)
 
+        return await (self.created if makes else self.retried)(attempt, ask)
+
+    async def retried(self, attempt: Callable[[], Awaitable[T]], ask: Ask) -> T:
+        """Return what `attempt` returns, tried again while there is hope."""
         return await self.client.retried(attempt, ask, self.client.new_tries())
+
+    async def created(self, attempt: Callable[[], Awaitable[T]], ask: Ask) -> T:
+        """Return what `attempt`, which makes a new item, returns: in its turn, and with patience while others are made."""
+        tries, n_made = self.client.new_tries(), self.creates.n_made
+        while True:
+            try:
+                async with self.creates.turn():
+                    result = await attempt()
+            except Failed as failed:
+                if (
+                    failed.trouble.is_rate and self.creates.n_made > n_made
+                ):  # others were made since the last try
+                    tries, n_made = self.client.new_tries(), self.creates.n_made
+                await self.client.pause(failed, ask, tries)
+            else:
+                self.creates.made()
+                return result
 
     def ask(self, url: str, path: str, doing: str, params: Mapping[str, str], **more: Any) -> Ask:
         """Return a request about `path`, before it is sent."""

@@ -10,14 +10,14 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from fsspec.asyn import sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path
 
-from cachedfs.errors import ObjectChanged
+from cachedfs.errors import CachedFSError, ObjectChanged
 from cachedfs.localfiles import filled
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.drive.media import must_have_bytes
@@ -90,7 +90,7 @@ class DriveFileSystem(WalksCycles):
     def writer(self) -> Writer:
         """What changes the Drive."""
         if self._writer is None:
-            self._writer = Writer(self.origin.account, self.origin.tree)
+            self._writer = Writer(self.origin.account, self.origin.tree, self.origin.alone)
         return self._writer
 
     # Names
@@ -205,13 +205,35 @@ class DriveFileSystem(WalksCycles):
             return DriveFile(self, path, info, block_size or _BLOCK, cache_options=cache_options, **kwargs)
         if mode not in ("wb", "xb", "ab"):
             raise ValueError(f"drive://{path}: mode {mode!r} is none of rb, wb, xb and ab")
-        before = b""
         if mode == "xb" and self.exists(path):
             raise FileExistsError(errno.EEXIST, f"drive://{path}: exists already; mode 'w' would replace it")
-        if mode == "ab":
-            with contextlib.suppress(FileNotFoundError):
-                before = self.cat_file(path)
-        return WrittenDriveFile(self, path, mode, before, autocommit=autocommit)
+        spool: Any = tempfile.SpooledTemporaryFile(_SPOOL)  # noqa: SIM115 - the file's, which closes it
+        onto: str | None = None
+        try:
+            if mode == "ab":
+                onto = sync(self.loop, self._begin_append, path, spool)
+        except BaseException:
+            spool.close()
+            raise
+        return WrittenDriveFile(self, path, mode, spool, onto=onto, autocommit=autocommit)
+
+    async def _begin_append(self, path: str, spool: Any) -> str | None:
+        """Copy what a file holds to where the rest is written; return its fingerprint, "" where there is no file."""
+        for tries_left in (1, 0):
+            try:
+                info = await self._readable(path)
+                await self._copy_out(info, spool, DEFAULT_CALLBACK)
+                return info.fingerprint
+            except FileNotFoundError:
+                return ""
+            except ObjectChanged:
+                if not tries_left:
+                    raise
+                spool.seek(0)
+                spool.truncate()
+            except OSError as error:
+                raise error if isinstance(error, CachedFSError) else _not_kept(path, error) from error
+        raise AssertionError("unreachable")
 
     async def _readable(self, path: str) -> ObjectInfo:
         """Return the version that a new handle reads; raises for what has no bytes."""
@@ -232,10 +254,9 @@ class DriveFileSystem(WalksCycles):
             await self.writer.make_folder(path, exist_ok=True)
             return
         with await asyncio.to_thread(open, lpath, "rb") as file:
-            content = Content(file)
+            content = Content(file, callback.absolute_update)
             callback.set_size(content.size)
             await self.writer.write(path, content, exclusive=mode == "create")
-            callback.relative_update(content.size)
 
     async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
         await self.writer.make_folder(self._strip_protocol(path), exist_ok=False, parents=create_parents)
@@ -337,19 +358,28 @@ class WrittenDriveFile(io.RawIOBase):
     """A file being written: kept here until it is closed, then sent; a process that dies before changed nothing."""
 
     # Nothing in here may fail: Python closes what it has half made, and closing sends.
-    def __init__(self, fs: DriveFileSystem, path: str, mode: str, before: bytes, *, autocommit: bool) -> None:
+    def __init__(
+        self, fs: DriveFileSystem, path: str, mode: str, spool: Any, *, onto: str | None, autocommit: bool
+    ) -> None:
         self.fs, self.path, self.mode, self.autocommit = fs, path, mode, autocommit
-        self._spool: BinaryIO = tempfile.SpooledTemporaryFile(_SPOOL)  # type: ignore[assignment]  # noqa: SIM115
-        self._spool.write(before)
+        self._spool, self._onto = spool, onto
+        self._trouble: CachedFSError | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any, /) -> int:
-        return self._spool.write(data)
+        if self._trouble is not None:
+            raise self._trouble
+        try:
+            return int(self._spool.write(data))
+        except OSError as error:
+            self.discard()
+            self._trouble = _not_kept(self.path, error)
+            raise self._trouble from error
 
     def tell(self) -> int:
-        return self._spool.tell()
+        return int(self._spool.tell())
 
     def close(self) -> None:
         """Send what was written, unless a transaction shall decide."""
@@ -374,6 +404,8 @@ class WrittenDriveFile(io.RawIOBase):
 
     def commit(self) -> None:
         """Make what was written the file's content."""
+        if self._trouble is not None:
+            raise self._trouble  # half a file is nobody's file
         try:
             sync(
                 self.fs.loop,
@@ -381,6 +413,7 @@ class WrittenDriveFile(io.RawIOBase):
                 self.path,
                 Content(self._spool),
                 exclusive=self.mode == "xb",
+                onto=self._onto,
             )
         finally:
             self.discard()
@@ -388,6 +421,16 @@ class WrittenDriveFile(io.RawIOBase):
     def discard(self) -> None:
         """Forget what was written."""
         self._spool.close()
+
+
+def _not_kept(path: str, error: OSError) -> CachedFSError:
+    """Return the error for bytes that cannot be kept until they are sent."""
+    ours = CachedFSError(
+        f"drive://{path}: what is written is kept in {tempfile.gettempdir()} until it is sent, and that failed "
+        f"({error.strerror}); nothing is sent. TMPDIR names another folder"
+    )
+    ours.errno = error.errno
+    return ours
 
 
 def _span(start: int, end: int | None) -> Range:

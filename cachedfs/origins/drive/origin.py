@@ -11,6 +11,7 @@ from typing import Any
 
 from cachedfs.errors import ObjectNotFound
 from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account
 from cachedfs.origins.drive.media import MediaRead
@@ -36,6 +37,7 @@ class DriveOrigin:
         loop: asyncio.AbstractEventLoop,
         on_request: Callable[[], None],
         concurrency: int = 16,
+        alone: Alone | None = None,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -44,6 +46,7 @@ class DriveOrigin:
         """Count requests in the records of `book`, by account: those of the machine, or, without it, of this origin."""
         self.identity = identity
         self.on_request = on_request
+        self.alone = alone
         self._options = dict(options)
         self.account = Account(
             options,

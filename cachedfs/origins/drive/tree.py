@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
@@ -130,10 +131,10 @@ class Tree:
             known, above = self.remembered(path), self.remembered(_folder_of(path))
             if known is None or above is None:
                 return False
-            way.append(self._is_there(known, above))
+            way.append((known, above))
             path = _folder_of(path)
         try:
-            return all(await side_by_side(way))
+            return all(await side_by_side(self._is_there(*step) for step in way))
         except ObjectNotFound:
             return False
 
@@ -144,10 +145,14 @@ class Tree:
         is_there = above.id == api.SHARED_WITH_ME or any(p["id"] == above.id for p in item.get("parents", ()))
         return is_there and not api.is_trashed(item) and api.shown(item["title"]) == _name_of(folder.path)
 
-    def remembered(self, path: str) -> ObjectInfo | None:
-        """Return a folder that was seen within half a minute."""
+    def now(self) -> float:
+        """Return the time by which folders are remembered."""
+        return self._clock()
+
+    def remembered(self, path: str, *, since: float = -math.inf) -> ObjectInfo | None:
+        """Return a folder that was seen within half a minute, and `since` a time."""
         known, at = self._folders.get(path, (None, 0.0))
-        return known if self._clock() < at + _FOLDERS_LAST_S else None
+        return known if self._clock() < at + _FOLDERS_LAST_S and at >= since else None
 
     async def folder(self, path: str) -> ObjectInfo:
         """Return a folder, remembered for half a minute; raises ObjectNotFound."""

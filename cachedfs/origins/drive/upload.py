@@ -6,10 +6,10 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from cachedfs.errors import CachedFSError, ObjectNotFound
+from cachedfs.errors import ObjectNotFound
 from cachedfs.origins.drive import api
 from cachedfs.origins.ranges import number
 from cachedfs.origins.retry import Failed, Trouble
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cachedfs.origins.drive.account import Connection
     from cachedfs.origins.http import Ask
 
-__all__ = ["PIECE", "Content", "upload"]
+__all__ = ["PIECE", "Content", "OtherBytes", "upload"]
 
 PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; rclone's choice too
 _ONE_REQUEST = 5 << 20  # the most that the service takes with the metadata
@@ -26,10 +26,13 @@ _SESSIONS = 2  # how often an upload begins: a session that the service forgot m
 
 
 class Content:
-    """The bytes of an open file, from its beginning to its end. Not owned: whoever opened the file closes it."""
+    """The bytes of an open file, from its beginning to its end. Not owned: whoever opened the file closes it.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    `sent` is told how many of them the service has; fewer than before where it forgot some.
+    """
+
+    def __init__(self, file: BinaryIO, sent: Callable[[int], object] = lambda n_bytes: None) -> None:
+        self._file, self.sent = file, sent
         self.size = file.seek(0, 2)
 
     def piece(self, start: int, stop: int) -> bytes:
@@ -45,27 +48,36 @@ class Content:
         return total.hexdigest()
 
 
+class OtherBytes(Exception):
+    """Drive holds other bytes than were sent, in the item given; never leaves this room.
+
+    `is_ours`: they came of this write. Else somebody may have written since.
+    """
+
+    def __init__(self, item: Mapping[str, Any], expected: str, *, is_ours: bool) -> None:
+        super().__init__(f"the MD5 is {item.get('md5Checksum')} instead of {expected}")
+        self.item, self.is_ours = item, is_ours
+
+
 async def upload(
     to: Connection, path: str, content: Content, resource: Mapping[str, Any], *, into: str | None
 ) -> dict[str, Any]:
     """Return the item that now holds `content`: a new one as `resource` says, or the one whose id is `into`.
 
-    Drive's checksum of what arrived is compared. Sending twice makes one item, as `resource` names the id of a new one.
+    Raises OtherBytes where Drive's checksum of what arrived is another. Sending twice makes one item, as `resource` names the id of a new one.
     """
     expected = await asyncio.to_thread(content.md5)
-    send = _at_once if content.size <= _ONE_REQUEST else _in_pieces
+    send, is_ours = _at_once if content.size <= _ONE_REQUEST else _in_pieces, True
     try:
         item = await send(to, path, content, resource, into)
     except FileExistsError:
         if into is not None:
             raise
         # The id is ours alone: an earlier try arrived, and only its answer was lost.
-        item = await to.item(resource["id"], path)
+        item, is_ours = await to.item(resource["id"], path), False
     if item.get("md5Checksum") != expected:
-        raise CachedFSError(
-            f"{api.url_of(path)}: Drive holds other bytes than were sent (MD5 {item.get('md5Checksum')} instead of "
-            f"{expected}); write it again"
-        )
+        raise OtherBytes(item, expected, is_ours=is_ours)
+    content.sent(content.size)
     return item
 
 
@@ -81,7 +93,7 @@ async def _at_once(
     async def attempt() -> dict[str, Any]:
         return _item_of((await to.send(ask, _method(into), body)).body)
 
-    return await to.client.retried(attempt, ask, to.client.new_tries())
+    return await (to.created if into is None else to.retried)(attempt, ask)
 
 
 async def _in_pieces(
@@ -113,11 +125,12 @@ async def _in_one_session(
             raise Failed(Trouble("the service opened no upload"))
         return answer.headers["location"]
 
-    address = await to.client.retried(begin, ask, to.client.new_tries())
+    address = await (to.created if into is None else to.retried)(begin, ask)
     start, item = 0, None
     while item is None:
         # A piece that arrives is progress: the next one has all tries again.
         start, item = await _piece(to, path, address, content, start)
+        content.sent(start)
     return item
 
 

@@ -4,68 +4,117 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import mimetypes
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
-from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound
+from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
 from cachedfs.model import ObjectInfo
+from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account, Connection, key_of
 from cachedfs.origins.drive.tree import Tree, place_of
-from cachedfs.origins.drive.upload import Content, upload
+from cachedfs.origins.drive.upload import Content, OtherBytes, upload
 
 __all__ = ["Writer"]
+
+logger = logging.getLogger("cachedfs.origins")
+
+_MADE_LASTS_S = 30.0  # how long a query may not find what was made; as long as folders are remembered
+_MOST_MADE = 1000
 
 
 class Writer:
     """Changes by path; a path names one item afterwards.
 
-    Changes of one path wait for each other, so that a folder is not made twice and two writers make one file. That holds
-    within one account object, which is one process under cachedfs.
+    Changes of one path wait for each other, so that a folder is not made twice and two writers make one file: those of
+    this writer, and with `elsewhere` all others that it reaches.
     """
 
-    def __init__(self, account: Account, tree: Tree) -> None:
-        self._account, self._tree = account, tree
+    def __init__(self, account: Account, tree: Tree, elsewhere: Alone | None = None) -> None:
+        self._account, self._tree, self._elsewhere = account, tree, elsewhere or _nobody_else
         self._busy: dict[str, tuple[asyncio.Lock, int]] = {}  # by path, with how many hold or want it
+        self._made: dict[str, tuple[str, float]] = {}  # ids by path, oldest first, with when they were made
 
-    async def write(self, path: str, content: Content, *, exclusive: bool = False) -> None:
+    async def write(
+        self, path: str, content: Content, *, exclusive: bool = False, onto: str | None = None
+    ) -> None:
         """Make `content` what the file at `path` holds: a new revision of the one that is there, else a new file.
 
-        Folders on the way are made. `exclusive`: FileExistsError where there is one.
+        Folders on the way are made. `exclusive`: FileExistsError where there is one. `onto`: ObjectChanged where it is not
+        of this fingerprint any more, "" for no file.
         """
         async with self._alone(path):
-            await self._in_place(path, lambda: self._write(path, content, exclusive))
+            await self._in_place(path, lambda: self._write(path, content, exclusive, onto))
 
-    async def _write(self, path: str, content: Content, exclusive: bool) -> dict[str, Any]:
+    async def _write(self, path: str, content: Content, exclusive: bool, onto: str | None) -> dict[str, Any]:
         folder, items = await self._place(path)
         to = await self._account.connection()
         if items and exclusive:
             raise FileExistsError(errno.EEXIST, f"{api.url_of(path)}: exists already, and was to be new")
-        if items:
-            into, mime = await self._written_into(to, path, api.newest(items))
-            return await upload(to, path, content, {"mimeType": mime}, into=into)
+        before = await self._written_into(to, path, api.newest(items)) if items else None
+        if onto is not None and onto != _fingerprint_of(before, path):
+            raise ObjectChanged(
+                f"{api.url_of(path)}: the file changed while it was being appended to; it is left as it is now: open it again"
+            )
+        if before is not None:
+            return await self._uploaded(to, path, content, {"mimeType": before["mimeType"]}, before["id"])
         mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
         resource = {"mimeType": mime, **await self._new(to, path, folder)}
-        return await upload(to, path, content, resource, into=None)
+        return self._remembered(path, await self._uploaded(to, path, content, resource, None))
 
-    async def _written_into(self, to: Connection, path: str, item: Mapping[str, Any]) -> tuple[str, str]:
-        """Return id and type of what holds the content for `path`: a shortcut's target, unless that is in the trash."""
+    async def _uploaded(
+        self, to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
+    ) -> dict[str, Any]:
+        try:
+            return await upload(to, path, content, resource, into=into)
+        except OtherBytes as error:
+            left = await self._take_back(to, path, error, into, {"id": resource.get("id")})
+            raise CachedFSError(
+                f"{api.url_of(path)}: Drive holds other bytes than were sent: {error}. {left}; write it again"
+            ) from error
+
+    async def _take_back(
+        self, to: Connection, path: str, error: OtherBytes, into: str | None, made: Mapping[str, Any]
+    ) -> str:
+        """Undo a write that went wrong, as far as Drive lets us; return what is left."""
+        item = error.item
+        if not error.is_ours:
+            return "They may be of somebody who wrote it since, and are left"
+        try:
+            if into is None:
+                await self._discard(path, [made])
+                return "The new file was removed"
+            revision = f"{api.file_url(to.base, into)}/revisions/{item['headRevisionId']}"
+            await to.json("DELETE", revision, path, "taking the write back", {})
+            if (await to.item(into, path)).get("md5Checksum") != item.get("md5Checksum"):
+                return "The file is what it was before"
+        except (CachedFSError, KeyError, ValueError) as trouble:  # the write failed in any case
+            logger.warning("%s: wrong bytes could not be taken back: %s", api.url_of(path), trouble)
+        return "They are its newest version now; Drive keeps the ones before under 'Manage versions'"
+
+    async def _written_into(self, to: Connection, path: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what holds the content for `path`: a shortcut's target, unless that is in the trash."""
         into = self._writable(path, item)
         if (target := api.shortcut_target(item)) is None:
-            return into, item["mimeType"]
+            return item
         found = await to.item(into, path, key=target.get("targetResourceKey"))
         if api.is_trashed(found):
             raise ObjectNotFound(f"{api.url_of(path)}: a shortcut to a file that is in the trash")
-        return into, found["mimeType"]
+        return found
 
     async def make_folder(self, path: str, *, exist_ok: bool, parents: bool = True) -> ObjectInfo:
         """Return the folder at `path`, made where it is missing; `parents`: those on the way too."""
         if not place_of(path).names:
             info = await self._tree.lookup(path)
             return info if exist_ok else _exists(path)
+        began = self._tree.now()
         async with self._alone(path):
+            if exist_ok and (made := self._tree.remembered(path, since=began)) is not None:
+                return made  # while this waited: of many files in a new folder the first one makes it for all
             # What was just made may not be found by a query yet.
             if (
                 exist_ok
@@ -149,7 +198,7 @@ class Writer:
         except FileExistsError:  # an earlier try arrived, and only its answer was lost
             item = await to.item(resource["id"], target)
         await self._discard(target, before)
-        return item
+        return self._remembered(target, item)
 
     async def move(self, source: str, target: str) -> None:
         """Move a file or folder, on the server: it keeps its id; a file that `target` named goes into the trash.
@@ -186,8 +235,9 @@ class Writer:
 
         async with self._alone(target):
             await self._in_place(target, to_target)
-        self._tree.forget(source)
-        self._tree.forget(target)
+        for path in (source, target):
+            self._made.pop(path, None)
+            self._tree.forget(path)
 
     # Steps
     async def _in_place(self, path: str, make: Callable[[], Awaitable[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -212,7 +262,28 @@ class Writer:
         except ObjectNotFound:
             return await self.make_folder(_folder_of(path), exist_ok=True), []
         _must_be_real(path, folder)
-        return folder, items
+        return folder, items or await self._just_made(path, folder)
+
+    def _remembered(self, path: str, item: dict[str, Any]) -> dict[str, Any]:
+        """Return the item that was just made, which no query may find yet."""
+        self._made.pop(path, None)
+        self._made[path] = item["id"], time.monotonic()
+        if len(self._made) > _MOST_MADE:
+            del self._made[next(iter(self._made))]
+        return item
+
+    async def _just_made(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
+        """Return what this writer put at `path` a moment ago, if it still is there: else a second one would be made."""
+        id, at = self._made.get(path, ("", 0.0))
+        if not id or time.monotonic() > at + _MADE_LASTS_S:
+            return []
+        to = await self._account.connection()
+        with suppress(ObjectNotFound):
+            item = await to.item(id, path)
+            is_there = any(parent["id"] == folder.id for parent in item.get("parents", ()))
+            if is_there and not api.is_trashed(item) and item["title"] in api.title_of(_name_of(path)):
+                return [item]
+        return []
 
     async def _item_of(self, path: str) -> dict[str, Any] | None:
         """Return what a path without names is, where it is an item at all: the one that `id:` names."""
@@ -248,7 +319,7 @@ class Writer:
             )
         return str(item["id"] if target is None else target["targetId"])
 
-    async def _discard(self, path: str, items: list[dict[str, Any]]) -> None:
+    async def _discard(self, path: str, items: Sequence[Mapping[str, Any]]) -> None:
         to = await self._account.connection()
         for item in items:
             try:
@@ -258,19 +329,29 @@ class Writer:
                     await to.change("DELETE", item["id"], path, "deleting it")
             except ObjectNotFound:  # somebody else was faster
                 continue
+        self._made.pop(path, None)
         self._tree.forget(path)
 
     @asynccontextmanager
     async def _alone(self, path: str) -> AsyncIterator[None]:
+        """Be the only one that changes `path`. Who waits here holds only what lies below, so that nobody waits in a circle."""
         lock, n_users = self._busy.get(path, (asyncio.Lock(), 0))
         self._busy[path] = lock, n_users + 1
         try:
-            async with lock:
+            async with lock, self._elsewhere(path):
                 yield
         finally:
             lock, n_users = self._busy.pop(path)
             if n_users > 1:
                 self._busy[path] = lock, n_users - 1
+
+
+def _fingerprint_of(item: Mapping[str, Any] | None, path: str) -> str:
+    return "" if item is None else (api.item_info(item, path).fingerprint or "")
+
+
+def _nobody_else(path: str) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
 
 
 def _folder_of(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import errno
 import gc
 import inspect
 import io
@@ -331,6 +332,100 @@ def test_an_append_that_cannot_read_does_not_empty_the_file(
     assert server.get(f"{folder}/a") == DATA
 
 
+def test_an_append_to_what_changed_meanwhile_is_an_error_and_drops_nobody_s_bytes(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", b"one")
+    first, second = (fs.open(f"{root}/a", "ab") for _ in range(2))
+    first.write(b" two")
+    second.write(b" three")
+    first.close()
+    with pytest.raises(ObjectChanged, match=rf"drive://{root}/a: .*appended to"):
+        second.close()
+    assert server.get(f"{folder}/a") == b"one two"
+    with fs.open(f"{root}/new", "ab") as file:
+        file.write(b"one")
+        server.put(f"{folder}/new", b"theirs")
+        with pytest.raises(ObjectChanged):
+            file.close()
+    assert server.get(f"{folder}/new") == b"theirs"
+
+
+def test_an_append_begins_with_one_version_of_a_file_that_is_replaced_while_it_is_opened(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.edit(server.put(f"{folder}/a", b"old"), capabilities={"canReadRevisions": False})
+    readable, n_asked = DriveFileSystem._readable, 0
+
+    async def replaced(self: DriveFileSystem, path: str) -> Any:
+        nonlocal n_asked
+        info, n_asked = await readable(self, path), n_asked + 1
+        if n_asked == 1:
+            await asyncio.to_thread(server.put, f"{folder}/a", b"newer")
+        return info
+
+    monkeypatch.setattr(DriveFileSystem, "_readable", replaced)
+    with fs.open(f"{root}/a", "ab") as file:
+        file.write(b" still")
+    assert server.get(f"{folder}/a") == b"newer still"
+
+
+class FullDisk(io.BytesIO):
+    def write(self, data: Any, /) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_cannot_be_kept_until_it_is_sent_is_not_sent_in_part(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
+) -> None:
+    file = fs.open(f"{root}/a", "wb")
+    file.write(b"first")
+    file._spool.close()
+    file._spool = FullDisk()
+    for act in (lambda: file.write(b"more"), lambda: file.write(b"more"), file.close):
+        with pytest.raises(OSError, match=rf"{root}/a: .*No space left.*TMPDIR") as caught:
+            act()
+        assert caught.value.errno == errno.ENOSPC
+    assert file.closed
+    assert server.find(f"{folder}/a") == []
+
+
+@pytest.mark.parametrize(
+    ("size", "piece", "most"), [(24, 1, 12), pytest.param(200, 8, 48, marks=pytest.mark.stress)]
+)
+def test_a_file_being_written_is_not_in_memory(
+    server: DriveServer, folder: str, root: str, size: int, piece: int, most: int
+) -> None:
+    """Written, and appended to: a piece and what carries it are in memory, whatever the size; all in MiB."""
+    code = """
+        import fsspec, resource, sys
+        from cachedfs.origins.drive import filesystem, upload
+
+        size, piece, root, url = sys.argv[1:]
+        upload.PIECE = upload._ONE_REQUEST = filesystem._SPOOL = int(piece) << 20
+        fs, part = fsspec.filesystem("drive", token="anon", endpoint_url=url), b"x" * (1 << 20)
+
+        def largest():
+            if sys.platform == "darwin":
+                return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            with open("/proc/self/status") as file:  # Linux counts in maxrss what the parent had, too
+                return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+
+        fs.pipe_file(f"{root}/warm", part)
+        before = largest()
+        for mode, n in (("wb", int(size)), ("ab", 1)):
+            with fs.open(f"{root}/a", mode) as file:
+                for _ in range(n):
+                    file.write(part)
+        print(largest() - before)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(size), str(piece), root, server.endpoint_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < most << 20, int(done.stdout)
+    assert int(server.find(f"{folder}/a")[0]["fileSize"]) == (size + 1) << 20
+
+
 def test_a_write_that_fails_is_an_error_of_close(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
@@ -430,6 +525,30 @@ def test_mv_and_cp(fs: DriveFileSystem, server: DriveServer, tree: None, folder:
     assert fs.ls(f"{root}/globbed", detail=False) == [f"{root}/globbed/c.txt", f"{root}/globbed/moved.txt"]
 
 
+def test_copies_are_items_of_their_own_also_of_what_a_shortcut_leads_to(
+    fs: DriveFileSystem, server: DriveServer, tree: None, folder: str, root: str
+) -> None:
+    (a,) = server.find(f"{folder}/a.txt")
+    server.shortcut(f"{folder}/link", a["id"])
+    server.shortcut(f"{folder}/way", server.folder(f"{folder}/sub"))
+    server.shortcut(f"{folder}/gone", "nothing")
+    old = server.put(f"{folder}/there", b"old")
+    for target in ("copy", "there"):  # new, and over another, which goes into the trash
+        fs.cp(f"{root}/link", f"{root}/{target}")
+        (live,) = (item for item in server.find(f"{folder}/{target}") if not item["labels"]["trashed"])
+        assert (live["mimeType"], live["md5Checksum"]) == (a["mimeType"], a["md5Checksum"])
+        assert live["id"] not in (a["id"], old)
+    assert server.item(old)["labels"]["trashed"] is True
+    fs.cp(f"{root}/way", f"{root}/copies", recursive=True)
+    assert fs.find(f"{root}/copies") == [f"{root}/copies/c.txt", f"{root}/copies/deep/d.txt"]
+    assert [item["mimeType"] for item in server.find(f"{folder}/copies")] == [
+        "application/vnd.google-apps.folder"
+    ]
+    with pytest.raises(FileNotFoundError, match=rf"{root}/gone"):
+        fs.cp(f"{root}/gone", f"{root}/x")
+    assert server.count("media") == server.count("upload") == 0
+
+
 # From and to the disk
 class Counting(Callback):
     """Counts what it is told, its branches too."""
@@ -465,6 +584,29 @@ def test_trees_travel_with_callbacks(
     buffer = io.BytesIO()
     fs.get_file(f"{root}/tree/a", buffer)
     assert buffer.getvalue() == DATA
+
+
+def test_putting_a_file_tells_of_every_piece(
+    fs: DriveFileSystem,
+    server: DriveServer,
+    folder: str,
+    root: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cachedfs.origins.drive.upload.PIECE", 256 << 10)
+    monkeypatch.setattr("cachedfs.origins.drive.upload._ONE_REQUEST", 1000)
+    (tmp_path / "a").write_bytes(bytes(700_000))
+    told = []
+
+    class Told(Callback):
+        def call(self, hook_name: str | None = None, **kwargs: Any) -> None:
+            told.append(self.value)
+
+    callback = Told()
+    fs.put_file(tmp_path / "a", f"{root}/a", callback=callback)
+    assert sorted({*told}) == [0, 262_144, 524_288, 700_000]
+    assert (callback.size, callback.value) == (700_000, 700_000)
 
 
 def test_a_file_that_cannot_be_got_leaves_nothing_and_keeps_what_was_there(

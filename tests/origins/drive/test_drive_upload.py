@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import hashlib
 import io
 import json
+import re
+import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound, OriginUnavailable
+from cachedfs.origins.drive.creates import Creates
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.upload import PIECE, Content
 from cachedfs.origins.drive.writer import Writer
-from cachedfs.sim import DriveServer, Fault
+from cachedfs.plan import quota
+from cachedfs.sim import DriveServer, Fault, Quota, Request
+from tests.origins.drive.conftest import QUICK
 
 MakeOrigin = Callable[..., DriveOrigin]
 MB = 1 << 20
 BIG = bytes(range(256)) * (20 * MB // 256)
+UPLOAD = "cachedfs.origins.drive.upload"
+PIECES = 700_000  # three of 256 KiB
+PATIENT = dataclasses.replace(QUICK, stall_s=10.0)  # no request here hangs; a busy machine may seem to
+
+
+@pytest.fixture
+async def origin(make: MakeOrigin) -> DriveOrigin:
+    return make(policy=PATIENT)
 
 
 @pytest.fixture
@@ -96,8 +111,8 @@ async def test_a_connection_lost_in_a_piece_goes_on_where_it_broke(
 async def test_a_piece_whose_answer_was_lost_is_not_sent_again(
     writer: Writer, server: DriveServer, folder: str, root: str
 ) -> None:
-    server.fail(Fault(kind="upload", nth=2, close_after=0))
-    server.fail(Fault(kind="upload", nth=5, close_after=0))  # the last one: the file is made
+    server.fail(Fault(kind="upload", nth=2, lose=True))
+    server.fail(Fault(kind="upload", nth=5, lose=True))  # the last one: the file is made
     await write(writer, f"{root}/a", BIG)
     (found,) = server.find(f"{folder}/a")
     assert found["md5Checksum"] == md5(BIG)
@@ -158,7 +173,7 @@ async def test_the_beginning_is_tried_again(
     writer: Writer, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", status=503, html=True))
-    server.fail(Fault(kind="upload", nth=2, close_after=0))
+    server.fail(Fault(kind="upload", nth=2, lose=True))
     await write(writer, f"{root}/a", BIG)
     assert server.get(f"{folder}/a") == BIG
 
@@ -192,6 +207,53 @@ async def test_other_bytes_than_were_sent_are_an_error(
     server.fail(Fault(kind="upload", nth=1 if size == 10 else 3, status=200, body=wrong))
     with pytest.raises(CachedFSError, match=rf"drive://{root}/a: Drive holds other bytes"):
         await write(writer, f"{root}/a", BIG[:size])
+
+
+@pytest.fixture
+def wrong_on_the_way(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is sent is not what is meant, of which this is the checksum."""
+    monkeypatch.setattr(Content, "md5", lambda self: md5(b"meant"))
+    return md5(b"meant")
+
+
+async def test_a_new_file_of_wrong_bytes_is_removed_again(
+    writer: Writer, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+) -> None:
+    with pytest.raises(
+        CachedFSError, match=rf"{root}/a: .*{md5(b'sent')} instead of {wrong_on_the_way}.*removed"
+    ):
+        await write(writer, f"{root}/a", b"sent")
+    assert [item["labels"]["trashed"] for item in server.find(f"{folder}/a")] == [True]
+
+
+async def test_a_file_overwritten_with_wrong_bytes_is_what_it_was_before(
+    writer: Writer, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+) -> None:
+    id = server.put(f"{folder}/a", b"before")
+    with pytest.raises(CachedFSError, match=rf"{root}/a: Drive holds other bytes.*is what it was before"):
+        await write(writer, f"{root}/a", b"sent")
+    assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"before")
+
+
+async def test_wrong_bytes_that_cannot_be_taken_back_are_told(
+    writer: Writer, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+) -> None:
+    server.put(f"{folder}/a", b"before")
+    server.fail(Fault(kind="delete", status=403, reason="insufficientFilePermissions"))
+    with pytest.raises(CachedFSError, match=rf"{root}/a: .*newest version now.*'Manage versions'"):
+        await write(writer, f"{root}/a", b"sent")
+    assert server.get(f"{folder}/a") == b"sent"
+
+
+async def test_what_somebody_else_wrote_over_a_new_file_is_not_taken_back(
+    writer: Writer, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+) -> None:
+    server.fail(
+        Fault(kind="upload", close_after=0)
+    )  # it arrives, and another machine may write before we ask
+    with pytest.raises(CachedFSError, match=rf"{root}/a: .*somebody who wrote it since, and are left"):
+        await write(writer, f"{root}/a", b"sent")
+    assert server.get(f"{folder}/a") == b"sent"
 
 
 async def test_ids_are_asked_for_once_for_a_hundred_creates(
@@ -234,6 +296,125 @@ def test_the_checksum_of_a_file_is_counted_in_pieces(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 2.5 * PIECE
+
+
+# Each request, lost once: on its way, or its answer
+LOST: dict[str, tuple[Callable[[Writer, str], Awaitable[object]], dict[str, bytes | None], int]] = {
+    # What is done; what is there afterwards, None for what is not any more; how many requests that takes.
+    "a new file": (lambda w, at: write(w, f"{at}-new", b"new"), {"new": b"new"}, 5),
+    "a big one": (lambda w, at: write(w, f"{at}-new", BIG[:PIECES]), {"new": BIG[:PIECES]}, 8),
+    "over one": (lambda w, at: write(w, f"{at}-a", b"new"), {"a": b"new"}, 4),
+    "over one, big": (lambda w, at: write(w, f"{at}-a", BIG[:PIECES]), {"a": BIG[:PIECES]}, 7),
+    "in a new folder": (lambda w, at: write(w, f"{at}-sub/new", b"new"), {"sub/new": b"new"}, 9),
+    "a copy": (lambda w, at: w.copy(f"{at}-a", f"{at}-new"), {"a": b"a", "new": b"a"}, 7),
+    "a copy over one": (lambda w, at: w.copy(f"{at}-a", f"{at}-b"), {"a": b"a", "b": b"a"}, 8),
+    "moved": (lambda w, at: w.move(f"{at}-a", f"{at}-new"), {"a": None, "new": b"a"}, 6),
+    "moved over one": (lambda w, at: w.move(f"{at}-a", f"{at}-b"), {"a": None, "b": b"a"}, 7),
+    "removed": (lambda w, at: w.remove(f"{at}-a"), {"a": None}, 4),
+}
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("what", LOST)
+async def test_each_request_may_be_lost_once(
+    make: MakeOrigin,
+    server: DriveServer,
+    folder: str,
+    root: str,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    is_done: bool,
+) -> None:
+    monkeypatch.setattr(f"{UPLOAD}.PIECE", 256 << 10)
+    monkeypatch.setattr(f"{UPLOAD}._ONE_REQUEST", 1000)
+    act, after, n_requests = LOST[what]
+    for nth in range(n_requests + 1):  # 0: none is lost
+        ids = {name: server.put(f"{folder}/{nth}-{name}", name.encode()) for name in ("a", "b")}
+        origin = make(policy=PATIENT)
+        server.reset()
+        if nth:
+            server.fail(Fault(nth=nth, lose=is_done, close_before=not is_done))
+        await act(Writer(origin.account, origin.tree), f"{root}/{nth}")
+        n_more = _costs(server.requests[nth - 1], is_done) if nth else 0
+        assert len(server.requests) == n_requests + n_more, (nth, [r.kind for r in server.requests])
+        for name, data in after.items():
+            live = [item for item in server.find(f"{folder}/{nth}-{name}") if not item["labels"]["trashed"]]
+            assert [item["md5Checksum"] for item in live] == ([] if data is None else [md5(data)])
+            if name == "a":
+                assert [item["id"] for item in live] in ([], [ids["a"]])
+        assert len(server.find(f"{folder}/{nth}-sub")) == ("sub/new" in after)
+
+
+def _costs(lost: Request, is_done: bool) -> int:
+    """Return how many requests more it takes: the same again, and for some a question first, or afterwards."""
+    makes = lost.kind in ("create", "copy") or (lost.method, lost.query.get("uploadType")) == (
+        "POST",
+        "multipart",
+    )
+    is_piece = "content-range" in lost.headers
+    return 2 if (is_done and makes) or (is_piece and not is_done) else 1
+
+
+# As many new items as Drive takes
+async def test_more_new_files_than_drive_makes_at_a_time_wait_for_their_turn(
+    make: MakeOrigin, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachedfs.origins.drive.creates._SAY_EVERY_S", 0.2)
+    monkeypatch.setattr(quota, "CREATES", (quota.Limit(20.0), quota.Limit(10.0)))
+    caplog.set_level("INFO", "cachedfs.origins")
+    with DriveServer(quota=Quota(creates_per_s=25.0)) as server:
+        origin = make(policy=PATIENT, endpoint_url=server.endpoint_url)
+        writer = Writer(origin.account, origin.tree)
+        await asyncio.gather(*(write(writer, f"My Drive/new/{i}", b"%d" % i) for i in range(50)))
+        found = [server.find(f"new/{i}") for i in range(50)]
+        assert [len(items) for items in found] == [1] * 50
+        assert sum(r.status == 403 for r in server.requests) == 0
+    (warning, *lines) = [(r.levelname, r.getMessage()) for r in caplog.records]
+    assert warning[0] == "WARNING"
+    assert "2 to 3 new files a second" in warning[1]
+    assert lines
+    assert all(
+        re.fullmatch(r"Google Drive: \d+ new items made, \d+ wait, [\d.]+ a second", line)
+        for _, line in lines
+    )
+
+
+async def test_who_gives_up_waiting_for_a_turn_keeps_nobody_from_theirs() -> None:
+    creates, answered = Creates(clock=time.monotonic), asyncio.Event()
+
+    async def one() -> None:
+        async with creates.turn():
+            await answered.wait()
+            creates.made()
+
+    waiting = [asyncio.ensure_future(one()) for _ in range(30)]
+    await asyncio.sleep(0)
+    for task in waiting[:20]:
+        task.cancel()
+    answered.set()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert creates.n_made == 10
+    assert creates._n_waiting == 0
+
+
+async def test_a_drive_that_makes_nothing_at_all_is_unavailable_in_the_end(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=None))
+    with pytest.raises(OriginUnavailable, match=rf"drive://{root}/a.*6 tries.*Too many requests"):
+        await write(Writer(origin.account, origin.tree), f"{root}/a", b"1")
+    assert server.count("upload") == 6
+
+
+async def test_an_overwrite_waits_for_no_turn(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    id = server.put(f"{folder}/a", b"old")
+    async with contextlib.AsyncExitStack() as turns:
+        for _ in range(8):  # all that there are
+            await turns.enter_async_context(origin.account.creates.turn())
+        await write(Writer(origin.account, origin.tree), f"{root}/a", b"new")
+    assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"new")
 
 
 # What is written to
@@ -312,6 +493,9 @@ async def test_many_files_in_a_new_folder_make_one_folder(
     assert len(server.find(f"{folder}/new")) == len(server.find(f"{folder}/new/er")) == 1
     assert [server.get(f"{folder}/new/er/{i}") for i in range(20)] == [b"%d" % i for i in range(20)]
     assert server.count("create") == 2
+    assert (
+        server.count("get") <= 25
+    )  # the way, asked by each; that the folder stands, by none of those who waited for it
 
 
 async def test_a_folder_that_no_query_finds_yet_is_not_made_again(
@@ -323,6 +507,23 @@ async def test_a_folder_that_no_query_finds_yet_is_not_made_again(
     await write(writer, f"{root}/new/a", b"")
     await writer.make_folder(f"{root}/new", exist_ok=True)
     assert len(server.find(f"{folder}/new")) == 1
+
+
+@pytest.mark.parametrize("how", ["there", "removed", "renamed"])
+async def test_a_file_that_no_query_finds_yet_is_not_made_again(
+    writer: Writer, server: DriveServer, folder: str, root: str, how: str
+) -> None:
+    await write(writer, f"{root}/a", b"1")
+    (made,) = server.find(f"{folder}/a")
+    if how == "removed":
+        server.trash(made["id"])
+    elif how == "renamed":
+        server.edit(made["id"], title="b")
+    above = server.find(folder)[0]["id"]
+    server.fail(Fault(kind="list", key=above, status=200, body='{"items": []}', times=None))
+    await write(writer, f"{root}/a", b"2")
+    live = [item for item in server.find(f"{folder}/a") if not item["labels"]["trashed"]]
+    assert [(item["md5Checksum"], item["id"] == made["id"]) for item in live] == [(md5(b"2"), how == "there")]
 
 
 async def test_two_writes_of_one_path_make_one_file(
