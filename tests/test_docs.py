@@ -428,6 +428,10 @@ class Mishaps:
         server.edit(server.put("data/virus.bin", b"x"), abusive=True)
         for name in ("none.txt", "report", "locked.bin", "virus.bin", "twice.txt"):
             self.attempt(lambda name=name: self.fs(server).cat_file(f"My Drive/data/{name}"))
+        server.document("data/long", "x" * (10 << 20) + "x")
+        self.attempt(
+            lambda: self.fs(server, drive={"token": "anon", "export": "pdf"}).cat_file("My Drive/data/long")
+        )
         self.attempt(lambda: self.fs(server).ls("data"))
         self.attempt(lambda: self.fs(server).open("My Drive/data"))
         self.attempt(lambda: self.fs(server).open("My Drive/data/a.txt", "r+b"))

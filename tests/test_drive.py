@@ -264,6 +264,33 @@ def test_what_cannot_be_read_says_why(drive, fs):
     assert fs.du(drive.path()) == 1
 
 
+def test_a_document_is_exported_anew_at_each_open_and_never_kept(drive, tmp_path):
+    sheet = "application/vnd.google-apps.spreadsheet"
+    drive.server.document(f"{drive.name}/table", "n,x\n1,2\n", mime=sheet)
+    url, options = drive.url("table"), {"drive": {"export": {"spreadsheet": "csv"}}}
+    assert pd.read_csv(url, storage_options=options)["x"].tolist() == [2]
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", **options)
+    path = drive.path("table")
+    drive.asked()
+    with fs.open(path) as file:
+        (item,) = drive.server.find(f"{drive.name}/table")
+        drive.server.remove(item["id"])
+        drive.server.document(f"{drive.name}/table", "n,x\n1,3\n", mime=sheet)
+        assert (file.size, file.readlines()) == (8, [b"n,x\n", b"1,2\n"])  # one export, whatever came after
+    assert drive.asked() == ["export"]
+    assert [fs.cat_file(path), fs.cat_file(path, 4, 7), fs.cat_file(path, -2)] == [
+        b"n,x\n1,3\n",
+        b"1,3",
+        b"3\n",
+    ]
+    fs.get(path, str(tmp_path / "table.csv"))
+    assert (tmp_path / "table.csv").read_bytes() == b"n,x\n1,3\n"
+    assert drive.asked().count("export") >= 4
+    assert (fs.info(path)["size"], fs.stats().blocks) == (None, 0)
+    with pytest.raises(NotDownloadable):  # what is known of it in this cache says nothing of types
+        fsspec.filesystem("cdrive").cat_file(path)
+
+
 def test_a_shortcut_is_read_as_what_it_points_at(drive, fs):
     data = drive.put("target.bin", noise(300 * KiB))
     (item,) = drive.server.find(f"{drive.name}/target.bin")

@@ -158,6 +158,20 @@ class Connection:
             is_pinned=True,
         )
 
+    def export(self, info: ObjectInfo, path: str, mime: str) -> Ask:
+        """Return the request for a document as a file of the type `mime`."""
+        from cachedfs.origins.http import Ask
+
+        assert info.id is not None
+        return Ask(
+            url=f"{api.file_url(self.base, info.id)}/export",
+            params={"mimeType": mime},  # which knows no supportsAllDrives
+            subject=api.url_of(path),
+            doing=f"exporting it as {mime}",
+            headers=key_of(info),
+            is_pinned=True,
+        )
+
     # Metadata
     async def item(
         self, id: str, path: str, *, key: str | None = None, is_pinned: bool = False

@@ -69,7 +69,7 @@ FIELDS = (
 LIST_FIELDS = f"nextPageToken,incompleteSearch,items({FIELDS})"
 _NATIVE = "application/vnd.google-apps."
 _SLASH = "\uff0f"  # "／", as rclone shows it
-_NOT_RIGHTS = frozenset({"fileNotDownloadable", "exportSizeLimitExceeded"})
+_NOT_RIGHTS = frozenset({"fileNotDownloadable", "fileNotExportable"})
 _DOWNLOADS = frozenset({"downloadQuotaExceeded", "quotaExceeded at quota.download"})
 _USED_UP = {
     "dailyLimitExceeded": "the project's requests of this day are used up; it ends at midnight, Pacific time",
@@ -253,6 +253,11 @@ def _refusal(reasons: set[str], what: str, url: str) -> CachedFSError:
         return AccessDenied(
             f"{url}: Google takes this file for malware or spam ({what}). Its owner can read it with "
             'drive={"acknowledge_abuse": True}'
+        )
+    if "exportSizeLimitExceeded" in reasons:
+        return NotDownloadable(
+            f"{url}: Google exports at most 10 MB, and this would be more ({what}); download it as a file from its menu "
+            "in Drive, and put that file into Drive"
         )
     if reasons & _NOT_RIGHTS:
         return NotDownloadable(

@@ -50,7 +50,8 @@ class DriveFileSystem(WalksCycles):
     finds, as in Colab after `google.colab.auth.authenticate_user()`.
 
     `endpoint_url`: another server than https://www.googleapis.com. `trash_only` (True): what is removed goes to the trash.
-    `acknowledge_abuse` (False): read files that Google takes for malware.
+    `acknowledge_abuse` (False): read files that Google takes for malware. `export`: what documents of Google's own are read
+    as, {"document": "docx", "spreadsheet": "csv"} or one type for all; without it they cannot be read.
 
     Of several items of one name the one modified last counts. Shortcuts are followed. A slash in a name is shown as "／".
     """
@@ -160,7 +161,9 @@ class DriveFileSystem(WalksCycles):
             whole = not start and end is None
             return await self._bytes(path, None if whole else _span(start or 0, end), None)
         info = await self.origin.lookup(path)
-        first, last, _ = slice(start, end).indices(info.size or 0)
+        if info.size is None:  # an export has a size when it is here
+            return (await self._bytes(path, None, info))[start:end]
+        first, last, _ = slice(start, end).indices(info.size)
         return await self._bytes(path, Range(first, max(first, last)), info)
 
     async def _bytes(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> bytes:
@@ -213,8 +216,10 @@ class DriveFileSystem(WalksCycles):
         place_of(path)  # what is wrong with it is said here, and not when a written file is closed
         if mode in ("rb", "r"):
             kwargs.pop("size", None)  # of a handle that travelled: the file may have another by now
-            info = sync(self.loop, self._readable, path)
-            return DriveFile(self, path, info, block_size or _BLOCK, cache_options=cache_options, **kwargs)
+            info, whole = sync(self.loop, self._readable, path)
+            return DriveFile(
+                self, path, info, block_size or _BLOCK, whole, cache_options=cache_options, **kwargs
+            )
         if mode not in ("wb", "xb", "ab"):
             raise ValueError(f"drive://{path}: mode {mode!r} is none of rb, wb, xb and ab")
         before = b""
@@ -225,11 +230,11 @@ class DriveFileSystem(WalksCycles):
                 before = self.cat_file(path)
         return WrittenDriveFile(self, path, mode, before, autocommit=autocommit)
 
-    async def _readable(self, path: str) -> ObjectInfo:
-        """Return the version that a new handle reads; raises for what has no bytes."""
+    async def _readable(self, path: str) -> tuple[ObjectInfo, bytes | None]:
+        """Return the version that a new handle reads, and of a document its export; raises for what has no bytes."""
         info = await self.origin.lookup(path)
-        must_have_bytes(info)
-        return info
+        must_have_bytes(info, self.origin.account.options.exports)
+        return info, await self._bytes(path, None, info) if info.size is None else None
 
     # Changing
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
@@ -331,10 +336,17 @@ class DriveFile(AbstractBufferedFile):
     """A file of Drive being read, in the version that it had when it was opened."""
 
     def __init__(
-        self, fs: DriveFileSystem, path: str, info: ObjectInfo, block_size: int, **options: Any
+        self,
+        fs: DriveFileSystem,
+        path: str,
+        info: ObjectInfo,
+        block_size: int,
+        whole: bytes | None = None,
+        **options: Any,
     ) -> None:
-        self._info = info
-        super().__init__(fs, path, "rb", block_size, size=info.size, **options)
+        self._info, self._whole = info, whole
+        size = info.size if whole is None else len(whole)
+        super().__init__(fs, path, "rb", block_size, size=size, **options)
 
     @property
     def details(self) -> dict[str, Any]:
@@ -342,6 +354,8 @@ class DriveFile(AbstractBufferedFile):
         return self._info.as_info()
 
     def _fetch_range(self, start: int, end: int) -> bytes:
+        if self._whole is not None:
+            return self._whole[start:end]
         return sync(self.fs.loop, self.fs._bytes, self.path, Range(start, end), self._info)  # type: ignore[no-any-return]
 
 
