@@ -130,10 +130,10 @@ class Tree:
             known, above = self.remembered(path), self.remembered(_folder_of(path))
             if known is None or above is None:
                 return False
-            way.append(self._is_there(known, above))
+            way.append((known, above))
             path = _folder_of(path)
         try:
-            return all(await side_by_side(way))
+            return all(await side_by_side(self._is_there(*step) for step in way))
         except ObjectNotFound:
             return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 from collections.abc import Callable
@@ -520,6 +521,23 @@ async def test_a_folder_that_was_replaced_is_looked_up_again(
     server.remove(server.folder(f"{folder}/sub"))
     server.put(f"{folder}/sub/a", b"new")
     assert (await read(origin, f"{root}/sub/a"))[0] == b"new"
+
+
+async def test_a_way_of_which_a_part_has_grown_old_is_asked_for_and_leaves_nothing_half_done(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    now = 0.0
+    tree = make(clock=lambda: now).tree
+    server.folder(f"{folder}/sub/deep")
+    await tree.folder(root)
+    now = 20.0
+    await tree.folder(f"{root}/sub/deep")
+    assert await tree.stands(f"{root}/sub/deep")
+    now = 31.0  # the root is not remembered any more, and what is in it is
+    server.reset()
+    assert not await tree.stands(f"{root}/sub/deep")
+    gc.collect()  # a question that nobody awaits is an error in pytest
+    assert server.count() == 0
 
 
 async def test_a_parent_given_is_the_one_asked(
