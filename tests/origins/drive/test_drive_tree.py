@@ -369,6 +369,45 @@ async def test_a_resource_key_is_sent(
     assert server.get(f"{folder}/copy") == DATA
 
 
+@pytest.fixture
+def twice(server: DriveServer, folder: str) -> str:
+    """The id of an item in two folders, `a` and `b`, as could be made until 2020."""
+    a, b = server.folder(f"{folder}/a"), server.folder(f"{folder}/b")
+    id = server.put(f"{folder}/a/x", DATA)
+    server.edit(id, parents=[a, b])
+    return id
+
+
+async def test_an_item_in_two_folders_is_read_and_listed_in_both(
+    origin: DriveOrigin, root: str, twice: str
+) -> None:
+    found = await listed(origin, root, deep=True)
+    assert {path for path, info in found.items() if info.id == twice} == {f"{root}/a/x", f"{root}/b/x"}
+    for name in ("a", "b"):
+        assert (await read(origin, f"{root}/{name}/x"))[0] == DATA
+
+
+@pytest.mark.parametrize("trash_only", [True, False])
+async def test_an_item_in_two_folders_that_is_removed_from_one_stays_in_the_other(
+    make: MakeOrigin, server: DriveServer, root: str, twice: str, trash_only: bool
+) -> None:
+    origin = make(trash_only=trash_only)
+    await origin.call("rm_file", f"{root}/a/x")
+    assert await listed(origin, f"{root}/a") == {}
+    assert (await read(origin, f"{root}/b/x"))[0] == DATA
+    await origin.call("rm_file", f"{root}/b/x")  # the last of its places
+    with pytest.raises(ObjectNotFound):
+        await origin.lookup(f"id:{twice}")
+    assert server.count("delete") == (0 if trash_only else 1)
+
+
+async def test_a_folder_that_is_removed_leaves_what_lies_in_another_folder_too(
+    origin: DriveOrigin, root: str, twice: str
+) -> None:
+    await origin.call("rm", f"{root}/a", recursive=True)
+    assert (await read(origin, f"{root}/b/x"))[0] == DATA
+
+
 # Shared drives, and what others share
 async def test_items_of_a_shared_drive_are_asked_for_there(origin: DriveOrigin, server: DriveServer) -> None:
     drive = server.share_drive("Team A")
