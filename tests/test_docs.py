@@ -432,6 +432,8 @@ class Mishaps:
         self.attempt(
             lambda: self.fs(server, drive={"token": "anon", "export": "pdf"}).cat_file("My Drive/data/long")
         )
+        server.put("data/o\u0308", b"x")
+        self.attempt(lambda: self.fs(server).cat_file("My Drive/data/\u00f6"))
         self.attempt(lambda: self.fs(server).ls("data"))
         self.attempt(lambda: self.fs(server).open("My Drive/data"))
         self.attempt(lambda: self.fs(server).open("My Drive/data/a.txt", "r+b"))

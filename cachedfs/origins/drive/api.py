@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
+from unicodedata import is_normalized
+from unicodedata import normalize as _normal
 from urllib.parse import quote
 
 from cachedfs.errors import (
@@ -42,10 +44,12 @@ __all__ = [
     "file_url",
     "files_url",
     "folder_info",
+    "form_of",
     "is_native",
     "is_trashed",
     "item_info",
     "key_headers",
+    "looks_like",
     "multipart",
     "newest",
     "shortcut_target",
@@ -100,6 +104,16 @@ def title_of(name: str) -> tuple[str, ...]:
     return (name, name.replace(_SLASH, "/")) if _SLASH in name else (name,)
 
 
+def form_of(name: str) -> str:
+    """Return which form of Unicode a name is in."""
+    return next((form for form in ("NFC", "NFD") if is_normalized(form, name)), "mixed forms")
+
+
+def looks_like(name: str, other: str) -> bool:
+    """Return whether nobody can see the difference between two names."""
+    return _normal("NFC", name) == _normal("NFC", other)
+
+
 # Addresses
 def files_url(base: str) -> str:
     """Return the address of the files; `base` is `https://host`, here and below."""
@@ -136,8 +150,15 @@ def children_query(folder_id: str) -> str:
 
 def child_query(folder_id: str, name: str) -> str:
     """Return the query for the items of one name; Drive ignores case, so the answers need a second look."""
-    titles = " or ".join(f"title = {_quoted(title)}" for title in title_of(name))
+    titles = " or ".join(f"title = {_quoted(title)}" for title in _look_alikes(title_of(name)))
     return f"{children_query(folder_id)} and ({titles})"
+
+
+def _look_alikes(titles: Iterable[str]) -> Iterable[str]:
+    """Return titles, and the same in the other forms of Unicode: a Mac writes ö in two characters."""
+    return dict.fromkeys(
+        form for title in titles for form in (title, _normal("NFC", title), _normal("NFD", title))
+    )
 
 
 def _quoted(text: str) -> str:
@@ -229,7 +250,8 @@ def failure(
     if is_gone:
         return ObjectNotFound(
             f"{url}: not found ({doing}: {said}). Check the name; Drive says the same of what this account may not see: "
-            "ask the owner to share it with the account that signs in"
+            "ask the owner to share it with the account that signs in; the file of a link with resourcekey= in it is "
+            "drive://id:ID,resourcekey=KEY"
         )
     if status == 400:
         return ValueError(f"{url}: Drive did not accept the request ({doing}: {said})")
@@ -256,7 +278,7 @@ def _refusal(reasons: set[str], what: str, url: str) -> CachedFSError:
         )
     if "exportSizeLimitExceeded" in reasons:
         return NotDownloadable(
-            f"{url}: Google exports at most 10 MB, and this would be more ({what}); download it as a file from its menu "
+            f"{url}: Google does not export it, as it would be more than 10 MB ({what}); download it as a file from its menu "
             "in Drive, and put that file into Drive"
         )
     if reasons & _NOT_RIGHTS:

@@ -13,7 +13,7 @@ from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNot
 from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account, Connection, key_of
-from cachedfs.origins.drive.tree import Tree, place_of
+from cachedfs.origins.drive.tree import Tree, id_and_key, place_of
 from cachedfs.origins.drive.upload import Content, upload
 
 __all__ = ["Writer"]
@@ -219,7 +219,8 @@ class Writer:
         if not path.startswith("id:"):
             return None
         to = await self._account.connection()
-        return await to.item(path.removeprefix("id:"), path)
+        id, key = id_and_key(path)
+        return await to.item(id, path, key=key)
 
     async def _named(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
         """Return the folder of `path`, and the items that it names there."""

@@ -97,7 +97,7 @@ async def test_more_than_10_mb_is_not_exported_and_said_so(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     server.document(f"{folder}/doc", "x" * ((10 << 20) + 1))
-    with pytest.raises(NotDownloadable, match=r"at most 10 MB.*File, Download|at most 10 MB.*its menu"):
+    with pytest.raises(NotDownloadable, match=r"more than 10 MB.*its menu"):
         await read(make(export="pdf"), f"{root}/doc")
 
 

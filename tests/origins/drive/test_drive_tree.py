@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -235,6 +236,30 @@ async def test_awkward_names_are_found(
     assert (await read(origin, path))[0] == DATA
 
 
+@pytest.mark.parametrize("order", [("NFC", "NFD"), ("NFD", "NFC")])
+async def test_names_that_only_look_the_same_are_two_names(
+    origin: DriveOrigin,
+    server: DriveServer,
+    folder: str,
+    root: str,
+    order: tuple[Any, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    here, asked = (unicodedata.normalize(form, "größe-가") for form in order)
+    server.put(f"{folder}/{here}", b"here")
+    for _ in range(2):
+        with pytest.raises(ObjectNotFound):
+            await origin.lookup(f"{root}/{asked}")
+    (record,) = caplog.records
+    assert "looks the same" in record.getMessage()
+    assert f"({order[0]})" in record.getMessage()
+    assert server.count("list") == 3  # the folder and the two: no question for the sake of the warning
+    server.put(f"{folder}/{asked}", b"asked")
+    assert (await read(origin, f"{root}/{asked}"))[0] == b"asked"
+    assert (await read(origin, f"{root}/{here}"))[0] == b"here"
+    assert set(await listed(origin, root)) == {f"{root}/{here}", f"{root}/{asked}"}
+
+
 async def test_upper_and_lower_case_are_told_apart(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
@@ -406,6 +431,24 @@ async def test_a_folder_that_is_removed_leaves_what_lies_in_another_folder_too(
 ) -> None:
     await origin.call("rm", f"{root}/a", recursive=True)
     assert (await read(origin, f"{root}/b/x"))[0] == DATA
+
+
+async def test_a_link_with_a_resource_key_is_an_id_with_it(
+    origin: DriveOrigin, server: DriveServer, folder: str
+) -> None:
+    file, sub = server.put(f"{folder}/a.bin", DATA), server.folder(f"{folder}/sub")
+    server.put(f"{folder}/sub/in.bin", b"in")
+    server.edit(file, resourceKey="0-k1", capabilities={"canReadRevisions": False})
+    server.edit(sub, resourceKey="0-k2")
+    with pytest.raises(ObjectNotFound, match=r"drive://id:ID,resourcekey=KEY"):
+        await origin.lookup(f"id:{file}")
+    with pytest.raises(ObjectNotFound):
+        await origin.lookup(f"id:{file},resourcekey=0-other")
+    by_key = f"id:{file},resourcekey=0-k1"
+    assert (await read(origin, by_key))[0] == DATA
+    assert (await read(origin, by_key, Range(5, 9)))[0] == DATA[5:9]
+    assert set(await listed(origin, f"id:{sub},resourcekey=0-k2")) == {f"id:{sub},resourcekey=0-k2/in.bin"}
+    assert (await read(origin, f"id:{sub},resourcekey=0-k2/in.bin"))[0] == b"in"
 
 
 # Shared drives, and what others share
