@@ -22,6 +22,9 @@ from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import DATA, names, read
 
 MakeOrigin = Callable[..., DriveOrigin]
+PATIENT = Policy(
+    base_s=0.001, cap_s=0.001
+)  # with pages of a thousand items, which a busy machine makes slowly
 
 
 def kinds(server: DriveServer) -> list[str]:
@@ -131,8 +134,9 @@ async def test_a_path_of_depth_d_is_d_requests_and_its_folders_are_remembered(
 
 
 async def test_a_listing_is_one_request_for_every_thousand(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
+    origin = make(policy=PATIENT)
     server.fill(server.folder(folder), 2001)
     here = await origin.lookup(root)
     server.reset()
@@ -145,8 +149,9 @@ async def test_a_listing_is_one_request_for_every_thousand(
 
 
 async def test_an_exact_thousand_is_one_request(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
+    origin = make(policy=PATIENT)
     server.fill(server.folder(folder), 1000)
     here = await origin.lookup(root)
     server.reset()
@@ -551,8 +556,9 @@ async def test_short_and_empty_pages_are_not_the_end(
 
 
 async def test_a_page_token_that_is_rejected_starts_the_folder_again_once(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
+    origin = make(policy=PATIENT)
     server.fill(server.folder(folder), 2500)
     here = await origin.lookup(root)
     server.reset()
