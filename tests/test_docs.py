@@ -26,14 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import httplib2
 import pytest
 from pydrive2.auth import GoogleAuth
 
 from cachedfs import engine
 from cachedfs.config import Config
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.origins.drive import transport
 from cachedfs.origins.drive.options import SIGN_IN, DriveOptions
 from cachedfs.sim import DriveServer, Fault, GCSServer
 from tests.support import ROOT, noise
@@ -411,11 +409,10 @@ class Mishaps:
         for reason in ("insufficientPermissions", "dailyLimitExceededUnreg"):
             server.fail(Fault(status=403, reason=reason))
             self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
-        self.monkeypatch.setattr(httplib2, "socks", None)
-        transport._say_proxy_is_not_used.cache_clear()
         with self.monkeypatch.context() as patch:
-            patch.setenv("http_proxy", "http://127.0.0.1:9")
-            self.fs(server).ls("My Drive")
+            patch.setenv("https_proxy", "socks5://127.0.0.1:9")
+            google = {"token": "anon", "endpoint_url": "https://www.googleapis.com"}
+            self.attempt(lambda: self.fs(server, drive=google).ls("My Drive"))
         server.put("data/a.txt", b"a")
 
     def of_reading(self, server: DriveServer) -> None:

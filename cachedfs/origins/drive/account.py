@@ -74,9 +74,9 @@ class Account:
         from cachedfs.origins.http import Client, timeout_of
 
         policy = self._policy
-        auth = await asyncio.to_thread(_signed_in, self.options, policy)
-        # Our slots are the limit. A proxy of the environment is used for all requests or for none.
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=auth.takes_proxies)
+        auth, proxy = await asyncio.to_thread(_signed_in, self.options, policy)
+        # Our slots are the limit.
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), proxy=proxy)
         client = Client(
             session,
             auth,
@@ -320,15 +320,17 @@ class Connection:
             abort(http)
 
 
-def _signed_in(options: DriveOptions, policy: Policy) -> DriveAuth:
-    """Return who asks; blocks on files, on imports, and maybe on a metadata server."""
+def _signed_in(options: DriveOptions, policy: Policy) -> tuple[DriveAuth, str | None]:
+    """Return who asks, and by which proxy; blocks on files, on imports, and maybe on a metadata server."""
     try:
         from cachedfs.origins.drive.auth import DriveAuth, sign_in
+        from cachedfs.origins.drive.transport import proxy_of
     except ImportError as error:
         raise ImportError(
             f'drive:// needs PyDrive2, which cannot be imported ({error}): pip install "cachedfs[drive]"'
         ) from error
-    return DriveAuth(sign_in(options.sign_in, connect_s=policy.connect_s, stall_s=policy.stall_s))
+    proxy = proxy_of(options.endpoint_url)
+    return DriveAuth(sign_in(options.sign_in, connect_s=policy.connect_s, stall_s=policy.stall_s)), proxy
 
 
 def key_of(info: ObjectInfo) -> dict[str, str]:

@@ -1,21 +1,23 @@
 """httplib2 as PyDrive2 uses it, made dependable: bounded connects, no silent repetition, one kind of failure.
 
-A proxy from the environment (`HTTPS_PROXY`) is used by httplib2 with PySocks only; without it httplib2
-connects directly, which is said once in the log.
+An HTTP proxy of the environment (`HTTPS_PROXY`) is used by a tunnel of Python's own: httplib2 would need PySocks, and
+connect directly without it.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import http.client
-import logging
-import os
 import select
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httplib2
 from google.auth import exceptions as google_errors
@@ -35,13 +37,13 @@ __all__ = [
     "close",
     "connection_types",
     "keep_308",
+    "proxy_of",
     "send",
     "troubled",
 ]
 
-log = logging.getLogger(__name__)
-
 _SIGN_IN_AGAIN = "sign in again"
+_HTTP_PROXY = 3  # as PySocks numbers them
 
 
 class Unreachable(OSError):
@@ -251,6 +253,31 @@ class _PlainHttp:
             raise
 
 
+def proxy_of(url: str) -> str | None:
+    """Return the proxy of the environment for `url`, None where there is none; ValueError for one that is not spoken to.
+
+    Asked once for a connection: aiohttp's own look at the environment would read ~/.netrc for every request, too.
+    """
+    parts = urlsplit(url)
+    given = getproxies().get(parts.scheme)
+    if not given or _is_near(parts.hostname or ""):
+        return None
+    if urlsplit(given).scheme != "http":
+        raise ValueError(
+            f"{parts.scheme}_proxy in the environment: only HTTP proxies are spoken to, written http://HOST:PORT, and "
+            f"this is none; name one, or set no_proxy={parts.hostname}"
+        )
+    return given
+
+
+def _is_near(host: str) -> bool:
+    """Return whether a host is asked without a proxy: this machine, its metadata server, and what `no_proxy` names."""
+    with suppress(ValueError):
+        address = ip_address(host)
+        return address.is_loopback or address.is_link_local or bool(proxy_bypass(host))
+    return host in ("localhost", "metadata.google.internal") or bool(proxy_bypass(host))
+
+
 @functools.cache
 def connection_types(connect_s: float) -> Mapping[str, type[http.client.HTTPConnection]]:
     """Return the connection classes by URL scheme, to hand to httplib2 as `connection_type`.
@@ -291,16 +318,30 @@ class _Patient:
         self.sock.settimeout(stall_s)
 
     def _dial(self) -> None:
-        is_meant = self.proxy_info is not None and self.proxy_info.applies_to(self.host)
-        if is_meant and httplib2.socks is None:
-            _say_proxy_is_not_used()
-        if is_meant and self.proxy_info.isgood():
-            super().connect()  # type: ignore[misc]  # of httplib2
-        else:
+        proxy = self.proxy_info
+        if proxy is None or not proxy.applies_to(self.host) or _is_near(self.host):
             self._connect_directly()
+        elif proxy.proxy_type == _HTTP_PROXY and proxy.proxy_host:
+            self._connect_through(proxy)
+        elif proxy.isgood():
+            super().connect()  # type: ignore[misc]  # of httplib2: it speaks SOCKS, with PySocks
+        else:
+            raise OSError("the proxy of this http object cannot be used; a SOCKS proxy needs PySocks")
 
     def _connect_directly(self) -> None:
         raise NotImplementedError
+
+    def _connect_through(self, proxy: Any) -> None:
+        """Have the proxy connect us: it sees the name of the host, and with TLS nothing else."""
+        name = f"{unquote(proxy.proxy_user or '')}:{unquote(proxy.proxy_pass or '')}"
+        sign_in = {"Proxy-Authorization": f"Basic {base64.b64encode(name.encode()).decode()}"}
+        target = self.host, self.port
+        self.set_tunnel(*target, headers=sign_in if proxy.proxy_user else None)  # type: ignore[attr-defined]
+        self.host, self.port = proxy.proxy_host, proxy.proxy_port
+        try:
+            self._connect_directly()
+        finally:
+            self.host, self.port = target
 
     def request(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Send a request; on a new connection where the service has left the old one."""
@@ -339,14 +380,3 @@ def _is_stale(sock: socket.socket) -> bool:
         poll.register(sock, select.POLLIN)
         return bool(poll.poll(0))
     return bool(select.select([sock], [], [], 0)[0])
-
-
-@functools.cache  # once
-def _say_proxy_is_not_used() -> None:
-    names = [
-        name for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY") if os.environ.get(name)
-    ]
-    log.warning(
-        "%s is set, but Google Drive is asked directly: a proxy needs PySocks: pip install pysocks",
-        names[0] if names else "a proxy",
-    )
