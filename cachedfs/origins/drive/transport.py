@@ -104,14 +104,19 @@ def troubled(remedy: str = _SIGN_IN_AGAIN) -> Iterator[None]:
 
 
 def _refused(error: Exception, remedy: str) -> Failed | AccessDenied:
-    if isinstance(error, google_errors.TransportError) or isinstance(
-        error.__cause__, google_errors.TransportError
-    ):
+    away = next((e for e in (error, error.__cause__) if isinstance(e, google_errors.TransportError)), None)
+    if away is not None and not _is_answered(away):
         return Failed(Trouble(f"no token: {_text(error)}", is_unreachable=True))
     status = getattr(error, "status", None)  # of oauth2client; google-auth says `retryable`
     if getattr(error, "retryable", False) or (isinstance(status, int) and (status >= 500 or status == 429)):
         return Failed(Trouble(f"no token: {_text(error)}"))
     return AccessDenied(f"Google Drive: no token for these credentials ({_text(error)}): {remedy}")
+
+
+def _is_answered(error: google_errors.TransportError) -> bool:
+    """Return whether a metadata server is there, and says that it has no such credentials: nobody has signed in yet."""
+    status = getattr(error.args[1] if len(error.args) > 1 else None, "status", None)
+    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
 
 
 def _is_unreachable(error: BaseException) -> bool:
@@ -122,8 +127,11 @@ def _is_unreachable(error: BaseException) -> bool:
 
 
 def _text(error: Exception) -> str:
-    # The first argument only: google-auth puts the answer of the token endpoint into the others.
-    text = without_secrets(str(error if isinstance(error, OSError) else (error.args or ("",))[0]))
+    # The first argument only, also of an error in it: google-auth puts the answer of the token endpoint into the others.
+    told: object = error
+    while isinstance(told, Exception) and not isinstance(told, OSError):
+        told = (told.args or ("",))[0]
+    text = without_secrets(str(told))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -14,6 +14,7 @@ import os
 import socket
 import ssl
 import threading
+import types
 import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -872,6 +873,13 @@ class TestTransport:
         with pytest.raises(Failed) as caught:
             send(Refusing(away), "GET", "https://x/")
         assert caught.value.trouble.is_unreachable
+        for status, is_final in ((404, True), (403, True), (429, False), (500, False)):
+            answer = types.SimpleNamespace(status=status, data=b"SECRET")
+            told = google.auth.exceptions.TransportError("the metadata server says", answer)
+            wrapped = google.auth.exceptions.RefreshError(told)
+            wrapped.__cause__ = told
+            with refused(AccessDenied if is_final else Failed, "the metadata server says"):
+                send(Refusing(wrapped), "GET", "https://x/")
         with pytest.raises(ValueError, match="a mistake"):
             send(Refusing(ValueError("a mistake")), "GET", "https://x/")
 
