@@ -189,6 +189,20 @@ class Connection:
             is_pinned=is_pinned,
         )
 
+    async def about(self) -> dict[str, Any]:
+        """Return what Drive says of the account that asks."""
+        params = {"fields": "user(displayName,emailAddress),quotaBytesTotal,quotaBytesUsed,quotaType"}
+        return await self.json("GET", f"{self.base}/drive/v2/about", "", "asking who signs in", params)
+
+    async def capabilities(self, info: ObjectInfo) -> dict[str, bool]:
+        """Return what Drive lets the account do with an item, in Drive's own words."""
+        params = {"fields": "capabilities", **api.ANY_DRIVE}
+        address = api.file_url(self.base, str(info.id))
+        item = await self.json(
+            "GET", address, info.path, "asking what is allowed", params, headers=key_of(info)
+        )
+        return dict(item.get("capabilities") or {})
+
     async def items(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
         """Return all items that a query finds in one folder: a request for every thousand."""
         params = {"q": query, "maxResults": "1000", "fields": api.LIST_FIELDS}

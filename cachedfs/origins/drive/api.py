@@ -257,13 +257,18 @@ def failure(
         return ValueError(f"{url}: Drive did not accept the request ({doing}: {said})")
     if status == 409:
         return FileExistsError(f"{url}: exists already ({doing}: {said})")
-    if status in (401, 403):
+    if status == 401:
+        return AccessDenied(
+            f"{url}: access denied; the token of this account is not accepted: it has expired or was revoked, so sign in "
+            f"again or pass another ({doing}: {said})"
+        )
+    if status == 403:
         return _refusal(reasons, f"{doing}: {said}", url)
     return CachedFSError(f"{url}: Drive answered in a way that is not understood ({doing}: {said})")
 
 
 def _refusal(reasons: set[str], what: str, url: str) -> CachedFSError:
-    """Return the error for a 401 or 403 that time does not mend."""
+    """Return the error for a 403 that time does not mend."""
     if reasons & _DOWNLOADS:
         return QuotaExceeded(
             f"{url}: the download quota of this file is used up, for up to 24 hours ({what}). What is cached can be "

@@ -404,6 +404,15 @@ class DriveAuth:
         self._here = threading.local()
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # of all threads, to close them
 
+    @property
+    def name(self) -> str:
+        """Who signs in, without secrets."""
+        return describe(self._gauth)
+
+    def scopes(self) -> list[str] | None:
+        """Return what the tokens are for, as far as that is known."""
+        return None if self._held is None else self._held.scopes()
+
     async def headers(self) -> dict[str, str]:
         """Return the headers to send, renewed when they are about to expire."""
         held = self._held

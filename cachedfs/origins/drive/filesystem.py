@@ -311,6 +311,29 @@ class DriveFileSystem(WalksCycles):
         """Return when the file was written last, by Drive's clock."""
         return self.info(path).get("modified")
 
+    def identity(self) -> str:
+        """Return who signs in, without secrets: the way of it, and the account as far as the credentials say."""
+        return sync(self.loop, self.origin.account.connection).auth.name  # type: ignore[no-any-return]
+
+    def about(self) -> dict[str, Any]:
+        """Return what Drive says of the account (`user`, `quotaBytesUsed`, ...), and the `scopes` of its tokens; None where
+        nobody knows them."""
+
+        async def ask() -> dict[str, Any]:
+            to = await self.origin.account.connection()
+            return {**await to.about(), "scopes": to.auth.scopes()}
+
+        return sync(self.loop, ask)  # type: ignore[no-any-return]
+
+    def capabilities(self, path: Any) -> dict[str, bool]:
+        """Return what Drive lets the account do with a file or folder: `canEdit`, `canAddChildren`, `canDownload`, ..."""
+
+        async def ask() -> dict[str, bool]:
+            info = await self.origin.lookup(self._strip_protocol(path))
+            return await (await self.origin.account.connection()).capabilities(info)
+
+        return sync(self.loop, ask)  # type: ignore[no-any-return]
+
     def ukey(self, path: Any) -> str | None:
         """Return what differs whenever the bytes may differ."""
         return sync(self.loop, self.origin.lookup, self._strip_protocol(path)).fingerprint  # type: ignore[no-any-return]
