@@ -40,7 +40,7 @@ PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").gl
 RUN = {  # how many blocks of each page run, where all that they need is installed
     "README.md": 5,
     "docs/configuration.md": 5,
-    "docs/guide-drive.md": 5,
+    "docs/guide-drive.md": 6,
     "docs/guide-gcs.md": 13,
     "docs/guide-zarr.md": 8,
     "docs/index.md": 3,
