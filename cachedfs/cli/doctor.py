@@ -280,15 +280,12 @@ def of_scopes(scopes: list[str] | None) -> Check:
     if scopes is None:
         return Check("scopes", "ok", "these credentials do not say for what they are")
     short = {scope.rpartition("/auth/")[2] for scope in scopes}
-    for name, means in SCOPES.items():
-        if name in short:
-            advice = (
-                ""
-                if name == "drive"
-                else "Sign in again with https://www.googleapis.com/auth/drive for all of it"
-            )
-            return Check("scopes", "ok" if name == "drive" else "warn", f"{name}: {means}", advice)
-    advice = "Sign in again with https://www.googleapis.com/auth/drive among them"
+    best = next((name for name in SCOPES if name in short), None)
+    if best == "drive":
+        return Check("scopes", "ok", f"drive: {SCOPES['drive']}")
+    advice = "For all of it sign in again, with https://www.googleapis.com/auth/drive among the scopes"
+    if best is not None:
+        return Check("scopes", "warn", f"{best}: {SCOPES[best]}", advice)
     return Check("scopes", "fail", f"none of Drive's ({', '.join(sorted(short))})", advice)
 
 
@@ -299,9 +296,8 @@ def of_rights(origin: Any, address: str) -> Check:
     words = ("read", "list", "change", "add to", "remove")
     may = [word for name, word in zip(names, words, strict=True) if can.get(name)]
     advice = "" if "read" in may or "list" in may else "Ask its owner for the right to download"
-    return Check(
-        "rights", "warn" if advice else "ok", f"this account may {', '.join(may) or 'do nothing'}", advice
-    )
+    what = f"this account may {', '.join(may) or 'do nothing'}"
+    return Check("rights", "warn" if advice else "ok", what, advice)
 
 
 def timed(function: Callable[[], object]) -> float:

@@ -7,7 +7,9 @@ make is asked for by its MIME type.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from cachedfs.model import ObjectInfo
 
@@ -56,7 +58,10 @@ def wanted(export: object) -> Mapping[str, str]:
     if export is None:
         return {}
     if isinstance(export, str):
-        return {_ALL: _mime_of(export)}
+        if not export.lstrip().startswith("{"):
+            return {_ALL: _mime_of(export)}
+        with suppress(ValueError):  # as the environment has it
+            export = json.loads(export)
     if not isinstance(export, Mapping):
         raise ValueError(
             "drive option export=: a type ('pdf') or a dictionary of types by kind ({'document': 'docx', "

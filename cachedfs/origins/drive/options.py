@@ -52,6 +52,9 @@ class DriveOptions:
         values = {name: given[name] for name in own if given.get(name) is not None}
         if "endpoint_url" in values:
             values["endpoint_url"] = os.fspath(values["endpoint_url"]).rstrip("/")
+        for name in ("trash_only", "acknowledge_abuse"):
+            if isinstance(text := values.get(name), str):
+                values[name] = _said(name, text)
         made = cls(
             sign_in={name: value for name, value in given.items() if name in SIGN_IN and value is not None},
             **values,
@@ -63,6 +66,14 @@ class DriveOptions:
     def exports(self) -> Mapping[str, str]:
         """The MIME types that documents are read as, by kind."""
         return wanted(self.export)
+
+
+def _said(name: str, text: str) -> bool:
+    """Return what a text of the environment means, where Python would take "False" for true."""
+    for words, value in ((("true", "yes", "on", "1"), True), (("false", "no", "off", "0"), False)):
+        if text.strip().lower() in words:
+            return value
+    raise ValueError(f"drive option {name}={text!r}: True or False is expected")
 
 
 def refuse_live(options: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import http.client
+import os
 import select
 import socket
 import ssl
@@ -17,7 +18,7 @@ from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.request import proxy_bypass
 
 import httplib2
 from google.auth import exceptions as google_errors
@@ -267,15 +268,24 @@ def proxy_of(url: str) -> str | None:
     Asked once for a connection: aiohttp's own look at the environment would read ~/.netrc for every request, too.
     """
     parts = urlsplit(url)
-    given = getproxies().get(parts.scheme)
+    # As httplib2 looks for it: what the system's own settings say counts for neither.
+    given = os.environ.get(f"{parts.scheme}_proxy") or os.environ.get(f"{parts.scheme}_proxy".upper())
     if not given or _is_near(parts.hostname or ""):
         return None
-    if urlsplit(given).scheme != "http":
+    if not _is_http(given):
         raise ValueError(
             f"{parts.scheme}_proxy in the environment: only HTTP proxies are spoken to, written http://HOST:PORT, and "
             f"this is none; name one, or set no_proxy={parts.hostname}"
         )
     return given
+
+
+def _is_http(proxy: str) -> bool:
+    # With its port: those who connect do not agree on one to take without.
+    with suppress(ValueError):
+        parts = urlsplit(proxy)
+        return parts.scheme == "http" and bool(parts.hostname) and parts.port is not None
+    return False
 
 
 def _is_near(host: str) -> bool:

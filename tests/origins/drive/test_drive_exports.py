@@ -46,6 +46,7 @@ def exported(server: DriveServer) -> list[str]:
         ({"document": "docx"}, DOCX),
         ({"document": ".DOCX", "spreadsheet": "csv"}, DOCX),
         ({"application/vnd.google-apps.document": "text/html"}, "text/html"),
+        ('{"document": "docx"}', DOCX),  # as the environment has it
     ],
 )
 async def test_a_type_is_an_ending_or_a_mime_type_for_all_kinds_or_for_one(
@@ -66,6 +67,7 @@ async def test_a_type_is_an_ending_or_a_mime_type_for_all_kinds_or_for_one(
         ({"sheet": "csv"}, "'sheet'.*known: .*spreadsheet"),
         ({"document": "wrd"}, "'wrd'.*MIME type"),
         (["csv"], "export=.*dictionary.*list"),
+        ('{"document": ', "export=.*dictionary.*str"),
     ],
 )
 def test_what_is_no_kind_and_no_type_is_told_when_the_filesystem_is_made(export: Any, words: str) -> None:

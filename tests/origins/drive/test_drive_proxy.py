@@ -149,7 +149,10 @@ def test_a_proxy_that_refuses_is_named_with_its_answer(
     assert server.count() == 0
 
 
-@pytest.mark.parametrize("given", ["socks5://proxy:1080", "https://proxy:3128", "proxy:3128"])
+@pytest.mark.parametrize(
+    "given",
+    ["socks5://u:pw@proxy:1080", "https://proxy:1080", "proxy:1080", "http://proxy", "http://proxy:x1080"],
+)
 async def test_what_is_no_http_proxy_is_said_before_anything_is_sent(
     make: Any, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
