@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,12 @@ from typing import Any
 import httplib2
 import pytest
 
+from cachedfs.errors import OriginAway
+from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.transport import proxy_of
 from cachedfs.sim import DriveServer
+from tests.origins.contract import read
 from tests.origins.drive.certificates import certify
 from tests.support import ROOT
 
@@ -138,14 +142,18 @@ def test_a_proxy_that_wants_a_name_serves_tokens_names_and_bytes(
     assert "pass" not in ran.stderr
 
 
-def test_a_proxy_that_refuses_is_named_with_its_answer(
-    server: DriveServer, proxy: Proxy, tmp_path: Path, key: dict[str, str]
+async def test_a_proxy_that_refuses_is_named_with_its_answer(
+    make: Any, server: DriveServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran = run(proxy, tmp_path, key, "")
-    assert ran.returncode != 0
-    last = ran.stderr.strip().splitlines()[-1]
-    assert "OriginAway" in last
-    assert "407 Proxy Authentication Required" in last
+    monkeypatch.setenv("https_proxy", f"http://me:mistaken@127.0.0.1:{proxy.server_address[1]}")
+    monkeypatch.setenv("no_proxy", "")
+    origin: DriveOrigin = make(endpoint_url=f"https://{GOOGLE[0]}")
+    known = ObjectInfo("My Drive/a", size=1, fingerprint="f", id="1", details={"md5Checksum": "0"})
+    for ask in (origin.lookup("My Drive/a"), read(origin, "My Drive/a", None, known)):
+        with pytest.raises(OriginAway, match="407 Proxy Authentication Required") as caught:
+            await ask
+        told = "".join(traceback.format_exception(caught.value))
+        assert "mistaken" not in told
     assert server.count() == 0
 
 
