@@ -431,6 +431,15 @@ async def test_an_item_in_two_folders_that_is_removed_from_one_stays_in_the_othe
     assert server.count("delete") == (0 if trash_only else 1)
 
 
+async def test_an_item_in_two_folders_that_is_moved_leaves_both(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str, twice: str
+) -> None:
+    server.folder(f"{folder}/c")
+    await origin.call("mv", f"{root}/a/x", f"{root}/c/x")
+    found = await listed(origin, root, deep=True)
+    assert [path for path, info in found.items() if info.id == twice] == [f"{root}/c/x"]
+
+
 async def test_a_folder_that_is_removed_leaves_what_lies_in_another_folder_too(
     origin: DriveOrigin, root: str, twice: str
 ) -> None:
