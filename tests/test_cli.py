@@ -568,6 +568,80 @@ def test_doctor_fails_with_the_real_error(cloud):
     assert "anon" in checks[-1]["found"] + checks[-1]["advice"]
 
 
+def test_doctor_says_who_signs_in_at_drive_and_what_they_may_do(drive, tmp_path, monkeypatch):
+    drive.put("f/big.bin", noise(9 * MiB))
+    (item,) = drive.server.find(f"{drive.name}/f/big.bin")
+    drive.server.edit(item["id"], capabilities={"canEdit": False, "canTrash": False})
+    told = {check["name"]: check for check in json_of("doctor", drive.url("f/big.bin"))}
+    at = list(told).index("identity")
+    of_drive = [
+        "identity",
+        "account",
+        "access",
+        "rights",
+        "metadata",
+        "first byte",
+        "one request",
+        "settings",
+    ]
+    assert list(told)[at:] == of_drive
+    assert told["identity"]["found"] == "anonymous"
+    assert told["account"]["found"] == "me@example.com; 0 bytes used of 16.1 GB"
+    assert told["rights"]["found"] == "this account may read"
+    assert "27 if its project" in told["settings"]["found"]
+    folder = {check["name"]: check["found"] for check in json_of("doctor", drive.url("f"))}
+    assert folder["rights"] == "this account may read, list, change, add to, remove"
+    for url in ("drive://", "drive://Shared with me", "drive://My Drive"):
+        assert {check["state"] for check in json_of("doctor", url)} <= {"ok", "warn"}
+
+
+@pytest.mark.parametrize(
+    ("scopes", "state", "found"),
+    [
+        (["drive"], "ok", "drive: reading and writing"),
+        (["cloud-platform", "drive.readonly"], "warn", "drive.readonly: reading; what is written is refused"),
+        (["cloud-platform"], "fail", "none of Drive's (cloud-platform)"),
+    ],
+)
+def test_doctor_knows_what_a_sign_in_is_good_for(drive, tmp_path, scopes, state, found):
+    saved = {
+        "access_token": "ya29.x", "client_id": "me.apps", "client_secret": "SECRET", "refresh_token": "SECRET",
+        "token_expiry": None, "token_uri": f"{drive.server.endpoint_url}/token",
+        "scopes": [f"https://www.googleapis.com/auth/{scope}" for scope in scopes],
+    }  # fmt: skip
+    (tmp_path / "saved.json").write_text(json.dumps(saved))
+    result = run(
+        "doctor", "--json", "-o", f"token={tmp_path}/saved.json", drive.url(), status=state == "fail"
+    )
+    told = {check["name"]: check for check in json.loads(result.stdout)}
+    assert told["identity"]["found"].startswith("saved OAuth credentials of client me.apps")
+    assert (told["scopes"]["state"], told["scopes"]["found"]) == (state, found)
+    assert "SECRET" not in result.stdout
+
+
+def test_doctor_says_why_there_is_no_way_to_drive(drive, monkeypatch, tmp_path):
+    import fsspec.config
+
+    drive.server.require_token("another")
+    (failed,) = [check for check in failing("-o", "token=ya29.old", drive.url()) if check["name"] == "access"]
+    assert "it has expired or was revoked, so sign in again" in failed["found"]
+    drive.server.require_no_token()
+    monkeypatch.setitem(fsspec.config.conf, "drive", {"endpoint_url": drive.server.endpoint_url})
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME"):
+        monkeypatch.setenv(name, "" if name.startswith("GOOGLE") else str(tmp_path))
+    monkeypatch.setattr("google.auth.compute_engine._metadata._NO_GCE_CHECK", True)
+    (failed,) = failing(drive.url())
+    assert "auth.authenticate_user()" in failed["found"]
+    (failed,) = failing("-o", "token=anon", "-o", "endpoint_url=http://127.0.0.1:9", drive.url())
+    assert "Connection refused" in failed["found"]
+
+
+def failing(*arguments):
+    """Return the checks of a doctor that are not well."""
+    checks = json.loads(run("doctor", "--json", *arguments, status=1).stdout)
+    return [check for check in checks if check["state"] == "fail"]
+
+
 def test_doctor_names_what_is_wrong_with_the_cache(tmp_path):
     (tmp_path / "file").touch()
     result = run("doctor", "--cache-dir", str(tmp_path / "file" / "x"), status=1)

@@ -28,14 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import httplib2
 import pytest
 from pydrive2.auth import GoogleAuth
 
 from cachedfs import engine
 from cachedfs.config import Config
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.origins.drive import transport, upload
+from cachedfs.origins.drive import upload
 from cachedfs.origins.drive.options import SIGN_IN, DriveOptions
 from cachedfs.sim import DriveServer, Fault, GCSServer
 from tests.support import ROOT, noise
@@ -44,7 +43,7 @@ PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").gl
 RUN = {  # how many blocks of each page run, where all that they need is installed
     "README.md": 5,
     "docs/configuration.md": 5,
-    "docs/guide-drive.md": 5,
+    "docs/guide-drive.md": 6,
     "docs/guide-gcs.md": 13,
     "docs/guide-zarr.md": 9,
     "docs/index.md": 3,
@@ -417,11 +416,10 @@ class Mishaps:
         for reason in ("insufficientPermissions", "dailyLimitExceededUnreg"):
             server.fail(Fault(status=403, reason=reason))
             self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
-        self.monkeypatch.setattr(httplib2, "socks", None)
-        transport._say_proxy_is_not_used.cache_clear()
         with self.monkeypatch.context() as patch:
-            patch.setenv("http_proxy", "http://127.0.0.1:9")
-            self.fs(server).ls("My Drive")
+            patch.setenv("https_proxy", "socks5://127.0.0.1:9")
+            google = {"token": "anon", "endpoint_url": "https://www.googleapis.com"}
+            self.attempt(lambda: self.fs(server, drive=google).ls("My Drive"))
         server.put("data/a.txt", b"a")
 
     def of_reading(self, server: DriveServer) -> None:
@@ -434,6 +432,12 @@ class Mishaps:
         server.edit(server.put("data/virus.bin", b"x"), abusive=True)
         for name in ("none.txt", "report", "locked.bin", "virus.bin", "twice.txt"):
             self.attempt(lambda name=name: self.fs(server).cat_file(f"My Drive/data/{name}"))
+        server.document("data/long", "x" * (10 << 20) + "x")
+        self.attempt(
+            lambda: self.fs(server, drive={"token": "anon", "export": "pdf"}).cat_file("My Drive/data/long")
+        )
+        server.put("data/o\u0308", b"x")
+        self.attempt(lambda: self.fs(server).cat_file("My Drive/data/\u00f6"))
         self.attempt(lambda: self.fs(server).ls("data"))
         self.attempt(lambda: self.fs(server).open("My Drive/data"))
         self.attempt(lambda: self.fs(server).open("My Drive/data/a.txt", "r+b"))

@@ -19,7 +19,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from cachedfs.errors import IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
+from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
 from cachedfs.sim import DriveServer, Fault
 from tests.support import KiB, MiB, forget, noise, tally, until
 
@@ -398,12 +398,136 @@ def test_what_cannot_be_read_says_why(drive, fs):
     assert fs.du(drive.path()) == 1
 
 
+def test_a_document_is_exported_anew_at_each_open_and_never_kept(drive, tmp_path):
+    sheet = "application/vnd.google-apps.spreadsheet"
+    drive.server.document(f"{drive.name}/table", "n,x\n1,2\n", mime=sheet)
+    url, options = drive.url("table"), {"drive": {"export": {"spreadsheet": "csv"}}}
+    assert pd.read_csv(url, storage_options=options)["x"].tolist() == [2]
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", **options)
+    path = drive.path("table")
+    drive.asked()
+    with fs.open(path) as file:
+        (item,) = drive.server.find(f"{drive.name}/table")
+        drive.server.remove(item["id"])
+        drive.server.document(f"{drive.name}/table", "n,x\n1,3\n", mime=sheet)
+        assert (file.size, file.readlines()) == (8, [b"n,x\n", b"1,2\n"])  # one export, whatever came after
+    assert drive.asked() == ["export"]
+    assert [fs.cat_file(path), fs.cat_file(path, 4, 7), fs.cat_file(path, -2)] == [
+        b"n,x\n1,3\n",
+        b"1,3",
+        b"3\n",
+    ]
+    fs.get(path, str(tmp_path / "table.csv"))
+    assert (tmp_path / "table.csv").read_bytes() == b"n,x\n1,3\n"
+    assert drive.asked().count("export") >= 4
+    assert (fs.info(path)["size"], fs.stats().blocks) == (None, 0)
+    with pytest.raises(NotDownloadable):  # what is known of it in this cache says nothing of types
+        fsspec.filesystem("cdrive").cat_file(path)
+
+
 def test_a_shortcut_is_read_as_what_it_points_at(drive, fs):
     data = drive.put("target.bin", noise(300 * KiB))
     (item,) = drive.server.find(f"{drive.name}/target.bin")
     drive.server.shortcut(f"{drive.name}/link", item["id"])
     assert fs.cat_file(drive.path("link")) == data
     assert fs.info(drive.path("link"))["size"] == len(data)
+
+
+AWKWARD = [
+    "it's",
+    'say "x"',
+    "back\\slash",
+    "größe-日本-🎉",
+    "gro\u0308ße",
+    "100%25",
+    "a b ",
+    "#tag?x=1&y",
+    "[x]*",
+    "a::b",
+    "x://y",
+]
+SHEET = "application/vnd.google-apps.spreadsheet"
+
+
+def of_every_kind(drive):
+    """Make an item of every kind; return what reading each path gives: bytes, or an error."""
+    server, here = drive.server, drive.name
+
+    def put(name, data, **more):
+        return server.put(f"{here}/{name}", data, **more)
+
+    plain = put("plain", b"plain")
+    put("empty", b"")
+    put("twice", b"older")
+    put("twice", b"newer", new=True)
+    two = put("one/x", b"two places")
+    server.edit(two, parents=[server.folder(f"{here}/one"), server.folder(f"{here}/two")])
+    keyed = put("keyed", b"keyed")
+    server.shortcut(f"{here}/to keyed", server.edit(keyed, resourceKey="0-k") or keyed)
+    server.shortcut(f"{here}/to plain", plain)
+    server.shortcut(f"{here}/to one", server.folder(f"{here}/one"))
+    server.shortcut(f"{here}/one/back", server.folder(here))
+    server.shortcut(f"{here}/dangling", "nothing")
+    server.add("either/or", b"slash", parent=server.folder(here))
+    server.document(f"{here}/sheet", "1,2", mime=SHEET)
+    server.document(f"{here}/letter", "words")
+    put("locked", b"x", capabilities={"canDownload": False})
+    put("virus", b"x", abusive=True)
+    team = server.share_drive(f"Team {here}")
+    server.put("sub/t", b"team", parent=team)
+    theirs = server.shared_with_me(f"theirs of {here}", b"theirs")
+    server.put("in", b"in theirs", parent=server.shared_with_me(f"folder of {here}"))
+    for i, name in enumerate(AWKWARD):
+        server.add(name, b"%d" % i, parent=server.folder(here))
+    mine = {
+        "plain": b"plain", "empty": b"", "twice": b"newer", "one/x": b"two places", "two/x": b"two places",
+        "to plain": b"plain", "to one/x": b"two places", "one/back/plain": b"plain", "to keyed": b"keyed", "either／or": b"slash",
+        "sheet": b"1,2", "letter": NotDownloadable, "locked": AccessDenied, "virus": AccessDenied, "dangling": ObjectNotFound,
+        "keyed": b"keyed", "one": IsAFolder, "none": ObjectNotFound,
+        **{shown(name): b"%d" % i for i, name in enumerate(AWKWARD)},
+    }  # fmt: skip
+    return {drive.path(name): expected for name, expected in mine.items()} | {
+        f"id:{plain}": b"plain", f"id:{keyed}": ObjectNotFound, f"id:{keyed},resourcekey=0-k": b"keyed", f"id:{two}": b"two places",
+        f"shared:Team {here}/sub/t": b"team", f"id:{team}/sub/t": b"team",
+        f"Shared with me/theirs of {here}": b"theirs", f"Shared with me/folder of {here}/in": b"in theirs", f"id:{theirs}": b"theirs",
+    }  # fmt: skip
+
+
+def shown(title):
+    return title.replace("/", "／")
+
+
+def outcome(read, path):
+    try:
+        return read(path)
+    except OSError as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("protocol", ["drive", "cdrive"])
+def test_every_kind_of_item_is_read_or_says_why_not(drive, protocol):
+    expected = of_every_kind(drive)
+    options = {"export": {"spreadsheet": "csv"}}
+    flat = {**fsspec.config.conf["drive"], **options}
+    fs = (
+        fsspec.filesystem("drive", **flat)
+        if protocol == "drive"
+        else fsspec.filesystem("cdrive", drive=options)
+    )
+
+    def opened(path):
+        with fs.open(path) as file:
+            return file.read()
+
+    for read in (fs.cat_file, opened, fs.cat_file):
+        assert {path: outcome(read, path) for path in expected} == expected
+    listed = fs.find(drive.path())
+    assert {
+        drive.path(name)
+        for name in (*map(shown, AWKWARD), "two/x", "to one/x", "either／or", "sheet", "dangling")
+    } <= set(listed)
+    assert not [path for path in listed if "back/" in path]  # a way back is named, and not gone
+    assert {path: outcome(fs.cat_file, path) for path in expected} == expected  # as the listing has them
 
 
 def test_an_id_is_a_path(drive, fs):

@@ -215,26 +215,89 @@ def of_room(cache: BlockCache, config: Config) -> Iterator[Check]:
 def of_origin(text: str, given: Given) -> Iterator[Check]:
     place = place_of(text, given, max_age=0, stale_if_error=False)
     fs, path = place.fs, place.path
+    if fs.target_protocol == "drive":
+        yield from of_account(fs)
     info: dict[str, Any] = fs.info(path) if path else {"name": path, "type": "directory"}
     found = [info] if info["type"] == "file" else fs.ls(path, detail=True)
     if info["type"] == "directory":
         yield Check("access", "ok", f"{text} is a folder with {len(found):,} entries")
+    elif info["size"] is None:
+        what = info.get("mimeType", "a kind that is not known")
+        yield Check("access", "ok", f"{text} has no bytes of its own ({what})")
     else:
-        yield Check("access", "ok", f"{text} is an object of {decimal(info['size'] or 0)}")
-    origin = fs.origin_fs
-
-    # At Drive a path is several requests, an id is one.
-    address = f"id:{info['id']}" if fs.target_protocol == "drive" and "id" in info else path
+        yield Check("access", "ok", f"{text} is an object of {decimal(info['size'])}")
+    origin, address = fs.origin_fs, id_of(fs, info)
+    if address is not None:
+        yield of_rights(origin, address)
 
     def ask() -> None:
         origin.invalidate_cache()  # of what the inner filesystem remembers
-        (origin.info if "id" in info or info["type"] == "file" else origin.ls)(address)
+        (origin.info if address or info["type"] == "file" else origin.ls)(address or path)
 
     seconds = median_of_3(ask)
     yield Check("metadata", "ok", f"{1e3 * seconds:.0f} ms a request (median of 3, past the cache)")
     objects = [each for each in found if each["type"] == "file" and each["size"]]
     if objects:
         yield from of_reading(fs, max(objects, key=lambda each: int(each["size"])))
+
+
+def id_of(fs: CachedFileSystem, info: dict[str, Any]) -> str | None:
+    """Return the path by id of what Drive has under one: any other path is several requests, an id is one."""
+    if fs.target_protocol != "drive" or info["name"] == "Shared with me" or not info.get("id"):
+        return None
+    key = info.get("resourceKey")
+    return f"id:{info['id']}" + (f",resourcekey={key}" if key else "")
+
+
+def of_account(fs: CachedFileSystem) -> Iterator[Check]:
+    """Say who signs in at Google Drive, and what the sign-in is good for."""
+    origin = fs.origin_fs
+    who = origin.identity()
+    yield Check("identity", "ok", who)
+    try:
+        about = origin.about()
+    except PermissionError as error:  # what follows will tell whether more is refused
+        yield Check("account", "warn", message_of(error))
+        return
+    user, total = about.get("user") or {}, int(about.get("quotaBytesTotal") or 0)
+    room = f"{decimal(int(about.get('quotaBytesUsed') or 0))} used"
+    room += f" of {decimal(total)}" if total and about.get("quotaType") != "UNLIMITED" else ""
+    yield Check("account", "ok", f"{user.get('emailAddress', 'without an address')}; {room}")
+    if who != "anonymous":
+        yield of_scopes(about["scopes"])
+
+
+SCOPES = {  # what each lets one do, the most first
+    "drive": "reading and writing",
+    "drive.readonly": "reading; what is written is refused",
+    "drive.file": "files that this OAuth client made, and no others",
+    "drive.metadata": "names and listings; reading is refused",
+    "drive.metadata.readonly": "names and listings; reading is refused",
+}
+
+
+def of_scopes(scopes: list[str] | None) -> Check:
+    if scopes is None:
+        return Check("scopes", "ok", "these credentials do not say for what they are")
+    short = {scope.rpartition("/auth/")[2] for scope in scopes}
+    best = next((name for name in SCOPES if name in short), None)
+    if best == "drive":
+        return Check("scopes", "ok", f"drive: {SCOPES['drive']}")
+    advice = "For all of it sign in again, with https://www.googleapis.com/auth/drive among the scopes"
+    if best is not None:
+        return Check("scopes", "warn", f"{best}: {SCOPES[best]}", advice)
+    return Check("scopes", "fail", f"none of Drive's ({', '.join(sorted(short))})", advice)
+
+
+def of_rights(origin: Any, address: str) -> Check:
+    """Say what Drive lets the account do with this very file or folder."""
+    can = origin.capabilities(address)
+    names = ("canDownload", "canListChildren", "canEdit", "canAddChildren", "canTrash")
+    words = ("read", "list", "change", "add to", "remove")
+    may = [word for name, word in zip(names, words, strict=True) if can.get(name)]
+    advice = "" if "read" in may or "list" in may else "Ask its owner for the right to download"
+    what = f"this account may {', '.join(may) or 'do nothing'}"
+    return Check("rights", "warn" if advice else "ok", what, advice)
 
 
 def timed(function: Callable[[], object]) -> float:
@@ -275,5 +338,8 @@ def of_reading(fs: CachedFileSystem, info: dict[str, Any]) -> Iterator[Check]:
             f" concurrency={needed:.0f} fills a link of 1 Gbit/s, {10 * needed:.0f} one of 10 (now {n})."
         )
     if fs.target_protocol == "drive":
-        advice += " Drive limits requests: keep many small files in one archive or sharded Zarr array."
+        advice += (
+            " Drive serves an account about 200 downloads a second, and 27 if its project was made since May 2026: keep "
+            'many small files in one archive or sharded Zarr array. For data that does not change: max_age="immutable".'
+        )
     yield Check("settings", "ok", advice)

@@ -232,6 +232,9 @@ def _troubled() -> Iterator[None]:
         yield
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise Failed(Trouble(_text(error), is_unreachable=True)) from error
+    except aiohttp.ClientHttpProxyError as error:  # its text has the proxy's URL, with the password
+        why = f"the proxy does not connect: {error.status} {error.message}"
+        raise Failed(Trouble(why, is_unreachable=True)) from None
     except aiohttp.InvalidURL:
         raise
     except aiohttp.TooManyRedirects as error:

@@ -83,9 +83,9 @@ class Account:
         from cachedfs.origins.http import Client, timeout_of
 
         policy = self._policy
-        auth = await asyncio.to_thread(_signed_in, self.options, policy)
-        # Our slots are the limit. A proxy of the environment is used for all requests or for none.
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=auth.takes_proxies)
+        auth, proxy = await asyncio.to_thread(_signed_in, self.options, policy)
+        # Our slots are the limit.
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), proxy=proxy)
         client = Client(
             session,
             auth,
@@ -178,6 +178,20 @@ class Connection:
             is_pinned=True,
         )
 
+    def export(self, info: ObjectInfo, path: str, mime: str) -> Ask:
+        """Return the request for a document as a file of the type `mime`."""
+        from cachedfs.origins.http import Ask
+
+        assert info.id is not None
+        return Ask(
+            url=f"{api.file_url(self.base, info.id)}/export",
+            params={"mimeType": mime},  # which knows no supportsAllDrives
+            subject=api.url_of(path),
+            doing=f"exporting it as {mime}",
+            headers=key_of(info),
+            is_pinned=True,
+        )
+
     # Metadata
     async def item(
         self, id: str, path: str, *, key: str | None = None, is_pinned: bool = False
@@ -194,6 +208,20 @@ class Connection:
             headers=headers,
             is_pinned=is_pinned,
         )
+
+    async def about(self) -> dict[str, Any]:
+        """Return what Drive says of the account that asks."""
+        params = {"fields": "user(displayName,emailAddress),quotaBytesTotal,quotaBytesUsed,quotaType"}
+        return await self.json("GET", f"{self.base}/drive/v2/about", "", "asking who signs in", params)
+
+    async def capabilities(self, info: ObjectInfo) -> dict[str, bool]:
+        """Return what Drive lets the account do with an item, in Drive's own words."""
+        params = {"fields": "capabilities", **api.ANY_DRIVE}
+        address = api.file_url(self.base, str(info.id))
+        item = await self.json(
+            "GET", address, info.path, "asking what is allowed", params, headers=key_of(info)
+        )
+        return dict(item.get("capabilities") or {})
 
     async def items(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
         """Return all items that a query finds in one folder: a request for every thousand."""
@@ -366,15 +394,17 @@ class Connection:
             abort(http)
 
 
-def _signed_in(options: DriveOptions, policy: Policy) -> DriveAuth:
-    """Return who asks; blocks on files, on imports, and maybe on a metadata server."""
+def _signed_in(options: DriveOptions, policy: Policy) -> tuple[DriveAuth, str | None]:
+    """Return who asks, and by which proxy; blocks on files, on imports, and maybe on a metadata server."""
     try:
         from cachedfs.origins.drive.auth import DriveAuth, sign_in
+        from cachedfs.origins.drive.transport import proxy_of
     except ImportError as error:
         raise ImportError(
             f'drive:// needs PyDrive2, which cannot be imported ({error}): pip install "cachedfs[drive]"'
         ) from error
-    return DriveAuth(sign_in(options.sign_in, connect_s=policy.connect_s, stall_s=policy.stall_s))
+    proxy = proxy_of(options.endpoint_url)
+    return DriveAuth(sign_in(options.sign_in, connect_s=policy.connect_s, stall_s=policy.stall_s)), proxy
 
 
 def key_of(info: ObjectInfo) -> dict[str, str]:

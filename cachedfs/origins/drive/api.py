@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
+from unicodedata import is_normalized
+from unicodedata import normalize as _normal
 from urllib.parse import quote, urlsplit
 
 from cachedfs.errors import (
@@ -42,11 +44,13 @@ __all__ = [
     "file_url",
     "files_url",
     "folder_info",
+    "form_of",
     "is_native",
     "is_trashed",
     "item_info",
     "kind_of",
     "key_headers",
+    "looks_like",
     "multipart",
     "newest",
     "shortcut_target",
@@ -70,7 +74,7 @@ FIELDS = (
 LIST_FIELDS = f"nextPageToken,incompleteSearch,items({FIELDS})"
 _NATIVE = "application/vnd.google-apps."
 _SLASH = "\uff0f"  # "／", as rclone shows it
-_NOT_RIGHTS = frozenset({"fileNotDownloadable", "exportSizeLimitExceeded"})
+_NOT_RIGHTS = frozenset({"fileNotDownloadable", "fileNotExportable"})
 _DOWNLOADS = frozenset({"downloadQuotaExceeded", "quotaExceeded at quota.download"})
 _USED_UP = {
     "dailyLimitExceeded": "the project's requests of this day are used up; it ends at midnight, Pacific time",
@@ -99,6 +103,16 @@ def shown(title: str) -> str:
 def title_of(name: str) -> tuple[str, ...]:
     """Return the titles that a part of a path may stand for."""
     return (name, name.replace(_SLASH, "/")) if _SLASH in name else (name,)
+
+
+def form_of(name: str) -> str:
+    """Return which form of Unicode a name is in."""
+    return next((form for form in ("NFC", "NFD") if is_normalized(form, name)), "mixed forms")
+
+
+def looks_like(name: str, other: str) -> bool:
+    """Return whether nobody can see the difference between two names."""
+    return _normal("NFC", name) == _normal("NFC", other)
 
 
 # Addresses
@@ -145,8 +159,15 @@ def children_query(folder_id: str) -> str:
 
 def child_query(folder_id: str, name: str) -> str:
     """Return the query for the items of one name; Drive ignores case, so the answers need a second look."""
-    titles = " or ".join(f"title = {_quoted(title)}" for title in title_of(name))
+    titles = " or ".join(f"title = {_quoted(title)}" for title in _look_alikes(title_of(name)))
     return f"{children_query(folder_id)} and ({titles})"
+
+
+def _look_alikes(titles: Iterable[str]) -> Iterable[str]:
+    """Return titles, and the same in the other forms of Unicode: a Mac writes ö in two characters."""
+    return dict.fromkeys(
+        form for title in titles for form in (title, _normal("NFC", title), _normal("NFD", title))
+    )
 
 
 def _quoted(text: str) -> str:
@@ -238,19 +259,25 @@ def failure(
     if is_gone:
         return ObjectNotFound(
             f"{url}: not found ({doing}: {said}). Check the name; Drive says the same of what this account may not see: "
-            "ask the owner to share it with the account that signs in"
+            "ask the owner to share it with the account that signs in; the file of a link with resourcekey= in it is "
+            "drive://id:ID,resourcekey=KEY"
         )
     if status == 400:
         return ValueError(f"{url}: Drive did not accept the request ({doing}: {said})")
     if status == 409:
         return FileExistsError(f"{url}: exists already ({doing}: {said})")
-    if status in (401, 403):
+    if status == 401:
+        return AccessDenied(
+            f"{url}: access denied; the token of this account is not accepted: it has expired or was revoked, so sign in "
+            f"again or pass another ({doing}: {said})"
+        )
+    if status == 403:
         return _refusal(reasons, f"{doing}: {said}", url)
     return CachedFSError(f"{url}: Drive answered in a way that is not understood ({doing}: {said})")
 
 
 def _refusal(reasons: set[str], what: str, url: str) -> CachedFSError:
-    """Return the error for a 401 or 403 that time does not mend."""
+    """Return the error for a 403 that time does not mend."""
     if reasons & _DOWNLOADS:
         return QuotaExceeded(
             f"{url}: the download quota of this file is used up, for up to 24 hours ({what}). What is cached can be "
@@ -262,6 +289,11 @@ def _refusal(reasons: set[str], what: str, url: str) -> CachedFSError:
         return AccessDenied(
             f"{url}: Google takes this file for malware or spam ({what}). Its owner can read it with "
             'drive={"acknowledge_abuse": True}'
+        )
+    if "exportSizeLimitExceeded" in reasons:
+        return NotDownloadable(
+            f"{url}: Google does not export it, as it would be more than 10 MB ({what}); download it as a file from its menu "
+            "in Drive, and put that file into Drive"
         )
     if reasons & _NOT_RIGHTS:
         return NotDownloadable(

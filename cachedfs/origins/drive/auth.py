@@ -23,7 +23,6 @@ import google.auth.credentials
 import google.auth.exceptions
 import google.oauth2.credentials as google_users
 import google.oauth2.service_account as google_services
-import httplib2
 import platformdirs
 from oauth2client.client import OAuth2Credentials
 from pydrive2.auth import GoogleAuth
@@ -406,9 +405,13 @@ class DriveAuth:
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # of all threads, to close them
 
     @property
-    def takes_proxies(self) -> bool:
-        """Whether the transport goes through a proxy of the environment: httplib2 needs PySocks for it."""
-        return httplib2.socks is not None
+    def name(self) -> str:
+        """Who signs in, without secrets."""
+        return describe(self._gauth)
+
+    def scopes(self) -> list[str] | None:
+        """Return what the tokens are for, as far as that is known."""
+        return None if self._held is None else self._held.scopes()
 
     async def headers(self) -> dict[str, str]:
         """Return the headers to send, renewed when they are about to expire."""

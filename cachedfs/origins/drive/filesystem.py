@@ -50,7 +50,8 @@ class DriveFileSystem(WalksCycles):
     finds, as in Colab after `google.colab.auth.authenticate_user()`.
 
     `endpoint_url`: another server than https://www.googleapis.com. `trash_only` (True): what is removed goes to the trash.
-    `acknowledge_abuse` (False): read files that Google takes for malware.
+    `acknowledge_abuse` (False): read files that Google takes for malware. `export`: what documents of Google's own are read
+    as, {"document": "docx", "spreadsheet": "csv"} or one type for all; without it they cannot be read.
 
     Of several items of one name the one modified last counts. Shortcuts are followed. A slash in a name is shown as "／".
     """
@@ -160,7 +161,9 @@ class DriveFileSystem(WalksCycles):
             whole = not start and end is None
             return await self._bytes(path, None if whole else _span(start or 0, end), None)
         info = await self.origin.lookup(path)
-        first, last, _ = slice(start, end).indices(info.size or 0)
+        if info.size is None:  # an export has a size when it is here
+            return (await self._bytes(path, None, info))[start:end]
+        first, last, _ = slice(start, end).indices(info.size)
         return await self._bytes(path, Range(first, max(first, last)), info)
 
     async def _bytes(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> bytes:
@@ -201,8 +204,10 @@ class DriveFileSystem(WalksCycles):
         place_of(path)  # what is wrong with it is said here, and not when a written file is closed
         if mode in ("rb", "r"):
             kwargs.pop("size", None)  # of a handle that travelled: the file may have another by now
-            info = sync(self.loop, self._readable, path)
-            return DriveFile(self, path, info, block_size or _BLOCK, cache_options=cache_options, **kwargs)
+            info, whole = sync(self.loop, self._readable, path)
+            return DriveFile(
+                self, path, info, block_size or _BLOCK, whole, cache_options=cache_options, **kwargs
+            )
         if mode not in ("wb", "xb", "ab"):
             raise ValueError(f"drive://{path}: mode {mode!r} is none of rb, wb, xb and ab")
         if mode == "xb" and self.exists(path):
@@ -221,7 +226,8 @@ class DriveFileSystem(WalksCycles):
         """Copy what a file holds to where the rest is written; return its fingerprint, "" where there is no file."""
         for tries_left in (1, 0):
             try:
-                info = await self._readable(path)
+                info = await self.origin.lookup(path)
+                must_have_bytes(info)
                 await self._copy_out(info, spool, DEFAULT_CALLBACK)
                 return info.fingerprint
             except FileNotFoundError:
@@ -235,11 +241,11 @@ class DriveFileSystem(WalksCycles):
                 raise error if isinstance(error, CachedFSError) else _not_kept(path, error) from error
         raise AssertionError("unreachable")
 
-    async def _readable(self, path: str) -> ObjectInfo:
-        """Return the version that a new handle reads; raises for what has no bytes."""
+    async def _readable(self, path: str) -> tuple[ObjectInfo, bytes | None]:
+        """Return the version that a new handle reads, and of a document its export; raises for what has no bytes."""
         info = await self.origin.lookup(path)
-        must_have_bytes(info)
-        return info
+        must_have_bytes(info, self.origin.account.options.exports)
+        return info, await self._bytes(path, None, info) if info.size is None else None
 
     # Changing
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
@@ -315,6 +321,29 @@ class DriveFileSystem(WalksCycles):
         """Return when the file was written last, by Drive's clock."""
         return self.info(path).get("modified")
 
+    def identity(self) -> str:
+        """Return who signs in, without secrets: the way of it, and the account as far as the credentials say."""
+        return sync(self.loop, self.origin.account.connection).auth.name  # type: ignore[no-any-return]
+
+    def about(self) -> dict[str, Any]:
+        """Return what Drive says of the account (`user`, `quotaBytesUsed`, ...), and the `scopes` of its tokens; None where
+        nobody knows them."""
+
+        async def ask() -> dict[str, Any]:
+            to = await self.origin.account.connection()
+            return {**await to.about(), "scopes": to.auth.scopes()}
+
+        return sync(self.loop, ask)  # type: ignore[no-any-return]
+
+    def capabilities(self, path: Any) -> dict[str, bool]:
+        """Return what Drive lets the account do with a file or folder: `canEdit`, `canAddChildren`, `canDownload`, ..."""
+
+        async def ask() -> dict[str, bool]:
+            info = await self.origin.lookup(self._strip_protocol(path))
+            return await (await self.origin.account.connection()).capabilities(info)
+
+        return sync(self.loop, ask)  # type: ignore[no-any-return]
+
     def ukey(self, path: Any) -> str | None:
         """Return what differs whenever the bytes may differ."""
         return sync(self.loop, self.origin.lookup, self._strip_protocol(path)).fingerprint  # type: ignore[no-any-return]
@@ -340,10 +369,17 @@ class DriveFile(AbstractBufferedFile):
     """A file of Drive being read, in the version that it had when it was opened."""
 
     def __init__(
-        self, fs: DriveFileSystem, path: str, info: ObjectInfo, block_size: int, **options: Any
+        self,
+        fs: DriveFileSystem,
+        path: str,
+        info: ObjectInfo,
+        block_size: int,
+        whole: bytes | None = None,
+        **options: Any,
     ) -> None:
-        self._info = info
-        super().__init__(fs, path, "rb", block_size, size=info.size, **options)
+        self._info, self._whole = info, whole
+        size = info.size if whole is None else len(whole)
+        super().__init__(fs, path, "rb", block_size, size=size, **options)
 
     @property
     def details(self) -> dict[str, Any]:
@@ -351,6 +387,8 @@ class DriveFile(AbstractBufferedFile):
         return self._info.as_info()
 
     def _fetch_range(self, start: int, end: int) -> bytes:
+        if self._whole is not None:
+            return self._whole[start:end]
         return sync(self.fs.loop, self.fs._bytes, self.path, Range(start, end), self._info)  # type: ignore[no-any-return]
 
 

@@ -50,6 +50,10 @@ class Source(Protocol):
         """Get another token over `http`; raises what its library raises."""
         ...
 
+    def scopes(self) -> list[str] | None:
+        """Return what the tokens are for: as granted, else as asked for; None where the library does not know."""
+        ...
+
 
 class Found(NamedTuple):
     source: Source | None  # None: anonymous
@@ -82,6 +86,12 @@ class GoogleSource:
     def renew(self, http: Any) -> None:
         self._credentials.refresh(_Caller(http))
 
+    def scopes(self) -> list[str] | None:
+        known = getattr(self._credentials, "granted_scopes", None) or getattr(
+            self._credentials, "scopes", None
+        )
+        return sorted(known) if known else None
+
 
 class OAuth2ClientSource:
     """Credentials of oauth2client, which PyDrive2 makes."""
@@ -108,6 +118,9 @@ class OAuth2ClientSource:
 
     def renew(self, http: Any) -> None:
         self._credentials.refresh(http)
+
+    def scopes(self) -> list[str] | None:
+        return sorted(getattr(self._credentials, "scopes", None) or ()) or None
 
 
 def _left_s(token: str | None, expiry: datetime | None) -> float:
@@ -200,6 +213,10 @@ class Held:
         """Return the headers of the present token, none without one."""
         headers = self._source.headers() if self._source is not None else {}
         return {name.lower(): str(text) for name, text in headers.items()}
+
+    def scopes(self) -> list[str] | None:
+        """Return what the tokens are for, as far as that is known."""
+        return None if self._source is None else self._source.scopes()
 
     def is_fresh(self) -> bool:
         """Whether the headers can be sent without a thought."""

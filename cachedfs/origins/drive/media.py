@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -12,6 +13,7 @@ from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChan
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import clipped
 from cachedfs.origins.drive import api
+from cachedfs.origins.drive.exports import exported_as, kind_of, types_of
 from cachedfs.origins.ranges import content_range, number
 from cachedfs.origins.resumed import WHOLE, BehindTheEnd, ResumedRead
 from cachedfs.origins.retry import Failed, Trouble
@@ -40,8 +42,8 @@ def proof_of(info: ObjectInfo, span: Range) -> Proof:
     return "second look"
 
 
-def must_have_bytes(info: ObjectInfo) -> None:
-    """Raise what says why `info` cannot be read, unless it can."""
+def must_have_bytes(info: ObjectInfo, exports: Mapping[str, str] = {}) -> None:
+    """Raise what says why `info` cannot be read, unless it can; `exports` is what documents are read as."""
     url = api.url_of(info.path)
     if info.kind == "directory":
         raise IsAFolder(f"{url}: this is a folder; list it, or read a file in it")
@@ -49,11 +51,12 @@ def must_have_bytes(info: ObjectInfo) -> None:
         raise ObjectNotFound(
             f"{url}: a shortcut to a file that is gone, or that is not shared with this account"
         )
-    if info.size is None:
-        kind = info.details.get("mimeType", "a native document")
+    if info.size is None and exported_as(info, exports) is None:
+        kind = kind_of(info)
         raise NotDownloadable(
-            f"{url}: this is a document of Google's own ({kind}) and has no bytes; download it as a file "
-            "from its menu in Drive (File, Download), and put that file into Drive"
+            f"{url}: this is a document of Google's own ({info.details.get('mimeType', 'of no known kind')}) and has no "
+            f"bytes; say what it shall be exported as ({types_of(kind)}), as in drive={{'export': {{{kind!r}: 'pdf'}}}}, "
+            "or download it as a file from its menu in Drive, and put that file into Drive"
         )
     if not info.details.get("canDownload", True):
         raise AccessDenied(f"{url}: its owner has switched off downloading for this account")
@@ -88,7 +91,10 @@ class MediaRead(ResumedRead):
             await self._begin_with(await self._tree.lookup(self._path))
 
     async def _begin_with(self, info: ObjectInfo) -> None:
-        must_have_bytes(info)
+        must_have_bytes(info, self._account.options.exports)
+        if (mime := exported_as(info, self._account.options.exports)) is not None:
+            await self._export(info, mime)
+            return
         if info.fingerprint is None:
             self._tree.warn_unprovable(self._path)
         assert info.size is not None
@@ -111,6 +117,30 @@ class MediaRead(ResumedRead):
         ask = self._ask(left)
         await self._to.client.pause(failed, ask, self._tries)
         await self._to.client.retried(partial(self._try, left), ask, self._tries)
+
+    # Documents
+    async def _export(self, info: ObjectInfo, mime: str) -> None:
+        """Hold what a document is at this moment, whole: an export has no ranges, and no size before its end."""
+        ask = self._to.export(info, self._path, mime)
+        try:
+            data = await self._to.client.retried(partial(self._whole, ask, mime), ask, self._tries)
+        except ValueError as error:
+            kind = kind_of(info)
+            raise ValueError(
+                f"{self._url}: Drive does not export a {kind} as {mime} (but as {types_of(kind)}): {error}"
+            ) from error
+        span = clipped(self._want, len(data))
+        self._settle(replace(info, size=len(data)), span)
+        self._arrived = span.stop
+        if span.size:
+            self._held.append(data[span.start : span.stop])
+
+    async def _whole(self, ask: Ask, mime: str) -> bytes:
+        async with self._to.client.exchange(ask) as body:
+            came = body.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+            if body.status != 200 or (came == "text/html" != mime):
+                raise Failed(Trouble(f"the answer ({body.status}, {came or 'of no type'}) is not the export"))
+            return await body.read_all()
 
     # One try
     async def _try(self, span: Range) -> None:

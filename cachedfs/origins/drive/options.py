@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cachedfs.origins.drive.api import GOOGLE
+from cachedfs.origins.drive.exports import wanted
 
 __all__ = ["SIGN_IN", "DriveOptions", "refuse_live"]
 
@@ -35,6 +36,7 @@ class DriveOptions:
     endpoint_url: str = GOOGLE
     trash_only: bool = True
     acknowledge_abuse: bool = False
+    export: str | Mapping[str, str] | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> DriveOptions:
@@ -50,10 +52,28 @@ class DriveOptions:
         values = {name: given[name] for name in own if given.get(name) is not None}
         if "endpoint_url" in values:
             values["endpoint_url"] = os.fspath(values["endpoint_url"]).rstrip("/")
-        return cls(
+        for name in ("trash_only", "acknowledge_abuse"):
+            if isinstance(text := values.get(name), str):
+                values[name] = _said(name, text)
+        made = cls(
             sign_in={name: value for name, value in given.items() if name in SIGN_IN and value is not None},
             **values,
         )
+        wanted(made.export)  # what is wrong with it is said here
+        return made
+
+    @property
+    def exports(self) -> Mapping[str, str]:
+        """The MIME types that documents are read as, by kind."""
+        return wanted(self.export)
+
+
+def _said(name: str, text: str) -> bool:
+    """Return what a text of the environment means, where Python would take "False" for true."""
+    for words, value in ((("true", "yes", "on", "1"), True), (("false", "no", "off", "0"), False)):
+        if text.strip().lower() in words:
+            return value
+    raise ValueError(f"drive option {name}={text!r}: True or False is expected")
 
 
 def refuse_live(options: Mapping[str, Any]) -> None:

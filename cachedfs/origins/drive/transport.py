@@ -1,21 +1,24 @@
 """httplib2 as PyDrive2 uses it, made dependable: bounded connects, no silent repetition, one kind of failure.
 
-A proxy from the environment (`HTTPS_PROXY`) is used by httplib2 with PySocks only; without it httplib2
-connects directly, which is said once in the log.
+An HTTP proxy of the environment (`HTTPS_PROXY`) is used by a tunnel of Python's own: httplib2 would need PySocks, and
+connect directly without it.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import http.client
-import logging
 import os
 import select
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
+from urllib.request import proxy_bypass
 
 import httplib2
 from google.auth import exceptions as google_errors
@@ -35,13 +38,13 @@ __all__ = [
     "close",
     "connection_types",
     "keep_308",
+    "proxy_of",
     "send",
     "troubled",
 ]
 
-log = logging.getLogger(__name__)
-
 _SIGN_IN_AGAIN = "sign in again"
+_HTTP_PROXY = 3  # as PySocks numbers them
 
 
 class Unreachable(OSError):
@@ -102,14 +105,19 @@ def troubled(remedy: str = _SIGN_IN_AGAIN) -> Iterator[None]:
 
 
 def _refused(error: Exception, remedy: str) -> Failed | AccessDenied:
-    if isinstance(error, google_errors.TransportError) or isinstance(
-        error.__cause__, google_errors.TransportError
-    ):
+    away = next((e for e in (error, error.__cause__) if isinstance(e, google_errors.TransportError)), None)
+    if away is not None and not _is_answered(away):
         return Failed(Trouble(f"no token: {_text(error)}", is_unreachable=True))
     status = getattr(error, "status", None)  # of oauth2client; google-auth says `retryable`
     if getattr(error, "retryable", False) or (isinstance(status, int) and (status >= 500 or status == 429)):
         return Failed(Trouble(f"no token: {_text(error)}"))
     return AccessDenied(f"Google Drive: no token for these credentials ({_text(error)}): {remedy}")
+
+
+def _is_answered(error: google_errors.TransportError) -> bool:
+    """Return whether a metadata server is there, and says that it has no such credentials: nobody has signed in yet."""
+    status = getattr(error.args[1] if len(error.args) > 1 else None, "status", None)
+    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
 
 
 def _is_unreachable(error: BaseException) -> bool:
@@ -120,8 +128,11 @@ def _is_unreachable(error: BaseException) -> bool:
 
 
 def _text(error: Exception) -> str:
-    # The first argument only: google-auth puts the answer of the token endpoint into the others.
-    text = without_secrets(str(error if isinstance(error, OSError) else (error.args or ("",))[0]))
+    # The first argument only, also of an error in it: google-auth puts the answer of the token endpoint into the others.
+    told: object = error
+    while isinstance(told, Exception) and not isinstance(told, OSError):
+        told = (told.args or ("",))[0]
+    text = without_secrets(str(told))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -251,6 +262,40 @@ class _PlainHttp:
             raise
 
 
+def proxy_of(url: str) -> str | None:
+    """Return the proxy of the environment for `url`, None where there is none; ValueError for one that is not spoken to.
+
+    Asked once for a connection: aiohttp's own look at the environment would read ~/.netrc for every request, too.
+    """
+    parts = urlsplit(url)
+    # As httplib2 looks for it: what the system's own settings say counts for neither.
+    given = os.environ.get(f"{parts.scheme}_proxy") or os.environ.get(f"{parts.scheme}_proxy".upper())
+    if not given or _is_near(parts.hostname or ""):
+        return None
+    if not _is_http(given):
+        raise ValueError(
+            f"{parts.scheme}_proxy in the environment: only HTTP proxies are spoken to, written http://HOST:PORT, and "
+            f"this is none; name one, or set no_proxy={parts.hostname}"
+        )
+    return given
+
+
+def _is_http(proxy: str) -> bool:
+    # With its port: those who connect do not agree on one to take without.
+    with suppress(ValueError):
+        parts = urlsplit(proxy)
+        return parts.scheme == "http" and bool(parts.hostname) and parts.port is not None
+    return False
+
+
+def _is_near(host: str) -> bool:
+    """Return whether a host is asked without a proxy: this machine, its metadata server, and what `no_proxy` names."""
+    with suppress(ValueError):
+        address = ip_address(host)
+        return address.is_loopback or address.is_link_local or bool(proxy_bypass(host))
+    return host in ("localhost", "metadata.google.internal") or bool(proxy_bypass(host))
+
+
 @functools.cache
 def connection_types(connect_s: float) -> Mapping[str, type[http.client.HTTPConnection]]:
     """Return the connection classes by URL scheme, to hand to httplib2 as `connection_type`.
@@ -291,16 +336,30 @@ class _Patient:
         self.sock.settimeout(stall_s)
 
     def _dial(self) -> None:
-        is_meant = self.proxy_info is not None and self.proxy_info.applies_to(self.host)
-        if is_meant and httplib2.socks is None:
-            _say_proxy_is_not_used()
-        if is_meant and self.proxy_info.isgood():
-            super().connect()  # type: ignore[misc]  # of httplib2
-        else:
+        proxy = self.proxy_info
+        if proxy is None or not proxy.applies_to(self.host) or _is_near(self.host):
             self._connect_directly()
+        elif proxy.proxy_type == _HTTP_PROXY and proxy.proxy_host:
+            self._connect_through(proxy)
+        elif proxy.isgood():
+            super().connect()  # type: ignore[misc]  # of httplib2: it speaks SOCKS, with PySocks
+        else:
+            raise OSError("the proxy of this http object cannot be used; a SOCKS proxy needs PySocks")
 
     def _connect_directly(self) -> None:
         raise NotImplementedError
+
+    def _connect_through(self, proxy: Any) -> None:
+        """Have the proxy connect us: it sees the name of the host, and with TLS nothing else."""
+        name = f"{unquote(proxy.proxy_user or '')}:{unquote(proxy.proxy_pass or '')}"
+        sign_in = {"Proxy-Authorization": f"Basic {base64.b64encode(name.encode()).decode()}"}
+        target = self.host, self.port
+        self.set_tunnel(*target, headers=sign_in if proxy.proxy_user else None)  # type: ignore[attr-defined]
+        self.host, self.port = proxy.proxy_host, proxy.proxy_port
+        try:
+            self._connect_directly()
+        finally:
+            self.host, self.port = target
 
     def request(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Send a request; on a new connection where the service has left the old one."""
@@ -339,14 +398,3 @@ def _is_stale(sock: socket.socket) -> bool:
         poll.register(sock, select.POLLIN)
         return bool(poll.poll(0))
     return bool(select.select([sock], [], [], 0)[0])
-
-
-@functools.cache  # once
-def _say_proxy_is_not_used() -> None:
-    names = [
-        name for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY") if os.environ.get(name)
-    ]
-    log.warning(
-        "%s is set, but Google Drive is asked directly: a proxy needs PySocks: pip install pysocks",
-        names[0] if names else "a proxy",
-    )

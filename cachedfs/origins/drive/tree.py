@@ -16,14 +16,14 @@ from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account, Connection
 
-__all__ = ["Place", "Tree", "place_of", "plain_path", "side_by_side"]
+__all__ = ["Place", "Tree", "id_and_key", "place_of", "plain_path", "side_by_side"]
 
 T = TypeVar("T")
 
 logger = logging.getLogger("cachedfs.origins")
 
 MY_DRIVE, SHARED_WITH_ME = "My Drive", "Shared with me"
-_SHARED, _ID = "shared:", "id:"
+_SHARED, _ID, _KEY = "shared:", "id:", ",resourcekey="  # the last as in Drive's own links
 _FOLDERS_LAST_S = 30.0  # how long the folders on the way to a path are remembered where nobody hands them in
 _AT_ONCE = 8  # sibling folders listed at once; a listing costs 100 units of 325,000 a minute
 
@@ -52,6 +52,12 @@ def place_of(path: str) -> Place:
     if "" in names:
         raise ValueError(f"{api.url_of(path)}: a name is empty; write one slash between names")
     return Place(top, tuple(names))
+
+
+def id_and_key(top: str) -> tuple[str, str | None]:
+    """Return what `id:ID` names, and the resource key of `id:ID,resourcekey=KEY`."""
+    id, _, key = top.removeprefix(_ID).partition(_KEY)
+    return id, key or None
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -100,7 +106,10 @@ class Tree:
         to, name = await self._account.connection(), path.rpartition("/")[2]
         assert folder.id is not None  # all folders have one
         found = await to.items(api.child_query(folder.id, name), folder, path, "looking it up")
-        return [item for item in found if api.shown(item["title"]) == name]
+        items = [item for item in found if api.shown(item["title"]) == name]
+        if not items:
+            self._warn_of_look_alikes(path, name, [api.shown(item["title"]) for item in found])
+        return items
 
     async def at(self, path: str, *, sure: bool = False) -> tuple[ObjectInfo, list[dict[str, Any]]]:
         """Return the folder of `path` and the items that `path` names there; what was remembered and is gone is asked again.
@@ -262,9 +271,10 @@ class Tree:
         to = await self._account.connection()
         if top.startswith(_SHARED):
             return await self._shared_drive(to, path, top.removeprefix(_SHARED))
-        id = api.ROOT if top == MY_DRIVE else top.removeprefix(_ID)
-        if api.is_trashed(item := await to.item(id, path)):
+        id, key = (api.ROOT, None) if top == MY_DRIVE else id_and_key(top)
+        if api.is_trashed(item := await to.item(id, path, key=key)):
             raise _missing(path, "it is in the trash")
+        item |= {"resourceKey": key} if key else {}
         return await self._followed(item, path)
 
     async def _shared_drive(self, to: Connection, path: str, name: str) -> ObjectInfo:
@@ -300,6 +310,14 @@ class Tree:
             f"{n_items} items have this name; the one modified last counts. Reach the others by drive://id:ID, or rename "
             "them",
         )
+
+    def _warn_of_look_alikes(self, path: str, name: str, others: Iterable[str]) -> None:
+        if other := next((other for other in others if api.looks_like(other, name)), None):
+            self._say_once(
+                path,
+                f"no item has this name ({api.form_of(name)}), but one that looks the same and is written in other "
+                f"characters ({api.form_of(other)}): {other!a}. Take names from fs.ls, or rename it",
+            )
 
     def warn_unprovable(self, path: str) -> None:
         """Say once that nothing tells one version of a file from another."""

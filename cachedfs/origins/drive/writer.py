@@ -16,7 +16,7 @@ from cachedfs.model import ObjectInfo
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account, Connection, key_of
-from cachedfs.origins.drive.tree import Tree, place_of
+from cachedfs.origins.drive.tree import Tree, id_and_key, place_of
 from cachedfs.origins.drive.upload import Content, OtherBytes, upload
 
 __all__ = ["Writer"]
@@ -86,7 +86,7 @@ class Writer:
             return "They may be of somebody who wrote it since, and are left"
         try:
             if into is None:
-                await self._discard(path, [made])
+                await self._discard(path, [made], None)
                 return "The new file was removed"
             revision = f"{api.file_url(to.base, into)}/revisions/{item['headRevisionId']}"
             await to.json("DELETE", revision, path, "taking the write back", {})
@@ -149,17 +149,17 @@ class Writer:
     async def remove(self, path: str, *, folders: bool = False) -> None:
         """Put all items of this name in the trash (or delete them, as the options say); a folder goes with all in it.
 
-        All, because after the newest the one before would show again. Raises IsAFolder for folders unless `folders`.
+        An item of old that lies in other folders too stays in those. All, because after the newest the one before would show again. Raises IsAFolder for folders unless `folders`.
         """
         async with self._alone(path):
-            _, items = await self._named(path)
+            folder, items = await self._named(path)
             if not items:
                 raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder")
             if not folders and any(item["mimeType"] == api.FOLDER for item in items):
                 raise IsAFolder(
                     f"{api.url_of(path)}: this is a folder; remove it with recursive=True, or by rmdir"
                 )
-            await self._discard(path, items)
+            await self._discard(path, items, folder)
 
     async def remove_empty(self, path: str) -> None:
         """Put an empty folder in the trash; raises OSError (ENOTEMPTY) for one that holds something."""
@@ -197,7 +197,7 @@ class Writer:
             item = await to.change("POST", f"{info.id}/copy", target, "copying to it", resource, headers=keys)
         except FileExistsError:  # an earlier try arrived, and only its answer was lost
             item = await to.item(resource["id"], target)
-        await self._discard(target, before)
+        await self._discard(target, before, folder)
         return self._remembered(target, item)
 
     async def move(self, source: str, target: str) -> None:
@@ -230,7 +230,7 @@ class Writer:
             for item in by_age:
                 moved = await to.change("PATCH", item["id"], source, f"moving it to {target}", title, params)
             parent = here
-            await self._discard(target, before)
+            await self._discard(target, before, folder)
             return moved
 
         async with self._alone(target):
@@ -290,7 +290,8 @@ class Writer:
         if not path.startswith("id:"):
             return None
         to = await self._account.connection()
-        return await to.item(path.removeprefix("id:"), path)
+        id, key = id_and_key(path)
+        return await to.item(id, path, key=key)
 
     async def _named(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
         """Return the folder of `path`, and the items that it names there."""
@@ -319,11 +320,19 @@ class Writer:
             )
         return str(item["id"] if target is None else target["targetId"])
 
-    async def _discard(self, path: str, items: Sequence[Mapping[str, Any]]) -> None:
+    async def _discard(
+        self, path: str, items: Sequence[Mapping[str, Any]], folder: ObjectInfo | None
+    ) -> None:
+        """Remove items from a folder; None: they lie in no other."""
         to = await self._account.connection()
         for item in items:
+            # Until 2020 an item could be put into several folders.
+            parents = {parent["id"] for parent in item.get("parents", ())}
             try:
-                if to.options.trash_only:
+                if folder is not None and folder.id in parents and len(parents) > 1:
+                    out = {"removeParents": folder.id, "modifiedDateBehavior": "noChange"}
+                    await to.change("PATCH", item["id"], path, "taking it out of the folder", {}, out)
+                elif to.options.trash_only:
                     await to.change("POST", f"{item['id']}/trash", path, "moving it to the trash")
                 else:
                     await to.change("DELETE", item["id"], path, "deleting it")

@@ -13,10 +13,17 @@ import pytest
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.retry import Policy
 from cachedfs.sim import DriveServer
+from tests.origins.drive.certificates import private_key
 from tests.sim.discovery import problems_of_request
 
 QUICK = Policy(base_s=0.001, cap_s=0.001, stall_s=0.25)
 _numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def pem() -> str:
+    """The private key of a service account."""
+    return private_key()[1]
 
 
 @pytest.fixture(scope="module")

@@ -317,6 +317,14 @@ def test_an_unknown_option_is_told_with_the_nearest(given: str, near: str) -> No
         DriveOptions.of({given: 1})
 
 
+@pytest.mark.parametrize(("text", "value"), [("False", False), ("0", False), ("true", True), (" On ", True)])
+def test_a_switch_may_be_a_word_of_the_environment(text: str, value: bool) -> None:
+    assert DriveOptions.of({"acknowledge_abuse": text}).acknowledge_abuse is value
+    assert DriveOptions.of({"trash_only": text}).trash_only is value
+    with pytest.raises(ValueError, match="trash_only='perhaps'"):
+        DriveOptions.of({"trash_only": "perhaps"})
+
+
 def test_options_that_are_none_are_not_given() -> None:
     options = DriveOptions.of({"token": None, "endpoint_url": None, "trash_only": None})
     assert options == DriveOptions()

@@ -14,6 +14,7 @@ import os
 import socket
 import ssl
 import threading
+import types
 import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,10 +30,6 @@ import google_auth_httplib2
 import googleapiclient.discovery
 import httplib2
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.x509.oid import NameOID
 from oauth2client.client import AccessTokenCredentials, OAuth2Credentials
 from pydrive2.auth import GoogleAuth
 from pydrive2.drive import GoogleDrive
@@ -42,6 +39,7 @@ from cachedfs.origins.drive import held, transport
 from cachedfs.origins.drive.auth import OPTIONS, DriveAuth, describe, sign_in
 from cachedfs.origins.drive.transport import Unreachable, send
 from cachedfs.origins.retry import Failed
+from tests.origins.drive.certificates import certify
 
 # oauth2client's own, on Python 3.12 and later.
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utc:DeprecationWarning")
@@ -165,13 +163,6 @@ def at_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-
-
-@pytest.fixture(scope="module")
-def pem() -> str:
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    form = serialization.PrivateFormat.PKCS8
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
 
 
 @pytest.fixture
@@ -726,20 +717,8 @@ def closed_port() -> int:
 @pytest.fixture
 def tls_server(tmp_path: Any) -> Iterator[tuple[str, str]]:
     """Return the URL of a server that says hello over TLS, and the file of its own certificate."""
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(1), now + timedelta(1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    form = serialization.PrivateFormat.PKCS8
     path = tmp_path / "server.pem"
-    path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-        + certificate.public_bytes(serialization.Encoding.PEM)
-    )
+    certify(path, "localhost")
 
     class Hello(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -894,20 +873,15 @@ class TestTransport:
         with pytest.raises(Failed) as caught:
             send(Refusing(away), "GET", "https://x/")
         assert caught.value.trouble.is_unreachable
+        for status, is_final in ((404, True), (403, True), (429, False), (500, False)):
+            answer = types.SimpleNamespace(status=status, data=b"SECRET")
+            told = google.auth.exceptions.TransportError("the metadata server says", answer)
+            wrapped = google.auth.exceptions.RefreshError(told)
+            wrapped.__cause__ = told
+            with refused(AccessDenied if is_final else Failed, "the metadata server says"):
+                send(Refusing(wrapped), "GET", "https://x/")
         with pytest.raises(ValueError, match="a mistake"):
             send(Refusing(ValueError("a mistake")), "GET", "https://x/")
-
-    def test_a_proxy_without_pysocks_is_said_once(
-        self, google_server: Google, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.setattr(httplib2, "socks", None)
-        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-        transport._say_proxy_is_not_used.cache_clear()
-        for _ in range(2):
-            with drive_auth(signed_in(token="anon")) as made:
-                assert send(made.transport(), "GET", f"{google_server.url}/public").status == 200
-        assert caplog.text.count("pip install pysocks") == 1
-        assert "http_proxy" in caplog.text
 
     def test_a_fork_has_http_objects_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with drive_auth(signed_in(token="anon")) as made:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,9 @@ from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import DATA, names, read
 
 MakeOrigin = Callable[..., DriveOrigin]
+PATIENT = Policy(
+    base_s=0.001, cap_s=0.001
+)  # with pages of a thousand items, which a busy machine makes slowly
 
 
 def kinds(server: DriveServer) -> list[str]:
@@ -130,8 +134,9 @@ async def test_a_path_of_depth_d_is_d_requests_and_its_folders_are_remembered(
 
 
 async def test_a_listing_is_one_request_for_every_thousand(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
+    origin = make(policy=PATIENT)
     server.fill(server.folder(folder), 2001)
     here = await origin.lookup(root)
     server.reset()
@@ -144,8 +149,9 @@ async def test_a_listing_is_one_request_for_every_thousand(
 
 
 async def test_an_exact_thousand_is_one_request(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
+    origin = make(policy=PATIENT)
     server.fill(server.folder(folder), 1000)
     here = await origin.lookup(root)
     server.reset()
@@ -233,6 +239,30 @@ async def test_awkward_names_are_found(
     assert (await origin.lookup(path)).path == path
     assert path in await listed(origin, root)
     assert (await read(origin, path))[0] == DATA
+
+
+@pytest.mark.parametrize("order", [("NFC", "NFD"), ("NFD", "NFC")])
+async def test_names_that_only_look_the_same_are_two_names(
+    origin: DriveOrigin,
+    server: DriveServer,
+    folder: str,
+    root: str,
+    order: tuple[Any, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    here, asked = (unicodedata.normalize(form, "größe-가") for form in order)
+    server.put(f"{folder}/{here}", b"here")
+    for _ in range(2):
+        with pytest.raises(ObjectNotFound):
+            await origin.lookup(f"{root}/{asked}")
+    (record,) = caplog.records
+    assert "looks the same" in record.getMessage()
+    assert f"({order[0]})" in record.getMessage()
+    assert server.count("list") == 3  # the folder and the two: no question for the sake of the warning
+    server.put(f"{folder}/{asked}", b"asked")
+    assert (await read(origin, f"{root}/{asked}"))[0] == b"asked"
+    assert (await read(origin, f"{root}/{here}"))[0] == b"here"
+    assert set(await listed(origin, root)) == {f"{root}/{here}", f"{root}/{asked}"}
 
 
 async def test_upper_and_lower_case_are_told_apart(
@@ -369,6 +399,72 @@ async def test_a_resource_key_is_sent(
     assert server.get(f"{folder}/copy") == DATA
 
 
+@pytest.fixture
+def twice(server: DriveServer, folder: str) -> str:
+    """The id of an item in two folders, `a` and `b`, as could be made until 2020."""
+    a, b = server.folder(f"{folder}/a"), server.folder(f"{folder}/b")
+    id = server.put(f"{folder}/a/x", DATA)
+    server.edit(id, parents=[a, b])
+    return id
+
+
+async def test_an_item_in_two_folders_is_read_and_listed_in_both(
+    origin: DriveOrigin, root: str, twice: str
+) -> None:
+    found = await listed(origin, root, deep=True)
+    assert {path for path, info in found.items() if info.id == twice} == {f"{root}/a/x", f"{root}/b/x"}
+    for name in ("a", "b"):
+        assert (await read(origin, f"{root}/{name}/x"))[0] == DATA
+
+
+@pytest.mark.parametrize("trash_only", [True, False])
+async def test_an_item_in_two_folders_that_is_removed_from_one_stays_in_the_other(
+    make: MakeOrigin, server: DriveServer, root: str, twice: str, trash_only: bool
+) -> None:
+    origin = make(trash_only=trash_only)
+    await origin.call("rm_file", f"{root}/a/x")
+    assert await listed(origin, f"{root}/a") == {}
+    assert (await read(origin, f"{root}/b/x"))[0] == DATA
+    await origin.call("rm_file", f"{root}/b/x")  # the last of its places
+    with pytest.raises(ObjectNotFound):
+        await origin.lookup(f"id:{twice}")
+    assert server.count("delete") == (0 if trash_only else 1)
+
+
+async def test_an_item_in_two_folders_that_is_moved_leaves_both(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str, twice: str
+) -> None:
+    server.folder(f"{folder}/c")
+    await origin.call("mv", f"{root}/a/x", f"{root}/c/x")
+    found = await listed(origin, root, deep=True)
+    assert [path for path, info in found.items() if info.id == twice] == [f"{root}/c/x"]
+
+
+async def test_a_folder_that_is_removed_leaves_what_lies_in_another_folder_too(
+    origin: DriveOrigin, root: str, twice: str
+) -> None:
+    await origin.call("rm", f"{root}/a", recursive=True)
+    assert (await read(origin, f"{root}/b/x"))[0] == DATA
+
+
+async def test_a_link_with_a_resource_key_is_an_id_with_it(
+    origin: DriveOrigin, server: DriveServer, folder: str
+) -> None:
+    file, sub = server.put(f"{folder}/a.bin", DATA), server.folder(f"{folder}/sub")
+    server.put(f"{folder}/sub/in.bin", b"in")
+    server.edit(file, resourceKey="0-k1", capabilities={"canReadRevisions": False})
+    server.edit(sub, resourceKey="0-k2")
+    with pytest.raises(ObjectNotFound, match=r"drive://id:ID,resourcekey=KEY"):
+        await origin.lookup(f"id:{file}")
+    with pytest.raises(ObjectNotFound):
+        await origin.lookup(f"id:{file},resourcekey=0-other")
+    by_key = f"id:{file},resourcekey=0-k1"
+    assert (await read(origin, by_key))[0] == DATA
+    assert (await read(origin, by_key, Range(5, 9)))[0] == DATA[5:9]
+    assert set(await listed(origin, f"id:{sub},resourcekey=0-k2")) == {f"id:{sub},resourcekey=0-k2/in.bin"}
+    assert (await read(origin, f"id:{sub},resourcekey=0-k2/in.bin"))[0] == b"in"
+
+
 # Shared drives, and what others share
 async def test_items_of_a_shared_drive_are_asked_for_there(origin: DriveOrigin, server: DriveServer) -> None:
     drive = server.share_drive("Team A")
@@ -469,8 +565,9 @@ async def test_short_and_empty_pages_are_not_the_end(
 
 
 async def test_a_page_token_that_is_rejected_starts_the_folder_again_once(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
+    origin = make(policy=PATIENT)
     server.fill(server.folder(folder), 2500)
     here = await origin.lookup(root)
     server.reset()

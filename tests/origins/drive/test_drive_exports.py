@@ -1,0 +1,237 @@
+"""Documents of Google's own: exported when a type is asked for, whole, and as they are at that moment."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectNotFound
+from cachedfs.model import Range, Suffix
+from cachedfs.origins.drive.filesystem import DriveFileSystem
+from cachedfs.origins.drive.options import DriveOptions
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.sim import DriveServer, Fault
+from tests.origins.contract import read
+
+MakeOrigin = Callable[..., DriveOrigin]
+BOM = b"\xef\xbb\xbf"  # with which Drive begins the plain text of a document
+SHEET = "application/vnd.google-apps.spreadsheet"
+FORM = "application/vnd.google-apps.form"
+DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+
+
+@pytest.fixture
+def fs(server: DriveServer) -> DriveFileSystem:
+    return DriveFileSystem(
+        token="anon",
+        endpoint_url=server.endpoint_url,
+        export={"spreadsheet": "csv"},
+        skip_instance_cache=True,
+    )
+
+
+def exported(server: DriveServer) -> list[str]:
+    return [request.query["mimeType"] for request in server.requests if request.kind == "export"]
+
+
+@pytest.mark.parametrize(
+    ("export", "mime"),
+    [
+        ("pdf", "application/pdf"),
+        ({"document": "docx"}, DOCX),
+        ({"document": ".DOCX", "spreadsheet": "csv"}, DOCX),
+        ({"application/vnd.google-apps.document": "text/html"}, "text/html"),
+        ('{"document": "docx"}', DOCX),  # as the environment has it
+    ],
+)
+async def test_a_type_is_an_ending_or_a_mime_type_for_all_kinds_or_for_one(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str, export: Any, mime: str
+) -> None:
+    server.document(f"{folder}/doc", "text")
+    data, info, start, stop = await read(make(export=export), f"{root}/doc")
+    assert (data, start, stop, info.size) == (b"text", 0, 4, 4)
+    assert info.fingerprint is None  # two exports of one document differ: nothing of them can be kept
+    assert exported(server) == [mime]
+    assert server.count("media") == 0
+
+
+@pytest.mark.parametrize(
+    ("export", "words"),
+    [
+        ("docs", "docs.*did you mean docx"),
+        ({"sheet": "csv"}, "'sheet'.*known: .*spreadsheet"),
+        ({"document": "wrd"}, "'wrd'.*MIME type"),
+        (["csv"], "export=.*dictionary.*list"),
+        ('{"document": ', "export=.*dictionary.*str"),
+    ],
+)
+def test_what_is_no_kind_and_no_type_is_told_when_the_filesystem_is_made(export: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DriveOptions.of({"export": export})
+
+
+async def test_a_kind_that_no_type_is_asked_for_is_refused_with_the_way_out(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.document(f"{folder}/sheet", "1,2", mime=SHEET)
+    with pytest.raises(NotDownloadable, match=r"spreadsheet.*csv.*drive=\{'export': \{'spreadsheet'"):
+        await read(make(export={"document": "docx"}), f"{root}/sheet")
+    assert exported(server) == []
+
+
+async def test_what_drive_does_not_make_is_told_with_what_it_makes(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.document(f"{folder}/doc", "text")
+    with pytest.raises(ValueError, match=rf"drive://{root}/doc.*a document as text/csv.*docx.*not supported"):
+        await read(make(export="csv"), f"{root}/doc")
+    server.document(f"{folder}/form", "", mime=FORM)
+    with pytest.raises(NotDownloadable, match=rf"drive://{root}/form"):
+        await read(make(export="csv"), f"{root}/form")
+
+
+async def test_more_than_10_mb_is_not_exported_and_said_so(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.document(f"{folder}/doc", "x" * ((10 << 20) + 1))
+    with pytest.raises(NotDownloadable, match=r"more than 10 MB.*its menu"):
+        await read(make(export="pdf"), f"{root}/doc")
+
+
+@pytest.mark.parametrize(
+    "want", [None, Range(0, 4), Range(3, 99), Range(50, 60), Range(2, 2), Suffix(3), Suffix(99)]
+)
+async def test_a_part_is_cut_from_one_whole_export(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str, want: Any
+) -> None:
+    server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
+    data, info, start, stop = await read(make(export="csv"), f"{root}/sheet", want)
+    expected = b"0123456789"
+    if isinstance(want, Range):
+        expected = expected[want.start : want.stop]
+    elif isinstance(want, Suffix):
+        expected = expected[-want.size :]
+    assert (data, stop - start, info.size) == (expected, len(expected), 10)
+    assert b"0123456789"[start:stop] == data
+    assert len(exported(server)) == 1
+    assert "range" not in server.requests[-1].headers
+
+
+async def test_an_empty_document_is_no_bytes(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.document(f"{folder}/sheet", "", mime=SHEET)
+    assert (await read(make(export="csv"), f"{root}/sheet"))[0] == b""
+
+
+@pytest.mark.parametrize("how", ["shortcut", "shared drive", "shared with me", "id", "resource key"])
+async def test_a_document_is_exported_wherever_it_lies(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str, how: str
+) -> None:
+    parent = server.share_drive("Docs of a team") if how == "shared drive" else "root"
+    id = server.document(f"{folder}/doc", "text", parent=parent)
+    path = f"{root}/doc"
+    if how == "shared drive":
+        path = f"shared:Docs of a team/{folder}/doc"
+    elif how == "shared with me":
+        server.edit(id, parents=[], sharedWithMeDate="2026-01-01T00:00:00Z", title="theirs")
+        path = "Shared with me/theirs"
+    elif how == "id":
+        path = f"id:{id}"
+    else:
+        if how == "resource key":
+            server.edit(id, resourceKey="0-k")
+        server.shortcut(f"{folder}/link", id)
+        path = f"{root}/link"
+    assert (await read(make(export="txt"), path))[0] == BOM + b"text"
+
+
+async def test_what_was_known_of_a_document_does_not_keep_its_newest_state_away(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    id = server.document(f"{folder}/sheet", "old", mime=SHEET)
+    origin = make(export="csv")
+    known = await origin.lookup(f"{root}/sheet")
+    server.edit(id, modifiedDate="2099-01-01T00:00:00Z")
+    assert (await read(origin, f"{root}/sheet", None, known))[0] == b"old"
+    assert server.count("export") == 1
+    server.remove(id)
+    with pytest.raises(OSError, match="removed while it was read"):
+        await read(origin, f"{root}/sheet", None, known)
+    with pytest.raises(ObjectNotFound):
+        await read(origin, f"{root}/sheet")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"status": 503},
+        {"status": 429},
+        {"close_before": True, "reset": True},
+        {"close_after": 3},
+        {"status": 200, "html": True},
+    ],
+    ids=["503", "429", "reset", "cut", "a page of the network"],
+)
+async def test_an_export_that_breaks_is_asked_for_again_from_its_start(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str, fault: Any
+) -> None:
+    server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
+    server.fail(Fault(kind="export", **fault))
+    assert (await read(make(export="csv"), f"{root}/sheet"))[0] == b"0123456789"
+    assert len(exported(server)) == 2
+
+
+async def test_a_document_whose_download_is_switched_off_is_access_denied(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.edit(server.document(f"{folder}/doc", "text"), capabilities={"canDownload": False})
+    with pytest.raises(AccessDenied, match="switched off"):
+        await read(make(export="pdf"), f"{root}/doc")
+
+
+async def test_the_option_changes_nothing_else(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    origin = make(export="pdf")
+    server.put(f"{folder}/a.bin", b"bytes")
+    assert (await read(origin, f"{root}/a.bin"))[0] == b"bytes"
+    with pytest.raises(IsAFolder):
+        await read(origin, root)
+    server.shortcut(f"{folder}/link", "nothing")
+    with pytest.raises(ObjectNotFound, match="gone"):
+        await read(origin, f"{root}/link")
+    assert exported(server) == []
+
+
+# As a filesystem
+def test_a_handle_is_one_export_with_seek_and_lines(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str, tmp_path: Any
+) -> None:
+    id = server.document(f"{folder}/sheet", "a,b\n1,2\n", mime=SHEET)
+    path = f"{root}/sheet"
+    assert fs.info(path)["size"] is None
+    with fs.open(path) as file:
+        server.remove(id)  # what a handle reads is what it opened
+        assert file.size == 8
+        assert file.readlines() == [b"a,b\n", b"1,2\n"]
+        file.seek(-2, io.SEEK_END)
+        assert file.read() == b"2\n"
+    assert len(exported(server)) == 1
+    server.document(f"{folder}/sheet", "a,b\n1,2\n", mime=SHEET)
+    assert [fs.cat_file(path, *span) for span in ((1, 3), (-2, None), (-4, -1), (4, -1))] == [
+        b",b", b"2\n", b"1,2", b"1,2",
+    ]  # fmt: skip
+    fs.get(path, str(tmp_path / "sheet.csv"))
+    assert (tmp_path / "sheet.csv").read_bytes() == b"a,b\n1,2\n"
+
+
+def test_the_option_travels(fs: DriveFileSystem) -> None:
+    again = pickle.loads(pickle.dumps(fs))
+    assert again.origin.account.options.exports == {"spreadsheet": "text/csv"}
+    assert json.loads(fs.to_json(include_password=False))["export"] == {"spreadsheet": "csv"}

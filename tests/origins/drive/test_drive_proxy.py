@@ -1,0 +1,203 @@
+"""A network whose only way out is a proxy: tokens, names, listings and bytes go by it, without another package."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import socketserver
+import ssl
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httplib2
+import pytest
+
+from cachedfs.errors import OriginAway
+from cachedfs.model import ObjectInfo
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.drive.transport import proxy_of
+from cachedfs.sim import DriveServer
+from tests.origins.contract import read
+from tests.origins.drive.certificates import certify
+from tests.support import ROOT
+
+GOOGLE = ("www.googleapis.com", "oauth2.googleapis.com")
+# What a user runs: Google's own addresses, which this network does not know.
+PROGRAM = """
+import json, sys
+import cachedfs, fsspec, httplib2
+httplib2.socks = None
+fs = fsspec.filesystem("cachedfs", target_protocol="drive", cache_dir=sys.argv[1], drive={"token": sys.argv[2]})
+found = {name: len(fs.cat_file(name)) for name in fs.find("My Drive")}
+fs.pipe_file("My Drive/written", b"abc")
+print(json.dumps(found))
+"""
+
+
+class Proxy(socketserver.ThreadingTCPServer):
+    """Connects to whatever is asked for, which is always the simulated Drive, with a certificate of Google's names."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, target: str, certificate: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Tunnel)
+        host, _, port = target.rpartition("/")[2].partition(":")
+        self.target = host, int(port)
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.tls.load_cert_chain(certificate)
+        self.asked: list[str] = []
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that go away are no news."""
+
+
+class Tunnel(socketserver.StreamRequestHandler):
+    server: Proxy
+
+    def handle(self) -> None:
+        line, *headers = iter(lambda: self.rfile.readline().decode().strip(), "")
+        self.server.asked.append(line)
+        known = base64.b64encode(b"me:pass word").decode()
+        if f"Proxy-Authorization: Basic {known}" not in headers:
+            self.wfile.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+            return
+        self.wfile.write(b"HTTP/1.1 200 Connected\r\n\r\n")
+        with (
+            suppress(OSError),
+            self.server.tls.wrap_socket(self.connection, server_side=True) as near,
+            socket.create_connection(self.server.target) as far,
+        ):
+            back = threading.Thread(target=pump, args=(far, near), daemon=True)
+            back.start()
+            pump(near, far)
+            back.join()
+
+
+def pump(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def proxy(server: DriveServer, tmp_path: Path) -> Iterator[Proxy]:
+    certify(tmp_path / "google.pem", *GOOGLE)
+    with Proxy(server.endpoint_url, tmp_path / "google.pem") as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield proxy
+        proxy.shutdown()
+        thread.join()
+
+
+def run(proxy: Proxy, tmp_path: Path, key: dict[str, str], user: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "key.json").write_text(json.dumps(key))
+    pem = str(tmp_path / "google.pem")
+    kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    https_proxy = f"http://{user}127.0.0.1:{proxy.server_address[1]}"
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "cache"), str(tmp_path / "key.json")],
+        env={**kept, "HTTPS_PROXY": https_proxy, "SSL_CERT_FILE": pem, "HTTPLIB2_CA_CERTS": pem},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def key(pem: str) -> dict[str, str]:
+    robot, uri = "robot@p.iam.gserviceaccount.com", f"https://{GOOGLE[1]}/token"
+    return {"type": "service_account", "private_key": pem, "client_email": robot, "token_uri": uri}
+
+
+def test_a_proxy_that_wants_a_name_serves_tokens_names_and_bytes(
+    server: DriveServer, proxy: Proxy, tmp_path: Path, key: dict[str, str]
+) -> None:
+    for item in server.find("small") + server.find("big"):
+        server.remove(item["id"])
+    server.put("small", b"x" * 100)
+    server.put("big", b"y" * (9 << 20))
+    server.require_token("none but those that it gives out")
+    server.reset()
+    ran = run(proxy, tmp_path, key, "me:pass%20word@")
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["My Drive/small"], found["My Drive/big"]) == (100, 9 << 20)
+    assert server.get("written") == b"abc"
+    assert {request.kind for request in server.requests} >= {"token", "get", "list", "media", "upload"}
+    assert server.count("token") == 1
+    assert {line.split()[0] for line in proxy.asked} == {"CONNECT"}
+    assert {line.split()[1] for line in proxy.asked} == {f"{host}:443" for host in GOOGLE}
+    assert "pass" not in ran.stderr
+
+
+async def test_a_proxy_that_refuses_is_named_with_its_answer(
+    make: Any, server: DriveServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", f"http://me:mistaken@127.0.0.1:{proxy.server_address[1]}")
+    monkeypatch.setenv("no_proxy", "")
+    origin: DriveOrigin = make(endpoint_url=f"https://{GOOGLE[0]}")
+    known = ObjectInfo("My Drive/a", size=1, fingerprint="f", id="1", details={"md5Checksum": "0"})
+    for ask in (origin.lookup("My Drive/a"), read(origin, "My Drive/a", None, known)):
+        with pytest.raises(OriginAway, match="407 Proxy Authentication Required") as caught:
+            await ask
+        told = "".join(traceback.format_exception(caught.value))
+        assert "mistaken" not in told
+    assert server.count() == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["socks5://u:pw@proxy:1080", "https://proxy:1080", "proxy:1080", "http://proxy", "http://proxy:x1080"],
+)
+async def test_what_is_no_http_proxy_is_said_before_anything_is_sent(
+    make: Any, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", given)
+    origin: DriveOrigin = make(endpoint_url="https://www.googleapis.invalid")
+    with pytest.raises(ValueError, match=r"https_proxy.*only HTTP proxies.*http://HOST:PORT") as caught:
+        await origin.lookup("My Drive/a")
+    assert "1080" not in str(caught.value)  # it may hold a password
+
+
+@pytest.mark.parametrize(
+    ("url", "no_proxy", "used"),
+    [
+        ("https://www.googleapis.com", "", True),
+        ("https://www.googleapis.com", "localhost,.googleapis.com", False),
+        ("https://www.googleapis.com", "*", False),
+        ("http://127.0.0.1:4444", "", False),
+        ("http://localhost:4444", "", False),
+        ("http://169.254.169.254", "", False),
+        ("http://metadata.google.internal", "", False),
+        ("http://10.0.0.1", "", True),
+    ],
+)
+def test_this_machine_and_what_no_proxy_names_are_asked_directly(
+    monkeypatch: pytest.MonkeyPatch, url: str, no_proxy: str, used: bool
+) -> None:
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", no_proxy)
+    assert (proxy_of(url) is not None) == used
+
+
+async def test_a_simulated_drive_is_reached_whatever_the_proxy(
+    make: Any, server: DriveServer, monkeypatch: pytest.MonkeyPatch, folder: str, root: str
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(httplib2, "socks", None)
+    server.put(f"{folder}/a", b"x")
+    async with make().read(f"{root}/a", None, None) as reply:
+        assert [piece async for piece in reply] == [b"x"]
