@@ -31,7 +31,8 @@ class GoogleService(Service):
         answer = super()._answer(call, route, fault)
         wants = all("gzip" in call.headers.get(name, "") for name in ("accept-encoding", "user-agent"))
         is_json = answer.headers.get("Content-Type") == _JSON["Content-Type"]
-        if not (wants and is_json) or route.kind in ("media", "export"):
+        # What a fault spoils is not packed: its counts are of plain bytes, and who unpacks may drop what follows.
+        if not (wants and is_json) or route.kind in ("media", "export") or fault != Fault():
             return answer
         answer.headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
         answer.body = DataBody(gzip.compress(bytes(answer.body.read(0, answer.body.size)), 1))
