@@ -329,7 +329,7 @@ class Writer:
             # Until 2020 an item could be put into several folders.
             parents = {parent["id"] for parent in item.get("parents", ())}
             try:
-                if folder is not None and folder.id in parents and len(parents) > 1:
+                if folder is not None and folder.id and folder.id in parents and len(parents) > 1:
                     out = {"removeParents": folder.id, "modifiedDateBehavior": "noChange"}
                     await to.change("PATCH", item["id"], path, "taking it out of the folder", {}, out)
                 elif to.options.trash_only:

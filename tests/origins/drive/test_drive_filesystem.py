@@ -29,6 +29,7 @@ from fsspec.callbacks import Callback
 
 from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, OriginUnavailable
 from cachedfs.origins.drive.filesystem import DriveFileSystem
+from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.sim import DriveServer, Fault
 
 DATA = bytes(range(256)) * 40
@@ -355,16 +356,16 @@ def test_an_append_begins_with_one_version_of_a_file_that_is_replaced_while_it_i
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.edit(server.put(f"{folder}/a", b"old"), capabilities={"canReadRevisions": False})
-    readable, n_asked = DriveFileSystem._readable, 0
+    lookup, n_asked = DriveOrigin.lookup, 0
 
-    async def replaced(self: DriveFileSystem, path: str) -> Any:
+    async def replaced(self: DriveOrigin, *args: Any) -> Any:
         nonlocal n_asked
-        info, n_asked = await readable(self, path), n_asked + 1
+        info, n_asked = await lookup(self, *args), n_asked + 1
         if n_asked == 1:
             await asyncio.to_thread(server.put, f"{folder}/a", b"newer")
         return info
 
-    monkeypatch.setattr(DriveFileSystem, "_readable", replaced)
+    monkeypatch.setattr(DriveOrigin, "lookup", replaced)
     with fs.open(f"{root}/a", "ab") as file:
         file.write(b" still")
     assert server.get(f"{folder}/a") == b"newer still"
