@@ -290,8 +290,8 @@ def describe(cloud: str, profile: Profile) -> str:
     usual = PROFILES[profile.name]
     calm = f" without its {usual.stall_s:.0f} s stalls" if usual.stall_rate > profile.stall_rate else ""
     budget = "any number of requests"
-    if profile.requests_per_s < math.inf:
-        budget = f"at most {profile.requests_per_s:.0f} requests and {profile.creates_per_s:.0f} new files a second"
+    if (quota := profile.quota).requests_per_user < math.inf:
+        budget = f"at most {quota.requests_per_user / 60:.0f} requests and {quota.creates_per_s:.0f} new files a second"
     errors = f"{profile.error_rate:.1%} of them fail" if profile.error_rate else "none fails"
     text = (
         f'{cloud} is SIMULATED: profile "{profile.name}"{calm}, seed 0. Milliseconds to the '

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 from cachedfs.sim.drive import DriveService
 from cachedfs.sim.gcs import GCSService
 from cachedfs.sim.network import PROFILES, Network, Profile
+from cachedfs.sim.quota import QUOTAS
 from cachedfs.sim.server import new_loop, serve
 
 _ROOMS: dict[str, type[DriveService] | type[GCSService]] = {"drive": DriveService, "gcs": GCSService}
@@ -32,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--profile", default="off", help=f"one of {', '.join(PROFILES)}, or JSON")
+    parser.add_argument("--quota", choices=QUOTAS, help="of drive: another than the profile's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--time-scale", type=float, default=1.0, help="divides all waits")
     parser.add_argument("--folder", type=Path, help="serve DIR/BUCKET/KEY; of drive, DIR is My Drive")
@@ -40,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         profile = Profile.resolve(options.profile)
+        if options.quota:
+            profile = dataclasses.replace(profile, quota=QUOTAS[options.quota])
     except ValueError as error:
         parser.error(str(error))
     service = _ROOMS[options.room](Network(profile, options.seed, options.time_scale), options.folder)

@@ -14,10 +14,12 @@ import random
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["PROFILES", "Budget", "Delay", "Link", "Network", "Profile", "Stream", "Verdict"]
+from cachedfs.sim.quota import QUOTAS, Quota
+
+__all__ = ["PROFILES", "Delay", "Link", "Network", "Profile", "Stream", "Verdict"]
 
 _P95 = 1.6448536269514722  # the standard normal value that 95 % of draws stay below
 _SLACK = 2 << 20  # bytes a stream may catch up after its client paused: about one TCP window
@@ -63,10 +65,7 @@ class Profile:
     error_rate: float = 0.0
     stall_rate: float = 0.0
     stall_s: float = 30.0
-    requests_per_s: float = math.inf  # of all kinds; more are refused, as with the rates below
-    downloads_per_s: float = math.inf
-    lists_per_s: float = math.inf
-    creates_per_s: float = math.inf
+    quota: Quota = field(default_factory=Quota)
 
     @property
     def is_paced(self) -> bool:
@@ -96,7 +95,7 @@ class Profile:
             raise ValueError(f"unknown profile {profile!r}; known: {', '.join(PROFILES)}")
         values: dict[str, Any] = json.loads(profile)
         values |= {n: Delay(**values[n]) for n in ("metadata", "media", "listing")}
-        return cls(**values)
+        return cls(**{**values, "quota": Quota(**values.get("quota", {}))})
 
 
 # The published data points of the project's fact sheet; listings are assumed to spread as metadata does.
@@ -125,17 +124,13 @@ def _profiles() -> dict[str, Profile]:
             connection_s=chances[0],
             error_rate=chances[1],
             stall_rate=chances[2],
-            **_BUDGETS.get(name, {}),
+            quota=QUOTAS[_QUOTAS.get(name, "none")],
         )
         out.append(profile)
     return {profile.name: profile for profile in out}
 
 
-# What one user of a project may ask for in a second; the bad day is that of a new project's quota units.
-_BUDGETS = {
-    "drive-typical": {"requests_per_s": 200.0, "creates_per_s": 3.0},
-    "drive-bad": {"downloads_per_s": 27.0, "lists_per_s": 54.0, "creates_per_s": 2.0},
-}
+_QUOTAS = {"drive-typical": "requests", "drive-bad": "units"}
 PROFILES = _profiles()
 
 
@@ -216,25 +211,6 @@ class Link:
             del self._ends[at]
 
 
-class Budget:
-    """A token bucket: so many a second, and as many at once as come in one second."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate, self._size = rate, max(rate, 1.0)
-        self._left, self._at = self._size, 0.0
-
-    def take(self, now: float) -> bool:
-        """Return whether one more is allowed now, and count it if so."""
-        if self._rate == math.inf:
-            return True
-        self._left = min(self._left + (now - self._at) * self._rate, self._size)
-        self._at = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
-
-
 class Network:
     """A profile with its clock, its generator and its link; counts in simulated seconds."""
 
@@ -249,12 +225,6 @@ class Network:
         self.profile, self.seed, self.time_scale = profile, seed, time_scale
         self.rng = random.Random(seed)
         self.link = Link(profile.stream_rate, profile.total_rate)
-        self._budgets = {
-            "requests": Budget(profile.requests_per_s),
-            "downloads": Budget(profile.downloads_per_s),
-            "lists": Budget(profile.lists_per_s),
-            "creates": Budget(profile.creates_per_s),
-        }
         self._clock, self._start = clock, clock()
         real_rate = min(profile.stream_rate, profile.total_rate) * time_scale
         # About 2 ms of one stream at a time: smooth for the client, few enough wake-ups for us.
@@ -263,10 +233,6 @@ class Network:
     def now(self) -> float:
         """Return simulated seconds since the network was made."""
         return (self._clock() - self._start) * self.time_scale
-
-    def spend(self, budget: str) -> bool:
-        """Return whether one more of `requests`, `downloads`, `lists` or `creates` is allowed now."""
-        return self._budgets[budget].take(self.now())
 
     async def sleep_until(self, at: float) -> None:
         """Return when the simulated clock shows that time."""

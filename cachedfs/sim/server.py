@@ -38,6 +38,7 @@ _CONTROL = "/_sim/"  # requests below it are ours: neither logged nor delayed
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
 _REASONS |= {410: "gone", 412: "conditionNotMet", 416: "requestedRangeNotSatisfiable"}
 _REASONS |= {429: "rateLimitExceeded", 501: "notImplemented"}
+_OF_USAGE = {"userRateLimitExceeded", "rateLimitExceeded", "dailyLimitExceeded"}
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class Request:
     kind: str = "other"
     key: str = ""
     bucket: str = ""
+    units: int = 0  # of Drive's quota
     started_s: float = 0.0
     ended_s: float | None = None  # None: still running
 
@@ -78,7 +80,8 @@ class Refusal(Exception):
     def to_json(self, **more: str) -> str:
         """Return Google's JSON for this error."""
         at = {"locationType": "parameter", "location": self.location} if self.location else {}
-        item = {"message": self.message, "domain": "global", "reason": self.reason, **at, **more}
+        domain = "usageLimits" if self.reason in _OF_USAGE else "global"
+        item = {"message": self.message, "domain": domain, "reason": self.reason, **at, **more}
         error = {"code": self.status, "message": self.message, "errors": [item]}
         return json.dumps({"error": error}, indent=1)
 
@@ -92,6 +95,7 @@ class Call:
     query: dict[str, str]
     headers: dict[str, str]
     body: bytes = b""
+    units: int = 0  # of a quota, that it has cost
 
     @property
     def host(self) -> str:
@@ -118,6 +122,7 @@ class Route:
     bucket: str = ""
     key: str = ""
     style: str = "json"  # how errors are worded: json, text or xml
+    units: int | None = None  # of a quota; None: what its kind costs
 
 
 @dataclass(slots=True)
@@ -251,6 +256,7 @@ class Service(ABC):
         if fault.ignores_range:
             call.headers.pop("range", None)
         answer = self._answer(call, route, fault)
+        entry.units = call.units
         wait_s = verdict.wait_s + profile.list_item_s * answer.n_items
         stall_s = fault.stall_s if fault.stall_after is None else 0.0
         await network.sleep_until(arrived_s + wait_s + stall_s)

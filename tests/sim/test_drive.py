@@ -14,10 +14,11 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 
-from cachedfs.sim import DriveServer, Fault, Profile
+from cachedfs.sim import DriveServer, Fault, Profile, Quota
 from cachedfs.sim.drive.query import parse_mask, parse_query, project
 from cachedfs.sim.drive.show import V2_FIELDS, V3_FIELDS
-from cachedfs.sim.network import PROFILES, Budget, Delay, Network
+from cachedfs.sim.network import PROFILES, Delay
+from cachedfs.sim.quota import QUOTAS, Meter
 
 discovery = pytest.importorskip("googleapiclient.discovery")
 httplib2 = pytest.importorskip("httplib2")
@@ -980,21 +981,92 @@ def test_an_upload_replaces_the_content_and_keeps_the_id(server: DriveServer) ->
 
 
 def test_a_budget_allows_its_rate_and_no_more() -> None:
-    budget = Budget(3.0)
-    assert [budget.take(0.0) for _ in range(4)] == [True, True, True, False]
-    assert [budget.take(0.4), budget.take(0.4), budget.take(0.7)] == [True, False, True]
-    assert [budget.take(100.0) for _ in range(4)] == [True, True, True, False]
-    assert all(Budget(float("inf")).take(0.0) for _ in range(1000))
-    assert PROFILES["gcs-region"].requests_per_s == PROFILES["off"].creates_per_s == float("inf")
-    now = [0.0]
-    network = Network(PROFILES["drive-bad"], time_scale=10, clock=lambda: now[0])
-    assert [network.spend("creates") for _ in range(3)] == [True, True, False]
-    now[0] = 0.05  # half a simulated second
-    assert [network.spend("creates") for _ in range(2)] == [True, False]
+    meter = Meter(Quota(creates_per_s=3.0))
+    assert [meter.create("u", 0.0) for _ in range(4)] == [True, True, True, False]
+    assert [meter.create("u", at) for at in (0.4, 0.4, 0.7)] == [True, False, True]
+    assert [meter.create("u", 100.0) for _ in range(4)] == [True, True, True, False]
+    assert meter.create("another", 100.0)
+    assert all(Meter(Quota()).create("u", 0.0) for _ in range(1000))
+
+
+def test_a_quota_in_units_is_of_a_user_and_of_a_project() -> None:
+    meter = Meter(QUOTAS["units"])  # 5,416 units a second for a user, 16,666 for a project
+
+    def downloads(user: str, at: float) -> int:
+        return sum(meter.charge(user, "p", 200, at) is None for _ in range(100))
+
+    assert [downloads(user, 0.0) for user in "abcd"] == [27, 27, 27, 2]
+    assert meter.charge("a", "p", 5, 0.0) is None  # 16 units are left
+    assert meter.charge("a", "p", 20, 0.0) == "user"
+    assert meter.charge("d", "p", 200, 0.0) == "project"
+    assert meter.charge("d", "another", 200, 0.0) is None
+    assert 26 <= downloads("a", 1.0) <= 27
+
+
+def test_a_quota_in_requests_is_of_a_user_and_of_a_project() -> None:
+    meter = Meter(QUOTAS["requests"])  # 200 a second
+    assert [meter.charge("a", "p", 200, 0.0) for _ in range(201)] == [None] * 200 + ["user"]
+    assert meter.charge("b", "p", 5, 0.0) == "project"
+    assert [meter.charge("b", "p", 5, 0.5) for _ in range(101)] == [None] * 100 + ["project"]
+    assert Meter(Quota(requests_per_user=60, burst_s=60)).charge("a", "p", 5, 0.0) is None
+
+
+def test_profiles_have_the_published_quotas() -> None:
+    assert PROFILES["drive-typical"].quota == QUOTAS["requests"]
+    assert PROFILES["drive-bad"].quota == QUOTAS["units"]
+    assert PROFILES["gcs-region"].quota == PROFILES["off"].quota == Quota()
+    with pytest.raises(ValueError, match="known: none, units, requests"):
+        DriveServer(quota="old")
+
+
+def test_what_a_request_costs_is_in_the_log(server: DriveServer) -> None:
+    item_id, document = server.put("f", b"x"), server.document("d", "text")
+    at, costs = f"{V2}/{item_id}", list[int]()
+    begun = begin(server, {"title": "up"})
+    for method, target, body in [
+        ("GET", at, None), ("GET", V2, None), ("GET", f"{at}?alt=media", None),
+        ("GET", f"{V2}/{document}/export?mimeType=text/html", None), ("PATCH", at, b"{}"), ("PUT", begun, b"x"),
+        ("GET", "/drive/v2/changes", None), ("GET", "/drive/v2/changes/startPageToken", None),
+        ("POST", f"{at}/copy", b"{}"), ("GET", "/drive/v2/about", None), ("GET", f"{V2}/nothing", None),
+        ("POST", "/token", b"grant_type=refresh_token&refresh_token=r"),
+    ]:  # fmt: skip
+        ask(server, target, method, body)
+        costs.append(server.requests[-1].units)
+    assert costs == [5, 100, 200, 200, 50, 5, 100, 5, 50, 5, 5, 0]
+    assert server.requests[0].units == 50
+
+
+@pytest.mark.parametrize(("status", "reason"), [(403, "userRateLimitExceeded"), (429, "rateLimitExceeded")])
+def test_one_users_quota_is_shared_by_all_who_sign_in_as_it(status: int, reason: str) -> None:
+    quota = Quota(units_per_user=200, units_per_project=1e6, status=status)
+    with DriveServer(quota=quota) as server:
+        server.account("c", "another")
+        at = f"{V2}/{server.put('f', b'x')}?alt=media"
+        assert ask(server, at, authorization="Bearer a")[0] == 200
+        got, _, text = ask(server, at, authorization="Bearer b")
+        error = json.loads(text)["error"]
+        assert (got, error["code"], error["errors"][0]["reason"]) == (status, status, reason)
+        assert error["errors"][0]["domain"] == "usageLimits"
+        assert ask(server, at, authorization="Bearer c")[0] == 200
+        assert [entry.units for entry in server.requests] == [200, 0, 200]
+        server.quota(Quota(units_per_project=200))
+        assert ask(server, at, authorization="Bearer c")[0] == 200
+        status, _, text = ask(server, at, authorization="Bearer a")
+        assert (status, json.loads(text)["error"]["errors"][0]["reason"]) == (403, "rateLimitExceeded")
+        assert ask(server, at, x_goog_user_project="other")[0] == 200
+
+
+def test_a_quota_counts_simulated_time() -> None:
+    with DriveServer(quota=Quota(requests_per_user=1.0), time_scale=1e6) as server:
+        statuses = set()
+        for _ in range(3):
+            statuses.add(ask(server, V2)[0])
+            time.sleep(0.0002)  # 200 simulated seconds
+    assert statuses == {200}
 
 
 def test_too_many_creates_are_refused_and_nothing_is_made() -> None:
-    with DriveServer(Profile(creates_per_s=1e-6)) as server:
+    with DriveServer(quota=Quota(creates_per_s=1e-6)) as server:
         body = {"title": "d", "mimeType": FOLDER}
         replies = [ask_json(server, V2, "POST", body) for _ in range(3)]
         assert [reply.get("reason") for reply in replies] == [None, *["userRateLimitExceeded"] * 2]
@@ -1006,12 +1078,25 @@ def test_too_many_creates_are_refused_and_nothing_is_made() -> None:
         assert ask_json(server, f"{V2}/{item_id}", "PATCH", {"title": "g"})["title"] == "g"
 
 
-def test_downloads_and_lists_have_budgets_of_their_own() -> None:
-    with DriveServer(Profile(downloads_per_s=1e-6, lists_per_s=1e-6, requests_per_s=1e6)) as server:
-        at = f"{V2}/{server.put('f', b'x')}"
-        assert [ask(server, at + "?alt=media")[0] for _ in range(2)] == [200, 403]
-        assert [ask(server, V2)[0] for _ in range(2)] == [200, 403]
-        assert [ask(server, at)[0] for _ in range(3)] == [200] * 3
+def test_of_a_file_what_is_asked_for_counts_and_not_what_is_sent() -> None:
+    with DriveServer(quota=Quota(file_bytes=100.0)) as server:
+        ids = [server.put(name, b"x" * 60) for name in "abc"]
+
+        def get(item_id: str, given: str = "", at: str = V2) -> Any:
+            headers = {"range": given} if given else {}
+            status, _, text = ask(server, f"{at}/{item_id}?alt=media", **headers)
+            return status if status < 400 else json.loads(text)["error"]["errors"][0]
+
+        assert [get(ids[0], "bytes=59-"), get(ids[0], "bytes=0-39")] == [206, 206]  # 60 and 40
+        error = get(ids[0], "bytes=0-0")
+        assert (error["reason"], error["location"]) == ("quotaExceeded", "quota.download")
+        assert get(ids[0], at=V3)["reason"] == "downloadQuotaExceeded"
+        assert [get(ids[1]), get(ids[1], "bytes=-1"), get(ids[1], "bytes=0-38")] == [200, 206, 206]
+        assert [get(ids[2]), get(ids[2], "bytes=0-")["reason"], get(ids[2], "bytes=0-9")] == [
+            200,
+            "quotaExceeded",
+            206,
+        ]
 
 
 def test_errors_of_the_profile_are_those_of_drive() -> None:

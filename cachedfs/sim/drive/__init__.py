@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from cachedfs.sim.drive.api import BINARY, DriveApi
 from cachedfs.sim.drive.items import DOCUMENT, FOLDER, SHORTCUT, Item, rfc3339
 from cachedfs.sim.drive.show import show
-from cachedfs.sim.network import Network
+from cachedfs.sim.network import Network, Profile
+from cachedfs.sim.quota import Meter, Quota
 from cachedfs.sim.server import Service, SimServer
 
 __all__ = ["DriveServer", "DriveService"]
@@ -106,6 +108,12 @@ class DriveService(DriveApi):
     def do_refuse_tokens(self, refused: bool) -> None:
         self.refuses_tokens = refused
 
+    def do_account(self, token: str, user: str, project: str) -> None:
+        self.accounts[token] = (user, project)
+
+    def do_quota(self, quota: dict[str, Any]) -> None:
+        self.meter = Meter(Quota(**quota))
+
     def _item(self, item_id: str) -> Item:
         item = self.items.get(item_id)
         if item is None:
@@ -140,6 +148,14 @@ class DriveServer(SimServer):
     """A simulated Google Drive on a loopback port; all below happens behind the back of the API."""
 
     room = "drive"
+
+    def __init__(
+        self, profile: Profile | str = "off", *, quota: Quota | str | None = None, **options: Any
+    ) -> None:
+        chosen = Profile.resolve(profile)
+        if quota is not None:
+            chosen = dataclasses.replace(chosen, quota=Quota.resolve(quota))
+        super().__init__(chosen, **options)
 
     def _make_service(self, network: Network, folder: Path | None) -> Service:
         return DriveService(network, folder)
@@ -200,6 +216,15 @@ class DriveServer(SimServer):
     def remove(self, item_id: str) -> None:
         """Delete an item for good, and what lies in it."""
         self._do("remove", item_id=item_id)
+
+    # Quotas
+    def account(self, token: str, user: str, project: str = "project") -> None:
+        """Let what is asked with this token count for this user and project, and not for the one of all others."""
+        self._do("account", token=token, user=user, project=project)
+
+    def quota(self, quota: Quota | str) -> None:
+        """Meter by this quota, or the one of this name, from now on: nothing of it is used."""
+        self._do("quota", quota=dataclasses.asdict(Quota.resolve(quota)))
 
     # Traps
     def short_pages(self, n: int | None) -> None:

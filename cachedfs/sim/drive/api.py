@@ -32,6 +32,7 @@ from cachedfs.sim.drive.show import ME, to_v2
 from cachedfs.sim.google import CHUNK, JSON, span_of, split_related
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody
+from cachedfs.sim.quota import Meter, units_of
 from cachedfs.sim.server import Answer, Call, Refusal, Route, Service
 
 __all__ = ["BINARY", "DriveApi"]
@@ -89,6 +90,8 @@ class DriveApi(Service):
         self.cursors: dict[int, _Cursor] = {}  # Invariant: oldest first, at most _N_CURSORS
         self._n_cursors = 0
         self._reserved: set[str] = set()  # ids given out by generateIds
+        self.meter = Meter(network.profile.quota)
+        self.accounts: dict[str, tuple[str, str]] = {}  # token to user and project
         self.issued: set[str] = set()
         self.expired: set[str] = set()
         self.refuses_tokens = False
@@ -108,22 +111,39 @@ class DriveApi(Service):
     def _admit(self, call: Call, route: Route) -> None:
         if route.kind == "token":
             return
-        given = call.headers.get("authorization", "").removeprefix("Bearer ")
+        given = _token_of(call)
         if given in self.expired:
             realm = {"WWW-Authenticate": 'Bearer realm="https://accounts.google.com/"'}
             raise Refusal(401, "Invalid Credentials", "authError", headers=realm)
         if given not in self.issued:
             super()._admit(call, route)
+        self._charge(call, route)
         if route.key in self._forbidden:
             text = f"The user does not have sufficient permissions for file {route.key}."
             raise Refusal(403, text, "insufficientFilePermissions")
-        self._spend("requests")
-        if route.kind in ("media", "list"):
-            self._spend("downloads" if route.kind == "media" else "lists")
 
-    def _spend(self, budget: str) -> None:
-        if not self.network.spend(budget):
-            raise Refusal(403, "User Rate Limit Exceeded", "userRateLimitExceeded")
+    def _charge(self, call: Call, route: Route) -> None:
+        """Count a request against the quota of its user and project; Refusal when there is none left."""
+        user, project = self._account(call)
+        units = units_of(route.kind) if route.units is None else route.units
+        whose = self.meter.charge(user, project, units, self.network.now()) if units else None
+        if whose:
+            raise self._too_fast(whose)
+        call.units = units
+
+    def _account(self, call: Call) -> tuple[str, str]:
+        """Return the user and the project that a call is charged to: unless told otherwise, one for all tokens."""
+        user, project = self.accounts.get(_token_of(call), ("user", "project"))
+        return user, call.headers.get("x-goog-user-project", project)
+
+    def _too_fast(self, whose: str) -> Refusal:
+        if self.meter.quota.status == 403 and whose == "user":
+            return Refusal(403, "User Rate Limit Exceeded", "userRateLimitExceeded")
+        return Refusal(self.meter.quota.status, "Rate Limit Exceeded", "rateLimitExceeded")
+
+    def _count_create(self, call: Call) -> None:
+        if not self.meter.create(self._account(call)[0], self.network.now()):
+            raise self._too_fast("user")
 
     def _token(self, call: Call) -> Answer:
         form = dict(parse_qsl(call.body.decode()))
@@ -166,13 +186,14 @@ class DriveApi(Service):
             case "GET", ["changes", "startPageToken"]:
                 text = str(self.items.next_change)
                 value = {"kind": "drive#startPageToken", "startPageToken": text}
-                return Route("change", lambda _: _json(value))
+                return Route("change", lambda _: _json(value), units=5)
             case "GET", ["changes"]:
                 return Route("change", lambda _: self._list_changes(ask))
             case "GET", ["about"]:
                 return Route("about", lambda _: self._about(ask))
             case "GET", [("drives" | "teamdrives") as which, *rest]:
-                return Route("drives", lambda _: self._drives(ask, which, rest))
+                units = 5 if rest else None
+                return Route("drives", lambda _: self._drives(ask, which, rest), units=units)
         raise Refusal(404, "Not Found")
 
     def _route_file(self, ask: Ask, item_id: str, rest: list[str]) -> Route:
@@ -197,7 +218,8 @@ class DriveApi(Service):
                 ask.query["revisionId"] = revision_id
                 return Route("media", lambda _: self._media(ask, key), key=key)
             case "GET", ["revisions", *which]:
-                return Route("revisions", lambda _: self._revisions(ask, key, which), key=key)
+                units = 5 if which else None
+                return Route("revisions", lambda _: self._revisions(ask, key, which), key=key, units=units)
             case "GET", ["permissions"]:
                 return Route("permissions", lambda _: self._permissions(ask, key), key=key)
         raise Refusal(404, "Not Found")
@@ -216,7 +238,8 @@ class DriveApi(Service):
         call, upload_id = ask.call, ask.query.get("upload_id")
         if upload_id is not None:
             session = self.uploads.get(upload_id)
-            return Route("upload", lambda c: self._resume(session, c), key=session.item_id if session else "")
+            key = session.item_id if session else ""
+            return Route("upload", lambda c: self._resume(session, c), key=key, units=5)
         if parts[0] != "files" or len(parts) != (1 if call.method == "POST" else 2):
             raise Refusal(404, "Not Found")
         kind, fields, data = ask.query.get("uploadType"), dict[str, Any](), call.body
@@ -378,7 +401,12 @@ class DriveApi(Service):
             text = "This file has been identified as malware or spam and cannot be downloaded."
             raise Refusal(403, text, "cannotDownloadAbusiveFile")
         headers = {"Content-Type": revision.mime, "Content-Disposition": "attachment"}
-        span = span_of(ask.call.headers.get("range"), revision.size)
+        given = ask.call.headers.get("range", "")
+        span = span_of(given, revision.size)
+        is_bounded = span is not None and not given.endswith("-")
+        n_bytes = span[1] - span[0] if span and is_bounded else revision.size
+        if not self.meter.download(item.id, n_bytes, self.network.now()):
+            raise _downloaded_too_often(ask)
         if span is None:
             return Answer(200, headers, revision.body(0, revision.size))
         headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{revision.size}"
@@ -429,7 +457,7 @@ class DriveApi(Service):
             target_id = (fields.get("shortcutDetails") or {}).get("targetId", "")
             details = self.details(self._need(upload.ask, target_id).id)
         self._may_make(upload)
-        self._spend("creates")
+        self._count_create(upload.ask.call)
         item = self._new_item(upload)
         if details:
             item.fields["shortcutDetails"] = details
@@ -441,7 +469,7 @@ class DriveApi(Service):
     def _upload(self, upload: _Upload, kind: str, data: bytes) -> Answer:
         if upload.is_new:
             self._may_make(upload)
-            self._spend("creates")
+            self._count_create(upload.ask.call)
         else:
             self._may_edit(upload.ask, upload.item_id, is_content=True)
         if kind != "resumable":
@@ -579,7 +607,7 @@ class DriveApi(Service):
         fields["title"] = fields.get("title") or f"Copy of {source.title}"
         upload = self._new_upload(ask, fields, source.mime)
         self._may_make(upload)
-        self._spend("creates")
+        self._count_create(ask.call)
         item = self._new_item(upload)
         item.text = source.text
         item.fields |= {name: value for name, value in source.fields.items() if name in _WRITABLE}
@@ -667,6 +695,10 @@ class DriveApi(Service):
         return _json(project({"kind": "drive#permissionList", key: [row]}, ask.mask({})))
 
 
+def _token_of(call: Call) -> str:
+    return call.headers.get("authorization", "").removeprefix("Bearer ")
+
+
 def _json(value: Any, status: int = 200) -> Answer:
     return Answer(status, dict(JSON), DataBody(json.dumps(value).encode()))
 
@@ -674,6 +706,14 @@ def _json(value: Any, status: int = 200) -> Answer:
 def _forbidden(item: Item) -> Refusal:
     text = f"The user does not have sufficient permissions for file {item.id}."
     return Refusal(403, text, "insufficientFilePermissions")
+
+
+def _downloaded_too_often(ask: Ask) -> Refusal:
+    """Return the refusal of a file that was downloaded too often; bounded ranges of what is left still pass."""
+    text = "The download quota for this file has been exceeded."
+    if ask.words is V3:
+        return Refusal(403, text, "downloadQuotaExceeded")
+    return Refusal(403, text, "quotaExceeded", location="quota.download")
 
 
 def _refuse(refusal: Refusal) -> Answer:
