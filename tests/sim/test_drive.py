@@ -3,6 +3,7 @@
 import http.client
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -414,6 +415,69 @@ def test_of_a_removed_or_trashed_folder_one_change_tells(server: DriveServer, v2
     assert ask_json(server, f"{V2}/{item_id}")["status"] == 404
     for wrong in ("x", "0", "1000"):
         assert ask_json(server, "/drive/v2/changes", pageToken=wrong)["location"] == "pageToken"
+    assert ask_json(server, "/drive/v3/changes")["reason"] == "required"
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_a_change_is_in_the_feed_after_a_delay_and_never_lost(server: DriveServer, version: str) -> None:
+    with build(server, version) as service:
+
+        def news(token: str) -> tuple[list[str], str]:
+            page = service.changes().list(pageToken=token).execute()
+            rows = page["changes" if version == "v3" else "items"]
+            return [row["fileId"] for row in rows], page["newStartPageToken"]
+
+        seen = server.put("seen", b"1")
+        first = service.changes().getStartPageToken().execute()["startPageToken"]
+        server.delay_changes(math.inf)
+        late, later = server.put("late", b"2"), server.put("later", b"3")
+        assert service.changes().getStartPageToken().execute()["startPageToken"] <= first
+        assert news(first) == ([], first)
+        server.put("late", b"4")
+        server.delay_changes(0)
+        found, after = news(first)
+        assert found == [later, late]  # once each
+        server.remove(seen)
+        assert news(after)[0] == [seen]
+
+
+def test_the_delay_of_the_feed_is_simulated_time() -> None:
+    with DriveServer(time_scale=1e4) as server:
+        server.delay_changes(100)
+        item_id = server.put("f", b"x")
+        began = time.monotonic()
+        while not (rows := ask_json(server, "/drive/v2/changes")["items"]):
+            assert time.monotonic() < began + 20
+        assert [row["fileId"] for row in rows][-1] == item_id
+
+
+def test_a_rejected_token_of_the_feed_is_a_bad_request(server: DriveServer, v3: Any) -> None:
+    first = v3.changes().getStartPageToken().execute()["startPageToken"]
+    server.put("f", b"x")
+    server.expire_changes()
+    error = ask_json(server, "/drive/v3/changes", pageToken=first)
+    assert (error["status"], error["reason"], error["location"]) == (400, "invalid", "pageToken")
+    first = v3.changes().getStartPageToken().execute()["startPageToken"]
+    item_id = server.put("g", b"x")
+    [row] = v3.changes().list(pageToken=first).execute()["changes"]
+    assert (row["fileId"], row["file"].keys()) == (item_id, {"kind", "id", "name", "mimeType"})
+
+
+def test_a_shared_drive_has_a_feed_of_its_own(server: DriveServer, v2: Any) -> None:
+    drive_id = server.share_drive("team")
+    of_drive = {"driveId": drive_id, "supportsAllDrives": True}
+    first = v2.changes().getStartPageToken(**of_drive).execute()["startPageToken"]
+    mine, theirs = server.put("mine", b""), server.put("theirs", b"", parent=drive_id)
+
+    def seen(**query: Any) -> list[str]:
+        return [row["fileId"] for row in v2.changes().list(pageToken=first, **query).execute()["items"]]
+
+    both = {"supportsAllDrives": True, "includeItemsFromAllDrives": True}
+    assert (seen(), seen(**both)) == ([mine], [mine, theirs])
+    assert seen(**of_drive, includeItemsFromAllDrives=True) == [theirs]
+    at = "/drive/v2/changes/startPageToken"
+    assert ask_json(server, at, driveId=drive_id)["status"] == 400
+    assert ask_json(server, at, driveId="x", supportsAllDrives="true")["status"] == 404
 
 
 def test_googleapiclient_v3_updates(server: DriveServer, v3: Any) -> None:

@@ -92,6 +92,12 @@ class DriveService(DriveApi):
     def do_drop_parents(self, n: int) -> None:
         self.n_dropped = n
 
+    def do_delay_changes(self, delay_s: float) -> None:
+        self.items.change_delay_s = delay_s
+
+    def do_expire_changes(self) -> None:
+        self.items.reject_tokens()
+
     def do_expire_pages(self) -> None:
         self.cursors.clear()
 
@@ -234,6 +240,14 @@ class DriveServer(SimServer):
     def drop_parents(self, n: int) -> None:
         """Let queries for the children of several folders silently leave out the last n folders."""
         self._do("drop_parents", n=n)
+
+    def delay_changes(self, delay_s: float) -> None:
+        """Let the feed show a change when it is so many simulated seconds old; infinite: not before told otherwise."""
+        self._do("delay_changes", delay_s=delay_s)
+
+    def expire_changes(self) -> None:
+        """Reject the tokens of the changes feed given so far; the documentation says that they do not expire."""
+        self._do("expire_changes")
 
     def expire_pages(self) -> None:
         """Reject the page tokens given so far."""

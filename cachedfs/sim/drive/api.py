@@ -83,7 +83,7 @@ class DriveApi(Service):
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
         super().__init__(network)
-        self.items = Items(network.seed)
+        self.items = Items(network.seed, network.now)
         if folder:
             self.items.load(folder, "root")
         self.uploads: dict[str, _Upload] = {}
@@ -184,9 +184,7 @@ class DriveApi(Service):
             case "GET", ["files", "generateIds"]:
                 return Route("ids", lambda _: self._generate_ids(ask))
             case "GET", ["changes", "startPageToken"]:
-                text = str(self.items.next_change)
-                value = {"kind": "drive#startPageToken", "startPageToken": text}
-                return Route("change", lambda _: _json(value), units=5)
+                return Route("change", lambda _: self._start_token(ask), units=5)
             case "GET", ["changes"]:
                 return Route("change", lambda _: self._list_changes(ask))
             case "GET", ["about"]:
@@ -625,28 +623,51 @@ class DriveApi(Service):
         return _json({"kind": "drive#generatedIds", "space": "drive", "ids": ids})
 
     # All that is not a file
+    def _start_token(self, ask: Ask) -> Answer:
+        self._check_drive(ask)
+        text = str(self.items.changes()[1])
+        return _json(project({"kind": "drive#startPageToken", "startPageToken": text}, ask.mask({})))
+
+    def _check_drive(self, ask: Ask) -> None:
+        if ask.drive_id and not ask.knows_drives:
+            raise invalid("driveId", "A driveId needs supportsAllDrives.")
+        if ask.drive_id and ask.drive_id not in self.items.drives:
+            raise Refusal(404, f"Shared drive not found: {ask.drive_id}", "notFound", location="driveId")
+
     def _list_changes(self, ask: Ask) -> Answer:
-        token, is_v3 = ask.query.get("pageToken", "1"), ask.words is V3
-        if not token.isdecimal() or not 1 <= int(token) <= self.items.next_change:
-            raise invalid("pageToken", "Invalid Value")
-        mask, limit, drive_id = ask.mask({}), ask.page_size(), ask.drive_id
-        rows, rest = list[dict[str, Any]](), self.items.changes(int(token))
+        self._check_drive(ask)
+        is_v3, limit = ask.words is V3, ask.page_size()
+        rest, resume = self._feed(ask)
+        mask = ask.mask(ask.words.change_mask)
         with_removed = ask.query.get("includeRemoved" if is_v3 else "includeDeleted", "true") == "true"
-        of_change = mask.get("changes" if is_v3 else "items", {})
-        shown = self._shows(ask, of_change.get("file", {}))
+        shown = self._shows(ask, mask.get("changes" if is_v3 else "items", {}).get("file", {}))
+        rows = list[dict[str, Any]]()
         for change in rest[:limit]:
-            seen = change.drive_id == drive_id if drive_id else ask.wants_drives or not change.drive_id
             item = self.items.get(change.item_id)
-            if seen and (item or with_removed):
+            if _is_in_feed(change, ask) and (item or with_removed):
                 rows.append(_change(change, shown(item) if item else None, is_v3=is_v3))
         out: dict[str, Any] = {"kind": "drive#changeList", "changes" if is_v3 else "items": rows}
         if len(rest) > limit:
             out["nextPageToken"] = str(rest[limit].number)
         else:
-            out["newStartPageToken"] = str(self.items.next_change)
+            out["newStartPageToken"] = str(resume)
         if not is_v3:
-            out["largestChangeId"] = str(self.items.next_change - 1)
-        return _json(project(out, mask))
+            out["largestChangeId"] = str(resume - 1)
+        answer = _json(project(out, mask))
+        answer.n_items = len(rows)
+        return answer
+
+    def _feed(self, ask: Ask) -> tuple[list[Change], int]:
+        """Return the changes behind the caller's token, and the number of the next one."""
+        token = ask.query.get("pageToken")
+        if ask.words is V2:
+            token = token or ask.query.get("startChangeId", "1")
+        if not token:
+            raise Refusal(400, "Required parameter: pageToken", "required", location="pageToken")
+        try:
+            return self.items.changes(int(token))
+        except ValueError as error:
+            raise invalid("pageToken", "Invalid Value") from error
 
     def _about(self, ask: Ask) -> Answer:
         if ask.words is V3:
@@ -657,7 +678,7 @@ class DriveApi(Service):
             return _json(project({"kind": "drive#about", "user": ME, "storageQuota": quota}, ask.mask({})))
         out = {"kind": "drive#about", "name": ME["displayName"], "user": ME, "quotaType": "LIMITED"}
         out |= {"quotaBytesTotal": str(15 << 30), "quotaBytesUsed": "0", "rootFolderId": self.items.root}
-        out |= {"largestChangeId": str(self.items.next_change - 1), "permissionId": ME["permissionId"]}
+        out |= {"largestChangeId": str(self.items.changes()[1] - 1), "permissionId": ME["permissionId"]}
         return _json(project(out, ask.mask({})))
 
     def _drives(self, ask: Ask, which: str, rest: list[str]) -> Answer:
@@ -727,6 +748,13 @@ def _change(change: Change, shown: dict[str, Any] | None, *, is_v3: bool) -> dic
     out |= {"fileId": change.item_id, "removed" if is_v3 else "deleted": shown is None}
     out |= {"time": at} if is_v3 else {"id": str(change.number), "modificationDate": at}
     return out | ({"file": shown} if shown is not None else {})
+
+
+def _is_in_feed(change: Change, ask: Ask) -> bool:
+    if ask.drive_id:
+        return change.drive_id == ask.drive_id
+    wants = ask.wants_drives and not ask.flag("restrictToMyDrive")
+    return wants or not change.drive_id
 
 
 def _can(item: Item, capability: str) -> bool:

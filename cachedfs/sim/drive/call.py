@@ -27,6 +27,7 @@ class Words:
     orders: Mapping[str, Callable[[Item], Any]]  # of a listing
     list_mask: Mask
     file_mask: Mask
+    change_mask: Mask
 
 
 def _orders(title: str, modified: str, created: str) -> dict[str, Callable[[Item], Any]]:
@@ -45,6 +46,7 @@ V2 = Words(
     orders=_orders("title", "modifiedDate", "createdDate"),
     list_mask={},
     file_mask={},
+    change_mask={},
 )
 _V3_FILE = parse_mask("kind,id,name,mimeType,resourceKey,driveId,teamDriveId")
 V3 = Words(
@@ -56,6 +58,10 @@ V3 = Words(
     orders=_orders("name", "modifiedTime", "createdTime"),
     list_mask={**parse_mask("kind,incompleteSearch,nextPageToken"), "files": _V3_FILE},
     file_mask=_V3_FILE,
+    change_mask={
+        **parse_mask("kind,nextPageToken,newStartPageToken"),
+        "changes": {**parse_mask("kind,type,changeType,time,removed,fileId"), "file": _V3_FILE},
+    },
 )
 
 

@@ -7,7 +7,7 @@ import hashlib
 import mimetypes
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,12 +86,15 @@ class Change:
     item_id: str
     drive_id: str | None
     at_ms: int
+    noted_s: float  # simulated
 
 
 class Items:
     """All items of one account, with the indexes that listing needs."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self.change_delay_s = clock, 0.0
+        self._first_token = 1  # tokens below it are rejected
         self._rng, self._ms, self._n_changes = random.Random(seed), 0, 0
         self._items: dict[str, Item] = {}
         # Invariant: an item is in both indexes under each of its parents, and nowhere else.
@@ -140,19 +143,28 @@ class Items:
         parents = [self._items.get(parent) for parent in item.parents]
         return all(parent is not None and self.is_trashed(parent) for parent in parents)
 
-    def changes(self, first: int) -> list[Change]:
-        """Return the latest change of each item whose number is not below `first`, in order."""
-        out = []
-        for change in reversed(self._changes.values()):
-            if change.number < first:
-                break
-            out.append(change)
-        return out[::-1]
+    def changes(self, first: int | None = None) -> tuple[list[Change], int]:
+        """Return what the feed shows from number `first` on, in order, and where it goes on.
 
-    @property
-    def next_change(self) -> int:
-        """The number that the next change will have."""
-        return self._n_changes + 1
+        It shows the latest change of each item, once that is `change_delay_s` old. ValueError for a
+        number that was not given out, or is no longer good; None asks for the end.
+        """
+        if first is not None and not self._first_token <= first <= self._n_changes + 1:
+            raise ValueError(f"no such token: {first}")
+        out, resume, seen_s = list[Change](), self._n_changes + 1, self._clock() - self.change_delay_s
+        for change in reversed(self._changes.values()):
+            if change.noted_s > seen_s:
+                resume = change.number
+            elif first is None or change.number < first:
+                break
+            else:
+                out.append(change)
+        return out[::-1], max(resume, first or self._first_token)
+
+    def reject_tokens(self) -> None:
+        """Let no token of the feed that was given out so far be good."""
+        self._n_changes += 1
+        self._first_token = self._n_changes + 1
 
     # Changing
     def make(self, title: str, mime: str, parents: list[str], *, item_id: str = "") -> Item:
@@ -296,7 +308,7 @@ class Items:
     def _note(self, item: Item) -> None:
         self._n_changes += 1
         self._changes.pop(item.id, None)  # to the end
-        self._changes[item.id] = Change(self._n_changes, item.id, item.drive_id, self._ms)
+        self._changes[item.id] = Change(self._n_changes, item.id, item.drive_id, self._ms, self._clock())
 
 
 def rfc3339(at_ms: int) -> str:
