@@ -480,6 +480,23 @@ def test_a_shared_drive_has_a_feed_of_its_own(server: DriveServer, v2: Any) -> N
     assert ask_json(server, at, driveId="x", supportsAllDrives="true")["status"] == 404
 
 
+def test_what_leaves_a_shared_drive_is_removed_in_its_feed_and_there_alone(
+    server: DriveServer, v2: Any
+) -> None:
+    drive_id = server.share_drive("team")
+    item_id = server.put("f", b"", parent=drive_id)
+    first = v2.changes().getStartPageToken().execute()["startPageToken"]
+    server.edit(item_id, parents=["root"])
+
+    def seen(**query: Any) -> list[tuple[str, bool]]:
+        both = {"supportsAllDrives": True, "includeItemsFromAllDrives": True}
+        rows = v2.changes().list(pageToken=first, **both, **query).execute()["items"]
+        return [(row["fileId"], row["deleted"]) for row in rows]
+
+    assert seen(driveId=drive_id) == [(item_id, True)]
+    assert seen() == [(item_id, False)]
+
+
 def test_googleapiclient_v3_updates(server: DriveServer, v3: Any) -> None:
     item_id, folder, date = server.put("f", b"x"), server.folder("d"), "2001-02-03T04:05:06.789Z"
     body = {"name": "g", "modifiedTime": date, "properties": {"k": "v"}, "starred": True}

@@ -643,7 +643,7 @@ class DriveApi(Service):
         shown = self._shows(ask, mask.get("changes" if is_v3 else "items", {}).get("file", {}))
         rows = list[dict[str, Any]]()
         for change in rest[:limit]:
-            item = self.items.get(change.item_id)
+            item = None if change.left else self.items.get(change.item_id)
             if _is_in_feed(change, ask) and (item or with_removed):
                 rows.append(_change(change, shown(item) if item else None, is_v3=is_v3))
         out: dict[str, Any] = {"kind": "drive#changeList", "changes" if is_v3 else "items": rows}
@@ -754,7 +754,7 @@ def _is_in_feed(change: Change, ask: Ask) -> bool:
     if ask.drive_id:
         return change.drive_id == ask.drive_id
     wants = ask.wants_drives and not ask.flag("restrictToMyDrive")
-    return wants or not change.drive_id
+    return (wants and not change.left) or not change.drive_id
 
 
 def _can(item: Item, capability: str) -> bool:

@@ -87,6 +87,7 @@ class Change:
     drive_id: str | None
     at_ms: int
     noted_s: float  # simulated
+    left: bool = False  # the shared drive: told there, and nowhere else
 
 
 class Items:
@@ -217,10 +218,13 @@ class Items:
         parents = self.real(parents)
         if item.id in {id for parent in parents for id in self._above(parent)}:
             raise LookupError("a folder cannot be put into itself")
+        before = item.drive_id
         self._unlink(item)
         item.parents = parents
         self._link(item)
         self._enter(item, self._drive_of(item))
+        if before and item.drive_id != before:
+            self._note(item, left=before)
 
     def remove(self, item: Item) -> None:
         """Delete an item for good, and what lies in it and nowhere else; one change tells of all."""
@@ -305,10 +309,13 @@ class Items:
             del self._children[parent][item.id]
             self._titles[parent][item.title.lower()].remove(item)
 
-    def _note(self, item: Item) -> None:
+    def _note(self, item: Item, *, left: str | None = None) -> None:
         self._n_changes += 1
-        self._changes.pop(item.id, None)  # to the end
-        self._changes[item.id] = Change(self._n_changes, item.id, item.drive_id, self._ms, self._clock())
+        key, drive_id = f"{item.id} {left}" if left else item.id, left or item.drive_id
+        self._changes.pop(key, None)  # to the end
+        self._changes[key] = Change(
+            self._n_changes, item.id, drive_id, self._ms, self._clock(), left=left is not None
+        )
 
 
 def rfc3339(at_ms: int) -> str:
