@@ -101,13 +101,15 @@ class Facts:
         checked_at: float,
         mark: int,
         why: str = "",
+        is_read: bool = False,
         first: Callable[[Known], object] = lambda known: None,
     ) -> Known:
         """Remember an answer of the origin that was asked for at `checked_at`, when the change mark was `mark`.
 
-        `first` is called with it before other processes can see it.
+        `is_read`: the answer came with a read, and says less of the object than a lookup. `first` is called with it before
+        other processes can see it.
         """
-        info = self._with_all_details(path, info)
+        info = self._with_all_details(path, info) if is_read else info
         known = Known(path, info, checked_at, mark, self._cache.mark_slots(self._identity, path), why=why)
         self._remember(known)
         first(known)

@@ -272,6 +272,23 @@ def test_a_shortcut_is_read_as_what_it_points_at(drive, fs):
     assert fs.info(drive.path("link"))["size"] == len(data)
 
 
+def test_a_shortcut_whose_target_comes_back_is_whole_again_and_a_file_in_its_place_is_no_shortcut(
+    drive, clock
+):
+    fs = fsspec.filesystem("cdrive")
+    target, path = drive.server.folder(f"{drive.name}/target"), drive.path("link")
+    link = drive.server.shortcut(f"{drive.name}/link", target)
+    drive.server.trash(target)
+    assert fs.info(path)["dangling"]
+    drive.server.trash(target, False)
+    clock(61)
+    assert (fs.info(path)["type"], fs.info(path).get("dangling")) == ("directory", None)
+    drive.server.trash(link)
+    drive.server.edit(target, title="link")
+    clock(61)
+    assert (fs.info(path)["id"], fs.info(path).get("shortcut")) == (target, None)
+
+
 def test_an_id_is_a_path(drive, fs):
     data = drive.put("folder/x.bin", noise(300))
     (folder,), (item,) = (drive.server.find(f"{drive.name}/{name}") for name in ("folder", "folder/x.bin"))
