@@ -65,7 +65,7 @@ def test_its_neighbour_costs_one_question_and_its_data(drive, fs):
 def test_opening_a_listed_file_costs_nothing_and_reading_it_one_request(drive, fs):
     data = {f"{i}.txt": drive.put(f"{i}.txt", noise(1000, seed=i)) for i in range(20)}
     names = fs.ls(drive.path(), detail=False)
-    assert drive.asked() == ["get", "list", "list"]
+    assert drive.asked() == ["change", "get", "list", "list"]  # from when on changes are told, once
     files = [fs.open(name) for name in names]
     assert [fs.exists(name) for name in names] == [True] * 20
     assert drive.asked() == []
@@ -111,7 +111,8 @@ def test_find_costs_one_listing_a_folder_then_none(drive, fs):
     for i in range(6):
         drive.put(f"{i % 3}/{i}.txt", b"x")
     drive.server.folder(f"{drive.name}/empty")
-    for expected in (["get", *["list"] * 6], []):  # the way to the folder; itself and the four in it
+    # Where the changes of My Drive begin, once; the way to the folder; itself and the four in it.
+    for expected in (["change", "get", *["list"] * 6], []):
         assert len(fs.find(drive.path())) == 6
         assert len(fs.find(drive.path(), withdirs=True)) == 11
         assert drive.asked() == expected
@@ -155,9 +156,7 @@ def test_the_way_to_a_file_is_asked_for_at_once_when_it_has_grown_old(drive):
     assert drive.asked() == ["get", "list", "list", "list", "list"]
 
 
-def test_an_epoch_over_files_that_were_listed_costs_a_request_a_folder_when_they_have_grown_old(
-    drive, fs, clock
-):
+def test_an_epoch_over_files_that_were_listed_costs_one_request_when_they_have_grown_old(drive, fs, clock):
     data = {drive.path(f"{i}.txt"): drive.put(f"{i}.txt", noise(500, seed=i)) for i in range(40)}
     fs.find(drive.path())
     assert fs.cat(list(data)) == data
@@ -165,7 +164,7 @@ def test_an_epoch_over_files_that_were_listed_costs_a_request_a_folder_when_they
     for _ in range(2):
         clock(61)
         assert fs.cat(list(data)) == data
-        assert drive.asked() == ["get", "list", "list"]  # My Drive, the folder in it, and all in the folder
+        assert drive.asked() == ["change"]
     clock(61)
     data[drive.path("7.txt")] = drive.put("7.txt", b"replaced")
     drive.delete("8.txt")
@@ -173,7 +172,19 @@ def test_an_epoch_over_files_that_were_listed_costs_a_request_a_folder_when_they
     found = fs.cat(list(data), on_error="return")
     assert isinstance(found.pop(missing), FileNotFoundError)
     assert found == {name: content for name, content in data.items() if name != missing}
-    assert drive.asked() == ["get", "list", "list", "media"]
+    assert drive.asked() == ["change", "list", "list", "media"]  # what is at the two names; and the bytes
+
+
+def test_where_much_changed_in_a_folder_it_is_listed_and_not_asked_about_name_by_name(drive, fs, clock):
+    names = [f"{i}.txt" for i in range(30)]
+    for name in names:
+        drive.put(name, b"old")
+    fs.cat(fs.find(drive.path()))
+    clock(61)
+    data = {drive.path(name): drive.put(name, f"new {name}".encode()) for name in names}
+    drive.asked()
+    assert fs.cat(list(data)) == data
+    assert drive.asked() == ["change", *["list"] * 4, *["media"] * 30]
 
 
 # What changes.

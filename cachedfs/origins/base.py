@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 
 __all__ = ["Origin", "Reply", "clipped", "describe"]
 
@@ -89,6 +89,14 @@ class Origin(Protocol):
         `parent` is the folder itself, as far as that is known: the parent of what is given.
         Nothing at all for an empty folder, and for a missing one where the origin cannot tell them apart; where it
         can, `ObjectNotFound`.
+        """
+        ...
+
+    async def changes(self, path: str, token: str | None) -> Changes | None:
+        """Return what happened since `token` was given, in that part of the origin which the first name of `path` is.
+
+        Without a token: the one of now, and nothing else. None: there is no feed of that part, or it cannot go on from
+        this token and has to begin anew.
         """
         ...
 

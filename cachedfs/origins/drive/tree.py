@@ -15,7 +15,7 @@ from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account, Connection
 
-__all__ = ["Place", "Tree", "place_of", "plain_path", "side_by_side"]
+__all__ = ["MY_DRIVE", "Place", "Tree", "has_feed", "place_of", "plain_path", "side_by_side"]
 
 T = TypeVar("T")
 
@@ -51,6 +51,11 @@ def place_of(path: str) -> Place:
     if "" in names:
         raise ValueError(f"{api.url_of(path)}: a name is empty; write one slash between names")
     return Place(top, tuple(names))
+
+
+def has_feed(top: str) -> bool:
+    """Return whether Drive tells of all that changes below a start of paths: in a drive, but not in a view of many."""
+    return top == MY_DRIVE or top.startswith(_SHARED)
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
