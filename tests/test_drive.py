@@ -95,6 +95,34 @@ def test_a_whole_small_file_needs_no_second_look(drive, fs):
     assert drive.asked() == ["media"]
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_big_file_costs_a_request_for_every_8_mib_and_a_second_look_each_only_where_no_revision_can_be_read(
+    drive, fs, hidden
+):
+    data = drive.put("big.bin", noise(20 * MiB))
+    if hidden:
+        revisions_hidden(drive, "big.bin")
+    fs.ls(drive.path())
+    drive.asked()
+    assert fs.cat_file(drive.path("big.bin")) == data
+    assert drive.asked() == [*(["get"] * 3 if hidden else []), *["media"] * 3]
+    forget()
+    with fsspec.open(drive.url("big.bin")) as file:
+        assert file.read() == data
+    assert drive.asked() == []
+
+
+@pytest.mark.parametrize(("hidden", "expected"), [(False, ["media"]), (True, ["get", "media"])])
+def test_a_block_of_a_small_file_is_proven_by_its_revision_or_a_second_look(drive, fs, hidden, expected):
+    data = drive.put("small.bin", noise(3 * MiB))
+    if hidden:
+        revisions_hidden(drive, "small.bin")
+    fs.ls(drive.path())
+    drive.asked()
+    assert fs.cat_file(drive.path("small.bin"), MiB, MiB + 100) == data[MiB : MiB + 100]
+    assert drive.asked() == expected
+
+
 def test_64_listed_files_in_one_call_cost_64_requests_then_none(drive, fs):
     data = {drive.path(f"{i}.txt"): drive.put(f"{i}.txt", noise(5000, seed=i)) for i in range(64)}
     assert fs.find(drive.path()) == sorted(data)
