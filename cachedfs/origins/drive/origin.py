@@ -112,8 +112,8 @@ class DriveOrigin:
         path = plain_path(path)
         part = place_of(path).top
         with mapped(api.url_of(path), "asking what changed"):
+            to = await self.account.connection()
             try:
-                to = await self.account.connection()
                 if token is None:
                     return await self._first_token(to, part)
                 drive_id, _, page_token = token.partition("/")
