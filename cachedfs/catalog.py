@@ -12,8 +12,10 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
+from cachedfs.cache import Watch
 from cachedfs.errors import CacheError, ObjectNotFound, OriginAway
 from cachedfs.facts import Known
+from cachedfs.feeds import Feeds, is_told
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight
 from cachedfs.model import ObjectInfo, ObjectKey, Range, Suffix
@@ -26,6 +28,9 @@ logger = logging.getLogger("cachedfs.reader")
 
 T = TypeVar("T")
 
+AT_ONCE = 8  # sibling folders listed at once; a listing costs 100 units of 325,000 a minute
+NAMES_FIRST = 3  # names that are asked for one by one in a folder that changed since it was listed
+MOST_FOLDERS = 1000  # of which that is counted
 PAGE = 1000  # names in one answer of a listing: the most that Drive and GCS give
 POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at what another process asks
 
@@ -39,7 +44,10 @@ class Catalog:
     def __init__(self, source: Source, fetcher: Fetcher) -> None:
         self.source = source
         self._fetcher = fetcher
+        self._feeds = Feeds(source)
         self._warned_stale = False
+        # Folders in whose present state names were asked for one by one: the mark of their listing, and how many.
+        self._asked_in: dict[str, tuple[int, int]] = {}
 
     async def know(self, path: str) -> ObjectInfo:
         """Return what `path` is; asks when that is unknown or too old. Raises ObjectNotFound."""
@@ -87,6 +95,8 @@ class Catalog:
     async def _lookup(self, path: str, old: Known | None) -> tuple[Known, Flight | None]:
         if (standby := self._standby(path, old)) is not None:
             return standby, None
+        if (held := await self._by_feed(path, old)) is not None:
+            return held, None
         if (listed := await self._by_listing(path)) is not None:
             return listed, None
         async with self._turn(path):
@@ -105,16 +115,30 @@ class Catalog:
 
     async def _looked_up(self, path: str, old: Known | None) -> Known:
         now, mark = time.time(), self.source.facts.mark(path)
+        seen = self._feeds.seen(path)
         info, why = None, ""
+        way: list[ObjectInfo] = []
         try:
-            info = await self._look_at(path)
+            info = await self._look_at(path, way)
         except ObjectNotFound as error:
             if self._by_parent(path):  # what is missing may be a folder, or a permission: the origin knows
                 why = error.message.partition(": ")[2]  # the URL in front is its own
         except OriginAway as error:
             return self._despite(error, old)
         at = self._age_of_way(path, now)
-        return self.source.facts.learn(path, info, checked_at=at, mark=mark, why=why)
+        watch = None
+        if info is None or is_told(info):
+            watch = self._feeds.watch(seen, way[0] if way else None)
+        return self.source.facts.learn(path, info, checked_at=at, mark=mark, watch=watch, why=why)
+
+    async def _by_feed(self, path: str, old: Known | None) -> Known | None:
+        """Return what was known of `path` and has grown old, where the origin tells that it still holds."""
+        if old is None:
+            return None
+        if await self._feeds.catch_up(path):
+            return self.source.fresh(path)
+        await self._feeds.begin(path)
+        return None
 
     def _age_of_way(self, path: str, now: float) -> float:
         """Return since when an answer about `path` counts that was asked for at `now`: it is as old as what led to it."""
@@ -133,25 +157,42 @@ class Catalog:
             return None
         cache, identity = self.source.engine.cache, self.source.identity
         listed = cache.listing_has(identity, folder, path)
-        if listed is None or listed[1] != cache.listing_mark(identity, folder):
-            return None  # never listed, or written to since: nobody knows how much a listing would bring
+        if listed is None or not self._is_worth_listing(folder, listed[1]):
+            return None
         if (cache.listing_size(identity, folder, most=PAGE + 1) or 0) > PAGE:
             return None
         with contextlib.suppress(ObjectNotFound):  # the folder is gone: the question itself will tell
             await self._once(f"{folder}/", lambda: self._listed_anew(folder))
         return self.source.fresh(path)
 
+    def _is_worth_listing(self, folder: str, listed_mark: int) -> bool:
+        """Return whether to list a folder again rather than ask for one more name in it.
+
+        Not at once where it changed since it was listed, as it will again: nobody knows how much a listing would bring.
+        """
+        mark = self.source.engine.cache.listing_mark(self.source.identity, folder)
+        at, n_asked = self._asked_in.pop(folder, (mark, 0))
+        n_asked = n_asked + 1 if at == mark else 1
+        self._asked_in[folder] = (mark, n_asked)
+        while len(self._asked_in) > MOST_FOLDERS:
+            del self._asked_in[next(iter(self._asked_in))]
+        return mark == listed_mark or n_asked > NAMES_FIRST
+
     async def _listed_anew(self, folder: str) -> None:
         await self._list(folder, deep=False)
 
-    async def _look_at(self, path: str) -> ObjectInfo:
-        """Ask the origin what `path` is; one that looks names up in their folder is told the folder, which becomes known."""
+    async def _look_at(self, path: str, way: list[ObjectInfo]) -> ObjectInfo:
+        """Ask the origin what `path` is; one that looks names up in their folder is told the folder, which becomes known.
+
+        The folder that the answer is about goes into `way`, also when there is no such name in it.
+        """
         origin, folder = self.source.origin(path), path.rpartition("/")[0]
         if not origin.by_parent or not folder:
             return await origin.lookup(path)
         before = self.source.known(folder)
         if before is None or before.info is None or self.source.is_fresh(before):
-            return await origin.lookup(path, await self.know(folder))
+            way.append(await self.know(folder))
+            return await origin.lookup(path, way[0])
         # The way to a path is asked for at once, not one folder after another: its folders rarely change.
         asked = self.source.engine.spawn(self.know(folder))
         info = None
@@ -163,6 +204,7 @@ class Catalog:
             raise
         finally:
             now = await asked
+        way.append(now)
         return info if info is not None and now.id == before.info.id else await origin.lookup(path, now)
 
     async def _ask_by_reading(
@@ -244,6 +286,10 @@ class Catalog:
             return here
         if self.source.config.offline:
             raise self.source.offline(folder)
+        if await self._feeds.catch_up(folder):
+            here = await asyncio.to_thread(self._listed, folder)
+            if here is not None:
+                return here
         known = self.source.fresh(folder)
         if known is not None and known.info is not None and known.info.kind == "file":
             return [known.info]
@@ -258,11 +304,46 @@ class Catalog:
         here = await asyncio.to_thread(self._listed_below, folder)
         if here is not None:
             return here
-        return await self._list(folder, deep=True)
+        if not self.source.origin(folder).by_parent:
+            return await self._list(folder, deep=True)
+        if await self._feeds.catch_up(folder):
+            here = await asyncio.to_thread(self._listed_below, folder)
+        return here if here is not None else await self._walk(folder)
+
+    async def _walk(self, folder: str) -> list[ObjectInfo]:
+        """Return all that is below `folder`; listings that are known are not asked for, sibling folders side by side."""
+        gate = asyncio.Semaphore(AT_ONCE)
+        found: list[ObjectInfo] = []
+
+        async def visit(here: str, above: frozenset[str | None]) -> None:
+            async with gate:
+                children = await asyncio.to_thread(self._listed, here)
+                if children is None:
+                    with contextlib.suppress(ObjectNotFound):  # it went while its siblings were listed
+                        children = await self._list(here, deep=False)
+            known = self.source.facts.get(here)
+            above |= {known.info.id} if known is not None and known.info is not None else set()
+            found.extend(children or ())
+            async with asyncio.TaskGroup() as group:
+                for child in children or ():
+                    if child.kind == "directory" and (child.id is None or child.id not in above):
+                        group.create_task(visit(child.path, above))
+
+        try:
+            await visit(folder, frozenset())
+        except* Exception as group:  # one failure, whatever the others
+            failure: BaseException = group
+            while isinstance(failure, BaseExceptionGroup):
+                failure = failure.exceptions[0]
+            raise failure from None
+        return sorted(found, key=_by_path)
 
     async def _list(self, folder: str, *, deep: bool) -> list[ObjectInfo]:
         """Ask for a listing, one level or all, and remember it with every child it names."""
+        if not deep:
+            await self._feeds.begin(folder)
         cache, now = self.source.engine.cache, time.time()
+        seen = self._feeds.seen(folder)
         epoch, mark = cache.epoch(self.source.identity), self.source.facts.mark(folder)
         if (standby := self._listing_standby(folder, deep=deep)) is not None:
             return standby
@@ -288,7 +369,9 @@ class Catalog:
             # GCS may have both: the object counts.
             if not is_folder and (known is None or known.info is None or known.info.kind != "file"):
                 self.source.facts.learn(folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark)
-            await asyncio.to_thread(self._keep_listings, listings, now, epoch)
+            is_watched = here is not None and all(map(is_told, found))
+            watch = self._feeds.watch(seen, here) if is_watched else None
+            await asyncio.to_thread(self._keep_listings, listings, now, epoch, watch)
         return sorted((child for children in listings.values() for child in children), key=_by_path)
 
     def _listing_standby(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
@@ -322,7 +405,9 @@ class Catalog:
             return True
         return False
 
-    def _keep_listings(self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int) -> None:
+    def _keep_listings(
+        self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: Watch | None
+    ) -> None:
         cache, identity = self.source.engine.cache, self.source.identity
         marks = {
             info.path: cache.mark(identity, info.path) for children in listings.values() for info in children
@@ -331,7 +416,9 @@ class Catalog:
         if cache.epoch(identity) != epoch:
             return  # something was written while the origin answered: the answer is given, not kept
         try:
-            cache.keep_listings(identity, listings, checked_at=now, marks=marks, folder_marks=folder_marks)
+            cache.keep_listings(
+                identity, listings, checked_at=now, marks=marks, folder_marks=folder_marks, watch=watch
+            )
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache says it aloud, once; a listing never fails for it
 
@@ -342,7 +429,8 @@ class Catalog:
         if listing is None or listing.mark != cache.listing_mark(identity, folder):
             return None
         lifetime_s = self.source.config.lifetime_s if lifetime_s is None else lifetime_s
-        if not is_fresh(listing.checked_at, time.time(), lifetime_s=lifetime_s):
+        at = self.source.facts.held_until(folder, listing.checked_at, listing.told)
+        if not is_fresh(at, time.time(), lifetime_s=lifetime_s):
             return None
         return sorted(listing.infos, key=_by_path)
 

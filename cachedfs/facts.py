@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
-from cachedfs.cache import BlockCache, Fact
+from cachedfs.cache import BlockCache, Fact, Told, Watch, hash_of
 from cachedfs.model import ObjectInfo, ObjectKey
 
 __all__ = ["Facts", "Known"]
@@ -51,6 +51,11 @@ class Known:
             return None
         self._key = ObjectKey(identity, self.path, self.info.fingerprint, block_size)
         return self._key
+
+
+def folder_of(path: str) -> str:
+    """Return the folder that a path is in; "" for what is at the top."""
+    return path.rpartition("/")[0]
 
 
 class Facts:
@@ -100,18 +105,21 @@ class Facts:
         *,
         checked_at: float,
         mark: int,
+        watch: Watch | None = None,
         why: str = "",
+        is_read: bool = False,
         first: Callable[[Known], object] = lambda known: None,
     ) -> Known:
         """Remember an answer of the origin that was asked for at `checked_at`, when the change mark was `mark`.
 
-        `first` is called with it before other processes can see it.
+        `watch`: the feed that tells when it is old. `is_read`: the
+        answer came with a read, and says less of the object than a lookup. `first` is called with it before other processes can see it.
         """
-        info = self._with_all_details(path, info)
+        info = self._with_all_details(path, info) if is_read else info
         known = Known(path, info, checked_at, mark, self._cache.mark_slots(self._identity, path), why=why)
         self._remember(known)
         first(known)
-        self._keep(Fact(self._identity, path, info, checked_at, mark))
+        self._keep(Fact(self._identity, path, info, checked_at, mark, watch))
         return known
 
     def expire(self, path: str) -> None:
@@ -131,8 +139,30 @@ class Facts:
         mark = self._cache.mark_at(slots)
         fact = self._cache.lookup(self._identity, path)
         if fact is not None and fact.mark == mark:
-            return Known(path, fact.info, fact.checked_at, mark, slots)
+            at = self.held_until(folder_of(path), fact.checked_at, fact.told)
+            return Known(path, fact.info, at, mark, slots)
         return self._absence_by_listing(path)
+
+    def held_until(self, folder: str, checked_at: float, told: Told | None) -> float:
+        """Return as of when an answer about what is in `folder` holds that was asked for at `checked_at`.
+
+        It is as old as its question, or as the last poll of a feed that told nothing of it: if `folder` was, then or
+        later, still the one that it is about.
+        """
+        if told is None or told.at <= checked_at:
+            return checked_at
+        if not folder:
+            return told.at
+        known = self._memory.get(folder)
+        if known is None or known.checked_at < told.at or self._cache.mark_at(known.slots) != known.mark:
+            known = self._from_cache(folder)
+            if known is None or known.checked_at < told.at:
+                return checked_at
+            self._remember(known)
+        is_it = known.info is not None and known.info.id is not None
+        return (
+            told.at if is_it and hash_of(self._identity, known.object.id or "") == told.folder else checked_at
+        )
 
     def _absence_by_listing(self, path: str) -> Known | None:
         """Return that `path` is absent, where a complete listing of its folder lacks it."""
@@ -142,10 +172,11 @@ class Facts:
         listed = self._cache.listing_has(self._identity, folder, path) if folder else None
         if listed is None:
             return None
-        checked_at, listing_mark, present = listed
+        checked_at, listing_mark, present, told = listed
         if present or listing_mark != self._cache.listing_mark(self._identity, folder):
             return None
-        return Known(path, None, checked_at, mark, slots, by_listing=True)
+        at = self.held_until(folder, checked_at, told)
+        return Known(path, None, at, mark, slots, by_listing=True)
 
     def _remember(self, known: Known) -> None:
         self._memory[known.path] = known

@@ -216,7 +216,9 @@ class Fetcher:
                     if key is not None:
                         self._register(flight, key)
 
-                self.source.facts.learn(path, reply.info, checked_at=now, mark=mark, first=announce)
+                self.source.facts.learn(
+                    path, reply.info, checked_at=now, mark=mark, is_read=True, first=announce
+                )
                 await self._pump(flight, reply)
         except ObjectNotFound:
             if not learnt:

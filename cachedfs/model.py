@@ -7,7 +7,19 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["BlockKey", "Bounds", "Kind", "ObjectInfo", "ObjectKey", "Range", "Stats", "Suffix", "Verified"]
+__all__ = [
+    "BlockKey",
+    "Bounds",
+    "Change",
+    "Changes",
+    "Kind",
+    "ObjectInfo",
+    "ObjectKey",
+    "Range",
+    "Stats",
+    "Suffix",
+    "Verified",
+]
 
 Kind = Literal["file", "directory"]
 
@@ -62,6 +74,25 @@ class ObjectInfo:
         """Return the dictionary that fsspec's `info` and `ls(detail=True)` give, a fresh one each time."""
         size = 0 if self.kind == "directory" and self.size is None else self.size
         return {**self.details, "name": self.path, "size": size, "type": self.kind}
+
+
+class Change(NamedTuple):
+    """An item of an origin that knows items by ids, after something happened to it.
+
+    `places`: the id of each folder that it lies in now, and its name there, as far as anybody may know. `info` is what it
+    is, with no path; None when it is gone or out of sight.
+    """
+
+    id: str
+    places: tuple[tuple[str, str], ...] = ()
+    info: ObjectInfo | None = None
+
+
+class Changes(NamedTuple):
+    """All that happened at a part of an origin since a token was given, and the token to ask with next."""
+
+    token: str
+    items: tuple[Change, ...] = ()
 
 
 class ObjectKey:

@@ -71,7 +71,7 @@ def test_its_neighbour_costs_one_question_and_its_data(drive, fs):
 def test_opening_a_listed_file_costs_nothing_and_reading_it_one_request(drive, fs):
     data = {f"{i}.txt": drive.put(f"{i}.txt", noise(1000, seed=i)) for i in range(20)}
     names = fs.ls(drive.path(), detail=False)
-    assert drive.asked() == ["get", "list", "list"]
+    assert drive.asked() == ["change", "get", "list", "list"]  # from when on changes are told, once
     files = [fs.open(name) for name in names]
     assert [fs.exists(name) for name in names] == [True] * 20
     assert drive.asked() == []
@@ -101,6 +101,34 @@ def test_a_whole_small_file_needs_no_second_look(drive, fs):
     assert drive.asked() == ["media"]
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_big_file_costs_a_request_for_every_8_mib_and_a_second_look_each_only_where_no_revision_can_be_read(
+    drive, fs, hidden
+):
+    data = drive.put("big.bin", noise(20 * MiB))
+    if hidden:
+        revisions_hidden(drive, "big.bin")
+    fs.ls(drive.path())
+    drive.asked()
+    assert fs.cat_file(drive.path("big.bin")) == data
+    assert drive.asked() == [*(["get"] * 3 if hidden else []), *["media"] * 3]
+    forget()
+    with fsspec.open(drive.url("big.bin")) as file:
+        assert file.read() == data
+    assert drive.asked() == []
+
+
+@pytest.mark.parametrize(("hidden", "expected"), [(False, ["media"]), (True, ["get", "media"])])
+def test_a_block_of_a_small_file_is_proven_by_its_revision_or_a_second_look(drive, fs, hidden, expected):
+    data = drive.put("small.bin", noise(3 * MiB))
+    if hidden:
+        revisions_hidden(drive, "small.bin")
+    fs.ls(drive.path())
+    drive.asked()
+    assert fs.cat_file(drive.path("small.bin"), MiB, MiB + 100) == data[MiB : MiB + 100]
+    assert drive.asked() == expected
+
+
 def test_64_listed_files_in_one_call_cost_64_requests_then_none(drive, fs):
     data = {drive.path(f"{i}.txt"): drive.put(f"{i}.txt", noise(5000, seed=i)) for i in range(64)}
     assert fs.find(drive.path()) == sorted(data)
@@ -117,7 +145,8 @@ def test_find_costs_one_listing_a_folder_then_none(drive, fs):
     for i in range(6):
         drive.put(f"{i % 3}/{i}.txt", b"x")
     drive.server.folder(f"{drive.name}/empty")
-    for expected in (["get", *["list"] * 6], []):  # the way to the folder; itself and the four in it
+    # Where the changes of My Drive begin, once; the way to the folder; itself and the four in it.
+    for expected in (["change", "get", *["list"] * 6], []):
         assert len(fs.find(drive.path())) == 6
         assert len(fs.find(drive.path(), withdirs=True)) == 11
         assert drive.asked() == expected
@@ -161,9 +190,7 @@ def test_the_way_to_a_file_is_asked_for_at_once_when_it_has_grown_old(drive):
     assert drive.asked() == ["get", "list", "list", "list", "list"]
 
 
-def test_an_epoch_over_files_that_were_listed_costs_a_request_a_folder_when_they_have_grown_old(
-    drive, fs, clock
-):
+def test_an_epoch_over_files_that_were_listed_costs_one_request_when_they_have_grown_old(drive, fs, clock):
     data = {drive.path(f"{i}.txt"): drive.put(f"{i}.txt", noise(500, seed=i)) for i in range(40)}
     fs.find(drive.path())
     assert fs.cat(list(data)) == data
@@ -171,7 +198,7 @@ def test_an_epoch_over_files_that_were_listed_costs_a_request_a_folder_when_they
     for _ in range(2):
         clock(61)
         assert fs.cat(list(data)) == data
-        assert drive.asked() == ["get", "list", "list"]  # My Drive, the folder in it, and all in the folder
+        assert drive.asked() == ["change"]
     clock(61)
     data[drive.path("7.txt")] = drive.put("7.txt", b"replaced")
     drive.delete("8.txt")
@@ -179,7 +206,19 @@ def test_an_epoch_over_files_that_were_listed_costs_a_request_a_folder_when_they
     found = fs.cat(list(data), on_error="return")
     assert isinstance(found.pop(missing), FileNotFoundError)
     assert found == {name: content for name, content in data.items() if name != missing}
-    assert drive.asked() == ["get", "list", "list", "media"]
+    assert drive.asked() == ["change", "list", "list", "media"]  # what is at the two names; and the bytes
+
+
+def test_where_much_changed_in_a_folder_it_is_listed_and_not_asked_about_name_by_name(drive, fs, clock):
+    names = [f"{i}.txt" for i in range(30)]
+    for name in names:
+        drive.put(name, b"old")
+    fs.cat(fs.find(drive.path()))
+    clock(61)
+    data = {drive.path(name): drive.put(name, f"new {name}".encode()) for name in names}
+    drive.asked()
+    assert fs.cat(list(data)) == data
+    assert drive.asked() == ["change", *["list"] * 4, *["media"] * 30]
 
 
 # What changes.
@@ -528,6 +567,23 @@ def test_every_kind_of_item_is_read_or_says_why_not(drive, protocol):
     } <= set(listed)
     assert not [path for path in listed if "back/" in path]  # a way back is named, and not gone
     assert {path: outcome(fs.cat_file, path) for path in expected} == expected  # as the listing has them
+
+
+def test_a_shortcut_whose_target_comes_back_is_whole_again_and_a_file_in_its_place_is_no_shortcut(
+    drive, clock
+):
+    fs = fsspec.filesystem("cdrive")
+    target, path = drive.server.folder(f"{drive.name}/target"), drive.path("link")
+    link = drive.server.shortcut(f"{drive.name}/link", target)
+    drive.server.trash(target)
+    assert fs.info(path)["dangling"]
+    drive.server.trash(target, False)
+    clock(61)
+    assert (fs.info(path)["type"], fs.info(path).get("dangling")) == ("directory", None)
+    drive.server.trash(link)
+    drive.server.edit(target, title="link")
+    clock(61)
+    assert (fs.info(path)["id"], fs.info(path).get("shortcut")) == (target, None)
 
 
 def test_an_id_is_a_path(drive, fs):

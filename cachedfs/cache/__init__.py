@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from cachedfs.cache import blocks, leftovers
@@ -21,18 +22,34 @@ from cachedfs.cache.claims import Claims
 from cachedfs.cache.complaints import Complaints
 from cachedfs.cache.directory import Directory, layer_roots, open_directory, readable_root
 from cachedfs.cache.disk import Buffer, is_network
-from cachedfs.cache.facts import Fact, Listing
+from cachedfs.cache.facts import Fact, Feed, Listing, Told, Watch, hash_of
+from cachedfs.cache.following import follow
 from cachedfs.cache.handles import Handles
 from cachedfs.cache.index import TROUBLE, Index, Rows, Sweep
 from cachedfs.cache.layers import Layers
 from cachedfs.cache.leases import Lease
 from cachedfs.cache.mapped import MappedFiles
+from cachedfs.cache.shared import Marks
 from cachedfs.cache.space import likely_allowance
 from cachedfs.cache.store import Store
 from cachedfs.errors import CacheError
-from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey
+from cachedfs.model import BlockKey, Bounds, Changes, ObjectInfo, ObjectKey
 
-__all__ = ["FORMAT", "BadBlock", "BlockCache", "Fact", "Handle", "Lease", "Listing", "Report", "is_network"]
+__all__ = [
+    "FORMAT",
+    "BadBlock",
+    "BlockCache",
+    "Fact",
+    "Feed",
+    "Handle",
+    "Lease",
+    "Listing",
+    "Report",
+    "Told",
+    "Watch",
+    "hash_of",
+    "is_network",
+]
 
 log = logging.getLogger("cachedfs.cache")
 
@@ -253,8 +270,10 @@ class BlockCache:
         self._look()
         return self._asked(lambda rows: rows.listing(identity, folder), None)
 
-    def listing_has(self, identity: str, folder: str, path: str) -> tuple[float, int, bool] | None:
-        """Return checked_at and mark of the listing of `folder`, and whether it had `path`; None: never listed."""
+    def listing_has(
+        self, identity: str, folder: str, path: str
+    ) -> tuple[float, int, bool, Told | None] | None:
+        """Return checked_at and mark of the listing of `folder`, whether it had `path`, and `told`; None: never listed."""
         self._look()
         return self._asked(lambda rows: rows.listing_has(identity, folder, path), None)
 
@@ -270,18 +289,56 @@ class BlockCache:
         checked_at: float,
         marks: Mapping[str, int],
         folder_marks: Mapping[str, int],
+        watch: Watch | None = None,
     ) -> None:
         """Store complete listings: all direct children, by folder. Raises CacheError.
 
         `marks` has the children's own marks by path (a child without one is listed, but answers no lookup),
-        `folder_marks` the listing marks of the folders; all read before the origin was asked.
+        `folder_marks` the listing marks of the folders; all read before the origin was asked. `watch`: of a single one.
         """
         with self._writing("listings cannot be kept") as rows:
             for folder, infos in listings.items():
                 mark = folder_marks[folder]
-                rows.keep_listing(identity, folder, infos, checked_at=checked_at, mark=mark, marks=marks)
+                rows.keep_listing(
+                    identity, folder, infos, checked_at=checked_at, mark=mark, marks=marks, watch=watch
+                )
             added = sum(map(len, listings.values()))
             self._sweep = rows.forget_old(time.time(), added=added, sweep=self._sweep)
+
+    # Feeds of changes: what an origin tells by itself
+
+    def feed(self, identity: str, part: str) -> Feed | None:
+        """Return where the feed of one part of an origin was left; None when there is none."""
+        self._look()
+        if self._mapped.open_marks().is_private:
+            return None  # others, whom what it tells would not reach, share its rows
+        return self._asked(lambda rows: rows.feed(identity, part), None)
+
+    def begin_feed(self, identity: str, part: str, token: str, checked_at: float) -> None:
+        """Remember where a feed begins, unless it did before. Raises CacheError."""
+        with self._writing("no feed can be kept") as rows:
+            rows.begin_feed(identity, part, token, checked_at)
+
+    def follow_feed(self, identity: str, feed: Feed, changes: Changes, *, checked_at: float) -> None:
+        """Forget what `changes` since `feed` made old; all else that was watched counts as checked at `checked_at`.
+
+        May be done twice, and by two processes at once. Raises CacheError, and then nothing counts as checked.
+        """
+        with self._writing("changes cannot be followed") as rows:
+            follow(
+                rows,
+                identity,
+                feed,
+                changes,
+                checked_at=checked_at,
+                mark=partial(self.mark, identity),
+                forget=partial(self.overtaken, identity),
+            )
+
+    def drop_feed(self, feed: Feed) -> None:
+        """Forget a feed that cannot go on. Raises CacheError."""
+        with self._writing("a feed cannot be dropped") as rows:
+            rows.drop_feed(feed)
 
     # Change marks: shared memory, no SQLite
 
@@ -301,13 +358,22 @@ class BlockCache:
 
     def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
         """Change the marks of `paths` and of everything above them; with `tree` of everything below them too."""
-        paths, before = list(paths), self._mapped.open_marks()
-        before.change(identity, paths, tree=tree)
+        paths = list(paths)
+        self._change(lambda marks: marks.change(identity, paths, tree=tree))
+
+    def overtaken(self, identity: str, paths: Iterable[str], folders: Iterable[str]) -> None:
+        """Change the marks of `paths`, of the listings that name them, and of all below `folders`; of nothing above."""
+        paths, folders = list(paths), list(folders)
+        self._change(lambda marks: marks.change_alone(identity, paths, folders))
+
+    def _change(self, change: Callable[[Marks], None]) -> None:
+        before = self._mapped.open_marks()
+        change(before)
         # Somebody may have deleted the file that we have mapped, and others may have a new one already.
         self._look_at = 0.0
         self._look()
         if self._mapped.open_marks() is not before:
-            self._mapped.open_marks().change(identity, paths, tree=tree)
+            change(self._mapped.open_marks())
 
     def mark_slots(self, identity: str, path: str) -> tuple[int, ...]:
         """Return what `mark_at` wants; the same in every process, for ever. A folder's name with "/" is its listing."""

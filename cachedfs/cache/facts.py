@@ -3,22 +3,66 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import zlib
 from typing import Any, NamedTuple
 
 from cachedfs.model import ObjectInfo
 
-__all__ = ["Fact", "Listing", "decode_info", "encode_info", "folder_of", "sealed", "unsealed"]
+__all__ = [
+    "Fact",
+    "Feed",
+    "Listing",
+    "Told",
+    "Watch",
+    "decode_info",
+    "encode_info",
+    "folder_of",
+    "hash_of",
+    "sealed",
+    "unsealed",
+]
 
 _DATETIME = "$datetime"
+
+
+class Feed(NamedTuple):
+    """Where the feed of changes of one part of an origin was left, at `checked_at`.
+
+    `number` is another one after a poll that told of something.
+    """
+
+    id: int
+    token: str
+    checked_at: float
+    number: int
+
+
+class Watch(NamedTuple):
+    """The feed as it was *before* a question was asked, and the folders that led to it, by path and id, the lowest first.
+
+    An answer that is stored while the feed still is the same is found by every later poll that tells of it.
+    """
+
+    feed: int
+    number: int
+    way: tuple[tuple[str, str], ...]
+
+
+class Told(NamedTuple):
+    """A feed told of all changes until `at`, and of none of this, in the folder whose id has the hash `folder`."""
+
+    at: float
+    folder: int
 
 
 class Fact(NamedTuple):
     """What was learnt of one path at `checked_at` (seconds since the epoch): `info`, or None for absent.
 
     It is valid only while the path's change mark is still `mark`, the one read *before* the origin was asked:
-    so a fact that a write overtook is stored invalid, and no order of storing can hide the write.
+    so a fact that a write overtook is stored invalid, and no order of storing can hide the write. `watch` is of one that
+    is to be stored, `told` of one that was.
     """
 
     identity: str
@@ -26,6 +70,8 @@ class Fact(NamedTuple):
     info: ObjectInfo | None
     checked_at: float
     mark: int
+    watch: Watch | None = None
+    told: Told | None = None
 
 
 class Listing(NamedTuple):
@@ -34,6 +80,7 @@ class Listing(NamedTuple):
     infos: list[ObjectInfo]
     checked_at: float
     mark: int
+    told: Told | None = None
 
 
 def folder_of(path: str) -> str:
@@ -52,16 +99,22 @@ def decode_info(path: str, text: str) -> ObjectInfo:
     return ObjectInfo(path, kind, size, fingerprint, id, details)
 
 
-def sealed(info: ObjectInfo | None, identity: str, path: str, checked_at: float, mark: int | None) -> str:
+def hash_of(identity: str, id: str) -> int:
+    """Return a number for an item of an origin, or for a name."""
+    data = f"{identity}\0{id}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def sealed(info: ObjectInfo | None, *beside: object) -> str:
     """Return `info` (None: absent) as text, with a checksum over it and over what is kept beside it: SQLite has none."""
     text = "" if info is None else encode_info(info)
-    return f"{_seal(text, identity, path, checked_at, mark):08x}{text}"
+    return f"{_seal(text, *beside):08x}{text}"
 
 
-def unsealed(text: str, identity: str, path: str, checked_at: float, mark: int | None) -> ObjectInfo | None:
-    """Return what was sealed. Raises ValueError when it, or one of the others, is not what it was."""
+def unsealed(text: str, path: str, *beside: object) -> ObjectInfo | None:
+    """Return what of `path` was sealed. Raises ValueError when it, or something beside it, is not what it was."""
     seal, text = text[:8], text[8:]
-    if int(seal, 16) != _seal(text, identity, path, checked_at, mark):
+    if int(seal, 16) != _seal(text, *beside):
         raise ValueError("a fact is damaged")
     return decode_info(path, text) if text else None
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from cachedfs.cache.claims import Claims
 from cachedfs.cache.database import Database
-from cachedfs.cache.facts import Fact, Listing, folder_of, sealed, unsealed
+from cachedfs.cache.facts import Fact, Feed, Listing, Told, Watch, folder_of, hash_of, sealed, unsealed
 from cachedfs.model import ObjectInfo, ObjectKey
 
 __all__ = ["TROUBLE", "BlockRow", "Index", "LeaseRow", "Rows"]
@@ -24,7 +24,7 @@ __all__ = ["TROUBLE", "BlockRow", "Index", "LeaseRow", "Rows"]
 TROUBLE = (sqlite3.Error, OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError)
 """What the index may raise. All but the first two: a row that is damaged, as columns of SQLite hold values of any type."""
 
-_VERSION = 2
+_VERSION = 3
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -79,19 +79,28 @@ END;
 
 CREATE TABLE facts (
     id INTEGER PRIMARY KEY, origin INTEGER NOT NULL, path BLOB NOT NULL, info TEXT, checked_at REAL NOT NULL,
-    mark INTEGER NOT NULL, UNIQUE (origin, path));
+    mark INTEGER NOT NULL, feed INTEGER, place INTEGER, item INTEGER, UNIQUE (origin, path));
 CREATE INDEX facts_by_age ON facts (checked_at);
+CREATE INDEX facts_by_item ON facts (item) WHERE item IS NOT NULL;
 CREATE TABLE listings (
     id INTEGER PRIMARY KEY AUTOINCREMENT, origin INTEGER NOT NULL, folder BLOB NOT NULL, checked_at REAL NOT NULL,
-    mark INTEGER NOT NULL, UNIQUE (origin, folder));
+    mark INTEGER NOT NULL, feed INTEGER, place INTEGER, UNIQUE (origin, folder));
 CREATE INDEX listings_by_age ON listings (checked_at);
 CREATE TABLE children (
-    listing INTEGER NOT NULL, path BLOB NOT NULL, info TEXT NOT NULL, mark INTEGER, PRIMARY KEY (listing, path))
-    WITHOUT ROWID;
-CREATE TABLE graves (listing INTEGER PRIMARY KEY)
+    listing INTEGER NOT NULL, path BLOB NOT NULL, info TEXT NOT NULL, mark INTEGER, item INTEGER,
+    PRIMARY KEY (listing, path)) WITHOUT ROWID;
+CREATE INDEX children_by_item ON children (item) WHERE item IS NOT NULL;
+CREATE TABLE graves (listing INTEGER PRIMARY KEY);
+CREATE TABLE feeds (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, origin INTEGER NOT NULL, part BLOB NOT NULL, token TEXT NOT NULL,
+    checked_at REAL NOT NULL, number INTEGER NOT NULL, UNIQUE (origin, part));
+CREATE TABLE folders (feed INTEGER NOT NULL, item INTEGER NOT NULL, path BLOB NOT NULL,
+    PRIMARY KEY (feed, item, path)) WITHOUT ROWID
 """
 # staged: bytes of the blocks in staging, which are all rows after the one that "settled" names.
 # graves: listings that are gone and whose children are deleted a few at a time, by whoever writes.
+# feed: the one whose polls find this row, or none. item: the hash of the id of what it is about. place: that of the id of
+# the folder that was asked. folders: where those are that lead to what a feed watches.
 
 _BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, since, writer, pinned
     FROM blocks JOIN objects ON objects.id = blocks.object """
@@ -99,8 +108,8 @@ _BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, since, writer, 
 _BELOW = """SELECT id FROM objects WHERE origin = ? AND path = ?
     UNION ALL SELECT id FROM objects WHERE origin = ? AND path > ? AND path < ?"""
 
-_LOOKUP = """SELECT info, checked_at, mark FROM facts WHERE origin = ? AND path = ?
-    UNION ALL SELECT children.info, checked_at, children.mark FROM listings
+_LOOKUP = """SELECT info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?
+    UNION ALL SELECT children.info, checked_at, children.mark, feed, place FROM listings
     JOIN children ON children.listing = listings.id AND children.path = ?
     WHERE origin = ? AND folder = ? AND children.mark IS NOT NULL
     ORDER BY 2 DESC LIMIT 1"""
@@ -386,51 +395,59 @@ class Rows:
         row = self._run(_LOOKUP, values).fetchone()
         if row is None:
             return None
-        text, checked_at, mark = row
-        return Fact(identity, path, unsealed(text, identity, path, checked_at, mark), checked_at, mark)
+        text, checked_at, mark, *watch = row
+        info = unsealed(text, path, identity, path, checked_at, mark, *watch)
+        return Fact(identity, path, info, checked_at, mark, told=self._told(identity, *watch))
 
     def keep_facts(self, facts: Iterable[Fact]) -> None:
-        rows = [
-            (
-                _origin(fact.identity),
-                _blob(fact.path),
-                sealed(fact.info, fact.identity, fact.path, float(fact.checked_at), fact.mark),
-                fact.checked_at,
-                fact.mark,
-            )
-            for fact in facts
-        ]
+        rows = [self._row_of(fact) for fact in facts]
         (before,) = self._run("SELECT total_changes()").fetchone()
         self._run_many(
-            "INSERT OR IGNORE INTO facts (origin, path, info, checked_at, mark) VALUES (?, ?, ?, ?, ?)", rows
+            "INSERT OR IGNORE INTO facts (info, checked_at, mark, feed, place, item, origin, path)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            rows,
         )
         (after,) = self._run("SELECT total_changes()").fetchone()
         self._count_facts(after - before)
         if after - before < len(rows):
             self._run_many(
-                "UPDATE facts SET info = ?, checked_at = ?, mark = ? WHERE origin = ? AND path = ? AND checked_at <= ?",
-                [(info, at, mark, origin, path, at) for origin, path, info, at, mark in rows],
+                "UPDATE facts SET info = ?, checked_at = ?, mark = ?, feed = ?, place = ?, item = ?"
+                " WHERE origin = ? AND path = ? AND checked_at <= ?",
+                [(*row, row[1]) for row in rows],
             )
+
+    def _row_of(self, fact: Fact) -> tuple[Any, ...]:
+        feed, place = self._watched(fact.identity, fact.watch)
+        item = None if feed is None else _item_of(fact.identity, fact.info)
+        beside = (fact.identity, fact.path, float(fact.checked_at), fact.mark, feed, place)
+        text = sealed(fact.info, *beside)
+        return text, fact.checked_at, fact.mark, feed, place, item, _origin(fact.identity), _blob(fact.path)
 
     def listing(self, identity: str, folder: str) -> Listing | None:
         found = self._listing(identity, folder)
         if found is None:
             return None
-        id, checked_at, mark = found
+        id, checked_at, mark, *watch = found
         children = self._run("SELECT path, info, mark FROM children WHERE listing = ? ORDER BY path", (id,))
-        infos = [unsealed(info, identity, _text(path), checked_at, own) for path, info, own in children]
-        return Listing([info for info in infos if info is not None], checked_at, mark)
+        infos = [
+            unsealed(info, _text(path), identity, _text(path), checked_at, own, *watch)
+            for path, info, own in children
+        ]
+        told = self._told(identity, *watch)
+        return Listing([info for info in infos if info is not None], checked_at, mark, told)
 
-    def listing_has(self, identity: str, folder: str, path: str) -> tuple[float, int, bool] | None:
-        """Return when and under which mark `folder` was listed, and whether `path` was in it."""
+    def listing_has(
+        self, identity: str, folder: str, path: str
+    ) -> tuple[float, int, bool, Told | None] | None:
+        """Return when and under which mark `folder` was listed, whether `path` was in it, and what a feed told since."""
         found = self._listing(identity, folder)
         if found is None:
             return None
-        id, checked_at, mark = found
+        id, checked_at, mark, *watch = found
         child = self._run(
             "SELECT 1 FROM children WHERE listing = ? AND path = ?", (id, _blob(path))
         ).fetchone()
-        return checked_at, mark, child is not None
+        return checked_at, mark, child is not None, self._told(identity, *watch)
 
     def listing_size(self, identity: str, folder: str, most: int) -> int | None:
         """Return how many children a listing of `folder` names, counted up to `most`; None without one."""
@@ -449,20 +466,29 @@ class Rows:
         checked_at: float,
         mark: int,
         marks: Mapping[str, int],
+        watch: Watch | None = None,
     ) -> None:
         """Store all children of `folder` in place of an older listing; `marks` are the children's own, by path."""
         found = self._listing(identity, folder)
         if found is not None:
             self._bury(found[0])
-        values = (_origin(identity), _blob(folder), checked_at, mark)
+        feed, place = self._watched(identity, watch)
         listing = self._run(
-            "INSERT INTO listings (origin, folder, checked_at, mark) VALUES (?, ?, ?, ?)", values
+            "INSERT INTO listings (origin, folder, checked_at, mark, feed, place) VALUES (?, ?, ?, ?, ?, ?)",
+            (_origin(identity), _blob(folder), checked_at, mark, feed, place),
         ).lastrowid
         children = {info.path: (info, marks.get(info.path)) for info in infos}
+        beside = float(checked_at), feed, place
         self._run_many(
-            "INSERT INTO children VALUES (?, ?, ?, ?)",
+            "INSERT INTO children (listing, path, info, mark, item) VALUES (?, ?, ?, ?, ?)",
             (
-                (listing, _blob(path), sealed(info, identity, path, float(checked_at), own), own)
+                (
+                    listing,
+                    _blob(path),
+                    sealed(info, identity, path, beside[0], own, *beside[1:]),
+                    own,
+                    None if feed is None else _item_of(identity, info),
+                )
                 for path, (info, own) in children.items()
             ),
         )
@@ -488,10 +514,10 @@ class Rows:
         self._count_facts(-len(gone) - self._clear_graves(n))
         return Sweep(_reached(facts, n), _reached(listings, few))
 
-    def _listing(self, identity: str, folder: str) -> tuple[int, float, int] | None:
+    def _listing(self, identity: str, folder: str) -> tuple[int, float, int, int | None, int | None] | None:
         values = (_origin(identity), _blob(folder))
         row = self._run(
-            "SELECT id, checked_at, mark FROM listings WHERE origin = ? AND folder = ?", values
+            "SELECT id, checked_at, mark, feed, place FROM listings WHERE origin = ? AND folder = ?", values
         ).fetchone()
         return row and tuple(row)
 
@@ -514,3 +540,118 @@ class Rows:
 
     def _count_facts(self, change: int) -> None:
         self._run("UPDATE meta SET value = value + ? WHERE name = 'facts'", (change,))
+
+    # Feeds of changes
+
+    def feed(self, identity: str, part: str) -> Feed | None:
+        """Return where the feed of one part of an origin was left; None when there is none."""
+        found = self._run(
+            "SELECT id, token, checked_at, number FROM feeds WHERE origin = ? AND part = ?",
+            (_origin(identity), _blob(part)),
+        ).fetchone()
+        return found and _feed(identity, *found)
+
+    def feed_by_id(self, identity: str, id: int) -> Feed | None:
+        found = self._run("SELECT id, token, checked_at, number FROM feeds WHERE id = ?", (id,)).fetchone()
+        return found and _feed(identity, *found)
+
+    def begin_feed(self, identity: str, part: str, token: str, checked_at: float) -> None:
+        """Store where a feed begins, unless another process did."""
+        text = sealed(None, identity, float(checked_at), 0, token) + token
+        self._run(
+            "INSERT OR IGNORE INTO feeds (origin, part, token, checked_at, number) VALUES (?, ?, ?, ?, 0)",
+            (_origin(identity), _blob(part), text, checked_at),
+        )
+
+    def advance_feed(self, identity: str, feed: Feed) -> None:
+        """Store where a feed is left now."""
+        text = sealed(None, identity, float(feed.checked_at), feed.number, feed.token) + feed.token
+        self._run(
+            "UPDATE feeds SET token = ?, checked_at = ?, number = ? WHERE id = ?",
+            (text, feed.checked_at, feed.number, feed.id),
+        )
+
+    def drop_feed(self, feed: Feed) -> None:
+        """Forget a feed: it tells nothing any more of what was watched by it."""
+        self._run("DELETE FROM feeds WHERE id = ?", (feed.id,))
+        self._run("DELETE FROM folders WHERE feed = ?", (feed.id,))
+
+    def paths_of(self, identity: str, id: str) -> list[str]:
+        """Return the paths at which the item of this id is stored, and watched by a feed."""
+        item = hash_of(identity, id)
+        rows = self._run(
+            "SELECT path FROM facts WHERE item = ? UNION SELECT path FROM children WHERE item = ?",
+            (item, item),
+        )
+        return [_text(path) for (path,) in rows]
+
+    def folders_of(self, identity: str, feed: Feed, id: str) -> list[str]:
+        """Return the paths of the folder of this id, if it leads to something that a feed watches."""
+        values = (feed.id, hash_of(identity, id))
+        return [
+            _text(path)
+            for (path,) in self._run("SELECT path FROM folders WHERE feed = ? AND item = ?", values)
+        ]
+
+    def stored_at(self, identity: str, path: str) -> list[tuple[ObjectInfo | None, str, int]]:
+        """Return all that is stored of `path`, by itself and in a listing of its folder; None says that it is absent.
+
+        With each, what its mark is of (a folder's name with "/" is its listing), and the mark.
+        """
+        found = list[tuple[ObjectInfo | None, str, int]]()
+        fact = self._run(
+            "SELECT info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?",
+            (_origin(identity), _blob(path)),
+        ).fetchone()
+        if fact is not None:
+            found.append((_believed(fact[0], identity, path, *fact[1:]), path, fact[2]))
+        folder = folder_of(path)
+        listing = self._listing(identity, folder)
+        if listing is not None:
+            id, checked_at, mark, *watch = listing
+            child = self._run(
+                "SELECT info, mark FROM children WHERE listing = ? AND path = ?", (id, _blob(path))
+            ).fetchone()
+            info = child and _believed(child[0], identity, path, checked_at, child[1], *watch)
+            found.append((info, f"{folder}/", mark))
+            if child and child[1] is not None:  # it answers for itself, whatever happened to its neighbours
+                found.append((info, path, child[1]))
+        return found
+
+    def _watched(self, identity: str, watch: Watch | None) -> tuple[int | None, int | None]:
+        """Return the feed that will tell of an answer, and whose folder it is about; Nones where it may have told already."""
+        if watch is None:
+            return None, None
+        feed = self.feed_by_id(identity, watch.feed)
+        if feed is None or feed.number != watch.number:
+            return None, None
+        hashes = {path: hash_of(identity, id) for path, id in watch.way}
+        self._run_many(
+            "INSERT OR IGNORE INTO folders VALUES (?, ?, ?)",
+            [(watch.feed, item, _blob(path)) for path, item in hashes.items()],
+        )
+        return watch.feed, next(iter(hashes.values()), 0)
+
+    def _told(self, identity: str, feed: int | None, folder: int | None) -> Told | None:
+        if feed is None or folder is None:
+            return None
+        now = self.feed_by_id(identity, feed)
+        return now and Told(now.checked_at, folder)
+
+
+def _feed(identity: str, id: int, text: str, checked_at: float, number: int) -> Feed:
+    """Return the feed in a row. Raises ValueError when it is damaged."""
+    token = text[8:]
+    unsealed(text[:8], "", identity, checked_at, number, token)
+    return Feed(id, token, checked_at, number)
+
+
+def _believed(text: str, identity: str, path: str, *beside: object) -> ObjectInfo | None:
+    """Return what was sealed; None for what is damaged, which nobody believes."""
+    with contextlib.suppress(ValueError):
+        return unsealed(text, path, identity, path, *beside)
+    return None
+
+
+def _item_of(identity: str, info: ObjectInfo | None) -> int | None:
+    return None if info is None or info.id is None else hash_of(identity, info.id)

@@ -197,6 +197,19 @@ class Marks(SharedSlots):
         for name in _names_touched(paths):
             self.slots[_slot(name, base)] = fresh
 
+    def change_alone(self, identity: str, paths: Iterable[str], folders: Iterable[str]) -> None:
+        """Change the marks of `paths`, of the listings that name them, and of all below `folders`, and no others.
+
+        For what an origin tells: a file that changed says nothing of the folders above it there.
+        """
+        base, fresh = _crc(identity), disk.nonce()
+        self.slots[_slot("\0epoch", base)] = fresh
+        for path in paths:
+            self.slots[_slot(path, base)] = fresh
+            self.slots[_slot(path.rpartition("/")[0] + "/", base)] = fresh
+        for folder in folders:
+            self.slots[_slot(_TREE + folder, base)] = fresh
+
 
 def _names_touched(paths: Iterable[str]) -> set[str]:
     """Return the paths, all folders above them, and (with a "/" behind) the listings of these and of the paths."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 
 __all__ = ["Alone", "Origin", "Reply", "clipped", "describe"]
 
@@ -98,6 +98,14 @@ class Origin(Protocol):
     def spare_s(self) -> float:
         """Return in how many seconds to look again whether the service takes a request that nobody waits for, without
         keeping one waiting that somebody does; 0: it does now."""
+        ...
+
+    async def changes(self, path: str, token: str | None) -> Changes | None:
+        """Return what happened since `token` was given, in that part of the origin which the first name of `path` is.
+
+        Without a token: the one of now, and nothing else. None: there is no feed of that part, or it cannot go on from
+        this token and has to begin anew.
+        """
         ...
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.errors import AccessDenied, ObjectNotFound
-from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
 from cachedfs.origins.base import describe
 from cachedfs.origins.failures import mapped
@@ -165,6 +165,10 @@ class GCSOrigin:
     async def _buckets(self) -> tuple[ObjectInfo, ...]:
         found = await self.call("ls", "", detail=True)
         return tuple(api.bucket_info(jsonable({**info, "name": info["name"].rstrip("/")})) for info in found)
+
+    async def changes(self, path: str, token: str | None) -> Changes | None:
+        """Return None: there is no feed."""
+        return None
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what gcsfs's `method` returns; takes no slot, as one call may be many requests."""

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
-from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Reply, clipped, describe
 from cachedfs.origins.failures import mapped
 from cachedfs.origins.inner import Once, close_session, invoke, make_filesystem
@@ -128,6 +128,10 @@ class GenericOrigin:
             path = plain_path(inner, info["name"])
             if path != folder:  # fsspec lists an object as its own only child
                 yield self._described(path, info)
+
+    async def changes(self, path: str, token: str | None) -> Changes | None:
+        """Return None: there is no feed."""
+        return None
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what the inner filesystem's `method` returns; takes no slot, as one call may be many requests."""

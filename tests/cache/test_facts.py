@@ -112,8 +112,8 @@ def test_absence_from_a_listing_is_one_question(cache):
     assert cache.listing_has(ORIGIN, "b", "b/x") is None
     assert cache.listing(ORIGIN, "b") is None
     listed(cache, "b", "b/x", age=2)
-    assert cache.listing_has(ORIGIN, "b", "b/x") == (NOW - 2, 9, True)
-    assert cache.listing_has(ORIGIN, "b", "b/nothing") == (NOW - 2, 9, False)
+    assert cache.listing_has(ORIGIN, "b", "b/x") == (NOW - 2, 9, True, None)
+    assert cache.listing_has(ORIGIN, "b", "b/nothing") == (NOW - 2, 9, False, None)
 
 
 def test_an_empty_folder_is_listed_empty(cache):

@@ -151,7 +151,7 @@ def test_no_operation_looks_at_more_rows_in_a_larger_cache(built, tmp_path):
 
 
 # The tables that grow, and the statements that may read all of one: none of them belongs to a read or a write.
-GROWING = {"blocks", "objects", "facts", "listings", "children", "graves", "pins", "leases"}
+GROWING = {"blocks", "objects", "facts", "listings", "children", "graves", "pins", "leases", "folders"}
 WHOLE = {
     "SELECT clock FROM blocks ORDER BY id DESC LIMIT 1": "the last row",
     "SELECT listing FROM graves LIMIT 1": "the first row",

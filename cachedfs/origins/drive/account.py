@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 _MOST_THREADS = 16  # of metadata requests: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
+_MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
 _GOOD = frozenset({200, 201, 204, 308})
 
 
@@ -233,6 +234,28 @@ class Connection:
         """Return the shared drives: their ids and names."""
         params = {"maxResults": "100", "fields": "nextPageToken,items(id,name)"}
         return await self._all(f"{self.base}/drive/v2/drives", "", "listing the shared drives", params)
+
+    async def start_token(self, drive_id: str, path: str) -> str:
+        """Return the token of the changes from now on, in a shared drive or ("") all that is the account's own."""
+        url = f"{api.changes_url(self.base)}/startPageToken"
+        params = {"fields": "startPageToken", **api.changes_params(drive_id)}
+        del params["includeItemsFromAllDrives"]  # the listing's alone
+        return str(
+            (await self.json("GET", url, path, "asking where its changes begin", params))["startPageToken"]
+        )
+
+    async def changes(self, drive_id: str, token: str, path: str) -> tuple[str, list[dict[str, Any]]]:
+        """Return the next token, and the changes since one was given. Raises ValueError when it is of no use any more."""
+        params = {"pageToken": token, "maxResults": "1000", "fields": api.CHANGE_FIELDS}
+        params |= api.changes_params(drive_id)
+        entries: list[dict[str, Any]] = []
+        for _ in range(_MOST_PAGES):
+            page = await self.json("GET", api.changes_url(self.base), path, "asking what changed", params)
+            entries += page.get("items", ())
+            if (after := page.get("newStartPageToken")) is not None:
+                return str(after), entries
+            params["pageToken"] = page["nextPageToken"]
+        raise ValueError(f"{api.url_of(path)}: more changed than is worth being told")
 
     async def _all(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
         """Return what is on all pages; a listing that was forgotten in the middle begins again, once."""

@@ -22,12 +22,13 @@ from cachedfs.errors import (
     ObjectNotFound,
     QuotaExceeded,
 )
-from cachedfs.model import ObjectInfo
+from cachedfs.model import Change, ObjectInfo
 from cachedfs.origins.google import error_of, trouble_of
 from cachedfs.origins.retry import Trouble
 
 __all__ = [
     "ANY_DRIVE",
+    "CHANGE_FIELDS",
     "FIELDS",
     "FOLDER",
     "GOOGLE",
@@ -36,6 +37,9 @@ __all__ = [
     "SHARED_WITH_ME",
     "SHORTCUT",
     "age",
+    "change_of",
+    "changes_params",
+    "changes_url",
     "child_query",
     "children_query",
     "dangling_info",
@@ -72,6 +76,7 @@ FIELDS = (
     "parents/id,labels/trashed,capabilities(canDownload,canReadRevisions),shortcutDetails"
 )
 LIST_FIELDS = f"nextPageToken,incompleteSearch,items({FIELDS})"
+CHANGE_FIELDS = f"nextPageToken,newStartPageToken,items(type,fileId,driveId,deleted,file({FIELDS}))"
 _NATIVE = "application/vnd.google-apps."
 _SLASH = "\uff0f"  # "／", as rclone shows it
 _NOT_RIGHTS = frozenset({"fileNotDownloadable", "fileNotExportable"})
@@ -123,6 +128,19 @@ def files_url(base: str) -> str:
 
 def file_url(base: str, id: str) -> str:
     return f"{files_url(base)}/{quote(id, safe='')}"
+
+
+def changes_url(base: str) -> str:
+    return f"{base}/drive/v2/changes"
+
+
+def changes_params(drive_id: str) -> dict[str, str]:
+    """Return of what changes are asked: of one shared drive, or ("") of all that is the account's own.
+
+    Of the latter with shared drives: who asks without is not told of what moves there.
+    """
+    params = {**ANY_DRIVE, "includeItemsFromAllDrives": "true"}
+    return params | ({"driveId": drive_id} if drive_id else {})
 
 
 def upload_url(base: str, id: str | None) -> str:
@@ -212,6 +230,17 @@ def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | No
     details["canReadRevisions"] = bool(capabilities.get("canReadRevisions", False))
     size = int(item["fileSize"]) if "fileSize" in item and not is_native(item["mimeType"]) else None
     return ObjectInfo(path, "file", size, _fingerprint(item, size), id=item["id"], details=details)
+
+
+def change_of(entry: Mapping[str, Any]) -> Change:
+    """Return what an entry of the changes says: where the item is now."""
+    item = entry.get("file")
+    if not item:
+        return Change(entry.get("fileId") or entry.get("driveId") or "")
+    # Also what is in the trash has its place: it comes back with the folder that it was trashed in.
+    places = tuple((parent["id"], shown(item["title"])) for parent in item.get("parents", ()))
+    is_gone = entry.get("deleted") or is_trashed(item)
+    return Change(item["id"], places, None if is_gone else item_info(item, ""))
 
 
 def dangling_info(shortcut: Mapping[str, Any], path: str) -> ObjectInfo:

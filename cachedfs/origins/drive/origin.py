@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -10,18 +11,20 @@ from contextlib import aclosing
 from typing import Any
 
 from cachedfs.errors import ObjectNotFound
-from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.account import Account
+from cachedfs.origins.drive.account import Account, Connection
 from cachedfs.origins.drive.media import MediaRead
-from cachedfs.origins.drive.tree import Tree, plain_path
+from cachedfs.origins.drive.tree import MY_DRIVE, Tree, has_feed, place_of, plain_path
 from cachedfs.origins.failures import mapped
 from cachedfs.origins.inner import Once, invoke
 from cachedfs.origins.pacing import Book, OwnBook, Pacer
 from cachedfs.origins.retry import Policy
 
 __all__ = ["DriveOrigin"]
+
+log = logging.getLogger("cachedfs.origins")
 
 
 class DriveOrigin:
@@ -114,6 +117,28 @@ class DriveOrigin:
                 if below is None:
                     return
                 yield below
+
+    async def changes(self, path: str, token: str | None) -> Changes | None:
+        """Return what changed in My Drive, or in one shared drive; nobody tells it of other parts as a whole."""
+        path = plain_path(path)
+        part = place_of(path).top
+        with mapped(api.url_of(path), "asking what changed"):
+            to = await self.account.connection()
+            try:
+                if token is None:
+                    return await self._first_token(to, part)
+                drive_id, _, page_token = token.partition("/")
+                after, entries = await to.changes(drive_id, page_token, part)
+            except (ValueError, ObjectNotFound) as error:  # forgotten, or of a drive that is out of sight
+                log.info("the changes of %s have to begin anew: %s", api.url_of(part), error)
+                return None
+        return Changes(f"{drive_id}/{after}", tuple(map(api.change_of, entries)))
+
+    async def _first_token(self, to: Connection, part: str) -> Changes | None:
+        if not has_feed(part):
+            return None
+        drive_id = "" if part == MY_DRIVE else str((await self.tree.folder(part)).id)
+        return Changes(f"{drive_id}/{await to.start_token(drive_id, part)}")
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what the filesystem's `method` returns."""

@@ -16,7 +16,7 @@ from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account, Connection
 
-__all__ = ["Place", "Tree", "id_and_key", "place_of", "plain_path", "side_by_side"]
+__all__ = ["MY_DRIVE", "Place", "Tree", "has_feed", "id_and_key", "place_of", "plain_path", "side_by_side"]
 
 T = TypeVar("T")
 
@@ -58,6 +58,11 @@ def id_and_key(top: str) -> tuple[str, str | None]:
     """Return what `id:ID` names, and the resource key of `id:ID,resourcekey=KEY`."""
     id, _, key = top.removeprefix(_ID).partition(_KEY)
     return id, key or None
+
+
+def has_feed(top: str) -> bool:
+    """Return whether Drive tells of all that changes below a start of paths: in a drive, but not in a view of many."""
+    return top == MY_DRIVE or top.startswith(_SHARED)
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

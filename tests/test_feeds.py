@@ -1,0 +1,493 @@
+"""What an origin tells by itself: one question in place of many, and nothing known is older for it."""
+
+import math
+import random
+import threading
+
+import fsspec
+import pytest
+
+from cachedfs.cache import BlockCache
+from cachedfs.origins.drive import account
+from cachedfs.sim import Fault
+from tests.support import forget, noise, tally
+
+
+@pytest.fixture
+def fs(drive):
+    return fsspec.filesystem("cdrive")
+
+
+def anew():
+    """Return a filesystem as a new process would have it, with nothing in memory."""
+    forget()
+    return fsspec.filesystem("cdrive")
+
+
+@pytest.fixture
+def tree(drive):
+    """12 folders with 48 files in them, and what they hold."""
+    return {
+        (path := f"{a}/{b}/{i}.txt"): drive.put(path, noise(300, seed=i))
+        for a in "ab"
+        for b in ("x", "y", "z/z", "")
+        for i in range(6)
+        if b
+    } | {f"{a}/{i}.txt": drive.put(f"{a}/{i}.txt", noise(100, seed=i)) for a in "ab" for i in range(6)}
+
+
+def id_of(drive, key):
+    return drive.server.find(f"{drive.name}/{key}".rstrip("/"))[0]["id"]
+
+
+FOLDER = "application/vnd.google-apps.folder"
+
+
+# What it costs.
+
+
+def test_session_two_costs_one_request_when_nothing_changed(drive, fs, tree, clock):
+    data = {drive.path(key): content for key, content in tree.items()}
+    names = fs.find(drive.path())
+    assert names == sorted(data)
+    assert fs.cat(names) == data
+    drive.asked()
+    for _ in range(2):
+        clock(3600)
+        again = anew()
+        assert again.find(drive.path()) == names
+        assert again.cat(names) == data
+        assert len(again.ls(drive.path("a"))) == 9
+        assert [again.exists(drive.path(key)) for key in ("a/x", "a/none", "none")] == [True, False, False]
+        with again.open(drive.path("b/z/z/3.txt")) as file:
+            assert file.read() == tree["b/z/z/3.txt"]
+        assert drive.asked() == ["change"]
+
+
+def test_one_file_of_a_listed_tree_costs_one_request_in_a_session_that_asks_for_nothing_else(
+    drive, fs, tree, clock
+):
+    fs.cat(fs.find(drive.path()))
+    drive.asked()
+    clock(3600)
+    assert anew().cat_file(drive.path("a/z/z/0.txt")) == tree["a/z/z/0.txt"]
+    assert drive.asked() == ["change"]
+
+
+def test_a_shared_drive_has_a_feed_of_its_own(drive, fs, clock):
+    team = drive.server.share_drive(name := f"team of {drive.name}")
+    for i in range(3):
+        drive.server.put(f"folder/{i}.txt", b"%d" % i, parent=team)
+    names = fs.find(f"shared:{name}")
+    assert sorted(fs.cat(names).values()) == [b"0", b"1", b"2"]
+    drive.asked()
+    clock(3600)
+    assert len(anew().cat(names)) == 3
+    assert drive.asked() == ["change"]
+    clock(61)
+    drive.server.edit(drive.server.find("folder/1.txt", parent=team)[0]["id"], parents=["root"])
+    assert anew().find(f"shared:{name}") == [names[0], names[2]]
+    assert drive.asked() == ["change", "list"]
+
+
+def test_files_that_were_never_listed_cost_one_request_from_the_third_session_on(drive, fs, clock):
+    data = {drive.path(f"d/{i}.txt"): drive.put(f"d/{i}.txt", noise(100, seed=i)) for i in range(5)}
+    way = ["get", "list", "list"]
+    for expected in (
+        [*way, *["list"] * 5, *["media"] * 5],
+        ["change", *way, *["list"] * 5],
+        ["change"],
+        ["change"],
+    ):
+        session = anew()
+        for name, content in data.items():
+            assert session.cat_file(name) == content
+        assert drive.asked() == sorted(expected)
+        clock(3600)
+
+
+def test_a_thousand_questions_at_once_are_one_poll(drive, fs, clock):
+    for i in range(300):
+        drive.put(f"{i:03}.txt", b"x")
+    names = fs.find(drive.path())
+    fs.cat(names)
+    drive.asked()
+    clock(61)
+    drive.server.fail(Fault(kind="change", stall_s=0.3))
+    assert len(anew().cat(names)) == 300
+    assert drive.asked() == ["change"]
+
+
+def test_within_max_age_nobody_polls_whatever_is_asked(drive, fs, tree, clock):
+    fs.find(drive.path())
+    clock(61)
+    fs.ls(drive.path("a"))
+    drive.asked()
+    for _ in range(5):
+        clock(10)
+        assert len(fs.find(drive.path())) == len(tree)
+        assert not fs.exists(drive.path("a/none"))
+    assert drive.asked() == []
+
+
+@pytest.mark.parametrize("options", [{"max_age": "immutable"}, {"max_age": 0}, {"offline": True}])
+def test_who_may_not_trust_it_or_need_not_ask_never_polls(drive, fs, tree, clock, options):
+    fs.find(drive.path())
+    clock(3600)
+    drive.asked()
+    other = fsspec.filesystem("cdrive", **options)
+    assert len(other.ls(drive.path("a"))) == 9
+    assert "change" not in drive.asked()
+
+
+def test_processes_share_one_poll(drive, fs, tree):
+    """Each finds what is known 2 s old at most; the poll of the first is good for the second."""
+    names = fs.find(drive.path())
+    fs.cat(names)
+    code = """
+        import fsspec, sys
+        from cachedfs import facts
+        fs = fsspec.filesystem("cdrive", max_age=1000)
+        import time
+        real = time.time
+        time.time = lambda: real() + 2000
+        for line in sys.stdin:
+            print(len(fs.cat(fs.find(line.strip()))), flush=True)
+    """
+    drive.asked()
+    forget()
+    with drive.talking(code) as one, drive.talking(code) as other:
+        answers = []
+        threads = [
+            threading.Thread(target=lambda ask=ask: answers.append(ask(drive.path()))) for ask in (one, other)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == [str(len(tree))] * 2
+    assert drive.asked() == ["change"]
+
+
+def test_a_find_lists_only_the_folders_that_changed(drive, fs, tree, clock):
+    fs.find(drive.path())
+    clock(61)
+    drive.put("b/y/new.txt", b"x")
+    drive.asked()
+    assert anew().find(drive.path()) == sorted([*map(drive.path, tree), drive.path("b/y/new.txt")])
+    assert drive.asked() == ["change", "list"]
+
+
+def test_what_changed_without_a_trace_costs_nothing(drive, fs, tree, clock):
+    """A comment, a share: the item is told of, and is what it was."""
+    fs.find(drive.path())
+    clock(61)
+    drive.server.edit(id_of(drive, "a/x/1.txt"), description="a comment")
+    drive.server.edit(id_of(drive, "a/0.txt"), labels={"starred": True})
+    drive.asked()
+    assert len(fs.find(drive.path())) == len(tree)
+    assert drive.asked() == ["change"]
+
+
+@pytest.mark.parametrize("n", [10_000, pytest.param(200_000, marks=pytest.mark.stress)])
+def test_one_name_in_a_huge_folder_costs_three_requests(drive, fs, n):
+    folder = drive.server.folder("huge")
+    try:
+        drive.server.fill(folder, n)
+        drive.server.reset()
+        assert fs.info("My Drive/huge/f003456")["size"] == 16
+        assert drive.asked() == ["get", "list", "list"]
+        assert fs.cat_file("My Drive/huge/f003457") == b"f003457\nf003457\n"
+        assert drive.asked() == ["list", "media"]
+    finally:
+        drive.server.remove(folder)
+
+
+def test_a_long_listing_costs_its_pages_its_way_and_where_its_changes_begin(drive, fs, clock):
+    drive.server.fill(drive.server.folder(f"{drive.name}/long"), 5500)
+    drive.server.reset()
+    names = fs.ls(drive.path("long"), detail=False)
+    assert len(names) == 5500
+    assert drive.asked() == ["change", "get", *["list"] * (2 + 6)]
+    clock(3600)
+    drive.server.put(f"{drive.name}/long/f000007", b"changed")
+    again = anew()
+    assert again.info(names[8])["size"] == 16
+    assert again.cat_file(names[7]) == b"changed"
+    assert drive.asked() == ["change", "list", "media"]  # one name is asked for, and no page
+
+
+# When it fails.
+
+
+def test_a_token_that_is_rejected_means_listing_again_and_a_new_beginning(drive, fs, tree, clock):
+    names = fs.find(drive.path())
+    drive.server.expire_changes()
+    clock(3600)
+    drive.put("a/x/0.txt", b"meanwhile")
+    drive.asked()
+    again = anew()
+    assert again.find(drive.path()) == names
+    assert again.cat_file(drive.path("a/x/0.txt")) == b"meanwhile"
+    # The token in vain, and the next one; then as in the first session, and the file.
+    assert drive.asked() == ["change", "change", "get", *["list"] * 12, "media"]
+    clock(3600)
+    assert anew().find(drive.path()) == names
+    assert drive.asked() == ["change"]
+
+
+def test_more_changes_than_are_worth_reading_mean_listing_again(drive, fs, tree, clock, monkeypatch):
+    monkeypatch.setattr(account, "_MOST_PAGES", 2)
+    fs.find(drive.path())
+    drive.server.fill(drive.server.folder(f"{drive.name}/new"), 2500)
+    clock(3600)
+    drive.asked()
+    assert len(fs.find(drive.path())) == len(tree) + 2500
+    assert drive.asked() == ["change"] * 3 + ["get", *["list"] * (12 + 3)]
+
+
+def test_a_feed_that_fails_is_left_alone_for_a_while_and_all_is_asked_as_without(drive, fs, tree, clock):
+    names = fs.find(drive.path())
+    clock(61)
+    drive.put("a/x/0.txt", b"meanwhile")
+    drive.server.fail(Fault(kind="change", status=403, reason="insufficientPermissions", times=99))
+    drive.asked()
+    assert fs.find(drive.path()) == names
+    assert fs.cat_file(drive.path("a/x/0.txt")) == b"meanwhile"
+    assert drive.asked() == ["change", "get", *["list"] * 12, "media"]
+    clock(61)
+    assert fs.find(drive.path()) == names
+    assert "change" not in drive.asked()
+
+
+def test_what_the_feed_does_not_show_yet_is_seen_when_it_does(drive, fs, tree, clock):
+    """Nobody says how late Drive's feed is: what is known is as old as `max_age` and that delay at most."""
+    fs.cat(fs.find(drive.path()))
+    drive.server.delay_changes(math.inf)
+    try:
+        drive.put("a/x/0.txt", b"meanwhile")
+        clock(61)
+        assert fs.cat_file(drive.path("a/x/0.txt")) == tree["a/x/0.txt"]
+    finally:
+        drive.server.delay_changes(0)
+    clock(61)
+    assert fs.cat_file(drive.path("a/x/0.txt")) == b"meanwhile"
+
+
+def test_where_no_feed_can_be_kept_it_is_asked_for_once(drive, fs, tree, clock, monkeypatch):
+    monkeypatch.setattr(BlockCache, "feed", lambda *_: None)
+    for _ in range(2):
+        assert len(fs.find(drive.path())) == len(tree)
+        clock(61)
+    assert drive.asked().count("change") == 1
+
+
+def test_views_that_no_feed_tells_of_are_asked_about(drive, fs, clock):
+    drive.put("folder/x.txt", b"x")
+    shared = drive.server.shared_with_me(f"{drive.name}.txt", b"y")
+    top = f"id:{id_of(drive, 'folder')}"
+    for _ in range(2):
+        assert fs.ls(top, detail=False) == [f"{top}/x.txt"]
+        assert f"Shared with me/{drive.name}.txt" in fs.ls("Shared with me", detail=False)
+        assert drive.asked() == ["get", "list", "list"]
+        clock(61)
+    drive.server.remove(shared)
+
+
+# What it is worth.
+
+
+def trash_and_back(drive):
+    drive.server.trash(id_of(drive, "d/one"))
+    drive.server.trash(id_of(drive, "d/one"), False)
+
+
+EDITS = {
+    "content": lambda drive: drive.put("d/one", b"other"),
+    "a name": lambda drive: drive.server.edit(id_of(drive, "d/one"), title="three"),
+    "a name that was known to be free": lambda drive: drive.server.edit(id_of(drive, "d/one"), title="free"),
+    "a new file": lambda drive: drive.put("d/free", b"new"),
+    "a place": lambda drive: drive.server.edit(id_of(drive, "d/one"), parents=[id_of(drive, "e")]),
+    "a second place": lambda drive: drive.server.edit(
+        id_of(drive, "d/one"), parents=[id_of(drive, "d"), id_of(drive, "e")]
+    ),
+    "the trash": lambda drive: drive.server.trash(id_of(drive, "d/one")),
+    "back out of it": trash_and_back,
+    "gone": lambda drive: drive.delete("d/one"),
+    "gone, with an older one of the name": lambda drive: drive.server.remove(id_of(drive, "d/two")),
+    "older than another of the name": lambda drive: drive.server.edit(
+        id_of(drive, "d/two"), modifiedDate="2000-01-01T00:00:00.000Z"
+    ),
+    "a newer one of the name": lambda drive: drive.put("d/one", b"newer", new=True),
+    "a folder's name": lambda drive: drive.server.edit(id_of(drive, "d"), title="f"),
+    "a folder's place": lambda drive: drive.server.edit(id_of(drive, "d"), parents=[id_of(drive, "e")]),
+    "a folder in the trash": lambda drive: drive.server.trash(id_of(drive, "d")),
+    "a folder gone": lambda drive: drive.server.remove(id_of(drive, "d")),
+    "a newer folder of the name": lambda drive: drive.server.put(
+        "one", b"in the newer", parent=drive.server.add("d", b"", parent=id_of(drive, ""), mimeType=FOLDER)
+    ),
+    "another drive": lambda drive: drive.server.edit(
+        id_of(drive, "d"), parents=[drive.server.share_drive(f"to {drive.name}")]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+@pytest.mark.parametrize("by", ["listing", "name"])
+def test_a_change_of_every_kind_is_seen_after_max_age(drive, own_cache, clock, what, by):
+    for key in ("d/one", "d/two", "d/sub/x", "e/y"):
+        drive.put(key, key.encode())
+    drive.put("d/two", b"the newer one", new=True)
+    truth = fsspec.filesystem("cdrive", max_age=0, cache_dir=f"{own_cache}-truth")
+    fs = fsspec.filesystem("cdrive")
+    names = ("d/one", "d/two", "d/free", "d/sub/x", "e/one", "e/d/one", "f/one", "d", "e")
+    look = ((drive.path(),), ()) if by == "listing" else ((), [drive.path(name) for name in names])
+    for _ in range(3):
+        assert seen(fs, *look) == seen(truth, *look)
+        clock(61)
+    EDITS[what](drive)
+    assert seen(fs, *look) == seen(truth, *look)
+
+
+def test_what_is_behind_a_shortcut_is_asked_about_as_no_feed_need_tell_of_it(drive, fs, clock):
+    drive.put("target/x", b"before")
+    drive.put("file", b"before")
+    drive.server.shortcut(f"{drive.name}/link", id_of(drive, "target"))
+    drive.server.shortcut(f"{drive.name}/d/link", id_of(drive, "file"))
+    for name in ("link", "d", "link/x", "d/link"):
+        fs.ls(drive.path(name))
+        fs.info(drive.path(name))
+    drive.server.delay_changes(math.inf)
+    try:
+        for key in ("target/x", "file"):
+            drive.put(key, b"and after")
+        clock(61)
+        fs.info(drive.path("link"))
+        assert [info["size"] for name in ("link", "d") for info in fs.ls(drive.path(name))] == [9, 9]
+        assert fs.info(drive.path("link/x"))["size"] == fs.info(drive.path("d/link"))["size"] == 9
+    finally:
+        drive.server.delay_changes(0)
+
+
+class Editor:
+    """Somebody who changes everything that can be changed, in all ways; always the same for the same seed."""
+
+    def __init__(self, drive, team, seed):
+        self.drive, self.server, self.rng, self.team = drive, drive.server, random.Random(seed), team
+        self.root = self.server.folder(drive.name)
+        self.files, self.folders, self.n = [], [self.root, team], 0
+        for _ in range(25):
+            self.act()
+
+    def act(self):
+        acts = [self.add, self.write, self.rename, self.move, self.trash, self.remove, self.back, self.touch]
+        acts += [self.fold, self.fold, self.link, self.share, self.hide]
+        self.n += 1
+        try:
+            self.rng.choice(acts)()
+        except (LookupError, IndexError):  # what it was to happen to is gone, or would be in itself
+            pass
+
+    def name(self):
+        return self.rng.choice(["a", "b", "c", "sub", "it's", "x/y", "ü"])
+
+    def folder(self):
+        return self.rng.choice(self.folders)
+
+    def any(self):
+        return self.rng.choice(self.files + self.folders[2:])
+
+    def add(self):
+        self.files.append(self.server.add(self.name(), b"%d" % self.n, parent=self.folder()))
+
+    def fold(self):
+        name = f"folder {self.rng.randrange(3)}"
+        self.folders.append(self.server.add(name, b"", parent=self.folder(), mimeType=FOLDER))
+
+    def write(self):
+        item = self.server.item(self.rng.choice(self.files))
+        self.server.put(item["title"].replace("/", "-"), b"new %d" % self.n, parent=item["parents"][0]["id"])
+
+    def rename(self):
+        self.server.edit(self.any(), title=self.name())
+
+    def move(self):
+        self.server.edit(self.any(), parents=[self.folder()])
+
+    def share(self):
+        self.server.edit(self.any(), parents=sorted({self.folder(), self.folder()}))
+
+    def trash(self):
+        self.server.trash(self.any())
+
+    def back(self):
+        self.server.trash(self.any(), False)
+
+    def remove(self):
+        self.server.remove(self.any())
+
+    def touch(self):
+        day = self.rng.randrange(1, 28)
+        self.server.edit(self.any(), modifiedDate=f"20{self.rng.randrange(10, 40)}-02-{day:02}T00:00:00.000Z")
+
+    def hide(self):
+        self.server.edit(self.any(), capabilities={"canDownload": self.rng.random() < 0.5})
+
+    def link(self):
+        self.server.shortcut(f"link {self.rng.randrange(2)}", self.any(), parent=self.folder())
+
+
+def seen(fs, tops, paths):
+    """Return all that a reader can see: listings level by level, a find, and each path by itself."""
+    found = {}
+    for top in tops:
+        for here, folders, files in fs.walk(top, detail=True):
+            found[f"{here}/"] = {**folders, **files}
+        found[f"find {top}"] = fs.find(top, withdirs=True, detail=True)
+    for path in paths:
+        try:
+            found[path] = fs.info(path)
+        except FileNotFoundError:
+            found[path] = None
+    return found
+
+
+def edit_and_compare(drive, own_cache, clock, seed, n_rounds):
+    team = drive.server.share_drive(f"team {drive.name} {seed}")
+    tops = [drive.path(), f"shared:team {drive.name} {seed}"]
+    editor = Editor(drive, team, seed)
+    truth = fsspec.filesystem("cdrive", max_age=0, cache_dir=f"{own_cache}-truth")
+    fs = fsspec.filesystem("cdrive")
+    paths = set()
+    spared = 0
+    for number in range(n_rounds):
+        for _ in range(editor.rng.randrange(5)):
+            editor.act()
+        clock(61)
+        if number % 4 == 3:
+            fs = anew()
+            truth = fsspec.filesystem("cdrive", max_age=0, cache_dir=f"{own_cache}-truth")
+        expected = seen(truth, tops, ())
+        paths |= {info["name"] for listing in expected.values() for info in listing.values()}
+        asked = sorted(editor.rng.sample(sorted(paths), min(len(paths), 15)))
+        expected |= seen(truth, (), asked)
+        n_true = len(drive.asked())
+        if number % 3:  # some rounds begin with the paths, others with the listings
+            assert seen(fs, (), asked) == {path: expected[path] for path in asked}, (seed, number)
+        assert seen(fs, tops, asked) == expected, (seed, number)
+        spared += n_true - len(drive.asked())
+        tally("rounds of edits at Drive after which all was seen as it is")
+    assert spared > 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.filterwarnings("ignore")
+def test_whatever_changes_is_seen_after_max_age_as_a_new_listing_has_it(drive, own_cache, clock, seed):
+    edit_and_compare(drive, own_cache, clock, seed, n_rounds=6)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_whatever_changes_in_any_order_is_seen_after_max_age(drive, own_cache, clock, seed):
+    edit_and_compare(drive, own_cache, clock, seed, n_rounds=40)
