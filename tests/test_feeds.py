@@ -319,6 +319,10 @@ EDITS = {
         id_of(drive, "d/two"), modifiedDate="2000-01-01T00:00:00.000Z"
     ),
     "a newer one of the name": lambda drive: drive.put("d/one", b"newer", new=True),
+    "a place that goes": lambda drive: (
+        drive.server.edit(id_of(drive, "d/one"), parents=[id_of(drive, "e")]),
+        drive.server.remove(id_of(drive, "e")),
+    ),
     "a folder's name": lambda drive: drive.server.edit(id_of(drive, "d"), title="f"),
     "a folder's place": lambda drive: drive.server.edit(id_of(drive, "d"), parents=[id_of(drive, "e")]),
     "a folder in the trash": lambda drive: drive.server.trash(id_of(drive, "d")),

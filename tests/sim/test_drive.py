@@ -514,6 +514,18 @@ def test_a_shared_drive_has_a_feed_of_its_own(server: DriveServer, v2: Any) -> N
     assert ask_json(server, at, driveId="x", supportsAllDrives="true")["status"] == 404
 
 
+def test_what_was_moved_into_a_folder_that_is_then_removed_is_told_to_be_gone(
+    server: DriveServer, v2: Any
+) -> None:
+    item_id, stays, folder = server.put("a/f", b""), server.put("b/g", b""), server.folder("b")
+    first = v2.changes().getStartPageToken().execute()["startPageToken"]
+    server.edit(item_id, parents=[folder])
+    server.remove(folder)
+    rows = v2.changes().list(pageToken=first).execute()["items"]
+    assert [(row["fileId"], row["deleted"]) for row in rows] == [(item_id, True), (folder, True)]
+    assert stays not in [row["fileId"] for row in rows]
+
+
 def test_what_leaves_a_shared_drive_is_removed_in_its_feed_and_there_alone(
     server: DriveServer, v2: Any
 ) -> None:

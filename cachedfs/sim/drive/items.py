@@ -219,17 +219,22 @@ class Items:
             self._note(item, left=before)
 
     def remove(self, item: Item) -> None:
-        """Delete an item for good, and what lies in it and nowhere else; one change tells of all."""
+        """Delete an item for good, and what lies in it and nowhere else; one change tells of all.
+
+        What happened to those others before stays told: it may have been another folder that they were in.
+        """
+        self._drop(item)
+        self._note(item)
+
+    def _drop(self, item: Item) -> None:
         for child in list(self.children(item.id)):
             if child.parents == [item.id]:
-                self.remove(child)
-                self._changes.pop(child.id, None)
+                self._drop(child)
             else:
                 self.move(child, [parent for parent in child.parents if parent != item.id])
                 self.touch(child)
         self._unlink(item)
         del self._items[item.id]
-        self._note(item)
 
     def share_drive(self, name: str) -> str:
         """Return the id of a new shared drive, which is the id of its top folder too."""
