@@ -106,15 +106,15 @@ def test_files_that_were_never_listed_cost_one_request_from_the_third_session_on
         clock(3600)
 
 
-def test_a_thousand_questions_at_once_are_one_poll(drive, fs, clock):
-    for i in range(300):
+def test_a_hundred_questions_at_once_are_one_poll(drive, fs, clock):
+    for i in range(100):
         drive.put(f"{i:03}.txt", b"x")
     names = fs.find(drive.path())
     fs.cat(names)
     drive.asked()
     clock(61)
     drive.server.fail(Fault(kind="change", stall_s=0.3))
-    assert len(anew().cat(names)) == 300
+    assert len(anew().cat(names)) == 100
     assert drive.asked() == ["change"]
 
 
@@ -204,11 +204,11 @@ def test_one_name_in_a_huge_folder_costs_three_requests(drive, fs, n):
 
 
 def test_a_long_listing_costs_its_pages_its_way_and_where_its_changes_begin(drive, fs, clock):
-    drive.server.fill(drive.server.folder(f"{drive.name}/long"), 5500)
+    drive.server.fill(drive.server.folder(f"{drive.name}/long"), 2500)
     drive.server.reset()
     names = fs.ls(drive.path("long"), detail=False)
-    assert len(names) == 5500
-    assert drive.asked() == ["change", "get", *["list"] * (2 + 6)]
+    assert len(names) == 2500
+    assert drive.asked() == ["change", "get", *["list"] * (2 + 3)]
     clock(3600)
     drive.server.put(f"{drive.name}/long/f000007", b"changed")
     again = anew()
@@ -337,7 +337,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("what", EDITS)
-@pytest.mark.parametrize("by", ["listing", "name"])
+@pytest.mark.parametrize("by", ["listing", pytest.param("name", marks=pytest.mark.stress)])
 def test_a_change_of_every_kind_is_seen_after_max_age(drive, own_cache, clock, what, by):
     for key in ("d/one", "d/two", "d/sub/x", "e/y"):
         drive.put(key, key.encode())
@@ -346,7 +346,7 @@ def test_a_change_of_every_kind_is_seen_after_max_age(drive, own_cache, clock, w
     fs = fsspec.filesystem("cdrive")
     names = ("d/one", "d/two", "d/free", "d/sub/x", "e/one", "e/d/one", "f/one", "d", "e")
     look = ((drive.path(),), ()) if by == "listing" else ((), [drive.path(name) for name in names])
-    for _ in range(3):
+    for _ in range(2):
         assert seen(fs, *look) == seen(truth, *look)
         clock(61)
     EDITS[what](drive)
