@@ -26,6 +26,7 @@ PEERS = {
     "drive_many_bad": [],
     "drive_many_units": [],
     "drive_day": [],
+    "drive_list": ["pydrive2"],
 }
 # How many items of a workload slow peers do; what they take is scaled. --full: all.
 SAMPLES = {
@@ -55,6 +56,7 @@ OUR_COLD = {
     "drive_many_bad": 1,
     "drive_many_units": 1,
     "drive_day": 1,
+    "drive_list": 1,
 }  # passes with an empty cache; elsewhere 3
 IMPORTS = 9
 

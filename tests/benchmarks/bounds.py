@@ -70,6 +70,11 @@ def drive_many_s(profile: Profile) -> float:
     return max(waits_s, quota_s, len(MANY) * MANY_SIZE / profile.total_rate)
 
 
+def drive_list_s() -> float:
+    """Return what the ten pages of a listing take by themselves."""
+    return 10 * (DRIVE_EVEN.listing.median_s + 1000 * DRIVE_EVEN.list_item_s)
+
+
 def per_call_us(result: Result) -> float:
     return result.figures["second"].median / 5000 * 1e6
 
@@ -113,6 +118,7 @@ BOUNDS = [
     Bound("drive_many_units", "cold", round(1000 / (0.9 * 27), 2), _COLD),
     Bound("drive_many_units", "refused after ten seconds", 0.0, median("refused_late"), ""),
     Bound("drive_day", "requests a file, cold", 1.1, per_file("cold"), ""),
+    Bound("drive_list", "cold over its pages", 1.2, lambda result: _COLD(result) / drive_list_s(), "x"),
     *_requests("drive_one_by_one"),
     Bound("drive_one_by_one", "second pass", 0.01, _SECOND),
     Bound("drive_big", "second pass", 0.02, _SECOND),

@@ -19,6 +19,7 @@ N_LISTED = 64  # small files that Drive has, of the same
 MANY, MANY_SIZE = [f"many/{number:04}.bin" for number in range(1000)], 36_000  # of Drive, as small images are
 DAY = [f"day/{number // 1000}/{number % 1000:03}.bin" for number in range(10_000)]
 DAY_SIZE = 2_000
+CROWD, N_CROWD = "crowd", 10_000  # a folder of Drive and its files: ten pages
 SMALL = [f"small/{number:03}.json" for number in range(300)]
 N_LINES, LINE_SIZE = 98_000, 1000
 DENSE_SHAPE, DENSE_CHUNK = (360, 256, 256), (1, 256, 256)  # float32: 360 chunks of 256 KiB, 94 MB
@@ -52,6 +53,9 @@ def make_for_drive(folder: Path) -> None:
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(rng.randbytes(size))
+    (folder / CROWD).mkdir()
+    for number in range(N_CROWD):
+        (folder / CROWD / f"{number:05}.bin").touch()
 
 
 def _make_small(folder: Path, names: list[str], rng: random.Random) -> None:

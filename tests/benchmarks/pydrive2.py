@@ -27,6 +27,9 @@ class PyDrive2FileSystem(fsspec.AbstractFileSystem):
     def find(self, path: str, **options: Any) -> Any:
         return stubborn(self._fs.find, self._strip_protocol(path))
 
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        return stubborn(self._fs.ls, self._strip_protocol(path), detail=detail)
+
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         assert start is end is None
         return stubborn(self._fs.cat_file, self._strip_protocol(path))

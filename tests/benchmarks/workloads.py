@@ -18,11 +18,13 @@ from tests.benchmarks import data
 from tests.benchmarks.data import (
     BIG,
     BIG_SIZE,
+    CROWD,
     DAY,
     DENSE,
     LARGE,
     LINES,
     MANY,
+    N_CROWD,
     N_LISTED,
     SAMPLES,
     SMALL,
@@ -54,6 +56,13 @@ class Place:
         if "://" in self.base:
             fs, root = fsspec.url_to_fs(self.base)
             fs.find(f"{root}/{folder}")
+
+    def names(self, folder: str) -> list[str]:
+        """Return the paths in a folder, as whoever lists it names them."""
+        if "://" not in self.base:
+            return [str(path) for path in Path(self.url(folder)).iterdir()]
+        fs, root = fsspec.url_to_fs(self.base)
+        return list(fs.ls(f"{root}/{folder}", detail=False))
 
     def cat(self, keys: list[str], **options: Any) -> list[bytes]:
         if "://" not in self.base:
@@ -252,6 +261,10 @@ def in_batches(keys: list[str]) -> Callable[[Place, int], Run]:
     return prepare
 
 
+def crowd(place: Place, n: int) -> Run:
+    return lambda: len(place.names(CROWD))
+
+
 def large(place: Place, n: int) -> Run:
     place.find("large")
     return in_sequence(place, LARGE)
@@ -280,6 +293,7 @@ _LIST = [
     Workload("drive_many_bad", "the same on a bad day", "the same at the latencies, errors (2 %) and stalls (0.5 %, 30 s) of a bad day, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_BAD),
     Workload("drive_many_units", "the same, 27 downloads a second", "the same at typical latencies without errors and stalls, 325,000 quota units a minute, which nobody tells", 1000, in_batches(MANY), service="drive", profile=DRIVE_UNITS),
     Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each, in ten folders: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0),
+    Workload("drive_list", "10,000 files of Drive listed", f"`fs.ls` of one folder, ten pages; {_EVEN}", N_CROWD, crowd, service="drive", profile=DRIVE_EVEN),
     Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=DRIVE_TYPICAL),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _LIST}
