@@ -475,8 +475,7 @@ class Mishaps:
                 self.attempt(lambda file=file: (file.write(b"x"), file.close()))
                 with contextlib.suppress(OSError):  # the same once more, where it was the write
                     file.close()
-        server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded"))
-        self.attempt(lambda: self.fs(server).pipe_file("My Drive/data/slow.txt", b"x"))
+        self.fs(server).pipe({f"My Drive/data/new/{number}.txt": b"x" for number in range(30)})
 
     def of_the_cache(self, server: DriveServer) -> None:
         for bad in ({"cache_dir": "/proc/none"}, {"cache_size": 0}):
