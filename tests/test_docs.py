@@ -36,6 +36,7 @@ from cachedfs.config import Config
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.origins.drive import upload
 from cachedfs.origins.drive.options import SIGN_IN, DriveOptions
+from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, Fault, GCSServer
 from tests.support import ROOT, noise
 
@@ -475,7 +476,10 @@ class Mishaps:
                 self.attempt(lambda file=file: (file.write(b"x"), file.close()))
                 with contextlib.suppress(OSError):  # the same once more, where it was the write
                     file.close()
-        self.fs(server).pipe({f"My Drive/data/new/{number}.txt": b"x" for number in range(30)})
+        with self.monkeypatch.context() as patch:
+            patch.setattr(quota, "CREATES", (quota.Limit(10.0),))
+            fs = self.fs(server, concurrency=15)  # a new one, which takes that pace
+            fs.pipe({f"My Drive/data/new/{number}.txt": b"x" for number in range(30)})
 
     def of_the_cache(self, server: DriveServer) -> None:
         for bad in ({"cache_dir": "/proc/none"}, {"cache_size": 0}):
