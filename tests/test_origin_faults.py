@@ -35,6 +35,7 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.origins.retry import Policy
+from cachedfs.plan import quota
 from cachedfs.sim import Fault
 from tests.support import Cloud, KiB, Machine, forget, noise, tally, until
 
@@ -387,6 +388,8 @@ def policy(monkeypatch):
     given = {"base_s": 0.001, "cap_s": 0.001, "stall_s": 10.0}
     for room in ("cachedfs.origins.gcs", "cachedfs.origins.drive.account"):
         monkeypatch.setattr(f"{room}.Policy", lambda: Policy(**given))
+    # What the pace is after so many refusals is shown elsewhere: here it would be waited for.
+    monkeypatch.setattr(quota, "REQUESTS", (quota.Limit(1e6),))
     # Its own six tries would wait 31 s in all.
     monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
     return given
