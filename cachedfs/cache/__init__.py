@@ -22,10 +22,11 @@ from cachedfs.cache.claims import Claims
 from cachedfs.cache.complaints import Complaints
 from cachedfs.cache.directory import Directory, layer_roots, open_directory, readable_root
 from cachedfs.cache.disk import Buffer, is_network
+from cachedfs.cache.fact_rows import Sweep
 from cachedfs.cache.facts import Fact, Feed, Listing, Told, Watch, hash_of
 from cachedfs.cache.following import follow
 from cachedfs.cache.handles import Handles
-from cachedfs.cache.index import TROUBLE, Index, Rows, Sweep
+from cachedfs.cache.index import TROUBLE, Index, Rows
 from cachedfs.cache.layers import Layers
 from cachedfs.cache.leases import Lease
 from cachedfs.cache.mapped import MappedFiles

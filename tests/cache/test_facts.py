@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.cache import BlockCache, Fact, index
+from cachedfs.cache import BlockCache, Fact, fact_rows
 from cachedfs.cache.facts import decode_info, encode_info
 from cachedfs.errors import CacheError
 from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey
@@ -166,7 +166,7 @@ def test_what_has_blocks_stays_known_for_as_long_as_they_do(cache):
 
 
 def test_there_is_a_limit_to_what_is_known(cache, monkeypatch):
-    monkeypatch.setattr(index, "_MOST_FACTS", 1000)
+    monkeypatch.setattr(fact_rows, "_MOST_FACTS", 1000)
     for n in range(2000):
         learn(cache, f"b/{n}", None, age=2000 - n)
     with cache._index.reading() as rows:
