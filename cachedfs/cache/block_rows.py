@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cachedfs.cache.schema import Numbers, blob_of, origin_of, text_of
+from cachedfs.cache.schema import Recorded, blob_of, origin_of, text_of
 from cachedfs.model import ObjectKey
 
 __all__ = ["BlockRow", "BlockRows", "LeaseRow"]
@@ -54,7 +54,7 @@ class LeaseRow(NamedTuple):
         return int(self.name, 16)
 
 
-class BlockRows(Numbers):
+class BlockRows(Recorded):
     """The statements about blocks, pins and leases."""
 
     # Blocks

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cachedfs.cache.facts import Feed, Told, Watch, hash_of, sealed, unsealed
-from cachedfs.cache.schema import Numbers, blob_of, origin_of, text_of
+from cachedfs.cache.schema import Recorded, blob_of, origin_of, text_of
 
 __all__ = ["FeedRows"]
 
 
-class FeedRows(Numbers):
+class FeedRows(Recorded):
     """The statements about feeds."""
 
     def feed(self, identity: str, part: str) -> Feed | None:
