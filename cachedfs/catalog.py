@@ -155,11 +155,11 @@ class Catalog:
         folder = path.rpartition("/")[0]
         if not folder or not self.source.origin(path).by_parent or self.source.config.lifetime_s == 0:
             return None
-        cache, identity = self.source.engine.cache, self.source.identity
-        listed = cache.listing_has(identity, folder, path)
+        shared, identity = self.source.engine.cache.known, self.source.identity
+        listed = shared.listing_has(identity, folder, path)
         if listed is None or not self._is_worth_listing(folder, listed[1]):
             return None
-        if (cache.listing_size(identity, folder, most=PAGE + 1) or 0) > PAGE:
+        if (shared.listing_size(identity, folder, most=PAGE + 1) or 0) > PAGE:
             return None
         with contextlib.suppress(ObjectNotFound):  # the folder is gone: the question itself will tell
             await self._once(f"{folder}/", lambda: self._listed_anew(folder))
@@ -170,7 +170,7 @@ class Catalog:
 
         Not at once where it changed since it was listed, as it will again: nobody knows how much a listing would bring.
         """
-        mark = self.source.engine.cache.listing_mark(self.source.identity, folder)
+        mark = self.source.engine.cache.known.listing_mark(self.source.identity, folder)
         at, n_asked = self._asked_in.pop(folder, (mark, 0))
         n_asked = n_asked + 1 if at == mark else 1
         self._asked_in[folder] = (mark, n_asked)
@@ -342,9 +342,9 @@ class Catalog:
         """Ask for a listing, one level or all, and remember it with every child it names."""
         if not deep:
             await self._feeds.begin(folder)
-        cache, now = self.source.engine.cache, time.time()
+        shared, now = self.source.engine.cache.known, time.time()
         seen = self._feeds.seen(folder)
-        epoch, mark = cache.epoch(self.source.identity), self.source.facts.mark(folder)
+        epoch, mark = shared.epoch(self.source.identity), self.source.facts.mark(folder)
         if (standby := self._listing_standby(folder, deep=deep)) is not None:
             return standby
         found: list[ObjectInfo] = []
@@ -408,15 +408,15 @@ class Catalog:
     def _keep_listings(
         self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: Watch | None
     ) -> None:
-        cache, identity = self.source.engine.cache, self.source.identity
+        shared, identity = self.source.engine.cache.known, self.source.identity
         marks = {
-            info.path: cache.mark(identity, info.path) for children in listings.values() for info in children
+            info.path: shared.mark(identity, info.path) for children in listings.values() for info in children
         }
-        folder_marks = {folder: cache.listing_mark(identity, folder) for folder in listings}
-        if cache.epoch(identity) != epoch:
+        folder_marks = {folder: shared.listing_mark(identity, folder) for folder in listings}
+        if shared.epoch(identity) != epoch:
             return  # something was written while the origin answered: the answer is given, not kept
         try:
-            cache.keep_listings(
+            shared.keep_listings(
                 identity, listings, checked_at=now, marks=marks, folder_marks=folder_marks, watch=watch
             )
         except CacheError as error:
@@ -424,9 +424,9 @@ class Catalog:
 
     def _listed(self, folder: str, lifetime_s: float | None = None) -> list[ObjectInfo] | None:
         """Return a listing that is here and young enough: for `max_age`, if nothing else is said."""
-        cache, identity = self.source.engine.cache, self.source.identity
-        listing = cache.listing(identity, folder)
-        if listing is None or listing.mark != cache.listing_mark(identity, folder):
+        shared, identity = self.source.engine.cache.known, self.source.identity
+        listing = shared.listing(identity, folder)
+        if listing is None or listing.mark != shared.listing_mark(identity, folder):
             return None
         lifetime_s = self.source.config.lifetime_s if lifetime_s is None else lifetime_s
         at = self.source.facts.held_until(folder, listing.checked_at, listing.told)

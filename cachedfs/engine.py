@@ -187,7 +187,7 @@ class Engine:
     def facts(self, identity: str) -> Facts:
         """Return what this process knows of the objects of one origin."""
         with self._lock:
-            return self._facts.setdefault(identity, Facts(self.cache, identity, self.writer.keep))
+            return self._facts.setdefault(identity, Facts(self.cache.known, identity, self.writer.keep))
 
     def turns(self, identity: str, most: int) -> asyncio.Semaphore:
         """Return what lets `most` lookups at an origin go on at a time. On the loop."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
-from cachedfs.cache import BlockCache, Fact, Told, Watch, hash_of
+from cachedfs.cache import Fact, Knowledge, Told, Watch, hash_of
 from cachedfs.model import ObjectInfo, ObjectKey
 
 __all__ = ["Facts", "Known"]
@@ -65,8 +65,8 @@ class Facts:
     counts only while the mark is the same. Safe from any thread; a race costs a query.
     """
 
-    def __init__(self, cache: BlockCache, identity: str, keep: Callable[[Fact], None]) -> None:
-        self._cache = cache
+    def __init__(self, shared: Knowledge, identity: str, keep: Callable[[Fact], None]) -> None:
+        self._shared = shared
         self._identity = identity
         self._keep = keep
         self._memory: dict[str, Known] = {}
@@ -74,7 +74,7 @@ class Facts:
     def get(self, path: str) -> Known | None:
         """Return what is known of `path`, of any age; None when nothing valid is."""
         known = self._memory.get(path)
-        if known is not None and self._cache.mark_at(known.slots) == known.mark:
+        if known is not None and self._shared.mark_at(known.slots) == known.mark:
             return known
         known = self._from_cache(path)
         if known is None:
@@ -96,7 +96,7 @@ class Facts:
 
     def mark(self, path: str) -> int:
         """Return the change mark of `path`: to be read before the origin is asked, and given to `learn`."""
-        return self._cache.mark_at(self._cache.mark_slots(self._identity, path))
+        return self._shared.mark_at(self._shared.mark_slots(self._identity, path))
 
     def learn(
         self,
@@ -116,7 +116,7 @@ class Facts:
         answer came with a read, and says less of the object than a lookup. `first` is called with it before other processes can see it.
         """
         info = self._with_all_details(path, info) if is_read else info
-        known = Known(path, info, checked_at, mark, self._cache.mark_slots(self._identity, path), why=why)
+        known = Known(path, info, checked_at, mark, self._shared.mark_slots(self._identity, path), why=why)
         self._remember(known)
         first(known)
         self._keep(Fact(self._identity, path, info, checked_at, mark, watch))
@@ -125,7 +125,7 @@ class Facts:
     def expire(self, path: str) -> None:
         """Forget what is known of `path` and of its folder's listing, in all processes of the machine."""
         self._memory.pop(path, None)
-        self._cache.changed(self._identity, [path])
+        self._shared.changed(self._identity, [path])
 
     def _with_all_details(self, path: str, info: ObjectInfo | None) -> ObjectInfo | None:
         """A read tells less of an object than a lookup did before: keep what is known of the same version."""
@@ -135,9 +135,9 @@ class Facts:
         return dataclasses.replace(info, details={**old.info.details, **info.details})
 
     def _from_cache(self, path: str) -> Known | None:
-        slots = self._cache.mark_slots(self._identity, path)
-        mark = self._cache.mark_at(slots)
-        fact = self._cache.lookup(self._identity, path)
+        slots = self._shared.mark_slots(self._identity, path)
+        mark = self._shared.mark_at(slots)
+        fact = self._shared.lookup(self._identity, path)
         if fact is not None and fact.mark == mark:
             at = self.held_until(folder_of(path), fact.checked_at, fact.told)
             return Known(path, fact.info, at, mark, slots)
@@ -154,7 +154,7 @@ class Facts:
         if not folder:
             return told.at
         known = self._memory.get(folder)
-        if known is None or known.checked_at < told.at or self._cache.mark_at(known.slots) != known.mark:
+        if known is None or known.checked_at < told.at or self._shared.mark_at(known.slots) != known.mark:
             known = self._from_cache(folder)
             if known is None or known.checked_at < told.at:
                 return checked_at
@@ -166,14 +166,14 @@ class Facts:
 
     def _absence_by_listing(self, path: str) -> Known | None:
         """Return that `path` is absent, where a complete listing of its folder lacks it."""
-        slots = self._cache.mark_slots(self._identity, path)
-        mark = self._cache.mark_at(slots)
+        slots = self._shared.mark_slots(self._identity, path)
+        mark = self._shared.mark_at(slots)
         folder = path.rpartition("/")[0]
-        listed = self._cache.listing_has(self._identity, folder, path) if folder else None
+        listed = self._shared.listing_has(self._identity, folder, path) if folder else None
         if listed is None:
             return None
         checked_at, listing_mark, present, told = listed
-        if present or listing_mark != self._cache.listing_mark(self._identity, folder):
+        if present or listing_mark != self._shared.listing_mark(self._identity, folder):
             return None
         at = self.held_until(folder, checked_at, told)
         return Known(path, None, at, mark, slots, by_listing=True)

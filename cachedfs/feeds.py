@@ -81,7 +81,7 @@ class Feeds:
         )
 
     def _feed(self, path: str) -> Feed | None:
-        return self._source.engine.cache.feed(self._source.identity, _part_of(path))
+        return self._source.engine.cache.known.feed(self._source.identity, _part_of(path))
 
     def _is_fresh(self, feed: Feed) -> bool:
         return is_fresh(feed.checked_at, time.time(), lifetime_s=self._source.config.lifetime_s)
@@ -118,22 +118,22 @@ class Feeds:
         source, now = self._source, time.time()
         first = await source.origin(part).changes(part, None)
         if first is not None:
-            cache, identity = source.engine.cache, source.identity
-            await asyncio.to_thread(cache.begin_feed, identity, part, first.token, now)
+            shared, identity = source.engine.cache.known, source.identity
+            await asyncio.to_thread(shared.begin_feed, identity, part, first.token, now)
         if first is None or self._feed(part) is None:
             self._not_before[part] = math.inf
 
     async def _poll(self, part: str) -> None:
         source, now = self._source, time.time()
-        cache, identity = source.engine.cache, source.identity
-        feed = cache.feed(identity, part)
+        shared, identity = source.engine.cache.known, source.identity
+        feed = shared.feed(identity, part)
         if feed is None:
             return
         changes = await source.origin(part).changes(part, feed.token)
         if changes is None:
-            await asyncio.to_thread(cache.drop_feed, feed)
+            await asyncio.to_thread(shared.drop_feed, feed)
             return
-        await asyncio.to_thread(cache.follow_feed, identity, feed, changes, checked_at=now)
+        await asyncio.to_thread(shared.follow_feed, identity, feed, changes, checked_at=now)
 
 
 def is_told(info: ObjectInfo) -> bool:

@@ -525,11 +525,11 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
 
     def invalidate_cache(self, path: Any = None) -> None:
         """Forget what is known of a path, or of everything: the next use asks the origin. Blocks stay."""
-        cache, identity = self._source.engine.cache, self._source.identity
+        shared, identity = self._source.engine.cache.known, self._source.identity
         if path is None:
-            cache.changed(identity, [""], tree=True)
+            shared.changed(identity, [""], tree=True)
         else:
-            cache.changed(identity, [self._strip(path), f"{self._strip(path)}/"])
+            shared.changed(identity, [self._strip(path), f"{self._strip(path)}/"])
         super().invalidate_cache(path)
 
     # To the engine's loop.

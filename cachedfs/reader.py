@@ -278,13 +278,13 @@ class Reader:
 
         The marks move before and after: an answer that the origin gave before or during the write never counts.
         """
-        cache, paths = self.source.engine.cache, list(paths)
+        shared, paths = self.source.engine.cache.known, list(paths)
         origin = self.source.origin(paths[0])
-        cache.changed(self.source.identity, paths, tree=tree)
+        shared.changed(self.source.identity, paths, tree=tree)
         try:
             return await origin.call(method, *args, **options)
         finally:
-            cache.changed(self.source.identity, paths, tree=tree)
+            shared.changed(self.source.identity, paths, tree=tree)
 
     # Errors.
 

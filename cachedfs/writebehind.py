@@ -141,7 +141,7 @@ class WriteBehind:
         """Store a batch; return whether all its blocks are on the disk now."""
         # Facts first: another process that learns of the object then finds its blocks claimed, not unknown.
         if facts:
-            self._attempt(lambda: self._cache.keep_facts(facts))
+            self._attempt(lambda: self._cache.known.keep_facts(facts))
         for function in afterwards:
             self._attempt(function)
         if not blocks:

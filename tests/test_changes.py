@@ -16,7 +16,7 @@ import pytest
 import zarr
 
 from cachedfs import filesystem
-from cachedfs.cache import BlockCache
+from cachedfs.cache import Knowledge
 from cachedfs.engine import Engine
 from cachedfs.errors import ObjectChanged
 from cachedfs.facts import Facts
@@ -37,7 +37,7 @@ class Steps:
     def __init__(self, monkeypatch):
         self.done = 0
         self._plan = {}
-        before = (Engine, "_count_request"), (Flight, "feed"), (Facts, "learn"), (BlockCache, "keep_listings")
+        before = (Engine, "_count_request"), (Flight, "feed"), (Facts, "learn"), (Knowledge, "keep_listings")
         for owner, name in before:
             monkeypatch.setattr(owner, name, self._before(getattr(owner, name)))
         monkeypatch.setattr(FakeOrigin, "_info", self._after(FakeOrigin._info))
@@ -389,7 +389,7 @@ def test_a_write_that_overtakes_a_question_in_any_order_is_seen_after_it(fake, s
         fake.put(f"{folder}/b", b"")
         if existed:
             fake.put(f"{folder}/a", b"old")
-        mark = functools.partial(cache.changed, identity, [path])
+        mark = functools.partial(cache.known.changed, identity, [path])
         write = [mark, functools.partial(fake.put, f"{folder}/a", b"newer"), mark]  # as Reader.write does
         plan = {}
         for n, act in zip(order, write, strict=True):

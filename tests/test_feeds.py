@@ -7,7 +7,7 @@ import threading
 import fsspec
 import pytest
 
-from cachedfs.cache import BlockCache
+from cachedfs.cache import Knowledge
 from cachedfs.origins.drive import account
 from cachedfs.sim import Fault
 from tests.support import forget, noise, tally
@@ -275,7 +275,7 @@ def test_what_the_feed_does_not_show_yet_is_seen_when_it_does(drive, fs, tree, c
 
 
 def test_where_no_feed_can_be_kept_it_is_asked_for_once(drive, fs, tree, clock, monkeypatch):
-    monkeypatch.setattr(BlockCache, "feed", lambda *_: None)
+    monkeypatch.setattr(Knowledge, "feed", lambda *_: None)
     for _ in range(2):
         assert len(fs.find(drive.path())) == len(tree)
         clock(61)

@@ -51,7 +51,7 @@ def read_in_all_ways(fs, path, data):
 def is_stored_again(origin, fs):
     """Return whether a new object costs nothing at its second read."""
     data = origin.put("b/later", noise(3000))
-    fs._source.engine.cache._again_at = fs._source.engine.cache._look_at = 0.0  # so much later
+    fs._source.engine.cache._own._again_at = fs._source.engine.cache._own._look_at = 0.0  # so much later
     assert fs.cat_file("b/later") == data
     assert fs._source.engine.drain()
     n_requests = len(origin.log)

@@ -26,7 +26,7 @@ def left():
     '''What this process holds that it should give up by itself: requests, questions, tasks, claims.'''
     own = fs._source.engine
     assert own.drain(30)
-    claims = own.cache._claims._held().bytes - {own.cache._store.room.writer() & (1 << 62) - 1}
+    claims = own.cache._own.claims._held().bytes - {own.cache._own.store.room.writer() & (1 << 62) - 1}
     return [*own.flights, *own.airborne, *own.questions._asked, *own._tasks, *claims]
 
 def descriptors():

@@ -180,14 +180,14 @@ def test_opening_a_file_takes_no_longer_with_fifty_thousand_known(cloud, fs):
     cloud.put("a", b"data")
     cache, identity = fs._source.engine.cache, fs._source.identity
     names = [cloud.path(f"many/{n:05}") for n in range(50_000)]
-    cache.keep_facts(
+    cache.known.keep_facts(
         [
             Fact(
                 identity,
                 name,
                 ObjectInfo(name, size=5, fingerprint="1"),
                 time.time(),
-                cache.mark(identity, name),
+                cache.known.mark(identity, name),
             )
             for name in names
         ]

@@ -344,9 +344,9 @@ def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, or
 def test_a_window_is_a_quarter_of_the_cache_and_whole_where_nothing_can_be_stored(fs, monkeypatch):
     engine, config = fs._source.engine, fs._source.config
     for allowed, window in ((100 * MiB, 25 * MiB), (1 << 40, 64 * MiB), (1000, MiB)):
-        monkeypatch.setattr(engine.cache._store, "allowed", allowed)
+        monkeypatch.setattr(engine.cache._own.store, "allowed", allowed)
         assert engine.window(config) == window
-    monkeypatch.setattr(engine.cache, "cannot_store", "the disk is full")
+    monkeypatch.setattr(engine.cache._own, "cannot_store", "the disk is full")
     assert engine.window(config) == 64 * MiB
 
 

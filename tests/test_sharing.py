@@ -69,7 +69,7 @@ def left_in_memory():
     (own,) = engine._engines.values()
     assert own.drain(30)
     until(lambda: not own.airborne)
-    claims = own.cache._claims._held().bytes - {own.cache._store.room.writer() & (1 << 62) - 1}
+    claims = own.cache._own.claims._held().bytes - {own.cache._own.store.room.writer() & (1 << 62) - 1}
     return [own.flights, own.questions._asked, own._tasks, claims]
 
 context = multiprocessing.get_context("fork")

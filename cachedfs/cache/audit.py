@@ -7,11 +7,12 @@ import dataclasses
 from collections.abc import Iterator
 
 from cachedfs.cache import blocks, disk, leftovers
+from cachedfs.cache.block_rows import BlockRow
 from cachedfs.cache.blocks import BadBlock, Trailer
 from cachedfs.cache.claims import Claims
 from cachedfs.cache.directory import Directory
 from cachedfs.cache.handles import TOO_MANY_FILES
-from cachedfs.cache.index import BlockRow, Index, Rows
+from cachedfs.cache.index import Index, Rows
 from cachedfs.cache.space import Room, remove_dead_leases
 
 __all__ = ["Report", "check", "count_all", "count_if_fresh"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from cachedfs.cache.fact_rows import FactRows
 from cachedfs.cache.facts import Feed
-from cachedfs.cache.index import Rows
 from cachedfs.model import Changes
 from cachedfs.plan.changes import overtaken
 
@@ -13,7 +13,7 @@ __all__ = ["follow"]
 
 
 def follow(
-    rows: Rows,
+    rows: FactRows,
     identity: str,
     feed: Feed,
     changes: Changes,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 
 from cachedfs.cache import blocks, disk
+from cachedfs.cache.block_rows import BlockRow, BlockRows
 from cachedfs.cache.claims import Claims
 from cachedfs.cache.directory import Directory
 from cachedfs.cache.handles import Handles
-from cachedfs.cache.index import BlockRow, Rows
 from cachedfs.cache.touches import Touches
 from cachedfs.model import Bounds
 from cachedfs.plan import admission
@@ -43,7 +43,7 @@ class Room:
         self.evictions = 0
         self.fileless = 0  # rows removed whose file was gone before: they gave the disk nothing back
 
-    def allowance(self, rows: Rows, bounds: Bounds) -> int:
+    def allowance(self, rows: BlockRows, bounds: Bounds) -> int:
         """Return how many bytes blocks and leases may have in all, recording the automatic bound at first use."""
         space = disk.space(self._directory.root)
         used = rows.number("bytes") or 0
@@ -59,7 +59,14 @@ class Room:
         )
 
     def make(
-        self, rows: Rows, size: int, *, allowed: int, touches: Touches, now_s: float, is_staged: bool = True
+        self,
+        rows: BlockRows,
+        size: int,
+        *,
+        allowed: int,
+        touches: Touches,
+        now_s: float,
+        is_staged: bool = True,
     ) -> bool:
         """Free what `size` more bytes need; False when what may go does not suffice (what went is gone all the same).
 
@@ -81,7 +88,7 @@ class Room:
         need -= self._evict_old(rows, need, touches, now_s)
         return need <= 0
 
-    def remove(self, rows: Rows, block: BlockRow, now_s: float) -> int:
+    def remove(self, rows: BlockRows, block: BlockRow, now_s: float) -> int:
         """Unlink a block and delete its row; return the bytes that came free."""
         underway = self.is_being_written(block, now_s)  # asked first: it may arrive between the two lines
         gone = self._directory.unlink_block(blocks.place(block.digest, block.number))
@@ -119,21 +126,21 @@ class Room:
         index, wal, *others = (disk.size_of(path) for path in self._directory.bookkeeping)
         return index + max(wal, 2 * wal_limit) + sum(others) + self.set_aside + _SLACK
 
-    def _evict(self, rows: Rows, block: BlockRow, now_s: float) -> int:
+    def _evict(self, rows: BlockRows, block: BlockRow, now_s: float) -> int:
         size = self.remove(rows, block, now_s)
         self.evictions += size > 0
         if not size:
             self._stuck.add(block.id)
         return size
 
-    def _evict_old(self, rows: Rows, need: int, touches: Touches, now_s: float) -> int:
+    def _evict_old(self, rows: BlockRows, need: int, touches: Touches, now_s: float) -> int:
         """Evict blocks that left staging, longest untouched first, to free `need` bytes; return what came free."""
         freed = 0
         while freed < need and (block := self._oldest(rows, touches)) is not None:
             freed += self._evict(rows, block, now_s)
         return freed
 
-    def _evict_new(self, rows: Rows, need: int, now_s: float) -> int:
+    def _evict_new(self, rows: BlockRows, need: int, now_s: float) -> int:
         """Evict blocks in staging, first come first, to free `need` bytes; return what came free."""
         freed, last = 0, rows.number("settled") or 0
         while freed < need and (found := rows.blocks_after(last, _FEW)):
@@ -143,7 +150,9 @@ class Room:
             last = found[-1].id
         return freed
 
-    def _settle(self, rows: Rows, over: int, need: int, most: int, touches: Touches, now_s: float) -> int:
+    def _settle(
+        self, rows: BlockRows, over: int, need: int, most: int, touches: Touches, now_s: float
+    ) -> int:
         """Let blocks leave staging, first come first, until it is smaller by `over` bytes; return the bytes that came free.
 
         One stays while nothing needs to be freed, or while those that left staging have less than `most` bytes with it;
@@ -165,7 +174,7 @@ class Room:
             rows.settle(last)
         return freed
 
-    def _exchange(self, rows: Rows, new: BlockRow, need: int, touches: Touches, now_s: float) -> int:
+    def _exchange(self, rows: BlockRows, new: BlockRow, need: int, touches: Touches, now_s: float) -> int:
         """Free `need` bytes for a block that leaves staging, or drop it where it may not stay; return what came free."""
         freed, claimant = 0, _claimant(new, touches)
         while freed < need:
@@ -177,7 +186,7 @@ class Room:
             freed += self._evict(rows, old, now_s)
         return freed
 
-    def _oldest(self, rows: Rows, touches: Touches) -> BlockRow | None:
+    def _oldest(self, rows: BlockRows, touches: Touches) -> BlockRow | None:
         """Return the longest untouched block that left staging and may go; None when there is none.
 
         It is the head of the queue. What was touched, pinned or put anew since it was queued is not; an empty queue
@@ -197,7 +206,7 @@ class Room:
             if n_found == 0 or n_seen > enough:
                 return None
 
-    def _refill(self, rows: Rows, touches: Touches) -> int:
+    def _refill(self, rows: BlockRows, touches: Touches) -> int:
         """Queue the oldest of the next batch of rows; return how many rows were looked at."""
         found = rows.settled_after(self._cursor, _BATCH)
         if not found and self._cursor:
@@ -216,7 +225,7 @@ def wal_pages_of(bounds: Bounds) -> int:
     return 256
 
 
-def remove_dead_leases(rows: Rows, directory: Directory, claims: Claims) -> int:
+def remove_dead_leases(rows: BlockRows, directory: Directory, claims: Claims) -> int:
     """Remove the leased files whose process is gone: nobody holds their claim. Return the bytes that came free."""
     freed = 0
     if not claims.works_across_processes:

@@ -66,7 +66,7 @@ def disordered(cache: BlockCache) -> None:
     filled(cache)
     file_of(cache, OLD, 0).unlink()
     flip(file_of(cache, OLD, 1), 100)
-    with cache._index.writing() as rows:
+    with cache._own.index.writing() as rows:
         rows.remove_block(rows.block(OLD, 2).id)
         rows.record("bytes", 5)
     aged_leftovers(cache)
@@ -113,21 +113,21 @@ def meet_damage(cache: BlockCache, bounds: Bounds) -> None:
 
 
 def keep_facts(cache: BlockCache, bounds: Bounds) -> None:
-    cache.changed(IDENTITY, ["b/old"])
-    cache.keep_facts([_fact(cache, path) for path in ("b/old", "b/new")])
+    cache.known.changed(IDENTITY, ["b/old"])
+    cache.known.keep_facts([_fact(cache, path) for path in ("b/old", "b/new")])
 
 
 def _fact(cache: BlockCache, path: str) -> Fact:
     info = ObjectInfo(path, size=2 * BLOCK, fingerprint="v1")
-    return Fact(IDENTITY, path, info, time.time(), cache.mark(IDENTITY, path))
+    return Fact(IDENTITY, path, info, time.time(), cache.known.mark(IDENTITY, path))
 
 
 def keep_listing(cache: BlockCache, bounds: Bounds) -> None:
     infos = [ObjectInfo(f"b/{n}", size=n, fingerprint="v1") for n in range(3)]
-    marks = {info.path: cache.mark(IDENTITY, info.path) for info in infos}
+    marks = {info.path: cache.known.mark(IDENTITY, info.path) for info in infos}
     for _ in range(2):
-        folder_marks = {"b": cache.listing_mark(IDENTITY, "b")}
-        cache.keep_listings(
+        folder_marks = {"b": cache.known.listing_mark(IDENTITY, "b")}
+        cache.known.keep_listings(
             IDENTITY, {"b": infos}, checked_at=time.time(), marks=marks, folder_marks=folder_marks
         )
 
@@ -246,9 +246,9 @@ def put_if_it_is_our_turn(cache: BlockCache, key: ObjectKey, bounds: Bounds) -> 
 def hold_the_index(directory: str, n_evicted: int, ready: str, go_on: str) -> None:
     """Be in the middle of making room, holding what an eviction holds, until the file `go_on` is there."""
     cache = BlockCache([directory], explicit=True)
-    with cache._store._writing(time.time()) as rows:
+    with cache._own.store._writing(time.time()) as rows:
         for block in rows.blocks_after(0, n_evicted):
-            cache._store.room.remove(rows, block, time.time())
+            cache._own.store.room.remove(rows, block, time.time())
         Path(ready).touch()
         until(lambda: os.path.exists(go_on))
 
@@ -262,7 +262,7 @@ def _do(operation: str, directory: str, size: int, hit: Callable[[str, str], obj
     subject: Any = directory
     if act not in _OPENING:
         subject = BlockCache([directory], explicit=True)
-        subject.mark(IDENTITY, "b")
+        subject.known.mark(IDENTITY, "b")
         subject.usage()
     end = watch(hit)
     act(subject, bounds)

@@ -57,7 +57,7 @@ def flip(path: Path, offset: int) -> None:
 def disk_usage(cache: BlockCache) -> int:
     """Return the bytes of all files of the cache at one moment: nobody makes room or reserves while we look."""
     for _ in range(20):  # a loaded machine may give us no turn for seconds
-        with contextlib.suppress(sqlite3.OperationalError), cache._index.writing():
+        with contextlib.suppress(sqlite3.OperationalError), cache._own.index.writing():
             return _bytes_of_files(cache.root or "")
     raise AssertionError("no turn to look at the files came")
 
@@ -80,7 +80,7 @@ def room_for(cache: BlockCache, n_blocks: int) -> Bounds:
     put(cache, key, 0)
     size = file_of(cache, key, 0).stat().st_size
     cache.evict(key.identity, None)
-    overhead = cache._store.room._overhead(32 * 4096)
+    overhead = cache._own.store.room._overhead(32 * 4096)
     return Bounds(size=overhead + n_blocks * (size + 64) + BLOCK // 2, keep_free=0)
 
 

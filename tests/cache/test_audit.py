@@ -37,7 +37,7 @@ def test_a_missing_file_loses_its_row(filled):
 
 
 def test_a_file_that_nobody_counts_is_counted(filled):
-    with filled._index.writing() as rows:
+    with filled._own.index.writing() as rows:
         rows.remove_block(rows.block(key_of(), 3).id)
     assert filled.usage()[0] == 5
     assert len(repaired(filled).orphans) == 1
@@ -67,7 +67,7 @@ def test_a_damaged_block_goes_with_its_row(filled):
 
 def test_a_wrong_size_is_set_right(filled):
     before = filled.usage()
-    with filled._index.writing() as rows:
+    with filled._own.index.writing() as rows:
         rows.resize_block(rows.block(key_of(), 3).id, 7)
     assert len(repaired(filled).wrong_size) == 1
     assert filled.usage() == before
@@ -75,7 +75,7 @@ def test_a_wrong_size_is_set_right(filled):
 
 def test_wrong_sums_are_set_right(filled):
     before = filled.usage()
-    with filled._index.writing() as rows:
+    with filled._own.index.writing() as rows:
         rows.record("bytes", 5)
         rows.record("blocks", 99)
     assert set(repaired(filled).wrong_sums) == {"bytes", "blocks"}

@@ -30,7 +30,7 @@ class Start:
         self.operation, self.folder = operation, folder
         self.template = folder / "template"
         cache, prepare = BlockCache([str(self.template)], explicit=True), OPERATIONS[operation].prepare
-        cache.mark("", "")  # the mapped file of the marks is counted, and made when it is first used
+        cache.known.mark("", "")  # the mapped file of the marks is counted, and made when it is first used
         self.bounds = (prepare(cache) if prepare else None) or AMPLE
         cache.close()
         self.flaws = OPERATIONS[operation].flaws
@@ -78,8 +78,8 @@ def put_in_order(cache, bounds):
 def uncounted(cache):
     """Return by how many bytes the files are more than what the cache counts."""
     usage = disk_usage(cache)
-    with cache._index.reading() as rows:
-        return usage - rows.number("bytes") - (cache._store.room._overhead(0) - space._SLACK)
+    with cache._own.index.reading() as rows:
+        return usage - rows.number("bytes") - (cache._own.store.room._overhead(0) - space._SLACK)
 
 
 def assert_reads_are_right(cache, *, n=N_OLD):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.cache import BlockCache, Fact, index
+from cachedfs.cache import BlockCache, Fact, fact_rows
 from cachedfs.cache.facts import decode_info, encode_info
 from cachedfs.errors import CacheError
 from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey
@@ -18,7 +18,7 @@ ORIGIN, NOW = "gs://test", 1_700_000_000.0
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch):
-    monkeypatch.setattr("cachedfs.cache.time.time", lambda: NOW)
+    monkeypatch.setattr("time.time", lambda: NOW)
 
 
 def info_of(path, version="1"):
@@ -26,13 +26,13 @@ def info_of(path, version="1"):
 
 
 def learn(cache, path, info, age=0.0, mark=5):
-    cache.keep_facts([Fact(ORIGIN, path, info, NOW - age, mark)])
+    cache.known.keep_facts([Fact(ORIGIN, path, info, NOW - age, mark)])
 
 
 def listed(cache, folder, *paths, age=0.0, mark=9, version="1"):
     infos = [info_of(path, version) for path in paths]
     marks = dict.fromkeys(paths, 5)
-    cache.keep_listings(
+    cache.known.keep_listings(
         ORIGIN, {folder: infos}, checked_at=NOW - age, marks=marks, folder_marks={folder: mark}
     )
 
@@ -68,34 +68,34 @@ def test_details_that_are_no_json_are_a_cache_error(cache):
 
 
 def test_a_fact_comes_back_as_it_was_also_elsewhere_and_with_odd_names(cache, open_cache):
-    assert cache.lookup(ORIGIN, "b/x") is None
+    assert cache.known.lookup(ORIGIN, "b/x") is None
     for path in ("b/x", "", "b/\udcff\0", "b/" + "x" * 5000):
         learn(cache, path, info_of(path))
-        assert open_cache().lookup(ORIGIN, path) == Fact(ORIGIN, path, info_of(path), NOW, 5)
-    assert cache.lookup("gs://elsewhere", "b/x") is None
+        assert open_cache().known.lookup(ORIGIN, path) == Fact(ORIGIN, path, info_of(path), NOW, 5)
+    assert cache.known.lookup("gs://elsewhere", "b/x") is None
 
 
 def test_absence_is_a_fact_too(cache):
     learn(cache, "b/x", None)
-    assert cache.lookup(ORIGIN, "b/x") == Fact(ORIGIN, "b/x", None, NOW, 5)
+    assert cache.known.lookup(ORIGIN, "b/x") == Fact(ORIGIN, "b/x", None, NOW, 5)
 
 
 def test_the_fact_checked_last_wins_whatever_is_stored_last(cache):
     learn(cache, "b/x", info_of("b/x", "new"), age=1)
     learn(cache, "b/x", info_of("b/x", "old"), age=5)
-    assert cache.lookup(ORIGIN, "b/x").info.fingerprint == "new"
+    assert cache.known.lookup(ORIGIN, "b/x").info.fingerprint == "new"
     learn(cache, "b/x", None, age=0)
-    assert cache.lookup(ORIGIN, "b/x").info is None
+    assert cache.known.lookup(ORIGIN, "b/x").info is None
 
 
 def test_a_listed_child_is_known_and_the_newer_answer_wins(cache):
     listed(cache, "b", "b/x", "b/y", age=5)
-    assert cache.lookup(ORIGIN, "b/x") == Fact(ORIGIN, "b/x", info_of("b/x"), NOW - 5, 5)
+    assert cache.known.lookup(ORIGIN, "b/x") == Fact(ORIGIN, "b/x", info_of("b/x"), NOW - 5, 5)
     learn(cache, "b/x", info_of("b/x", "newer"), age=1)
-    assert cache.lookup(ORIGIN, "b/x").info.fingerprint == "newer"
+    assert cache.known.lookup(ORIGIN, "b/x").info.fingerprint == "newer"
     listed(cache, "b", "b/x", version="newest")
-    assert cache.lookup(ORIGIN, "b/x").info.fingerprint == "newest"
-    assert cache.lookup(ORIGIN, "b/y") is None
+    assert cache.known.lookup(ORIGIN, "b/x").info.fingerprint == "newest"
+    assert cache.known.lookup(ORIGIN, "b/y") is None
 
 
 def test_a_listing_is_what_was_listed_whatever_was_learnt_of_its_children_since(cache):
@@ -103,37 +103,39 @@ def test_a_listing_is_what_was_listed_whatever_was_learnt_of_its_children_since(
     learn(cache, "b/x", None)
     learn(cache, "b/y", info_of("b/y", "newer"))
     learn(cache, "b/z", info_of("b/z"))
-    listing = cache.listing(ORIGIN, "b")
+    listing = cache.known.listing(ORIGIN, "b")
     assert listing.infos == [info_of("b/x"), info_of("b/y")]
     assert (listing.checked_at, listing.mark) == (NOW - 5, 9)
 
 
 def test_absence_from_a_listing_is_one_question(cache):
-    assert cache.listing_has(ORIGIN, "b", "b/x") is None
-    assert cache.listing(ORIGIN, "b") is None
+    assert cache.known.listing_has(ORIGIN, "b", "b/x") is None
+    assert cache.known.listing(ORIGIN, "b") is None
     listed(cache, "b", "b/x", age=2)
-    assert cache.listing_has(ORIGIN, "b", "b/x") == (NOW - 2, 9, True, None)
-    assert cache.listing_has(ORIGIN, "b", "b/nothing") == (NOW - 2, 9, False, None)
+    assert cache.known.listing_has(ORIGIN, "b", "b/x") == (NOW - 2, 9, True, None)
+    assert cache.known.listing_has(ORIGIN, "b", "b/nothing") == (NOW - 2, 9, False, None)
 
 
 def test_an_empty_folder_is_listed_empty(cache):
     listed(cache, "b")
-    assert cache.listing(ORIGIN, "b").infos == []
+    assert cache.known.listing(ORIGIN, "b").infos == []
 
 
 def test_a_child_without_a_mark_is_listed_but_answers_nothing(cache):
-    cache.keep_listings(ORIGIN, {"b": [info_of("b/x")]}, checked_at=NOW, marks={}, folder_marks={"b": 1})
-    assert cache.listing(ORIGIN, "b").infos == [info_of("b/x")]
-    assert cache.lookup(ORIGIN, "b/x") is None
+    cache.known.keep_listings(
+        ORIGIN, {"b": [info_of("b/x")]}, checked_at=NOW, marks={}, folder_marks={"b": 1}
+    )
+    assert cache.known.listing(ORIGIN, "b").infos == [info_of("b/x")]
+    assert cache.known.lookup(ORIGIN, "b/x") is None
 
 
 def test_a_listing_is_replaced_whole(cache):
     listed(cache, "b", *(f"b/{n:04}" for n in range(3000)))
     listed(cache, "b", "b/1")
-    assert cache.listing(ORIGIN, "b").infos == [info_of("b/1")]
+    assert cache.known.listing(ORIGIN, "b").infos == [info_of("b/1")]
     for n in range(9):
         learn(cache, f"c/{n}", None)
-    with cache._index.reading() as rows:
+    with cache._own.index.reading() as rows:
         assert rows.number("facts") == 1 + 9 == rows.sums()["facts"]
 
 
@@ -142,9 +144,9 @@ def test_old_facts_and_listings_go(cache):
     listed(cache, "b", "b/listed", age=8 * 86400)
     learn(cache, "b/new", info_of("b/new"))
     learn(cache, "b/new", info_of("b/new"))
-    assert cache.lookup(ORIGIN, "b/old") is None
-    assert cache.lookup(ORIGIN, "b/listed") is None
-    assert cache.lookup(ORIGIN, "b/new") is not None
+    assert cache.known.lookup(ORIGIN, "b/old") is None
+    assert cache.known.lookup(ORIGIN, "b/listed") is None
+    assert cache.known.lookup(ORIGIN, "b/new") is not None
     assert cache.check().ok
 
 
@@ -157,22 +159,22 @@ def test_what_has_blocks_stays_known_for_as_long_as_they_do(cache):
     listed(cache, "b/other", "b/other/listed", age=8 * 86400)
     for _ in range(3):
         learn(cache, "b/new", info_of("b/new"))
-    assert cache.lookup(ORIGIN, "b/f/read") is not None
-    assert cache.listing(ORIGIN, "b/f") is not None
-    assert cache.lookup(ORIGIN, "b/f/not-read") is None
-    assert cache.lookup(ORIGIN, "b/other/x") is None
-    assert cache.listing(ORIGIN, "b/other") is None
+    assert cache.known.lookup(ORIGIN, "b/f/read") is not None
+    assert cache.known.listing(ORIGIN, "b/f") is not None
+    assert cache.known.lookup(ORIGIN, "b/f/not-read") is None
+    assert cache.known.lookup(ORIGIN, "b/other/x") is None
+    assert cache.known.listing(ORIGIN, "b/other") is None
     assert cache.check().ok
 
 
 def test_there_is_a_limit_to_what_is_known(cache, monkeypatch):
-    monkeypatch.setattr(index, "_MOST_FACTS", 1000)
+    monkeypatch.setattr(fact_rows, "_MOST_FACTS", 1000)
     for n in range(2000):
         learn(cache, f"b/{n}", None, age=2000 - n)
-    with cache._index.reading() as rows:
+    with cache._own.index.reading() as rows:
         assert rows.number("facts") <= 1000
-    assert cache.lookup(ORIGIN, "b/0") is None
-    assert cache.lookup(ORIGIN, "b/1999") is not None
+    assert cache.known.lookup(ORIGIN, "b/0") is None
+    assert cache.known.lookup(ORIGIN, "b/1999") is not None
     assert cache.check().ok
 
 
@@ -180,9 +182,9 @@ def test_without_a_store_nothing_is_known_and_storing_says_why(tmp_path, open_ca
     (tmp_path / "file").write_text("in the way")
     cache = open_cache(tmp_path / "file" / "c")
     assert (
-        cache.lookup(ORIGIN, "b")
-        is cache.listing(ORIGIN, "b")
-        is cache.listing_has(ORIGIN, "b", "b/x")
+        cache.known.lookup(ORIGIN, "b")
+        is cache.known.listing(ORIGIN, "b")
+        is cache.known.listing_has(ORIGIN, "b", "b/x")
         is None
     )
     with pytest.raises(CacheError):
@@ -190,16 +192,16 @@ def test_without_a_store_nothing_is_known_and_storing_says_why(tmp_path, open_ca
 
 
 def test_marks_refuse_a_fact_that_a_write_overtook(cache):
-    mark = cache.mark(ORIGIN, "b/x")
-    cache.changed(ORIGIN, ["b/x"])  # while the origin was answering
+    mark = cache.known.mark(ORIGIN, "b/x")
+    cache.known.changed(ORIGIN, ["b/x"])  # while the origin was answering
     learn(cache, "b/x", info_of("b/x"), mark=mark)
-    assert cache.lookup(ORIGIN, "b/x").mark != cache.mark(ORIGIN, "b/x")
+    assert cache.known.lookup(ORIGIN, "b/x").mark != cache.known.mark(ORIGIN, "b/x")
 
 
 def test_the_index_is_counted_in_the_bound(cache):
     listed(cache, "b", *(f"b/{n:05}" for n in range(20_000)))
     grown = sum(path.stat().st_size for path in Path(cache.root).glob("index.db*"))
-    assert cache._store.room._overhead(0) >= grown > 500_000
+    assert cache._own.store.room._overhead(0) >= grown > 500_000
 
 
 KNOWN = [f"b/{name}" for name in range(12)]
@@ -209,8 +211,8 @@ LISTED = [f"l/{name}" for name in range(12)]
 
 def answers(cache):
     """Return all that the index says of the paths above."""
-    facts = {path: cache.lookup(ORIGIN, path) for path in KNOWN + ABSENT + LISTED}
-    return facts, cache.listing(ORIGIN, "l")
+    facts = {path: cache.known.lookup(ORIGIN, path) for path in KNOWN + ABSENT + LISTED}
+    return facts, cache.known.listing(ORIGIN, "l")
 
 
 def flip_bytes_of_the_index(cache, folder, share):

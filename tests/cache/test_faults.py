@@ -157,16 +157,18 @@ def day(directory):
             cache.give_back(KEY, index, handle)
     cache.close()
     assert is_right(whole(cache, KEY, 0), KEY, 0)
-    mark = cache.mark("gs://test", "b/x")
+    mark = cache.known.mark("gs://test", "b/x")
     with tried():
-        cache.keep_facts([FACT._replace(mark=mark)])
-    assert cache.lookup("gs://test", "b/x") in (None, FACT._replace(mark=mark))
+        cache.known.keep_facts([FACT._replace(mark=mark)])
+    assert cache.known.lookup("gs://test", "b/x") in (None, FACT._replace(mark=mark))
     with tried():
-        cache.keep_listings("gs://test", {"b": [FACT.info]}, checked_at=1e9, marks={}, folder_marks={"b": 3})
-    assert (cache.listing("gs://test", "b") or (0, 0, 3))[2] == 3
-    cache._look_at = 0.0
-    cache.changed("gs://test", ["b/x"])
-    assert cache.mark("gs://test", "b/x") != mark
+        cache.known.keep_listings(
+            "gs://test", {"b": [FACT.info]}, checked_at=1e9, marks={}, folder_marks={"b": 3}
+        )
+    assert (cache.known.listing("gs://test", "b") or (0, 0, 3))[2] == 3
+    cache._own._look_at = 0.0
+    cache.known.changed("gs://test", ["b/x"])
+    assert cache.known.mark("gs://test", "b/x") != mark
     with tried():
         cache.pin("gs://test", "b/x")
     assert cache.pins() in ([], [("gs://test", "b/x")])
@@ -193,9 +195,9 @@ def day(directory):
         cache.allowance(Bounds())
     cache.usage()
     cache.has(KEY, 0)
-    cache._look_at = 0.0
+    cache._own._look_at = 0.0
     cache._handles._sweep()
-    cache.lookup("gs://test", "b/x")
+    cache.known.lookup("gs://test", "b/x")
     cache.close()
     leave_remnants(cache)
     again = BlockCache([str(directory)], explicit=True)
@@ -290,16 +292,16 @@ def run_days(faults, tmp_path, caplog, *, every):
 
 def heals(cache):
     """The disk is sound again: the next put stores, what was stored is read, and an audit has nothing left to say."""
-    cache._again_at = cache._look_at = 0.0  # so much later
+    cache._own._again_at = cache._own._look_at = 0.0  # so much later
     put(cache, LAST, 0)
     assert cache.cannot_store is None
     assert whole(cache, LAST, 0) == content(LAST, 0)
     cache.check(repair=True)
     assert cache.check().ok
-    mark = cache.mark("gs://test", "b/x")
+    mark = cache.known.mark("gs://test", "b/x")
     assert not cache._mapped.marks.is_private
-    cache.keep_facts([FACT._replace(mark=mark)])
-    assert cache.lookup("gs://test", "b/x") == FACT._replace(mark=mark)
+    cache.known.keep_facts([FACT._replace(mark=mark)])
+    assert cache.known.lookup("gs://test", "b/x") == FACT._replace(mark=mark)
     cache.close()
 
 
@@ -375,20 +377,20 @@ def test_an_index_that_was_locked_when_it_was_opened_is_not_used_without_a_look_
 ):
     monkeypatch.setattr(disk, "is_network", lambda path: True)  # its journal locks readers out
     cache = open_cache(tmp_path / "network")
-    cache.keep_facts([FACT])
+    cache.known.keep_facts([FACT])
     cache.close()
     other = sqlite3.connect(Path(cache.root, "index.db"), isolation_level=None)
     other.execute("PRAGMA user_version = 99")
     other.execute("BEGIN EXCLUSIVE")
-    assert cache.lookup("gs://test", "b/x") is None
+    assert cache.known.lookup("gs://test", "b/x") is None
     other.close()
-    assert cache.lookup("gs://test", "b/x") is None
+    assert cache.known.lookup("gs://test", "b/x") is None
 
 
 def test_marks_of_another_number_are_made_anew(cache, open_cache):
     path = Path(cache.root, "marks")
     path.write_bytes(b"cfsmarks" + (4096).to_bytes(8, "little") + bytes(4096 - 16 + 8 * 4096))
-    marks = [each.mark("gs://test", f"b/{n}") for n in range(99) for each in (cache, open_cache())]
+    marks = [each.known.mark("gs://test", f"b/{n}") for n in range(99) for each in (cache, open_cache())]
     assert marks[::2] == marks[1::2]
     assert path.stat().st_size == 4096 + 8 * 65536
 

@@ -17,8 +17,8 @@ def used(cache, n):
     put(cache, key, n)
     assert whole(cache, key, 0) == content(key, 0)
     assert whole(cache, key, n) == content(key, n)
-    cache.keep_facts([Fact('gs://test', f'b/{n}', None, 1e12, 1)])
-    assert cache.lookup('gs://test', f'b/{n}') is not None
+    cache.known.keep_facts([Fact('gs://test', f'b/{n}', None, 1e12, 1)])
+    assert cache.known.lookup('gs://test', f'b/{n}') is not None
 cache = BlockCache([sys.argv[1]], explicit=True)
 used(cache, 0)
 assert cache.take_claim(7)
@@ -54,7 +54,7 @@ def test_a_fork_in_the_middle_of_a_transaction_harms_nobody(cache):
         "put(cache, key_of(), 0)\n"
         "holding, done = threading.Event(), threading.Event()\n"
         "def hold():\n"
-        "    with cache._index.reading() as rows:\n"
+        "    with cache._own.index.reading() as rows:\n"
         "        holding.set(); done.wait()\n"
         "thread = threading.Thread(target=hold); thread.start(); holding.wait()\n"
         "pid = os.fork()\n"
@@ -73,12 +73,12 @@ def test_a_fork_in_the_middle_of_a_transaction_harms_nobody(cache):
 
 def test_a_child_neither_closes_nor_uses_an_inherited_connection(cache):
     put(cache, key_of(), 0)
-    inherited = cache._index.database._writer.sqlite
+    inherited = cache._own.index.database._writer.sqlite
     _after_fork_in_child()
-    assert cache._index.database._writer.sqlite is None
+    assert cache._own.index.database._writer.sqlite is None
     assert inherited.execute("SELECT 1").fetchone() == (1,)  # still open: nobody closed it
     put(cache, key_of(), 1)
-    assert cache._index.database._writer.sqlite is not inherited
+    assert cache._own.index.database._writer.sqlite is not inherited
     inherited.close()
 
 
@@ -97,8 +97,8 @@ def test_threads_share_a_cache(cache):
                 wrong.append(index)
             if n % 20 == me:
                 cache.evict(key.identity, key.path)
-            cache.keep_facts([Fact("gs://test", f"b/{index}", None, float(n), 1)])
-            cache.lookup("gs://test", f"b/{index}")
+            cache.known.keep_facts([Fact("gs://test", f"b/{index}", None, float(n), 1)])
+            cache.known.lookup("gs://test", f"b/{index}")
 
     threads = [threading.Thread(target=work, args=(me,)) for me in range(8)]
     for thread in threads:

@@ -73,9 +73,9 @@ assert [whole(cache, key, index) for index in (0, 1)] in ([None, None], [content
 put(cache, key, 0, 1)
 assert [whole(cache, key, index) for index in (0, 1)] == [content(key, 0), content(key, 1)]
 cache.pin("gs://test", "b/x")
-cache.mark("gs://test", "b/x")
+cache.known.mark("gs://test", "b/x")
 assert not cache._mapped.marks.is_private and not cache._mapped.touches.is_private
-assert cache.take_claim(7) and cache._claims.works_across_processes
+assert cache.take_claim(7) and cache._own.claims.works_across_processes
 with cache.lease(1000, AMPLE) as lease:
     lease.seal()
     assert len(open(lease.path, "rb").read()) == 1000
@@ -113,12 +113,12 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
     forger = open_cache(shared / "his")
     forged = b"forged" + content(key, 0)[6:]
     forger.put([(key.block(0), forged), (other.block(0), forged)], AMPLE)
-    forger.keep_facts([Fact(ORIGIN, "b/x", ObjectInfo("b/x", size=5, fingerprint="forged"), NOW, 5)])
-    forger.mark(ORIGIN, "b/x")
+    forger.known.keep_facts([Fact(ORIGIN, "b/x", ObjectInfo("b/x", size=5, fingerprint="forged"), NOW, 5)])
+    forger.known.mark(ORIGIN, "b/x")
     forger.close()
     cache = open_cache(shared / "ours")
     put(cache, key, 0)
-    cache.mark(ORIGIN, "b/x")
+    cache.known.mark(ORIGIN, "b/x")
     cache.close()
     his = Path(forger.root)
     for path in [his, *his.rglob("*")]:
@@ -131,15 +131,15 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
             with pytest.raises(ValueError, match=f"belongs to user {THEM}"):
                 open_cache(shared / "ours")
             continue
-        reader._look_at = reader._handles._sweep_at = 0.0
-        reader._index.database._reader.looked_s = 0.0
+        reader._own._look_at = reader._handles._sweep_at = 0.0
+        reader._own.index.database._reader.looked_s = 0.0
         assert whole(reader, key, 0) is None
         assert whole(reader, other, 0) is None
-        assert reader.lookup(ORIGIN, "b/x") is None
+        assert reader.known.lookup(ORIGIN, "b/x") is None
         with pytest.raises(CacheError, match=f"belongs to user {THEM}"):
             put(reader, key, 1)
         with pytest.raises(CacheError):
-            reader.keep_facts([Fact(ORIGIN, "b/x", None, NOW, 5)])
+            reader.known.keep_facts([Fact(ORIGIN, "b/x", None, NOW, 5)])
     assert {name: entry for name, entry in snapshot(Path(cache.root)).items() if "blocks" in name} == {
         name: entry for name, entry in before.items() if "blocks" in name
     }
@@ -227,14 +227,14 @@ def use_all(cache):
         with contextlib.suppress(CacheError):
             act(*args, **options)
 
-    cache._look_at = cache._again_at = 0.0
-    cache._index.database._reader.looked_s = 0.0
+    cache._own._look_at = cache._own._again_at = 0.0
+    cache._own.index.database._reader.looked_s = 0.0
     assert whole(cache, key, 0) in (None, content(key, 0))
     tried(put, cache, key, 0, 1, 2)
     assert whole(cache, key, 0) in (None, content(key, 0))
-    tried(cache.keep_facts, [Fact(ORIGIN, "b/x", None, NOW, 5)])
-    cache.lookup(ORIGIN, "b/x")
-    cache.changed(ORIGIN, ["b/x"])
+    tried(cache.known.keep_facts, [Fact(ORIGIN, "b/x", None, NOW, 5)])
+    cache.known.lookup(ORIGIN, "b/x")
+    cache.known.changed(ORIGIN, ["b/x"])
     if cache.take_claim(7):
         cache.drop_claim(7)
     with contextlib.suppress(CacheError), cache.lease(1000, AMPLE) as lease:
@@ -254,8 +254,8 @@ def use_all(cache):
 def test_a_planted_symlink_is_never_followed_to_write_outside(open_cache, tmp_path, name, dangling):
     cache = open_cache(tmp_path / "c")
     put(cache, key_of(), 0, 1)
-    cache.keep_facts([Fact(ORIGIN, "b/x", None, NOW, 5)])
-    cache.mark(ORIGIN, "b/x")
+    cache.known.keep_facts([Fact(ORIGIN, "b/x", None, NOW, 5)])
+    cache.known.mark(ORIGIN, "b/x")
     cache.take_claim(9)
     place, outside = path_of(cache, name), tmp_path / "outside"
     outside.mkdir()
@@ -287,18 +287,18 @@ def test_a_symlink_in_place_of_a_folder_is_refused_with_the_remedy(open_cache, t
 def test_a_symlink_that_leads_nowhere_makes_way(open_cache, tmp_path, name):
     cache = open_cache(tmp_path / "c")
     put(cache, key_of(), 0)
-    cache.mark(ORIGIN, "b/x")
+    cache.known.mark(ORIGIN, "b/x")
     place = path_of(cache, name)
     cache.close()
     if place.exists():
         place.rename(tmp_path / "away")
     place.symlink_to(tmp_path / "nowhere")
-    cache._look_at = 0.0
+    cache._own._look_at = 0.0
     with contextlib.suppress(CacheError):  # where it is noticed only now
         put(cache, key_of(), 1)
     put(cache, key_of(), 0, 1)
     assert [whole(cache, key_of(), index) for index in (0, 1)] == [content(key_of(), 0), content(key_of(), 1)]
-    cache.mark(ORIGIN, "b/x")
+    cache.known.mark(ORIGIN, "b/x")
     assert not cache._mapped.marks.is_private
     assert not cache._mapped.touches.is_private
     assert not place.is_symlink()
@@ -317,18 +317,18 @@ NAMES = [
 def test_names_of_any_kind_are_kept_apart_and_stay_inside(open_cache, tmp_path):
     assert NFC != NFD
     cache = open_cache(tmp_path / "c")
-    marks = {name: cache.mark(ORIGIN, name) for name in NAMES}
+    marks = {name: cache.known.mark(ORIGIN, name) for name in NAMES}
     for name in NAMES:
         put(cache, key_of(name), 0, size=100)
         info = ObjectInfo(name, size=100, fingerprint=f"of {name}")
-        cache.keep_facts([Fact(ORIGIN, name, info, NOW, marks[name])])
+        cache.known.keep_facts([Fact(ORIGIN, name, info, NOW, marks[name])])
         cache.pin(ORIGIN, name)
     cache.close()
     again = open_cache(tmp_path / "c")
     for name in NAMES:
         assert whole(again, key_of(name), 0) == content(key_of(name), 0, 100)
-        assert again.lookup(ORIGIN, name).info.fingerprint == f"of {name}"
-        again.changed(ORIGIN, [name])
+        assert again.known.lookup(ORIGIN, name).info.fingerprint == f"of {name}"
+        again.known.changed(ORIGIN, [name])
     assert set(again.pins()) == {(ORIGIN, name) for name in NAMES}
     assert again.check().ok
     again.rebuild()  # from the trailers alone

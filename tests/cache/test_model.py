@@ -216,7 +216,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def pins_are_those_that_were_wished(self):
-        self.caches[0]._index.database._reader.looked_s = 0.0
+        self.caches[0]._own.index.database._reader.looked_s = 0.0
         assert set(self.caches[0].pins()) == self.pinned
 
     @invariant()

@@ -19,7 +19,7 @@ ORIGIN = "gs://test"
 
 
 def marks_of(cache, *paths):
-    return [cache.mark(ORIGIN, path) for path in paths]
+    return [cache.known.mark(ORIGIN, path) for path in paths]
 
 
 def test_a_change_moves_the_marks_of_the_path_and_of_all_above_and_of_nothing_else(cache):
@@ -29,38 +29,40 @@ def test_a_change_moves_the_marks_of_the_path_and_of_all_above_and_of_nothing_el
     before = (
         marks_of(cache, *own),
         marks_of(cache, *others),
-        [cache.listing_mark(ORIGIN, each) for each in folders],
+        [cache.known.listing_mark(ORIGIN, each) for each in folders],
     )
     beside = (
-        cache.listing_mark(ORIGIN, "b/z"),
-        cache.mark("gs://elsewhere", "b/k/x"),
-        cache.epoch("gs://elsewhere"),
+        cache.known.listing_mark(ORIGIN, "b/z"),
+        cache.known.mark("gs://elsewhere", "b/k/x"),
+        cache.known.epoch("gs://elsewhere"),
     )
-    epoch = cache.epoch(ORIGIN)
-    cache.changed(ORIGIN, ["b/k/x"])
+    epoch = cache.known.epoch(ORIGIN)
+    cache.known.changed(ORIGIN, ["b/k/x"])
     assert all(old != new for old, new in zip(before[0], marks_of(cache, *own), strict=True))
     assert before[1] == marks_of(cache, *others)
-    assert all(old != cache.listing_mark(ORIGIN, each) for old, each in zip(before[2], folders, strict=True))
+    assert all(
+        old != cache.known.listing_mark(ORIGIN, each) for old, each in zip(before[2], folders, strict=True)
+    )
     assert beside == (
-        cache.listing_mark(ORIGIN, "b/z"), cache.mark("gs://elsewhere", "b/k/x"), cache.epoch("gs://elsewhere")
+        cache.known.listing_mark(ORIGIN, "b/z"), cache.known.mark("gs://elsewhere", "b/k/x"), cache.known.epoch("gs://elsewhere")
     )  # fmt: skip
-    assert cache.epoch(ORIGIN) != epoch
+    assert cache.known.epoch(ORIGIN) != epoch
 
 
 def test_a_change_of_a_tree_moves_the_marks_of_what_is_in_it_and_no_other(cache):
     inside = ["b/t", "b/t/x", "b/t/deep/er/y"]
     outside = ["b/tt", "b/u/x", "c/t/x"]
-    before = {path: cache.mark(ORIGIN, path) for path in inside + outside}
-    below = cache.listing_mark(ORIGIN, "b/t/deep")
-    beside, elsewhere = cache.listing_mark(ORIGIN, "b/u"), cache.mark("gs://elsewhere", "b/t/x")
-    cache.changed(ORIGIN, ["b/t"], tree=True)
-    assert all(cache.mark(ORIGIN, path) != before[path] for path in inside)
-    assert all(cache.mark(ORIGIN, path) == before[path] for path in outside)
-    assert cache.listing_mark(ORIGIN, "b/t/deep") != below
-    assert cache.listing_mark(ORIGIN, "b/u") == beside
-    cache.changed(ORIGIN, [""], tree=True)
-    assert cache.mark("gs://elsewhere", "b/t/x") == elsewhere
-    assert all(cache.mark(ORIGIN, path) != before[path] for path in outside)
+    before = {path: cache.known.mark(ORIGIN, path) for path in inside + outside}
+    below = cache.known.listing_mark(ORIGIN, "b/t/deep")
+    beside, elsewhere = cache.known.listing_mark(ORIGIN, "b/u"), cache.known.mark("gs://elsewhere", "b/t/x")
+    cache.known.changed(ORIGIN, ["b/t"], tree=True)
+    assert all(cache.known.mark(ORIGIN, path) != before[path] for path in inside)
+    assert all(cache.known.mark(ORIGIN, path) == before[path] for path in outside)
+    assert cache.known.listing_mark(ORIGIN, "b/t/deep") != below
+    assert cache.known.listing_mark(ORIGIN, "b/u") == beside
+    cache.known.changed(ORIGIN, [""], tree=True)
+    assert cache.known.mark("gs://elsewhere", "b/t/x") == elsewhere
+    assert all(cache.known.mark(ORIGIN, path) != before[path] for path in outside)
 
 
 @given(st.lists(st.text(alphabet="ab/", max_size=6), max_size=4), st.text(alphabet="ab/", max_size=6))
@@ -79,24 +81,27 @@ def test_every_name_above_a_changed_path_moves(paths, path):
 
 
 def test_another_process_sees_a_change_at_once(cache):
-    before = cache.mark(ORIGIN, "b/x"), cache.epoch(ORIGIN)
+    before = cache.known.mark(ORIGIN, "b/x"), cache.known.epoch(ORIGIN)
     finish(
         start(
-            "BlockCache([sys.argv[1]], explicit=True).changed('gs://test', ['b/x'])", Path(cache.root).parent
+            "BlockCache([sys.argv[1]], explicit=True).known.changed('gs://test', ['b/x'])",
+            Path(cache.root).parent,
         )
     )
-    assert cache.mark(ORIGIN, "b/x") != before[0]
-    assert cache.epoch(ORIGIN) != before
+    assert cache.known.mark(ORIGIN, "b/x") != before[0]
+    assert cache.known.epoch(ORIGIN) != before
 
 
 def test_slots_are_kept_and_read_again(cache, open_cache):
-    slots = cache.mark_slots(ORIGIN, "b/x")
-    assert open_cache().mark_slots(ORIGIN, "b/x") == slots
-    assert cache.mark_slots(ORIGIN, "b/x/") == cache._mapped.open_marks().listing_slots_of(ORIGIN, "b/x")
-    before = cache.mark_at(slots)
-    assert before == cache.mark(ORIGIN, "b/x")
-    cache.changed(ORIGIN, ["b/x"])
-    assert cache.mark_at(slots) == cache.mark(ORIGIN, "b/x") != before
+    slots = cache.known.mark_slots(ORIGIN, "b/x")
+    assert open_cache().known.mark_slots(ORIGIN, "b/x") == slots
+    assert cache.known.mark_slots(ORIGIN, "b/x/") == cache._mapped.open_marks().listing_slots_of(
+        ORIGIN, "b/x"
+    )
+    before = cache.known.mark_at(slots)
+    assert before == cache.known.mark(ORIGIN, "b/x")
+    cache.known.changed(ORIGIN, ["b/x"])
+    assert cache.known.mark_at(slots) == cache.known.mark(ORIGIN, "b/x") != before
 
 
 def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
@@ -115,35 +120,35 @@ def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
 
 
 def test_facts_from_before_the_marks_were_lost_are_not_valid(cache, open_cache):
-    mark = cache.mark(ORIGIN, "b/x")
-    assert open_cache().mark(ORIGIN, "b/x") == mark
+    mark = cache.known.mark(ORIGIN, "b/x")
+    assert open_cache().known.mark(ORIGIN, "b/x") == mark
     Path(cache.root, "marks").unlink()
-    assert open_cache().mark(ORIGIN, "b/x") != mark
-    cache._look_at = 0.0
-    cache.lookup(ORIGIN, "b/x")
-    assert cache.mark(ORIGIN, "b/x") == open_cache().mark(ORIGIN, "b/x") != mark
+    assert open_cache().known.mark(ORIGIN, "b/x") != mark
+    cache._own._look_at = 0.0
+    cache.known.lookup(ORIGIN, "b/x")
+    assert cache.known.mark(ORIGIN, "b/x") == open_cache().known.mark(ORIGIN, "b/x") != mark
 
 
 def test_a_write_right_after_the_marks_were_lost_is_seen_with_the_old_ones_and_the_new(cache, open_cache):
     with_old = open_cache()
-    before = with_old.mark(ORIGIN, "b/x")
-    assert cache.mark(ORIGIN, "b/x") == before
+    before = with_old.known.mark(ORIGIN, "b/x")
+    assert cache.known.mark(ORIGIN, "b/x") == before
     Path(cache.root, "marks").unlink()
     with_new = open_cache()
-    new = with_new.mark(ORIGIN, "b/x")
-    cache.changed(ORIGIN, ["b/x"])
-    assert with_old.mark(ORIGIN, "b/x") != before
-    assert with_new.mark(ORIGIN, "b/x") != new
-    assert cache.mark(ORIGIN, "b/x") == with_new.mark(ORIGIN, "b/x")
+    new = with_new.known.mark(ORIGIN, "b/x")
+    cache.known.changed(ORIGIN, ["b/x"])
+    assert with_old.known.mark(ORIGIN, "b/x") != before
+    assert with_new.known.mark(ORIGIN, "b/x") != new
+    assert cache.known.mark(ORIGIN, "b/x") == with_new.known.mark(ORIGIN, "b/x")
 
 
 @pytest.mark.parametrize(
     "harm", [lambda path: os.truncate(path, 100), lambda path: path.write_bytes(bytes(528384))]
 )
 def test_a_damaged_file_of_marks_is_made_anew(cache, open_cache, harm):
-    cache.mark(ORIGIN, "b/x")
+    cache.known.mark(ORIGIN, "b/x")
     harm(Path(cache.root, "marks"))
-    assert open_cache().mark(ORIGIN, "b/x") == open_cache().mark(ORIGIN, "b/x") != 0
+    assert open_cache().known.mark(ORIGIN, "b/x") == open_cache().known.mark(ORIGIN, "b/x") != 0
 
 
 def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, caplog):
@@ -151,9 +156,9 @@ def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, c
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(disk, "allocate", full)
-    before = cache.mark(ORIGIN, "b/x")
-    cache.changed(ORIGIN, ["b/x"])
-    assert cache.mark(ORIGIN, "b/x") != before
+    before = cache.known.mark(ORIGIN, "b/x")
+    cache.known.changed(ORIGIN, ["b/x"])
+    assert cache.known.mark(ORIGIN, "b/x") != before
     assert cache._mapped.marks.is_private
     assert not Path(cache.root, "marks").exists()
     assert list(Path(cache.root, "tmp").iterdir()) == []
@@ -372,11 +377,11 @@ def test_mapped_files_that_were_cut_off_are_let_go_of_when_it_is_noticed():
         "    cache = BlockCache([folder], explicit=True)\n"
         "    key = key_of()\n"
         "    put(cache, key, 0)\n"
-        "    before = cache.mark('gs://test', 'b/x')\n"
+        "    before = cache.known.mark('gs://test', 'b/x')\n"
         "    for name in ('marks', 'touches'): os.truncate(f'{cache.root}/{name}', 100)\n"
-        "    cache._look_at = 0.0  # a second later\n"
-        "    cache.lookup('gs://test', 'b/x')\n"
-        "    assert cache.mark('gs://test', 'b/x') != before\n"
+        "    cache._own._look_at = 0.0  # a second later\n"
+        "    cache.known.lookup('gs://test', 'b/x')\n"
+        "    assert cache.known.mark('gs://test', 'b/x') != before\n"
         "    assert whole(cache, key, 0) == content(key, 0)\n"
         "    assert not cache._mapped.marks.is_private\n"
         "    cache.close()\n"

@@ -113,7 +113,7 @@ def test_the_automatic_bound_is_half_of_what_was_free_and_is_recorded(cache, mon
     space = disk.Space(total=100 * MIB, free=16 * MIB)
     monkeypatch.setattr(disk, "space", lambda path: space)
     put(cache, key_of(), 0, bounds=Bounds(None, 0))
-    with cache._index.reading() as rows:
+    with cache._own.index.reading() as rows:
         assert rows.number("auto_size") == 8 * MIB
     space = disk.Space(total=100 * MIB, free=90 * MIB)
     for index in range(200):
@@ -287,8 +287,8 @@ def test_a_lease_outlives_the_loss_of_the_file_of_the_claims(cache, nursery):
     bounds = room_for(cache, 4)
     with cache.lease(2 * BLOCK, bounds) as lease:
         Path(cache.root, "claims").unlink()
-        cache._look_at = 0.0
-        cache.lookup("gs://test", "b/x")  # anything that looks around
+        cache._own._look_at = 0.0
+        cache.known.lookup("gs://test", "b/x")  # anything that looks around
         for n in range(4):
             nursery.run("tests.cache.kills:put_one", os.path.dirname(cache.root), f"b/{n}", bounds.size)
         assert os.path.exists(lease.path)
@@ -360,7 +360,7 @@ def test_a_row_whose_file_never_came_is_over_counted_then_healed(cache, monkeypa
     put(cache, key_of(), 0)
     with monkeypatch.context() as patch:
         patch.setattr(disk, "rename", full)
-        patch.setattr(cache._store, "_give_up", full)
+        patch.setattr(cache._own.store, "_give_up", full)
         with pytest.raises(CacheError):
             put(cache, key_of(), 1)
     assert cache.usage()[0] == 2
@@ -493,7 +493,7 @@ def test_a_directory_that_cannot_be_made_again_is_a_cache_error(cache):
     with pytest.raises(CacheError):
         put(cache, key_of(), 1)
     assert whole(cache, key_of(), 1) is None
-    assert cache.lookup("gs://test", "b/x") is None
+    assert cache.known.lookup("gs://test", "b/x") is None
     assert cache.usage() == (0, 0)
 
 
@@ -530,7 +530,7 @@ def test_a_lost_index_costs_no_read_and_is_made_again_by_a_put(cache, open_cache
     harm(Path(cache.root, "index.db"))
     assert whole(cache, key, 0) == content(key, 0)
     assert whole(open_cache(), key, 1) == content(key, 1)
-    assert cache.lookup("gs://test", "b/x") is None
+    assert cache.known.lookup("gs://test", "b/x") is None
     put_after_noticing(cache, key, 2)
     assert cache.usage()[0] == 3  # the files were counted again
     assert [whole(cache, key, index) for index in range(3)] == [content(key, index) for index in range(3)]
@@ -542,9 +542,9 @@ def test_an_index_lost_while_it_is_open_costs_no_read_and_heals(cache, harm):
     """SQLite may notice only when it needs a page that it does not have in memory."""
     key = key_of()
     put(cache, key, 0, 1)
-    cache.lookup("gs://test", "b/x")
+    cache.known.lookup("gs://test", "b/x")
     harm(Path(cache.root, "index.db"))
-    cache.lookup("gs://test", "b/x")
+    cache.known.lookup("gs://test", "b/x")
     cache.usage()
     for index in range(2, 6):
         put_after_noticing(cache, key, index)

@@ -1,0 +1,161 @@
+"""What is known of objects: facts, listings and feeds of changes, and the marks that say what of it still holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from cachedfs.cache.fact_rows import Sweep
+from cachedfs.cache.facts import Fact, Feed, Listing, Told, Watch
+from cachedfs.cache.following import follow
+from cachedfs.cache.mapped import MappedFiles
+from cachedfs.cache.root import Root
+from cachedfs.cache.shared import Marks
+from cachedfs.model import Changes, ObjectInfo
+
+__all__ = ["Knowledge"]
+
+
+class Knowledge:
+    """What all processes of a machine know: rows of the index, and change marks in shared memory.
+
+    What is asked has no answer where the index fails; what cannot be kept is a CacheError.
+    """
+
+    def __init__(self, own: Root, mapped: MappedFiles) -> None:
+        self._own = own
+        self._mapped = mapped
+        self._sweep = Sweep()
+
+    # Facts and listings
+
+    def lookup(self, identity: str, path: str) -> Fact | None:
+        """Return what was learnt last of `path`; the caller compares its mark with the path's mark of now."""
+        self._own.look()
+        return self._own.asked(lambda rows: rows.lookup(identity, path), None)
+
+    def keep_facts(self, facts: Sequence[Fact]) -> None:
+        """Store facts, each instead of an older one of its path. Raises CacheError."""
+        if not facts:
+            return
+        with self._own.writing("facts cannot be kept") as rows:
+            rows.keep_facts(facts)
+            self._sweep = rows.forget_old(time.time(), added=len(facts), sweep=self._sweep)
+
+    def listing(self, identity: str, folder: str) -> Listing | None:
+        """Return the children that the last listing of `folder` gave, whatever was learnt of one of them since."""
+        self._own.look()
+        return self._own.asked(lambda rows: rows.listing(identity, folder), None)
+
+    def listing_has(
+        self, identity: str, folder: str, path: str
+    ) -> tuple[float, int, bool, Told | None] | None:
+        """Return checked_at and mark of the listing of `folder`, whether it had `path`, and `told`; None: never listed."""
+        self._own.look()
+        return self._own.asked(lambda rows: rows.listing_has(identity, folder, path), None)
+
+    def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
+        """Return how many children the listing of `folder` names, of whatever age, counted up to `most`; None without one."""
+        return self._own.asked(lambda rows: rows.listing_size(identity, folder, most), None)
+
+    def keep_listings(
+        self,
+        identity: str,
+        listings: Mapping[str, Sequence[ObjectInfo]],
+        *,
+        checked_at: float,
+        marks: Mapping[str, int],
+        folder_marks: Mapping[str, int],
+        watch: Watch | None = None,
+    ) -> None:
+        """Store complete listings: all direct children, by folder. Raises CacheError.
+
+        `marks` has the children's own marks by path (a child without one is listed, but answers no lookup),
+        `folder_marks` the listing marks of the folders; all read before the origin was asked. `watch`: of a single one.
+        """
+        with self._own.writing("listings cannot be kept") as rows:
+            for folder, infos in listings.items():
+                mark = folder_marks[folder]
+                rows.keep_listing(
+                    identity, folder, infos, checked_at=checked_at, mark=mark, marks=marks, watch=watch
+                )
+            added = sum(map(len, listings.values()))
+            self._sweep = rows.forget_old(time.time(), added=added, sweep=self._sweep)
+
+    # Feeds of changes: what an origin tells by itself
+
+    def feed(self, identity: str, part: str) -> Feed | None:
+        """Return where the feed of one part of an origin was left; None when there is none."""
+        self._own.look()
+        if self._mapped.open_marks().is_private:
+            return None  # others, whom what it tells would not reach, share its rows
+        return self._own.asked(lambda rows: rows.feed(identity, part), None)
+
+    def begin_feed(self, identity: str, part: str, token: str, checked_at: float) -> None:
+        """Remember where a feed begins, unless it did before. Raises CacheError."""
+        with self._own.writing("no feed can be kept") as rows:
+            rows.begin_feed(identity, part, token, checked_at)
+
+    def follow_feed(self, identity: str, feed: Feed, changes: Changes, *, checked_at: float) -> None:
+        """Forget what `changes` since `feed` made old; all else that was watched counts as checked at `checked_at`.
+
+        May be done twice, and by two processes at once. Raises CacheError, and then nothing counts as checked.
+        """
+        with self._own.writing("changes cannot be followed") as rows:
+            follow(
+                rows,
+                identity,
+                feed,
+                changes,
+                checked_at=checked_at,
+                mark=partial(self.mark, identity),
+                forget=partial(self.overtaken, identity),
+            )
+
+    def drop_feed(self, feed: Feed) -> None:
+        """Forget a feed that cannot go on. Raises CacheError."""
+        with self._own.writing("a feed cannot be dropped") as rows:
+            rows.drop_feed(feed)
+
+    # Change marks: shared memory, no SQLite
+
+    def mark(self, identity: str, path: str) -> int:
+        """Return the change mark of `path`: another number after something happened to it, in any process."""
+        marks = self._mapped.open_marks()
+        return marks.at(marks.slots_of(identity, path))
+
+    def listing_mark(self, identity: str, folder: str) -> int:
+        """Return the change mark of the listing of `folder`: another number after something happened below it."""
+        marks = self._mapped.open_marks()
+        return marks.at(marks.listing_slots_of(identity, folder))
+
+    def epoch(self, identity: str) -> int:
+        """Return a number that is another one after any change at this origin."""
+        return self._mapped.open_marks().epoch(identity)
+
+    def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
+        """Change the marks of `paths` and of everything above them; with `tree` of everything below them too."""
+        paths = list(paths)
+        self._change(lambda marks: marks.change(identity, paths, tree=tree))
+
+    def overtaken(self, identity: str, paths: Iterable[str], folders: Iterable[str]) -> None:
+        """Change the marks of `paths`, of the listings that name them, and of all below `folders`; of nothing above."""
+        paths, folders = list(paths), list(folders)
+        self._change(lambda marks: marks.change_alone(identity, paths, folders))
+
+    def _change(self, change: Callable[[Marks], None]) -> None:
+        before = self._mapped.open_marks()
+        change(before)
+        # Somebody may have deleted the file that we have mapped, and others may have a new one already.
+        self._own.look_now()
+        if self._mapped.open_marks() is not before:
+            change(self._mapped.open_marks())
+
+    def mark_slots(self, identity: str, path: str) -> tuple[int, ...]:
+        """Return what `mark_at` wants; the same in every process, for ever. A folder's name with "/" is its listing."""
+        return self._mapped.open_marks().slots_of(identity, path)
+
+    def mark_at(self, slots: tuple[int, ...]) -> int:
+        """Return the mark whose slots these are."""
+        return (self._mapped.marks or self._mapped.open_marks()).at(slots)
