@@ -145,7 +145,8 @@ def _compare(rows: Rows, files: dict[str, disk.Found], findings: _Findings, room
         place = blocks.place(block.digest, block.number)
         found = uncounted.pop(place.rpartition("/")[2], None)
         if found is None:
-            if not disk.exists(room.path(place)) and not room.is_being_written(block, now_s):
+            underway = room.is_being_written(block, now_s)  # asked first: it may arrive between the two
+            if not underway and not disk.exists(room.path(place)):
                 findings.missing.append(block)
         elif found.name in corrupt:
             findings.corrupt_rows.append(block)

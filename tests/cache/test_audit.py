@@ -1,13 +1,16 @@
 """The audit finds what does not fit, repairs it, and finds nothing afterwards."""
 
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from cachedfs.cache import disk
 from cachedfs.model import Bounds
 from tests.cache.rig import content, file_of, flip, key_of, put, whole
+from tests.support import until
 
 
 @pytest.fixture
@@ -34,6 +37,36 @@ def test_a_missing_file_loses_its_row(filled):
     file_of(filled, key_of(), 2).unlink()
     assert [Path(each).name for each in repaired(filled).missing] == [key_of().name(2)]
     assert filled.usage()[0] == 5
+
+
+def test_a_block_that_arrives_while_the_audit_looks_for_it_keeps_its_row(filled, monkeypatch):
+    cache, key = filled, key_of()
+    at_rename, may_go_on = threading.Event(), threading.Event()
+    rename, exists = disk.rename, disk.exists
+    put_the_block = threading.Thread(target=put, args=(cache, key, 9))
+
+    def slow_rename(source, target):
+        if target.endswith(key.name(9)):
+            at_rename.set()
+            assert may_go_on.wait(10)
+        rename(source, target)
+
+    def exists_no_sooner(path):
+        found = exists(path)
+        if path.endswith(key.name(9)) and threading.current_thread() is not put_the_block:
+            may_go_on.set()
+            until(lambda: not cache._own.store.room.writing)
+        return found
+
+    monkeypatch.setattr(disk, "rename", slow_rename)
+    monkeypatch.setattr(disk, "exists", exists_no_sooner)
+    put_the_block.start()
+    assert at_rename.wait(10)
+    found = cache.check(repair=True)
+    may_go_on.set()
+    put_the_block.join(10)
+    assert found.missing == ()
+    assert cache.check().ok
 
 
 def test_a_file_that_nobody_counts_is_counted(filled):
