@@ -146,12 +146,14 @@ class WriteBehind:
             self._attempt(function)
         if not blocks:
             return True
-        given = [(block.key, block.data) for block in blocks if not block.flight.refused]
-        are_kept = self._attempt(lambda: self._cache.put(given, blocks[0].bounds))
-        refused = [block.key for block in blocks if block.flight.refused]  # also while they were written
-        for key in refused:
+        given = [block for block in blocks if not block.flight.refused]
+        pairs = [(block.key, block.data) for block in given]
+        are_kept = self._attempt(lambda: self._cache.put(pairs, blocks[0].bounds))
+        # Only what was given: in the place of another there may be one by now that was fetched anew.
+        late = [block.key for block in given if block.flight.refused]
+        for key in late:
             self._cache.refuse(key.object, key.index)
-        return are_kept and not refused
+        return are_kept and not late
 
     def _attempt(self, act: Callable[[], object]) -> bool:
         """Do one thing; whatever goes wrong, this thread goes on: readers wait for it to make room."""

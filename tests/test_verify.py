@@ -13,12 +13,14 @@ import fsspec
 import pytest
 
 from cachedfs import arrivals, checksums
-from cachedfs.cache import blocks
+from cachedfs.cache import BlockCache, blocks
 from cachedfs.errors import ObjectNotFound, OriginUnavailable
-from cachedfs.model import ObjectInfo, ObjectKey, Verified
+from cachedfs.flights import Flight
+from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey, Verified
 from cachedfs.origins import retry
 from cachedfs.origins.gcs_api import media_url
 from cachedfs.sim import Fault
+from cachedfs.writebehind import Arrived, WriteBehind
 from tests.cache.rig import flip
 from tests.support import KiB, MiB, forget, noise
 
@@ -340,6 +342,21 @@ def test_a_handle_whose_last_bytes_came_ahead_of_it_learns_that_all_of_them_are_
     with fs.open(cloud.path("large")) as file, pytest.raises(OriginUnavailable, match="CRC32C"):
         read_slowly(file)
     assert fs.cached_extent(cloud.path("large")) == []
+
+
+def test_a_block_that_was_fetched_anew_outlives_the_refused_one_that_still_waited_for_the_disk(own_cache):
+    cache = BlockCache([str(own_cache)], explicit=True)
+    writer = WriteBehind(cache, lambda blocks, are_kept: None)
+    key, bounds = ObjectKey("gs://test", "b/x", "1", MiB), Bounds(1 << 30, 0)
+    wrong, right = Flight(demand=MiB), Flight(demand=MiB)
+    wrong.refused = True
+    with writer._changed:  # one batch
+        for data, flight in ((b"lies", wrong), (b"true", right)):
+            writer.add(Arrived(BlockKey(key, 0), memoryview(data), flight, bounds))
+    assert writer.drain(30)
+    assert cache.read(key, 0, 0, MiB) == b"true"
+    writer.close()
+    cache.close()
 
 
 @pytest.mark.parametrize(
