@@ -7,6 +7,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -168,6 +169,16 @@ class Engine:
         with self._lock:
             return self._origins.setdefault(token, origin)
 
+    async def claimed(self, hash64: int, *, within_s: float = math.inf) -> bool:
+        """Take a claim as soon as nobody has it; False when that would take longer than `within_s` seconds."""
+        pause, deadline = POLL_S[0], time.monotonic() + within_s
+        while not self.cache.take_claim(hash64):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, POLL_S[1])
+        return True
+
     @contextlib.asynccontextmanager
     async def alone(self, identity: str, path: str) -> AsyncIterator[None]:
         """Have the right to change what `path` names, which one process and task of the machine has at a time.
@@ -175,10 +186,7 @@ class Engine:
         It ends with its process, whatever ends that.
         """
         claim = ObjectKey(identity, path, "who changes it?", 0).hash64(0)
-        pause = POLL_S[0]
-        while not self.cache.take_claim(claim):
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, POLL_S[1])
+        await self.claimed(claim)
         try:
             yield
         finally:
@@ -269,6 +277,12 @@ class Engine:
         for flight in flights:
             flight.refused = True
         return flights
+
+    def check_refused(self, key: ObjectKey, known: WrongBytes | None) -> None:
+        """Raise WrongBytes if all of an object version came and was wrong since its last refusal was the one `known`."""
+        refusal = self.refusals.get(key.digest)
+        if refusal is not None and refusal is not known:
+            raise WrongBytes(refusal.message)
 
     def end_refusal(self, key: ObjectKey, flights: Iterable[Flight], error: WrongBytes) -> None:
         """Tell all who read an object version, or wait for it: nothing of it is here now, and it may be asked for anew."""

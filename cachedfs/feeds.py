@@ -20,7 +20,6 @@ __all__ = ["Feeds", "is_told"]
 logger = logging.getLogger("cachedfs.reader")
 
 WAIT_S = 10.0  # longest wait for a poll of another process
-POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at what another process asks
 
 
 class Feeds:
@@ -31,9 +30,8 @@ class Feeds:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._not_before: dict[
-            str, float
-        ] = {}  # parts without a feed, or whose feed failed: when to try again
+        # By part, of those without a feed, or whose feed failed: when to try again.
+        self._not_before: dict[str, float] = {}
 
     async def begin(self, path: str) -> None:
         """Have what is asked for from now on watched, where that can be: once, and *before* it is asked for."""
@@ -95,12 +93,8 @@ class Feeds:
         async def question() -> None:
             cache = self._source.engine.cache
             claim = ObjectKey(self._source.identity, part, "what changed?", 0).hash64(0)
-            pause, deadline = POLL_S[0], time.monotonic() + WAIT_S
-            while not cache.take_claim(claim):
-                if time.monotonic() > deadline:
-                    return  # what is spared is not worth waiting for longer
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, POLL_S[1])
+            if not await self._source.engine.claimed(claim, within_s=WAIT_S):
+                return  # what is spared is not worth waiting for longer
             try:
                 if not is_done(self._feed(path)):
                     await ask(part)

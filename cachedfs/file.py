@@ -256,9 +256,8 @@ class RawReader(io.RawIOBase):
 
         The request that brought the last bytes was perhaps nobody's: one that reads ahead.
         """
-        refusal = self._last_refusal()
-        if refusal is not None and refusal is not self._refusal:
-            raise WrongBytes(refusal.message)
+        if self._key is not None:
+            self._engine.check_refused(self._key, self._refusal)
 
     def _from_cache(self, position: int, into: memoryview) -> int:
         """Copy from the block at `position`, which becomes the one in hand; 0 for a miss."""

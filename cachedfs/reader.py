@@ -177,9 +177,7 @@ class Reader:
             await one(runs[0])
         else:
             await _all(one(run) for run in runs)
-        latest = self.source.engine.refusals.get(key.digest)
-        if latest is not None and latest is not refusal:
-            raise WrongBytes(latest.message)
+        self.source.engine.check_refused(key, refusal)
         self.source.engine.bytes_served += want.size
         return out.finish()
 

@@ -123,7 +123,6 @@ class Record:
             after, result = step(before)
             for i, number in enumerate(after, at + 1):
                 file.numbers[i] = number
-            file.slots[at] = (
-                self._hash64
-            )  # dies before this: a new record is of nobody, and its numbers are lost
+            # dies here: a new record is of nobody, and its numbers are lost
+            file.slots[at] = self._hash64
             return result

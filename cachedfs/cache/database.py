@@ -175,8 +175,10 @@ class Database:
         slot.sqlite = _connect(self._path, wait_s)
         try:
             self._prepare(slot.sqlite)
-        except BaseException:
-            slot.close()  # half prepared, and perhaps of another version: never used
+        except (
+            BaseException
+        ):  # whatever it is: half prepared, and perhaps of another version, it is never used
+            slot.close()
             raise
 
     def _prepare(self, connection: sqlite3.Connection) -> None:

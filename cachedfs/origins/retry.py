@@ -21,10 +21,8 @@ class Policy:
     patience_s: float = 64.0  # a service that asks for a longer wait is taken as unavailable
     connect_s: float = 2.0  # a service that cannot be reached for so long is away
     stall_s: float = 30.0  # a socket that is silent for so long is broken
-    hedge_least_s: float = 2.0  # no answer is late before that,
-    hedge_early_s: float = (
-        5.0  # or before that, while too little is known to tell (where requests are hedged at all)
-    )
+    hedge_least_s: float = 2.0  # where late requests are sent again, none is late before that,
+    hedge_early_s: float = 5.0  # or before that while too little is known to tell
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

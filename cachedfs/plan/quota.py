@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 __all__ = ["CREATES", "LEARNT_S", "REQUESTS", "Limit", "Pace", "answered", "per_s", "spare_s", "taken"]
 
-LEARNT_S = (
-    3600.0  # so long a lower rung is believed: a wrong one costs an hour, and asking again some 20 refusals
-)
+# So long a lower rung is believed: a wrong one costs an hour, and asking again some 20 refusals.
+LEARNT_S = 3600.0
 _MARGIN = 0.95  # of a limit: what is counted here and at the service differs by what is on its way
 _BURST_S = 0.5  # of the rate; the service's own bucket is taken to hold at least twice as much
 _WEIGHT = 1 / 32  # of the newest answer in the average; six refusals in a row are a bulk,

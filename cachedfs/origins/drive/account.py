@@ -135,10 +135,8 @@ class Connection:
         self.options, self.auth, self.client, self.creates = options, auth, client, account.creates
         self.base = options.endpoint_url
         self._session, self._threads, self._account = session, threads, account
-        self._hedges = {
-            "get": account.new_hedge(),
-            "list": account.new_hedge(),
-        }  # what changes things goes out once
+        # What changes things goes out once.
+        self._hedges = {"get": account.new_hedge(), "list": account.new_hedge()}
         self._ids: list[str] = []
         self._asking_ids = asyncio.Lock()
 
@@ -351,9 +349,8 @@ class Connection:
                 async with self.creates.turn():
                     result = await attempt()
             except Failed as failed:
-                if (
-                    failed.trouble.is_rate and self.creates.n_made > n_made
-                ):  # others were made since the last try
+                was_progress = self.creates.n_made > n_made  # since the last try, by others
+                if failed.trouble.is_rate and was_progress:
                     tries, n_made = self.client.new_tries(), self.creates.n_made
                 await self.client.pause(failed, ask, tries)
             else:

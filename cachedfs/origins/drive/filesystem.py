@@ -217,7 +217,7 @@ class DriveFileSystem(WalksCycles):
         try:
             if mode == "ab":
                 onto = sync(self.loop, self._begin_append, path, spool)
-        except BaseException:
+        except BaseException:  # an interrupt too: nobody else knows of the spool
             spool.close()
             raise
         return WrittenDriveFile(self, path, mode, spool, onto=onto, autocommit=autocommit)
