@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable
 
@@ -104,9 +103,9 @@ class Integrity:
         found = Verified(key.path, n_sound, tuple(bad), n_missing, info.size, None, "")
         if bad:
             first = min(bad)
-            return dataclasses.replace(found, reason=f"damaged on the disk; block {first}: {bad[first]}")
+            return found._replace(reason=f"damaged on the disk; block {first}: {bad[first]}")
         if n_missing:
-            return dataclasses.replace(found, reason="not all of it is in the cache")
+            return found._replace(reason="not all of it is in the cache")
         return self._compared(key, found, stated, whole)
 
     def _block(self, key: ObjectKey, index: int, info: ObjectInfo) -> bytes | None:
@@ -124,15 +123,15 @@ class Integrity:
     ) -> Verified:
         """Return the verdict on an object of which everything is here and sound."""
         if stated is None or whole is None:
-            return dataclasses.replace(found, reason="the origin states no checksum that could be compared")
+            return found._replace(reason="the origin states no checksum that could be compared")
         wrong = whole.contradiction()
         if wrong is None:
-            return dataclasses.replace(found, whole=True, reason=f"its {stated.name.upper()} is the origin's")
+            return found._replace(whole=True, reason=f"its {stated.name.upper()} is the origin's")
         logger.warning("%s: all cached blocks are dropped: %s", self._source.url(key.path), wrong)
         for index in range(found.blocks):
             self._source.engine.cache.refuse(key, index)
         bad = tuple(range(found.blocks))
-        return dataclasses.replace(found, blocks=0, bad=bad, whole=False, reason=wrong)
+        return found._replace(blocks=0, bad=bad, whole=False, reason=wrong)
 
 
 def _blocks(key: ObjectKey, info: ObjectInfo) -> range:

@@ -186,8 +186,7 @@ class Stats(NamedTuple):
     cannot_store: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """What a look over all cached blocks of one object, in the version that is known, found.
 
     `blocks` are here and right, `bad` (their indexes) were not and are dropped, `missing` are not here. `whole`: True when

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 __all__ = ["Questions"]
 
 
-@dataclasses.dataclass(eq=False)
 class _Question:
-    mark: int
-    task: asyncio.Task[Any]
-    n_waiting: int = 0
+    def __init__(self, mark: int, task: asyncio.Task[Any]) -> None:
+        self.mark = mark
+        self.task = task
+        self.n_waiting = 0
 
 
 class Questions:

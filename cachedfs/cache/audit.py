@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from cachedfs.cache import blocks, disk, leftovers
 from cachedfs.cache.block_rows import BlockRow
@@ -20,8 +20,7 @@ __all__ = ["Report", "check", "count_all", "count_if_fresh"]
 _BATCH = 4096
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """What an audit found; every problem names the file. `repaired`: what could be set right was."""
 
     blocks: int = 0
@@ -41,15 +40,15 @@ class Report:
         )
 
 
-@dataclasses.dataclass(slots=True)
 class _Findings:
     """Files and rows that do not fit, while they are looked for."""
 
-    orphans: list[disk.Found] = dataclasses.field(default_factory=list)
-    missing: list[BlockRow] = dataclasses.field(default_factory=list)
-    wrong_size: list[tuple[BlockRow, int]] = dataclasses.field(default_factory=list)
-    corrupt: list[disk.Found] = dataclasses.field(default_factory=list)
-    corrupt_rows: list[BlockRow] = dataclasses.field(default_factory=list)
+    def __init__(self, corrupt: list[disk.Found]) -> None:
+        self.orphans: list[disk.Found] = []
+        self.missing: list[BlockRow] = []
+        self.wrong_size: list[tuple[BlockRow, int]] = []
+        self.corrupt = corrupt
+        self.corrupt_rows: list[BlockRow] = []
 
 
 def check(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -55,7 +54,7 @@ def verified(place: Place, advance: Callable[[int], None]) -> list[Verified]:
 
 
 def without_path(found: Verified) -> dict[str, object]:
-    values = dataclasses.asdict(found)
+    values = found._asdict()
     del values["path"]
     return values
 

@@ -8,13 +8,15 @@ import os
 import re
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from fsspec.config import conf
 
 from cachedfs.origins.base import Alone, Origin, Reply
-from cachedfs.origins.pacing import Book, OwnBook
+
+if TYPE_CHECKING:
+    from cachedfs.origins.pacing import Book
 
 __all__ = ["Alone", "Origin", "Reply", "identity_of", "open_origin"]
 
@@ -35,14 +37,14 @@ def open_origin(
     loop: AbstractEventLoop,
     on_request: Callable[[], None],
     concurrency: int = 16,
-    book: Callable[[str], Book] = OwnBook,
+    book: Callable[[str], Book] | None = None,
     alone: Callable[[str], Alone] | None = None,
 ) -> Origin:
     """Return the origin behind `protocol`; neither imports its packages nor looks for credentials.
 
     `options` are the inner filesystem's own. The origin's methods run on `loop`; `on_request` is called
     there once for every request sent, of which `concurrency` may be in flight.
-    `book` keeps what was sent of what a service lets an account send. `alone` says for an identity how to keep
+    `book` keeps what was sent of what a service lets an account send; without it each origin counts for itself. `alone` says for an identity how to keep
     others off a path: needed where the service would make two objects of one name.
     """
     identity = identity_of(protocol, options)
@@ -54,6 +56,7 @@ def open_origin(
         )
     if protocol == "drive":
         from cachedfs.origins.drive.origin import DriveOrigin
+        from cachedfs.origins.pacing import OwnBook
 
         options = {**conf.get("drive", {}), **options}
         return DriveOrigin(
@@ -62,7 +65,7 @@ def open_origin(
             loop=loop,
             on_request=on_request,
             concurrency=concurrency,
-            book=book,
+            book=book or OwnBook,
             alone=alone and alone(identity),
         )
     from cachedfs.origins.generic import GenericOrigin
