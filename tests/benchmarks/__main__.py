@@ -26,7 +26,7 @@ PEERS = {
     "drive_many_bad": [],
     "drive_many_units": [],
     "drive_day": [],
-    "drive_list": ["pydrive2"],
+    "drive_list": ["mount", "pydrive2", "gdrive"],
 }
 # How many items of a workload slow peers do; what they take is scaled. --full: all.
 SAMPLES = {
@@ -40,11 +40,19 @@ SAMPLES = {
     ("batched", "simplecache"): 32,
     ("samples", "gcsfs"): 30,
     ("samples", "blockcache"): 30,
+    ("drive_batch", "mount"): 20,
     ("drive_batch", "pydrive2"): 8,
+    ("drive_batch", "gdrive"): 8,
+    ("drive_batch_typical", "mount"): 20,
     ("drive_batch_typical", "pydrive2"): 8,
+    ("drive_batch_typical", "gdrive"): 8,
+    ("drive_many", "mount"): 20,
     ("drive_many", "pydrive2"): 8,
+    ("drive_many", "gdrive"): 8,
     ("drive_many", "drive"): 64,
+    ("drive_one_by_one", "mount"): 10,
     ("drive_one_by_one", "pydrive2"): 6,
+    ("drive_one_by_one", "gdrive"): 6,
     ("drive_one_by_one", "drive"): 10,
 }
 OUR_COLD = {

@@ -172,8 +172,7 @@ def _measure_floor(service: Service, server: Server, folder: Path, plan: Plan, r
 
 def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, result: Result) -> None:
     local = str(service.local(folder))
-    prefix = service.contenders[plan.contender]
-    order = {"row": plan.row, "base": f"{prefix}{service.top}" if prefix else local, "n": plan.n}
+    order = {"row": plan.row, "base": service.base(plan.contender, folder), "n": plan.n}
     cold, second, new, beside = [], [], [], []
     over_ideal, refused_late = [], []
     for number in range(plan.n_cold):

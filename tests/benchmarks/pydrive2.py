@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import fsspec
@@ -28,7 +29,7 @@ class PyDrive2FileSystem(fsspec.AbstractFileSystem):
         return stubborn(self._fs.find, self._strip_protocol(path))
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
-        return stubborn(self._fs.ls, self._strip_protocol(path), detail=detail)
+        return stubborn(partial(self._fs.ls, detail=detail), self._strip_protocol(path))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         assert start is end is None

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 BUCKET = "bench"
+MOUNT = "mountmodel://"  # of local files
 Server = GCSServer | DriveServer
 
 
@@ -45,6 +46,13 @@ class Service:
     def local(self, folder: Path) -> Path:
         """Return the folder with the same data."""
         return folder / self.folder / BUCKET
+
+    def base(self, contender: str, folder: Path) -> str:
+        """Return the start of a contender's URLs, or the folder with the same data."""
+        prefix, local = self.contenders[contender], str(self.local(folder))
+        if prefix is None:
+            return local
+        return f"{prefix}{local if prefix == MOUNT else self.top}"
 
     def environment(self, server: Server) -> dict[str, str]:
         return {f"{self.variables}_TOKEN": "anon", f"{self.variables}_ENDPOINT_URL": server.endpoint_url}
@@ -74,9 +82,18 @@ SERVICES = {
         f"My Drive/{BUCKET}",
         "drive",
         "FSSPEC_DRIVE",
-        {"local": None, "pydrive2": "pydrive2://", "drive": "drive://", "cachedfs": "cachedfs::drive://"},
+        {
+            "local": None,
+            "mount": MOUNT,
+            "pydrive2": "pydrive2://",
+            "gdrive": "gdrivefsspec://",
+            "drive": "drive://",
+            "cachedfs": "cachedfs::drive://",
+        },
         (
             "aiohttp",
+            "tests.benchmarks.gdrive",
+            "tests.benchmarks.mount",
             "tests.benchmarks.pydrive2",
             "cachedfs.origins.drive.filesystem",
             "cachedfs.filesystem",
