@@ -54,9 +54,10 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def no_slow_creations(monkeypatch):
-    """Make items on Drive as fast as the simulated one takes them, where nothing else is said: tests make hundreds."""
-    monkeypatch.setattr(quota, "CREATES", (quota.Limit(1e6), quota.Limit(1e6)))
+def no_pace(monkeypatch):
+    """Ask Drive, and make items there, as fast as the simulated one answers, where nothing else is said: tests ask thousands."""
+    for ladder in ("CREATES", "REQUESTS"):
+        monkeypatch.setattr(quota, ladder, (quota.Limit(1e6), quota.Limit(1e6)))
 
 
 @pytest.fixture(scope="session")

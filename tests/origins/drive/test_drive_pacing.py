@@ -15,7 +15,7 @@ from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.pacing import OwnBook, Pacer
 from cachedfs.origins.retry import Policy
 from cachedfs.plan import quota
-from cachedfs.plan.quota import CREATES, Pace
+from cachedfs.plan.quota import CREATES, REQUESTS, Pace
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
 from tests.origins.drive.conftest import QUICK
@@ -36,6 +36,13 @@ class Books:
 
     def pace(self, account: str) -> Pace:
         return self(account).change(lambda numbers: (numbers, Pace(*numbers)))
+
+
+@pytest.fixture(autouse=True)
+def real_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask at the pace of everybody, which other tests do not."""
+    monkeypatch.setattr(quota, "CREATES", CREATES)
+    monkeypatch.setattr(quota, "REQUESTS", REQUESTS)
 
 
 @pytest.fixture
@@ -162,13 +169,6 @@ async def test_refusals_in_bulk_are_learnt_by_all_and_kept_for_later(
     assert books.pace("drive|requests").rung == 1
 
 
-@pytest.fixture
-def real_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make items at the pace of everybody, which other tests do not."""
-    monkeypatch.setattr(quota, "CREATES", CREATES)
-
-
-@pytest.mark.usefixtures("real_pace")
 async def test_refused_creations_slow_creations_alone(
     origins: Any, server: DriveServer, root: str, books: Books
 ) -> None:
@@ -180,7 +180,6 @@ async def test_refused_creations_slow_creations_alone(
     await origin.aclose()
 
 
-@pytest.mark.usefixtures("real_pace")
 async def test_items_are_made_at_three_a_second(origins: Any, server: DriveServer, root: str) -> None:
     origin, loop = origins(), asyncio.get_running_loop()
     began = loop.time()
