@@ -333,6 +333,9 @@ class _Patient:
             raise Unreachable(f"cannot connect to {self.host}:{self.port}: {error}") from error
         finally:
             self.timeout = stall_s
+        if self.connect is _refuse:  # `abort` came meanwhile, when there was no socket to break off
+            self.close()
+            _refuse()
         self.sock.settimeout(stall_s)
 
     def _dial(self) -> None:

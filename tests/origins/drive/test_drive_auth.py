@@ -787,6 +787,25 @@ class TestTransport:
         assert caught.value.trouble.is_unreachable
         assert given == [1.5]
 
+    def test_a_request_that_is_given_up_while_it_connects_leaves_no_socket(
+        self, anon: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connect, made = socket.create_connection, []
+
+        def too_late(*given: Any, **options: Any) -> socket.socket:
+            transport.abort(anon._http)  # finds no socket yet
+            made.append(connect(*given, **options))
+            return made[-1]
+
+        monkeypatch.setattr(socket, "create_connection", too_late)
+        with (
+            socket.create_server(("127.0.0.1", 0)) as silent,
+            pytest.raises(Failed, match="given up") as caught,
+        ):
+            send(anon, "GET", f"http://127.0.0.1:{silent.getsockname()[1]}/x")
+        assert caught.value.trouble.is_unreachable
+        assert [sock.fileno() for sock in made] == [-1]
+
     def test_a_handshake_that_never_comes_is_unreachable(self, anon: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Failed) as caught:
             send(anon, "GET", f"https://127.0.0.1:{silent.getsockname()[1]}/x")
