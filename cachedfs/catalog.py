@@ -6,20 +6,18 @@ import asyncio
 import contextlib
 import logging
 import math
-import operator
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from cachedfs.cache import Watch
-from cachedfs.errors import CacheError, ObjectNotFound, OriginAway
+from cachedfs.errors import ObjectNotFound, OriginAway
 from cachedfs.facts import Known
 from cachedfs.feeds import Feeds, is_told
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight
+from cachedfs.listings import Listings, by_folder, by_path
 from cachedfs.model import ObjectInfo, ObjectKey, Range, Suffix
-from cachedfs.plan.freshness import is_fresh
 from cachedfs.source import Source
 
 __all__ = ["Catalog"]
@@ -45,6 +43,7 @@ class Catalog:
         self.source = source
         self._fetcher = fetcher
         self._feeds = Feeds(source)
+        self._listings = Listings(source)
         self._warned_stale = False
         # Folders in whose present state names were asked for one by one: the mark of their listing, and how many.
         self._asked_in: dict[str, tuple[int, int]] = {}
@@ -281,13 +280,15 @@ class Catalog:
 
     async def listing(self, folder: str) -> list[ObjectInfo]:
         """Return the children of `folder` by name; the object itself for an object. Raises ObjectNotFound."""
-        here = await asyncio.to_thread(self._listed, folder)  # a long one takes its time: not on the loop
+        here = await asyncio.to_thread(
+            self._listings.of, folder
+        )  # a long one takes its time: not on the loop
         if here is not None:
             return here
         if self.source.config.offline:
             raise self.source.offline(folder)
         if await self._feeds.catch_up(folder):
-            here = await asyncio.to_thread(self._listed, folder)
+            here = await asyncio.to_thread(self._listings.of, folder)
             if here is not None:
                 return here
         known = self.source.fresh(folder)
@@ -301,13 +302,13 @@ class Catalog:
 
     async def find(self, folder: str) -> list[ObjectInfo]:
         """Return all objects below `folder`, and the folders between, by name."""
-        here = await asyncio.to_thread(self._listed_below, folder)
+        here = await asyncio.to_thread(self._listings.below, folder)
         if here is not None:
             return here
         if not self.source.origin(folder).by_parent:
             return await self._list(folder, deep=True)
         if await self._feeds.catch_up(folder):
-            here = await asyncio.to_thread(self._listed_below, folder)
+            here = await asyncio.to_thread(self._listings.below, folder)
         return here if here is not None else await self._walk(folder)
 
     async def _walk(self, folder: str) -> list[ObjectInfo]:
@@ -317,7 +318,7 @@ class Catalog:
 
         async def visit(here: str, above: frozenset[str | None]) -> None:
             async with gate:
-                children = await asyncio.to_thread(self._listed, here)
+                children = await asyncio.to_thread(self._listings.of, here)
                 if children is None:
                     with contextlib.suppress(ObjectNotFound):  # it went while its siblings were listed
                         children = await self._list(here, deep=False)
@@ -336,7 +337,7 @@ class Catalog:
             while isinstance(failure, BaseExceptionGroup):
                 failure = failure.exceptions[0]
             raise failure from None
-        return sorted(found, key=_by_path)
+        return sorted(found, key=by_path)
 
     async def _list(self, folder: str, *, deep: bool) -> list[ObjectInfo]:
         """Ask for a listing, one level or all, and remember it with every child it names."""
@@ -362,7 +363,7 @@ class Catalog:
             if deep:
                 return []
             raise
-        listings = _by_folder(folder, found) if deep else {folder: found}
+        listings = by_folder(folder, found) if deep else {folder: found}
         is_folder = here is not None and here.kind == "directory"
         if found or is_folder:  # nothing at all may also be an object, or absence: only a lookup can tell
             known = self.source.fresh(folder)
@@ -371,15 +372,15 @@ class Catalog:
                 self.source.facts.learn(folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark)
             is_watched = here is not None and all(map(is_told, found))
             watch = self._feeds.watch(seen, here) if is_watched else None
-            await asyncio.to_thread(self._keep_listings, listings, now, epoch, watch)
-        return sorted((child for children in listings.values() for child in children), key=_by_path)
+            await asyncio.to_thread(self._listings.keep, listings, now, epoch, watch)
+        return sorted((child for children in listings.values() for child in children), key=by_path)
 
     def _listing_standby(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
         """Return an older listing while the origin was away a moment ago."""
         source = self.source
         if not source.config.stale_if_error or not source.engine.is_away(source.identity):
             return None
-        old = (self._listed_below if deep else self._listed)(folder, math.inf)
+        old = (self._listings.below if deep else self._listings.of)(folder, math.inf)
         if old is not None:
             self._warn_stale(f"{source.url(folder)}: the origin could not be reached a moment ago")
         return old
@@ -387,7 +388,7 @@ class Catalog:
     def _listed_before(self, folder: str, error: OriginAway, *, deep: bool) -> list[ObjectInfo]:
         """Return an older listing although the origin is away, or raise that it is."""
         self.source.engine.mark_away(self.source.identity)
-        look = self._listed_below if deep else self._listed
+        look = self._listings.below if deep else self._listings.of
         old = look(folder, math.inf) if self.source.config.stale_if_error else None
         if old is None:
             raise error
@@ -404,67 +405,3 @@ class Catalog:
             self.source.facts.learn(path, folder, checked_at=now, mark=mark)
             return True
         return False
-
-    def _keep_listings(
-        self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: Watch | None
-    ) -> None:
-        shared, identity = self.source.engine.cache.known, self.source.identity
-        marks = {
-            info.path: shared.mark(identity, info.path) for children in listings.values() for info in children
-        }
-        folder_marks = {folder: shared.listing_mark(identity, folder) for folder in listings}
-        if shared.epoch(identity) != epoch:
-            return  # something was written while the origin answered: the answer is given, not kept
-        try:
-            shared.keep_listings(
-                identity, listings, checked_at=now, marks=marks, folder_marks=folder_marks, watch=watch
-            )
-        except CacheError as error:
-            logger.debug("not kept: %s", error)  # the cache says it aloud, once; a listing never fails for it
-
-    def _listed(self, folder: str, lifetime_s: float | None = None) -> list[ObjectInfo] | None:
-        """Return a listing that is here and young enough: for `max_age`, if nothing else is said."""
-        shared, identity = self.source.engine.cache.known, self.source.identity
-        listing = shared.listing(identity, folder)
-        if listing is None or listing.mark != shared.listing_mark(identity, folder):
-            return None
-        lifetime_s = self.source.config.lifetime_s if lifetime_s is None else lifetime_s
-        at = self.source.facts.held_until(folder, listing.checked_at, listing.told)
-        if not is_fresh(at, time.time(), lifetime_s=lifetime_s):
-            return None
-        return sorted(listing.infos, key=_by_path)
-
-    def _listed_below(
-        self, folder: str, lifetime_s: float | None = None, above: frozenset[str | None] = frozenset()
-    ) -> list[ObjectInfo] | None:
-        """Return all that is below `folder` when every listing of it is here; `above`: ids of the folders on the way."""
-        here = self.source.facts.get(folder)
-        above |= {here.info.id} if here is not None and here.info is not None else set()
-        found = self._listed(folder, lifetime_s)
-        for child in found or []:
-            is_cycle = child.id is not None and child.id in above
-            if found is not None and child.kind == "directory" and not is_cycle:
-                below = self._listed_below(child.path, lifetime_s, above | {child.id})
-                found = None if below is None else found + below
-        return None if found is None else sorted(found, key=_by_path)
-
-
-_by_path = operator.attrgetter("path")
-
-
-def _by_folder(folder: str, found: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
-    """Return the complete listings that a listing of all that is below `folder` amounts to."""
-    listings: dict[str, dict[str, ObjectInfo]] = {folder: {}}
-    for info in found:
-        child = info
-        while child.path != folder:
-            parent = child.path.rpartition("/")[0]
-            known = child.path in listings.get(parent, {})
-            listings.setdefault(parent, {}).setdefault(child.path, child)
-            was_listed = child.kind == "directory" and not child.details.get("cycle")
-            if was_listed:
-                listings.setdefault(child.path, {})
-            if known or parent == folder or not parent or not parent.startswith(folder):
-                break
-            child = ObjectInfo(path=parent, kind="directory", size=0)
-    return {name: list(children.values()) for name, children in listings.items()}
