@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cachedfs.sim import Profile
-from tests.benchmarks.data import MANY, MANY_SIZE
+from tests.benchmarks.data import BIG_SIZE, MANY, MANY_SIZE
 from tests.benchmarks.harness import Result
 from tests.benchmarks.services import DRIVE_BAD, DRIVE_EVEN, DRIVE_OLD, mean
 from tests.benchmarks.workloads import WORKLOADS
@@ -88,10 +88,13 @@ def _requests(row: str) -> list[Bound]:
 
 
 _COLD, _SECOND, _NEW, _WRONG = median("cold"), median("second"), median("new"), median("wrong")
+_BIG_GB = BIG_SIZE / 1e9
 BOUNDS = [
     Bound("sequential", "cold", 1.25, _COLD, is_due=False),
     Bound("sequential", "second pass", 0.02, _SECOND),
     Bound("sequential", "new process", 0.06, _NEW),
+    Bound("fill", "cold, a GB", 1.0, lambda result: _COLD(result) / _BIG_GB),
+    Bound("fill", "CPU of its process, a GB", 0.8, lambda result: median("cpu")(result) / _BIG_GB),
     Bound("whole", "cold", 1.4, _COLD),
     Bound("random", "cold", 2.0, _COLD, is_due=False),
     Bound("random", "second pass", 0.01, _SECOND),

@@ -45,6 +45,7 @@ class Result:
     figures: dict[str, Figure] = field(
         default_factory=dict
     )  # cold, second, new; beside: local, alternating with the second; over_ideal: cold over the ideal schedule;
+    # cpu: seconds of all cores in the cold pass;
     # refused_late: requests that were refused as too many, later than ten seconds after the first
     requests: dict[str, float] = field(default_factory=dict)
     prepared: dict[str, float] = field(default_factory=dict)  # requests of what is not timed: not scaled
@@ -193,6 +194,7 @@ def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, 
     scale = plan.n_whole / plan.n
     if not plan.is_warm:
         _keep(result, "cold", cold, scale)
+        result.figures["cpu"] = Figure.of([answer["cpu"] for answer in cold], scale)
         _keep(result, "new", new, scale)
     _keep(result, "second", second, scale)
     _keep(result, "beside", beside[1:], scale)  # local, each after one pass of ours in the same process

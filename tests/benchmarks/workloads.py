@@ -275,6 +275,7 @@ _TYPICAL = "at typical latencies and errors, without stalls"
 _ZARR = ("zarr",)
 _LIST = [
     Workload("sequential", "192 MiB in sequence", "one object of random bytes, opened by `fsspec.open(url)`, read 1 MiB at a time to its end", 192, sequential),
+    Workload("fill", "192 MiB in sequence, nothing slow in between", "the same object in the same way, from a service without latency or limits on the same machine, which costs its own share of the cores", 192, sequential, profile=PROFILES["off"]),
     Workload("whole", "192 MiB by one `cat_file`", "the same object by one `fs.cat_file(path)`", 192, whole),
     Workload("random", "300 random 64 KiB reads of it", "the same object opened once; seek to a random byte, read 64 KiB", 300, random_reads),
     Workload("one_by_one", "300 small JSON files one by one", "2 KB each: `with fsspec.open(url) as f: json.load(f)`", 300, one_by_one),
@@ -308,6 +309,7 @@ _CHUNKS: list[Wanted] = [(f"{DENSE}/c/{index}/0/0", 0, -1) for index in range(da
 _SHARDS: list[Wanted] = [(f"{SAMPLES}/c/{index}/0/0", 0, -1) for index in range(8)]
 FLOORS: dict[str, list[list[Wanted]]] = {  # rounds, one after the other
     "sequential": _BIG,
+    "fill": _BIG,
     "whole": _BIG,
     "random": _BIG,
     "one_by_one": [[wanted] for wanted in _FILES],
