@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cachedfs.cache import BlockCache, Fact, database, disk
+from cachedfs.cache import BlockCache, Fact, Watch, database, disk
 from cachedfs.errors import CacheError
 from cachedfs.flights import Flight
-from cachedfs.model import Bounds, ObjectInfo, ObjectKey
+from cachedfs.model import Bounds, Change, Changes, ObjectInfo, ObjectKey
 from cachedfs.writebehind import Arrived, WriteBehind
 from tests.cache.rig import BLOCK, content, disk_usage, file_of, flip, key_of, put, room_for, whole
 from tests.support import until
@@ -132,6 +132,33 @@ def keep_listing(cache: BlockCache, bounds: Bounds) -> None:
         )
 
 
+def watched(cache: BlockCache) -> None:
+    filled(cache)
+    cache.known.begin_feed(IDENTITY, "b", "t1", time.time() - 500)
+    feed = cache.known.feed(IDENTITY, "b")
+    infos = [ObjectInfo(f"b/{n}", size=n, fingerprint="v1", id=str(n)) for n in range(3)]
+    cache.known.keep_listings(
+        IDENTITY,
+        {"b": infos},
+        checked_at=time.time() - 400,
+        marks={info.path: cache.known.mark(IDENTITY, info.path) for info in infos},
+        folder_marks={"b": cache.known.listing_mark(IDENTITY, "b")},
+        watch=Watch(feed.id, feed.number, (("b", "B"),)),
+    )
+
+
+def poll(cache: BlockCache, bounds: Bounds) -> None:
+    change = Change("1", (("B", "1"),), ObjectInfo("", size=1, fingerprint="v2", id="1"))
+    feed = cache.known.feed(IDENTITY, "b")
+    cache.known.follow_feed(IDENTITY, feed, Changes("t2", (change,)), checked_at=time.time())
+
+
+def nothing_old_counts(cache: BlockCache) -> None:
+    fact, now = cache.known.lookup(IDENTITY, "b/1"), cache.known.mark(IDENTITY, "b/1")
+    is_forgotten = fact is None or fact.mark != now
+    assert is_forgotten or cache.known.feed(IDENTITY, "b").token == "t1"  # else it will be asked for again
+
+
 def pin_and_put(cache: BlockCache, bounds: Bounds) -> None:
     cache.pin(IDENTITY, NEW.path)
     put_new(cache, bounds)
@@ -166,6 +193,7 @@ class Operation(NamedTuple):
     prepare: Callable[[BlockCache], Bounds | None] | None
     act: Callable[[Any, Bounds], None]  # gets a cache; the directory alone, when it opens one itself
     flaws: tuple[str, ...] = ()  # what an audit finds because of `prepare`, until it repairs
+    look: Callable[[BlockCache], None] | None = None  # asserts what else must be true wherever it died
 
 
 OPERATIONS = {
@@ -180,6 +208,7 @@ OPERATIONS = {
     "discard": Operation(damaged_block, meet_damage, ("corrupt",)),
     "facts": Operation(filled, keep_facts),
     "listing": Operation(filled, keep_listing),
+    "poll": Operation(watched, poll, look=nothing_old_counts),
     "lease": Operation(full, lend),
     "rebuild": Operation(filled, rebuild),
     "repair": Operation(disordered, repair, ("corrupt", "orphans", "wrong_sums")),

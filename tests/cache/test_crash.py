@@ -33,7 +33,7 @@ class Start:
         cache.known.mark("", "")  # the mapped file of the marks is counted, and made when it is first used
         self.bounds = (prepare(cache) if prepare else None) or AMPLE
         cache.close()
-        self.flaws = OPERATIONS[operation].flaws
+        self.flaws, self.look = OPERATIONS[operation].flaws, OPERATIONS[operation].look
 
     @contextlib.contextmanager
     def copied(self):
@@ -94,6 +94,8 @@ def assert_sound(directory, start):
     """Assert what must be true after a kill: reads are right, nothing is uncounted, and work goes on at once."""
     bounds = start.bounds
     with opened(directory) as cache:
+        if start.look is not None:
+            start.look(cache)
         if "corrupt" not in start.flaws:
             assert_reads_are_right(cache)
         put_in_order(cache, bounds)
