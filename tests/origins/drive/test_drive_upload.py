@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import google.auth.credentials
 import pytest
 
 from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound, OriginUnavailable
@@ -106,6 +107,29 @@ async def test_a_connection_lost_in_a_piece_goes_on_where_it_broke(
         f"bytes {2 * PIECE}-{size - 1}/{size}",
     ]
     assert sum(r.bytes_received for r in server.requests if "content-range" in r.headers) == len(BIG) + PIECE
+
+
+class Expiring(google.auth.credentials.Credentials):  # type: ignore[misc]  # untyped
+    """Credentials with another token after every refresh."""
+
+    n_refreshed = 0
+
+    def refresh(self, request: Any) -> None:
+        self.n_refreshed += 1
+        self.token, self.expiry = f"token-{self.n_refreshed}", None
+
+
+async def test_an_upload_goes_on_with_another_token_when_its_own_has_expired(
+    make: Callable[..., DriveOrigin], server: DriveServer, folder: str, root: str
+) -> None:
+    credentials = Expiring()
+    origin = make(token=None, credentials=credentials)
+    server.fail(Fault(kind="upload", nth=3, status=401))  # the second piece
+    await origin.call("pipe_file", f"{root}/a", BIG)
+    assert server.get(f"{folder}/a") == BIG
+    assert credentials.n_refreshed == 2  # to begin with, and then
+    sent = [r.headers["authorization"] for r in server.requests if "content-range" in r.headers]
+    assert sent == ["Bearer token-1"] * 2 + ["Bearer token-2"] * 2
 
 
 async def test_a_piece_whose_answer_was_lost_is_not_sent_again(
