@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from fsspec.utils import tokenize
 
+from cachedfs.ahead import Ahead
 from cachedfs.arrivals import Arrivals
 from cachedfs.cache import BlockCache, is_network
 from cachedfs.config import Config
@@ -61,6 +62,7 @@ class Engine:
         # its request failed. Changed on the loop and, for what is stored, in the writer's thread.
         self.flights: dict[str, Flight] = {}
         self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
+        self.ahead = Ahead(self.spawn)
         self.questions = Questions(self.spawn)
         self.arrivals = Arrivals()
         # The last time that an object version (by its key's digest) came whole and was not what its checksum says: each
@@ -263,7 +265,11 @@ class Engine:
                 if self.flights.get(block.key.name) is block.flight:  # not another's that came after it
                     self.give_up(block.key.name, block.key.hash64)
         finally:
-            self.call_soon(self._room.set)
+            self.call_soon(self._made_room)
+
+    def _made_room(self) -> None:
+        self._room.set()
+        self.ahead.pump()
 
     def give_up(self, name: str, hash64: int) -> None:
         """The block is on the disk, or nobody is fetching it any more: other processes may see for themselves."""
