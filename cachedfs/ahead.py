@@ -13,12 +13,14 @@ from cachedfs.errors import CachedFSError
 from cachedfs.flights import Flight
 from cachedfs.origins import Origin
 from cachedfs.origins.slots import sent_ahead
+from cachedfs.plan.link import Link
 
 __all__ = ["Ahead", "Wish"]
 
 logger = logging.getLogger("cachedfs.ahead")
 
 MEMORY = 256 << 20  # bytes that were sent for ahead and are not on the disk yet
+ONE_MORE = 1  # body than the link is given, as first bytes do not come evenly: 96 % of it is used, and 91 % without
 
 
 class Wish(NamedTuple):
@@ -36,8 +38,8 @@ class Wish(NamedTuple):
 
 
 class Ahead:
-    """Sends wishes while nobody has to wait for it: in slots of their own, within a bound of memory, and as their origin
-    has requests to spare. Owners take turns. On the engine's loop.
+    """Sends wishes while nobody has to wait for it: in slots of their own, no more bodies than fill the link, within a
+    bound of memory, and as their origin has requests to spare. Owners take turns. On the engine's loop.
     """
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
@@ -48,6 +50,7 @@ class Ahead:
         # What was sent, until all of it is stored or nobody has it any more.
         self._sent: WeakKeyDictionary[Flight, Origin] = WeakKeyDictionary()
         self._asking: dict[asyncio.Task[Any], tuple[Wish, Origin]] = {}
+        self._links: WeakKeyDictionary[Origin, Link] = WeakKeyDictionary()
         self._timer: asyncio.TimerHandle | None = None
 
     def submit(self, wish: Wish) -> None:
@@ -71,6 +74,17 @@ class Ahead:
         held = sum(flight.memory for flight in list(self._sent))
         return held + sum(wish.size for wish, _ in self._asking.values())
 
+    def link(self, origin: Origin) -> Link:
+        """Return what was seen of the way to an origin."""
+        return self._links.get(origin) or Link()
+
+    def saw(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
+        """A body of `size` bytes came, `wait_s` after its request, and took so long."""
+        n_others = sum(at is origin and not flight.done for flight, at in list(self._sent.items()))
+        self._links[origin] = self.link(origin).after(
+            wait_s=wait_s, size=size, took_s=took_s, n_others=n_others, most=origin.concurrency
+        )
+
     def pump(self) -> None:
         """Send what may be sent: to be called whenever a request has ended, or blocks were stored."""
         if not any(self._queues):
@@ -82,12 +96,14 @@ class Ahead:
 
     def _next(self) -> tuple[Wish, Origin] | None:
         """Take the next wish that may be sent now, with its origin."""
-        busy, memory = self._busy(), self.memory
+        (busy, bodies), memory = self._busy(), self.memory
         for queues in self._queues:
             for owner, queue in list(queues.items()):
                 wish = queue[0]
                 origin = self._origin(wish)
-                if origin is not None and not self._may_send(wish, origin, busy, memory):
+                if origin is not None and not self._may_send(
+                    wish, origin, busy[origin], bodies[origin], memory
+                ):
                     continue
                 del queues[owner]
                 queue.popleft()
@@ -97,10 +113,14 @@ class Ahead:
                     return wish, origin
         return None
 
-    def _busy(self) -> Counter[Origin]:
-        """Return how many requests ahead are in flight at each origin."""
-        flying = [origin for flight, origin in self._sent.items() if not flight.done]
-        return Counter([*flying, *(origin for _, origin in self._asking.values())])
+    def _busy(self) -> tuple[Counter[Origin], Counter[Origin]]:
+        """Return how many requests ahead are in flight at each origin, and how many bodies they are."""
+        sizes = [(flight.stop - flight.start, at) for flight, at in self._sent.items() if not flight.done]
+        sizes += [(wish.size, at) for wish, at in self._asking.values()]
+        bodies: Counter[Origin] = Counter()
+        for size, origin in sizes:
+            bodies[origin] += self.link(origin).load(size)  # type: ignore[assignment]  # any numbers add up
+        return Counter(origin for _, origin in sizes), bodies
 
     def _origin(self, wish: Wish) -> Origin | None:
         try:
@@ -109,8 +129,11 @@ class Ahead:
             logger.debug("not sent ahead: %s", error)
             return None
 
-    def _may_send(self, wish: Wish, origin: Origin, busy: Counter[Origin], memory: int) -> bool:
-        if busy[origin] >= origin.concurrency or (memory and memory + wish.size > MEMORY):
+    def _may_send(self, wish: Wish, origin: Origin, n_busy: int, bodies: float, memory: int) -> bool:
+        if n_busy >= origin.concurrency or (memory and memory + wish.size > MEMORY):
+            return False
+        link = self.link(origin)
+        if n_busy and bodies + link.load(wish.size) > link.n_bodies + ONE_MORE:
             return False
         if wait_s := origin.spare_s():
             self._look_again_in(wait_s)

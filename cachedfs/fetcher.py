@@ -37,9 +37,12 @@ class Fetcher:
     def __init__(self, source: Source) -> None:
         self.source = source
 
-    def launch(self, known: Known, key: ObjectKey, indexes: Iterable[int]) -> dict[int, Flight]:
+    def launch(
+        self, known: Known, key: ObjectKey, indexes: Iterable[int], *, demand: int | None = None
+    ) -> dict[int, Flight]:
         """Send the requests for those blocks that nobody fetches yet; return the flights that bring each block.
 
+        `demand`: how far their bodies are read before somebody wants more; all of them where none is given.
         Adjacent blocks share a request. A block that is not in the answer is being fetched by another process, or
         has just been stored, or its object is being removed because it is wrong. Claims are held from here until the
         block is stored or given up. On the loop.
@@ -65,7 +68,7 @@ class Fetcher:
         for bytes_ in merge(
             mine, key.block_size, size=info.size, request_size=self.source.config.request_size
         ):
-            flight = self._launch_one(known, key, info, bytes_)
+            flight = self._launch_one(known, key, info, bytes_, demand=demand)
             flights.update(dict.fromkeys(covering(bytes_, key.block_size), flight))
         return flights
 
@@ -79,8 +82,16 @@ class Fetcher:
             return False
         return True
 
-    def _launch_one(self, known: Known, key: ObjectKey | None, info: ObjectInfo, bytes_: Range) -> Flight:
-        flight = Flight(demand=bytes_.stop)
+    def _launch_one(
+        self,
+        known: Known,
+        key: ObjectKey | None,
+        info: ObjectInfo,
+        bytes_: Range,
+        *,
+        demand: int | None = None,
+    ) -> Flight:
+        flight = Flight(demand=bytes_.stop if demand is None else min(demand, bytes_.stop))
         flight.begin(info, key, bytes_)
         if key is not None:
             for index in covering(bytes_, key.block_size):
@@ -188,7 +199,9 @@ class Fetcher:
     async def _pinned(self, flight: Flight, path: str, info: ObjectInfo, bytes_: Range) -> None:
         if flight.stopped and flight.demand <= flight.start:
             return  # given up before it began
-        async with self.source.origin(path).read(path, bytes_, info) as reply:
+        origin, sent_at = self.source.origin(path), time.monotonic()
+        async with origin.read(path, bytes_, info) as reply:
+            came_at = time.monotonic()
             if (reply.start, reply.stop) != (bytes_.start, bytes_.stop):
                 # Taken as they are, they would be waited for, and asked for, again and again.
                 raise ObjectChanged(
@@ -196,6 +209,11 @@ class Fetcher:
                     f"{bytes_.stop}: it was replaced while it was read; open it again"
                 )
             await self._pump(flight, reply)
+        if (
+            flight.is_ahead and flight.filled == flight.stop
+        ):  # who is waited for may be paused, or wait for a slot
+            took_s, size = time.monotonic() - came_at, bytes_.size
+            self.source.engine.ahead.saw(origin, wait_s=came_at - sent_at, size=size, took_s=took_s)
 
     async def unknown(self, flight: Flight, path: str, want: Range | Suffix, learnt: list[Known]) -> None:
         now, mark = time.time(), self.source.facts.mark(path)

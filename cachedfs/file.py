@@ -354,7 +354,16 @@ class RawReader(io.RawIOBase):
         if key is None:
             return await self._fetch_uncached(position, size)
         want = Range(position, min(position + size, self.size))
-        return await reader.fetch(known, key, want, check=self._refuse_wrong, n_reads=self._n_reads)
+        up_to = 0
+        # As the request of an unknown object, whose opening is one; not another's, as we stop it when we go elsewhere.
+        if position == 0 and self._last < 0 and key.name(0) not in self._engine.flights:
+            up_to = min(self.size, reader.source.config.whole_request)
+        flight = await reader.fetch(
+            known, key, want, check=self._refuse_wrong, n_reads=self._n_reads, up_to=up_to
+        )
+        if up_to and flight is not None and flight.demand < flight.stop:
+            self._opening = flight
+        return flight
 
     async def _fetch_uncached(self, position: int, size: int) -> Flight:
         """Wait for bytes at `position` of an object that is not cached: from our request, or a new one when that ended."""

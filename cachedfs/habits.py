@@ -11,6 +11,7 @@ from cachedfs.flights import Flight
 from cachedfs.model import ObjectKey, Range
 from cachedfs.plan import rest
 from cachedfs.plan.blocks import covering
+from cachedfs.plan.link import Link
 from cachedfs.plan.readahead import History, ahead
 from cachedfs.source import Source
 
@@ -117,7 +118,7 @@ class Habits:
 
         def is_worth_it(n_missing: int) -> bool:
             return rest.is_worth_it(
-                habit.n_misses, n_missing, block_size=size, blocks_per_request=per_request, link=rest.Link()
+                habit.n_misses, n_missing, block_size=size, blocks_per_request=per_request, link=Link()
             )
 
         if (

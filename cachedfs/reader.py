@@ -249,27 +249,37 @@ class Reader:
         return data if info.size is not None else data[start:stop]
 
     async def fetch(
-        self, known: Known, key: ObjectKey, want: Range, *, check: Callable[[], None], n_reads: int = 1
+        self,
+        known: Known,
+        key: ObjectKey,
+        want: Range,
+        *,
+        check: Callable[[], None],
+        n_reads: int = 1,
+        up_to: int = 0,
     ) -> Flight | None:
         """Wait for the first bytes of `want`, and send for all of it; None when they are in the cache now.
 
         `check` is called before anything is sent; it raises where the reader may not go on. `n_reads` of the object came
-        since its last wait.
+        since its last wait. `up_to`: send for more than `want`, whose bodies are read further when that is wanted.
         """
         blocks = covering(want, key.block_size)
         pause = POLL_S[0]
         check()
         self.habits.waited(known, key, blocks, n_reads=n_reads)
+        if key.name(blocks[0]) in self.source.engine.flights:
+            up_to = 0  # it is on its way: what follows is somebody's already, or will be asked for
         while True:
             check()
             wanted = [
                 i
-                for i in blocks
+                for i in covering(Range(want.start, max(want.stop, up_to)), key.block_size)
                 if key.name(i) in self.source.engine.flights or not self.source.engine.cache.has(key, i)
             ]
             if not wanted or wanted[0] != blocks[0]:
                 return None
-            flight = self.fetcher.launch(known, key, wanted).get(blocks[0])
+            demand = align(want, key.block_size).stop if up_to else None
+            flight = self.fetcher.launch(known, key, wanted, demand=demand).get(blocks[0])
             try:
                 if flight is not None:
                     await flight.arrival(min(want.stop, flight.stop))

@@ -152,6 +152,27 @@ async def test_what_has_to_be_looked_up_first_takes_its_slot_and_its_memory(desk
     assert desk.sent == ["a", "c"]
 
 
+async def test_large_bodies_are_as_many_as_the_link_takes_and_small_ones_as_there_are_slots():
+    desk = Desk(concurrency=16)
+    for number in range(20):
+        desk.wish(f"large {number}", size=8 * MiB)
+    assert len(desk.sent) == 6, "four and one more on the link, and what waits for its first byte meanwhile"
+    other = Desk(concurrency=16)
+    for number in range(20):
+        other.wish(f"small {number}", size=64 << 10)
+    assert len(other.sent) == 16
+
+
+async def test_more_bodies_are_sent_where_each_comes_as_fast_as_one(desk):
+    desk = Desk(concurrency=16)
+    for number in range(16):
+        desk.wish(f"large {number}", size=8 * MiB)
+    for _ in range(40):
+        desk.ahead.saw(desk.origin, wait_s=0.05, size=8 * MiB, took_s=0.14)
+    desk.ahead.pump()
+    assert len(desk.sent) > 6
+
+
 @pytest.mark.parametrize("is_later", [False, True])
 async def test_a_wish_that_fails_is_nobodys_error_and_holds_nothing(desk, is_later):
     def fail() -> list[Flight]:

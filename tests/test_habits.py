@@ -134,7 +134,7 @@ def test_the_rest_is_not_fetched_where_it_does_not_fit_or_nothing_may_be_read_ah
 
 @pytest.mark.parametrize("step", [1, 3, 16])
 def test_ranges_that_follow_one_another_are_read_ahead(fs, origin, step):
-    n = 480
+    n = 240
     data = put(fs, origin, n)
     for start in range(0, n, step):
         stop = start + step
@@ -144,11 +144,11 @@ def test_ranges_that_follow_one_another_are_read_ahead(fs, origin, step):
 
 
 def test_ranges_at_one_distance_are_read_ahead_and_nothing_between_them(fs, origin):
-    data = put(fs, origin, 4000)
-    for start in range(0, 4000, 20):
+    data = put(fs, origin, 1600)
+    for start in range(0, 1600, 20):
         want = Range(start * BLOCK + 100, (start + 2) * BLOCK - 100)
         assert fs.cat_file("b/k", want.start, want.stop) == data[want.start : want.stop]
-    assert landed(fs) <= 1.05 * 400 * BLOCK
+    assert landed(fs) <= 1.05 * 160 * BLOCK
 
 
 def test_a_wrong_version_is_not_sent_for_again(fs, origin):
@@ -174,3 +174,21 @@ def test_what_is_remembered_of_objects_is_bounded(fs, origin, monkeypatch):
         fs.cat_file(f"b/{number}", 0, 10)
     assert len(fs._source.engine.habits) == 3
     forget()
+
+
+def test_a_known_object_is_read_from_its_start_by_one_request_that_runs_on(fs, origin):
+    data = put(fs, origin, 192)
+    with fs.open("b/k") as file:
+        for at in range(0, 3 * BLOCK, 8 * KiB):
+            assert file.read(8 * KiB) == data[at : at + 8 * KiB]
+        assert asked(origin)[0] == Range(0, REQUEST)
+        assert sum(want.start < REQUEST for want in asked(origin)) == 1
+
+
+def test_who_reads_the_first_bytes_of_a_known_object_and_leaves_has_cost_two_blocks_at_most(fs, origin):
+    put(fs, origin, 192)
+    for _ in range(3):
+        with fs.open("b/k") as file:
+            file.read(100)
+    assert landed(fs) <= 2 * BLOCK
+    assert len(asked(origin)) == 1

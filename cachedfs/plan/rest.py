@@ -12,23 +12,12 @@ Who stops just then has cost a window: no more than that is unread at first, and
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from cachedfs.plan.link import Link
 
-__all__ = ["GOES_ON", "LEAST", "Link", "is_worth_it"]
+__all__ = ["GOES_ON", "LEAST", "is_worth_it"]
 
 GOES_ON = 2
 LEAST = 6  # reads that waited: a table's footer and a few of its columns are fewer
-
-
-class Link(NamedTuple):
-    """What a request to an origin costs, in seconds to its first byte and bytes a second of one stream, and of all.
-
-    The default is between the published figures of Google Drive and of GCS within its region.
-    """
-
-    wait_s: float = 0.05
-    stream_per_s: float = 60e6
-    total_per_s: float = 200e6
 
 
 def is_worth_it(
@@ -36,6 +25,7 @@ def is_worth_it(
 ) -> bool:
     """Return whether to fetch the `n_missing` blocks of an object in which `n_misses` reads had to wait.
 
+    `link` is taken as it mostly is: figures of the moment would make it chance what is fetched.
     Where they are one request or less, the second read that waits is enough: it takes them along.
     """
     if n_misses < 2 or not n_missing:
@@ -44,6 +34,6 @@ def is_worth_it(
     if n_requests == 1:
         return True
     n_more = GOES_ON * n_misses
-    going_on_s = n_more * (link.wait_s + block_size / link.stream_per_s)
+    going_on_s = n_more * (link.wait_s + block_size / link.best_per_s)
     rest_s = link.wait_s + n_missing * block_size / link.total_per_s
     return n_misses >= LEAST and n_more >= n_requests and going_on_s >= rest_s

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.plan.rest import LEAST, Link, is_worth_it
+from cachedfs.plan.link import Link
+from cachedfs.plan.rest import LEAST, is_worth_it
 
 B, REQUEST, WINDOW = 1 << 20, 8, 64
 LINK = Link()
@@ -25,7 +26,7 @@ def cost(n_blocks: int, n_reads: int, seed: int, *, with_rest: bool) -> tuple[fl
     for _ in range(n_reads):
         block = rng.randrange(n_blocks)
         if block not in here and arrives.get(block, math.inf) > now:
-            alone = now + LINK.wait_s + B / LINK.stream_per_s
+            alone = now + LINK.wait_s + B / LINK.best_per_s
             n_requests += arrives.get(block, math.inf) > alone
             n_misses += 1
             now = min(arrives.get(block, math.inf), alone)
@@ -80,5 +81,5 @@ def test_the_second_miss_takes_a_rest_of_one_request_and_larger_ones_take_more_m
 
 
 def test_a_slow_link_is_not_filled_for_few_reads():
-    slow = Link(wait_s=0.01, stream_per_s=1e6, total_per_s=1e6)
+    slow = Link(wait_s=0.01, best_per_s=1e6, per_s=1e6, n_bodies=1)
     assert not worth(12, 180, slow), "going on costs a seventh of the time"
