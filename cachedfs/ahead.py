@@ -20,7 +20,7 @@ __all__ = ["Ahead", "Wish"]
 logger = logging.getLogger("cachedfs.ahead")
 
 MEMORY = 256 << 20  # bytes that were sent for ahead and are not on the disk yet
-ONE_MORE = 1  # body than the link is given, as first bytes do not come evenly: 96 % of it is used, and 91 % without
+ONE_MORE = 1  # body on the link than it is given, as first bytes come unevenly: 96 % of it is used, not 91
 
 
 class Wish(NamedTuple):
