@@ -15,10 +15,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.utils import tokenize
 
+from cachedfs.ahead import Ahead
 from cachedfs.arrivals import Arrivals
 from cachedfs.cache import BlockCache, is_network
 from cachedfs.config import Config
@@ -31,6 +32,9 @@ from cachedfs.plan.blocks import covering
 from cachedfs.questions import Questions
 from cachedfs.workers import Workers
 from cachedfs.writebehind import Arrived, WriteBehind
+
+if TYPE_CHECKING:
+    from cachedfs.habits import Habit
 
 __all__ = ["Engine", "engine_for"]
 
@@ -61,8 +65,13 @@ class Engine:
         # its request failed. Changed on the loop and, for what is stored, in the writer's thread.
         self.flights: dict[str, Flight] = {}
         self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
+        self.ahead = Ahead(self.spawn)
         self.questions = Questions(self.spawn)
         self.arrivals = Arrivals()
+        # What `habits` remembers of objects, by the digest of their key, the latest last; loop only.
+        self.habits: dict[str, Habit] = {}
+        # Of those objects that are read ahead by ranges: from which byte on reads are to be told. Changed on the loop.
+        self.followed: dict[str, int] = {}
         # The last time that an object version (by its key's digest) came whole and was not what its checksum says: each
         # time is another error. Before it is here, all of the version was removed. Changed on the loop.
         self.refusals: dict[str, WrongBytes] = {}
@@ -241,6 +250,13 @@ class Engine:
             allowed = AHEAD_SHARE * 2 * config.whole_request
         return min(config.read_ahead, max(allowed // AHEAD_SHARE, config.block_size))
 
+    def fits(self, config: Config, size: int) -> bool:
+        """Return whether an object of `size` bytes may be fetched for what may be read of it: it takes half at most."""
+        if self.cache.cannot_store is not None:
+            return False
+        self.window(config)  # which has the allowance looked up
+        return size <= (self.cache.allowed or 2 * config.whole_request) // 2
+
     # Write-behind, as seen from the loop.
 
     def landed(self, block: Arrived) -> None:
@@ -263,7 +279,11 @@ class Engine:
                 if self.flights.get(block.key.name) is block.flight:  # not another's that came after it
                     self.give_up(block.key.name, block.key.hash64)
         finally:
-            self.call_soon(self._room.set)
+            self.call_soon(self._made_room)
+
+    def _made_room(self) -> None:
+        self._room.set()
+        self.ahead.pump()
 
     def give_up(self, name: str, hash64: int) -> None:
         """The block is on the disk, or nobody is fetching it any more: other processes may see for themselves."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
+from cachedfs.ahead import Wish
 from cachedfs.arrivals import Passing
 from cachedfs.checksums import stated_crc32c
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, WrongBytes
@@ -16,13 +17,13 @@ from cachedfs.facts import Known
 from cachedfs.flights import Flight
 from cachedfs.model import BlockKey, ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.origins import Reply
+from cachedfs.origins.slots import is_ahead
 from cachedfs.plan.blocks import block_range, covering, merge
 from cachedfs.source import Source
 from cachedfs.writebehind import Arrived
 
 __all__ = ["Fetcher"]
 
-RESERVED = 4  # slots that reading ahead leaves free for reads that somebody waits for
 BATCH_S = 30.0  # the longest that a put tries to write a batch
 PATIENCE_S = 0.2  # how long a request waits, unread, for its handle to read on
 
@@ -35,13 +36,13 @@ class Fetcher:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._waiting: asyncio.TimerHandle | None = None  # for requests to spare
-        # What is to be read ahead: version, blocks, and the list of its reader.
-        self._ahead: deque[tuple[Known, ObjectKey, range, deque[Flight]]] = deque()
 
-    def launch(self, known: Known, key: ObjectKey, indexes: Iterable[int]) -> dict[int, Flight]:
+    def launch(
+        self, known: Known, key: ObjectKey, indexes: Iterable[int], *, demand: int | None = None
+    ) -> dict[int, Flight]:
         """Send the requests for those blocks that nobody fetches yet; return the flights that bring each block.
 
+        `demand`: how far their bodies are read before somebody wants more; all of them where none is given.
         Adjacent blocks share a request. A block that is not in the answer is being fetched by another process, or
         has just been stored, or its object is being removed because it is wrong. Claims are held from here until the
         block is stored or given up. On the loop.
@@ -67,7 +68,7 @@ class Fetcher:
         for bytes_ in merge(
             mine, key.block_size, size=info.size, request_size=self.source.config.request_size
         ):
-            flight = self._launch_one(known, key, info, bytes_)
+            flight = self._launch_one(known, key, info, bytes_, demand=demand)
             flights.update(dict.fromkeys(covering(bytes_, key.block_size), flight))
         return flights
 
@@ -81,8 +82,16 @@ class Fetcher:
             return False
         return True
 
-    def _launch_one(self, known: Known, key: ObjectKey | None, info: ObjectInfo, bytes_: Range) -> Flight:
-        flight = Flight(demand=bytes_.stop)
+    def _launch_one(
+        self,
+        known: Known,
+        key: ObjectKey | None,
+        info: ObjectInfo,
+        bytes_: Range,
+        *,
+        demand: int | None = None,
+    ) -> Flight:
+        flight = Flight(demand=bytes_.stop if demand is None else min(demand, bytes_.stop))
         flight.begin(info, key, bytes_)
         if key is not None:
             for index in covering(bytes_, key.block_size):
@@ -96,50 +105,44 @@ class Fetcher:
         self,
         known: Known,
         key: ObjectKey,
-        blocks: range,
+        wanted: Iterable[range],
         keep: deque[Flight],
         refusal: WrongBytes | None = None,
     ) -> None:
-        """Send for blocks that a reader will probably want next, when slots are to spare; add the requests to `keep`.
+        """Send for blocks that a reader will probably want next, as soon as may be; add the requests to `keep`.
 
         `refusal`: the last that the reader knows of; after another it will read no further.
         """
-        if self.source.engine.refusals.get(key.digest) is not refusal:
-            return
-        step = self.source.config.whole_request // key.block_size
-        for start in range(blocks.start, blocks.stop, step):
-            self._ahead.append((known, key, range(start, min(start + step, blocks.stop)), keep))
-        self._go_ahead()
+        origin = partial(self.source.origin, known.path)
+        for blocks in wanted:
+            send = partial(self._send_ahead, known, key, blocks, keep, refusal)
+            self.source.engine.ahead.submit(Wish(keep, len(blocks) * key.block_size, send, origin))
 
     def forget_ahead(self, keep: deque[Flight]) -> None:
         """The reader of `keep` went elsewhere: send no more for it, and end what is on its way at the next block."""
-        self._ahead = deque(entry for entry in self._ahead if entry[3] is not keep)
+        self.source.engine.ahead.withdraw(keep)
         while keep:
             flight = keep.popleft()
             if not flight.done and flight.key is not None:
                 flight.stop_soon(-(-flight.filled // flight.key.block_size) * flight.key.block_size)
 
-    def _go_ahead(self) -> None:
-        """Send what is read ahead while enough slots, and requests to spare, are left to those who wait for their bytes."""
-        engine, most = self.source.engine, max(1, self.source.config.concurrency - RESERVED)
-        while self._ahead and len(engine.airborne) < most and not self.source.config.offline:
-            known, key, blocks, keep = self._ahead[0]
-            missing = [index for index in blocks if not engine.cache.has(key, index)]
-            if missing and (wait_s := self.source.origin(known.path).spare_s()):
-                self._go_ahead_in(wait_s)
-                return
-            self._ahead.popleft()
-            flights = dict.fromkeys(self.launch(known, key, missing).values())
-            # What others stopped ends by itself; what is kept already may also bring these blocks.
-            keep.extend(flight for flight in flights if not flight.stopped and flight not in keep)
-
-    def _go_ahead_in(self, wait_s: float) -> None:
-        if self._waiting is None:
-            self._waiting = asyncio.get_running_loop().call_later(wait_s, self._go_ahead_now)
-
-    def _go_ahead_now(self) -> None:
-        self._waiting = None
-        self._go_ahead()
+    def _send_ahead(
+        self,
+        known: Known,
+        key: ObjectKey,
+        blocks: range,
+        keep: deque[Flight],
+        refusal: WrongBytes | None,
+    ) -> list[Flight]:
+        """Send for those of the blocks that are not here yet; return the requests that bring them."""
+        engine = self.source.engine
+        if engine.refusals.get(key.digest) is not refusal:
+            return []
+        missing = [index for index in blocks if not engine.cache.has(key, index)]
+        flights = dict.fromkeys(self.launch(known, key, missing).values())
+        # What others stopped ends by itself; what is kept already may also bring these blocks.
+        keep.extend(flight for flight in flights if not flight.stopped and flight not in keep)
+        return list(flights)
 
     def launch_uncached(self, known: Known, position: int) -> Flight:
         """Send a request from `position` on for an object that has no fingerprint: one handle's alone."""
@@ -151,8 +154,11 @@ class Fetcher:
 
     def _make_room_in_the_air(self) -> None:
         """Stop requests that wait for their handles to read on, when a new one would have to wait for them."""
-        if len(self.source.engine.airborne) >= self.source.config.concurrency:
-            for flight in self.source.engine.airborne:
+        if is_ahead():
+            return  # it has a slot of its own
+        flights = [flight for flight in self.source.engine.airborne if not flight.is_ahead]
+        if len(flights) >= self.source.config.concurrency:
+            for flight in flights:
                 if flight.paused:
                     flight.stop_soon(flight.filled)
 
@@ -177,7 +183,7 @@ class Fetcher:
             self._give_up_the_rest(flight)
             if not flight.refused:  # else those who wait are told when all of its object is gone
                 flight.finish(error)
-            self._go_ahead()
+            self.source.engine.ahead.pump()
 
     def _give_up_the_rest(self, flight: Flight) -> None:
         """Let go of the blocks that did not arrive."""
@@ -193,7 +199,9 @@ class Fetcher:
     async def _pinned(self, flight: Flight, path: str, info: ObjectInfo, bytes_: Range) -> None:
         if flight.stopped and flight.demand <= flight.start:
             return  # given up before it began
-        async with self.source.origin(path).read(path, bytes_, info) as reply:
+        origin, sent_at = self.source.origin(path), time.monotonic()
+        async with origin.read(path, bytes_, info) as reply:
+            came_at = time.monotonic()
             if (reply.start, reply.stop) != (bytes_.start, bytes_.stop):
                 # Taken as they are, they would be waited for, and asked for, again and again.
                 raise ObjectChanged(
@@ -201,6 +209,11 @@ class Fetcher:
                     f"{bytes_.stop}: it was replaced while it was read; open it again"
                 )
             await self._pump(flight, reply)
+        if (
+            flight.is_ahead and flight.filled == flight.stop
+        ):  # who is waited for may be paused, or wait for a slot
+            took_s, size = time.monotonic() - came_at, bytes_.size
+            self.source.engine.ahead.saw(origin, wait_s=came_at - sent_at, size=size, took_s=took_s)
 
     async def unknown(self, flight: Flight, path: str, want: Range | Suffix, learnt: list[Known]) -> None:
         now, mark = time.time(), self.source.facts.mark(path)
@@ -274,7 +287,6 @@ class Fetcher:
         try:
             await asyncio.to_thread(self._remove, key, info)
         finally:
-            self._ahead = deque(entry for entry in self._ahead if entry[1] != key)
             engine.end_refusal(key, flights, error)
 
     def _remove(self, key: ObjectKey, info: ObjectInfo) -> None:

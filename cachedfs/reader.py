@@ -14,6 +14,7 @@ from cachedfs.errors import CachedFSError, ObjectChanged, WrongBytes
 from cachedfs.facts import Known
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight, FlightStopped
+from cachedfs.habits import Habits
 from cachedfs.model import ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.plan.blocks import align, clip, covering
 from cachedfs.source import Source
@@ -39,6 +40,7 @@ class Reader:
         self.source = source
         self.fetcher = Fetcher(source)
         self.catalog = Catalog(source, self.fetcher)
+        self.habits = Habits(source, self.fetcher)
 
     # What is here.
 
@@ -53,7 +55,12 @@ class Reader:
             return None
         size = known.object.size
         assert size is not None  # what has a key has a size
-        return self.cached_range(key, clip(start, stop, size), nowait=nowait)
+        want = clip(start, stop, size)
+        data = self.cached_range(key, want, nowait=nowait)
+        followed = self.source.engine.followed
+        if followed and data is not None and want.stop > followed.get(key.digest, size):
+            self.source.engine.call_soon(self.habits.went_on, known, key, want)
+        return data
 
     def cached_range(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
         """Return the bytes of `want` when all of them are here; see `cached`."""
@@ -167,6 +174,8 @@ class Reader:
             covering(want, key.block_size), max(1, self.source.config.request_size // key.block_size)
         )
         fetched = set() if flight is None else set(covering(Range(flight.start, flight.stop), key.block_size))
+        if 0 < want.size < info.size:
+            self.habits.ranged(known, key, want, is_first=flight is not None)
         gate = asyncio.Semaphore(2 * self.source.config.concurrency)  # bounds the buffers of one huge read
 
         async def one(run: range) -> None:
@@ -240,24 +249,37 @@ class Reader:
         return data if info.size is not None else data[start:stop]
 
     async def fetch(
-        self, known: Known, key: ObjectKey, want: Range, *, check: Callable[[], None]
+        self,
+        known: Known,
+        key: ObjectKey,
+        want: Range,
+        *,
+        check: Callable[[], None],
+        n_reads: int = 1,
+        up_to: int = 0,
     ) -> Flight | None:
         """Wait for the first bytes of `want`, and send for all of it; None when they are in the cache now.
 
-        `check` is called before anything is sent; it raises where the reader may not go on.
+        `check` is called before anything is sent; it raises where the reader may not go on. `n_reads` of the object came
+        since its last wait. `up_to`: send for more than `want`, whose bodies are read further when that is wanted.
         """
         blocks = covering(want, key.block_size)
         pause = POLL_S[0]
+        check()
+        self.habits.waited(known, key, blocks, n_reads=n_reads)
+        if key.name(blocks[0]) in self.source.engine.flights:
+            up_to = 0  # it is on its way: what follows is somebody's already, or will be asked for
         while True:
             check()
             wanted = [
                 i
-                for i in blocks
+                for i in covering(Range(want.start, max(want.stop, up_to)), key.block_size)
                 if key.name(i) in self.source.engine.flights or not self.source.engine.cache.has(key, i)
             ]
             if not wanted or wanted[0] != blocks[0]:
                 return None
-            flight = self.fetcher.launch(known, key, wanted).get(blocks[0])
+            demand = align(want, key.block_size).stop if up_to else None
+            flight = self.fetcher.launch(known, key, wanted, demand=demand).get(blocks[0])
             try:
                 if flight is not None:
                     await flight.arrival(min(want.stop, flight.stop))

@@ -15,6 +15,7 @@ KiB, MiB = 1 << 10, 1 << 20
 BIG, LINES, DENSE, SAMPLES = "big.bin", "lines.jsonl", "dense.zarr", "samples.zarr"
 BIG_SIZE = 192 * MiB
 LARGE, LARGE_SIZE = "large/large.bin", 64 * MiB  # of Drive
+LONG, LONG_SIZE = "long/long.bin", 200_000_000  # of Drive
 N_LISTED = 64  # small files that Drive has, of the same
 MANY, MANY_SIZE = [f"many/{number:04}.bin" for number in range(1000)], 36_000  # of Drive, as small images are
 DAY = [f"day/{number // 1000}/{number % 1000:03}.bin" for number in range(10_000)]
@@ -53,6 +54,8 @@ def make_for_drive(folder: Path) -> None:
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(rng.randbytes(size))
+    (folder / LONG).parent.mkdir()
+    (folder / LONG).write_bytes(rng.randbytes(LONG_SIZE))
     (folder / CROWD).mkdir()
     for number in range(N_CROWD):
         (folder / CROWD / f"{number:05}.bin").touch()

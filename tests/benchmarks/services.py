@@ -15,11 +15,13 @@ from tests.benchmarks import data
 __all__ = [
     "BUCKET",
     "DRIVE_BAD",
+    "DRIVE_CALM",
     "DRIVE_DAY",
     "DRIVE_EVEN",
     "DRIVE_OLD",
     "DRIVE_TYPICAL",
     "DRIVE_UNITS",
+    "EVEN",
     "SERVICES",
     "Server",
     "Service",
@@ -133,6 +135,11 @@ DRIVE_UNITS = dataclasses.replace(
     PROFILES["drive-typical"], name="drive-units", quota=QUOTAS["units"], error_rate=0.0, stall_rate=0.0
 )
 DRIVE_DAY = PROFILES["drive-bad"]
+DRIVE_CALM = dataclasses.replace(DRIVE_TYPICAL, name="drive-calm", error_rate=0.0)
+# The table's profile, each answer as late as the other: what may be promised in times of one request.
+EVEN = dataclasses.replace(
+    PROFILES["table"], name="even", metadata=Delay(0.045), media=Delay(0.045), listing=Delay(0.045)
+)
 
 
 def ideal_s(latencies: list[float], in_flight: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.benchmarks.data import (
     DENSE,
     LARGE,
     LINES,
+    LONG,
     MANY,
     N_CROWD,
     N_LISTED,
@@ -31,7 +33,16 @@ from tests.benchmarks.data import (
     KiB,
     MiB,
 )
-from tests.benchmarks.services import DRIVE_BAD, DRIVE_DAY, DRIVE_EVEN, DRIVE_OLD, DRIVE_TYPICAL, DRIVE_UNITS
+from tests.benchmarks.services import (
+    DRIVE_BAD,
+    DRIVE_CALM,
+    DRIVE_DAY,
+    DRIVE_EVEN,
+    DRIVE_OLD,
+    DRIVE_TYPICAL,
+    DRIVE_UNITS,
+    EVEN,
+)
 
 __all__ = ["FLOORS", "WORKLOADS", "Place", "Run", "Workload"]
 
@@ -105,6 +116,72 @@ def in_sequence(place: Place, key: str) -> Run:
         return total
 
     return run
+
+
+def by_steps(size: int) -> Callable[[Place, int], Run]:
+    def prepare(place: Place, n: int) -> Run:
+        def run() -> int:
+            total = 0
+            with place.open(BIG) as file:
+                while piece := file.read(size):
+                    total += len(piece)
+            return total
+
+        return run
+
+    return prepare
+
+
+def cold_lines(place: Place, n: int) -> Run:
+    def run() -> int:
+        with place.open(LINES) as file:
+            return sum([len(line) for line in file])
+
+    return run
+
+
+def first_bytes(place: Place, n: int) -> Run:
+    small_one(place, 0)  # so that there is a session, and all is imported
+
+    def run() -> list[bytes]:
+        found = []
+        for key in (BIG, LINES)[:n]:
+            with place.open(key) as file:
+                found.append(file.read(1))
+        return found
+
+    return run
+
+
+def beside(read: Callable[[Place, int], Any]) -> Callable[[Place, int], Run]:
+    """Read while another thread reads all of the big object, which has begun and does not end meanwhile."""
+
+    def prepare(place: Place, n: int) -> Run:
+        begun = threading.Event()
+
+        def read_all() -> None:
+            with place.open(BIG) as file:
+                while file.read(MiB):
+                    if file.tell() >= 24 * MiB:
+                        begun.set()
+
+        place.find("small")
+        threading.Thread(target=read_all, daemon=True).start()
+        begun.wait(60)
+        return lambda: [read(place, number) for number in range(n)]
+
+    return prepare
+
+
+def small_one(place: Place, number: int) -> Any:
+    with place.open(SMALL[number]) as file:
+        return file.read()
+
+
+def block_of_another(place: Place, number: int) -> Any:
+    with place.open(LINES) as file:
+        file.seek((16 * number + 9) * MiB + 5000)
+        return file.read(64 * KiB)
 
 
 def whole(place: Place, n: int) -> Run:
@@ -270,8 +347,14 @@ def large(place: Place, n: int) -> Run:
     return in_sequence(place, LARGE)
 
 
+def long(place: Place, n: int) -> Run:
+    place.find("long")
+    return in_sequence(place, LONG)
+
+
 _EVEN = f"at an even latency of {DRIVE_EVEN.media.median_s * 1e3:.0f} ms, without errors and stalls"
 _TYPICAL = "at typical latencies and errors, without stalls"
+_EVERY = f"every answer {EVEN.media.median_s * 1e3:.0f} ms late"
 _ZARR = ("zarr",)
 _LIST = [
     Workload("sequential", "192 MiB in sequence", "one object of random bytes, opened by `fsspec.open(url)`, read 1 MiB at a time to its end", 192, sequential),
@@ -296,6 +379,13 @@ _LIST = [
     Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each, in ten folders: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0),
     Workload("drive_list", "10,000 files of Drive listed", f"`fs.ls` of one folder, ten pages; {_EVEN}", N_CROWD, crowd, service="drive", profile=DRIVE_EVEN),
     Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=DRIVE_TYPICAL),
+    Workload("steps_small", "192 MiB in sequence, 8 KiB at a time", "one object of random bytes, opened by `fsspec.open(url)`, read 8 KiB at a time to its end", 192, by_steps(8 * KiB)),
+    Workload("steps_large", "192 MiB in sequence, 16 MiB at a time", "the same, 16 MiB at a time", 192, by_steps(16 * MiB)),
+    Workload("steps_lines", "98 MB of lines, never read before", "98,000 lines of 1000 bytes: `for line in fsspec.open(url)`", 98, cold_lines),
+    Workload("first_byte", "the first byte of two large files", f"192 MiB and 98 MB, one after the other: `fsspec.open(url).read(1)`; {_EVERY}", 2, first_bytes, profile=EVEN),
+    Workload("beside_small", "10 small files while 192 MiB are read", f"one by one, as above, while another thread reads 192 MiB in sequence; {_EVERY}", 10, beside(small_one), profile=EVEN),
+    Workload("beside_block", "5 reads of 64 KiB while 192 MiB are read", f"in the middle of 98 MB, each by an `fsspec.open(url)` of its own, while another thread reads 192 MiB in sequence; {_EVERY}", 5, beside(block_of_another), profile=EVEN),
+    Workload("drive_long", "200 MB of Drive in sequence", "one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; at typical latencies, without errors and stalls", 200, long, service="drive", profile=DRIVE_CALM),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _LIST}
 

@@ -1,0 +1,77 @@
+"""How many bodies are sent ahead at a time: enough to fill the link, and so few that who waits hardly notices."""
+
+import math
+import random
+
+import pytest
+
+from cachedfs.plan.link import COURTESY, FEWEST, Link
+from cachedfs.sim.network import Link as Fluid
+
+MiB = 1 << 20
+LINKS = [  # bytes a second of one stream and of all, seconds to the first byte
+    (60e6, 200e6, 0.05),
+    (60e6, 200e6, 0.22),
+    (60e6, 60e6, 0.05),
+    (200e6, 400e6, 0.04),
+    (25e6, 60e6, 0.45),
+    (200e6, 1200e6, 0.04),
+]
+
+
+def fill(stream: float, total: float, wait_s: float, *, n: int, size: int = 8 * MiB):
+    """Send n requests ahead over a link that streams share; return the bytes a second, what was learnt, and bodies."""
+    rng, link, fluid, now = random.Random(1), Link(), Fluid(stream, total), 0.0
+    waiting: list[tuple[float, float]] = []
+    bodies: list[tuple[object, float, float]] = []
+    counts, n_done = [], 0
+    while n_done < n:
+        n_flying = len(waiting) + len(bodies)
+        if n_flying == 0 or ((n_flying + 1) * link.load(size) <= link.n_bodies + 1 and n_flying < 16):
+            late_s = wait_s * math.exp(rng.normalvariate(0, 0.35))
+            waiting.append((now + late_s, late_s))
+            continue
+        for at, late_s in [each for each in waiting if each[0] <= now]:
+            waiting.remove((at, late_s))
+            bodies.append((fluid.open(size, now), now, late_s))
+        for body in [each for each in bodies if fluid.due(each[0], size, now) <= now]:
+            bodies.remove(body)
+            n_others = len(waiting) + len(bodies)
+            link = link.after(wait_s=body[2], size=size, took_s=now - body[1], n_others=n_others, most=16)
+            n_done += 1
+        counts.append(len(bodies))
+        now += 0.004
+    return n * size / now, link, counts[len(counts) // 2 :]
+
+
+@pytest.mark.parametrize(("stream", "total", "wait_s"), LINKS)
+def test_what_is_sent_ahead_fills_the_link(stream, total, wait_s):
+    rate, link, _ = fill(stream, total, wait_s, n=400)
+    assert rate > 0.9 * total
+    assert link.wait_s == pytest.approx(wait_s, rel=0.5)
+
+
+@pytest.mark.parametrize(("stream", "total", "wait_s"), [LINKS[0], LINKS[1], LINKS[4]])
+def test_a_block_that_somebody_waits_for_is_hardly_later(stream, total, wait_s):
+    _, _, counts = fill(stream, total, wait_s, n=150)
+    n = sum(counts) / len(counts)
+    alone_s = wait_s + MiB / stream
+    beside_s = wait_s + MiB / min(stream, total / (n + 1))
+    assert beside_s <= COURTESY * alone_s or n <= FEWEST + 1
+
+
+def test_small_objects_are_bounded_by_slots_and_not_by_the_link():
+    assert 16 * Link().load(64 << 10) < FEWEST
+
+
+def test_bodies_that_came_alone_do_not_change_how_many_there_may_be():
+    link = Link()
+    for _ in range(100):
+        link = link.after(wait_s=0.05, size=8 * MiB, took_s=0.01, n_others=0, most=16)
+    assert link.n_bodies == FEWEST
+    assert link.best_per_s > 500e6
+
+
+def test_small_bodies_say_nothing_of_the_link_but_how_late_it_answers():
+    link = Link().after(wait_s=0.5, size=1000, took_s=0.001, n_others=9, most=16)
+    assert link == Link()._replace(wait_s=pytest.approx(0.05 + 0.45 / 8))
