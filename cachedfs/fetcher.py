@@ -94,7 +94,7 @@ class Fetcher:
         self,
         known: Known,
         key: ObjectKey,
-        blocks: range,
+        wanted: Iterable[range],
         keep: deque[Flight],
         refusal: WrongBytes | None = None,
     ) -> None:
@@ -102,12 +102,10 @@ class Fetcher:
 
         `refusal`: the last that the reader knows of; after another it will read no further.
         """
-        step = self.source.config.whole_request // key.block_size
-        for start in range(blocks.start, blocks.stop, step):
-            part = range(start, min(start + step, blocks.stop))
-            send = partial(self._send_ahead, known, key, part, keep, refusal)
-            origin = partial(self.source.origin, known.path)
-            self.source.engine.ahead.submit(Wish(keep, len(part) * key.block_size, send, origin))
+        origin = partial(self.source.origin, known.path)
+        for blocks in wanted:
+            send = partial(self._send_ahead, known, key, blocks, keep, refusal)
+            self.source.engine.ahead.submit(Wish(keep, len(blocks) * key.block_size, send, origin))
 
     def forget_ahead(self, keep: deque[Flight]) -> None:
         """The reader of `keep` went elsewhere: send no more for it, and end what is on its way at the next block."""

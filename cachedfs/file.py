@@ -13,7 +13,8 @@ from cachedfs.errors import ObjectChanged, WrongBytes
 from cachedfs.facts import Known
 from cachedfs.flights import Flight, FlightStopped
 from cachedfs.model import ObjectInfo, Range
-from cachedfs.plan.readahead import History, ahead
+from cachedfs.plan.blocks import covering
+from cachedfs.plan.readahead import ENOUGH, History, Run, ahead
 from cachedfs.reader import Reader
 
 if TYPE_CHECKING:
@@ -110,15 +111,20 @@ class RawReader(io.RawIOBase):
         self._position = 0
         self._block: Handle | None = None  # the block in hand, and the bytes of the object that it holds
         self._block_start = self._block_stop = 0
-        self._jumped = False  # the next read is not where the last one ended
+        self._jumped = False  # the next read is not where the last one ended,
+        self._left = self._landed = 0  # which was here; and where the last read after a jump began
         self._last = -1  # the block that was read last
-        self._history = History()  # kept up to date once something had to be fetched
-        self._asked = range(flight.start, flight.stop) if flight is not None else range(0)
+        self._history = History(self._block_size)  # kept up to date once something had to be fetched
+        self._n_reads = 0  # of other blocks, since something had to be waited for
+        # Blocks that we sent for: that they come from the disk then is not another hit.
+        self._asked: set[int] = set()
+        if flight is not None:
+            self._ask(flight.start, flight.stop)
         self._cold = flight is not None  # something of this file had to be fetched: then look ahead
         self._opening = flight  # the request that open() sent; ours to stop
         self._flight = flight  # the last request that served us
-        # Requests ahead of us: where nothing can be stored, what they bring would otherwise be lost before we get there.
-        self._kept: deque[Flight] = deque()  # the loop appends, we take from the left
+        # Requests ahead of us, by run: where nothing can be stored, what they bring would be lost before we get there.
+        self._kept: dict[int, deque[Flight]] = {}  # the loop appends, we take from the left
         if known.info.size is None:
             data = reader.source.engine.run(reader.collect(known, None, None))
             self._whole: bytes | None = data
@@ -150,8 +156,10 @@ class RawReader(io.RawIOBase):
             raise ValueError(f"whence is 0, 1 or 2, not {whence}")
         if offset < 0:
             raise OSError(errno.EINVAL, f"cannot seek to {offset}: before the start of {self._known.path}")
-        self._jumped = self._jumped or offset != self._position
-        self._position = offset
+        if offset != self._position:
+            if not self._jumped:
+                self._jumped, self._left = True, self._position
+            self._position = offset
         return offset
 
     def tell(self) -> int:
@@ -162,7 +170,7 @@ class RawReader(io.RawIOBase):
         into = buffer if type(buffer) is memoryview else memoryview(buffer).cast("B")
         position = self._position
         if self._jumped:
-            self._jumped = False
+            self._jumped, self._landed = False, position
             if len(into) == BUFFER_SIZE:
                 into = into[:JUMP_SIZE]
         # The commonest case first: more of the block in hand.
@@ -238,8 +246,9 @@ class RawReader(io.RawIOBase):
         while n == 0:
             if not self._cold:
                 self._cold = True
-                self._history = History(self._last).after(index)
+                self._begin_history(position)
             self._flight = self._engine.run(self._fetch(position, len(into)))
+            self._n_reads = 0
             self._refuse_wrong()
             n = (
                 self._from_flight(position, into)
@@ -275,9 +284,11 @@ class RawReader(io.RawIOBase):
             self._cache.give_back(key, index, block, BadBlock("it is shorter than its object"))
             return 0
         self._block, self._block_start, self._block_stop = block, index * size, index * size + block.length
-        self._last = index
+        last, self._last = self._last, index
         n = self._hit(position, into)
-        if n > 0 and position not in self._asked:
+        if n > 0 and index in self._asked:
+            self._asked.discard(index)
+        elif n > 0 and index != last:
             self._engine.hits += 1
         return n
 
@@ -291,11 +302,20 @@ class RawReader(io.RawIOBase):
     def _from_requests(self, index: int, position: int, into: memoryview) -> int:
         """Copy from a request in flight; another block also moves the history of this file, and what is sent ahead."""
         if index != self._history.last:
-            self._history = self._history.after(index)
-            if self._history.streak == 0:
-                self._forget_ahead()
+            left = self._left if self._landed == position else position
+            stop = min(position + len(into), (index + 1) * self._block_size)
+            self._history = self._history.after(position, stop, left=left)
+            self._n_reads += 1
             self._look_ahead()
         return self._from_flight(position, into)
+
+    def _begin_history(self, position: int) -> None:
+        """Begin with the block that was read last, which was here."""
+        size, last = self._block_size, self._last
+        history = History(size)
+        if last >= 0:
+            history = history.after(last * size, (last + 1) * size)
+        self._history = history.after(position, position + 1)
 
     def _from_flight(self, position: int, into: memoryview) -> int:
         """Copy what a request in flight has at `position`; 0 when none covers it, or it is not there yet."""
@@ -307,6 +327,7 @@ class RawReader(io.RawIOBase):
         n = flight.take(position, into[: self._block_size - position % self._block_size])
         if n and position // self._block_size != self._last and self._key is not None:
             self._last = position // self._block_size
+            self._asked.discard(self._last)
             self._cache.touch(self._key, self._last)
         if flight is self._opening and not flight.done:
             run = FIRST_DEMAND * (position + n - flight.start)
@@ -319,13 +340,12 @@ class RawReader(io.RawIOBase):
         """Return the request that brings the byte at `position`: ours, or anybody's."""
         if self._flight is not None and self._flight.covers(position):
             return self._flight
-        for _ in range(len(self._kept)):  # they need not come in order
-            if (passed := self._kept.popleft()).stop > position:
-                self._kept.append(passed)
         name = self._key.name(position // self._block_size) if self._key is not None else ""
         shared = self._engine.flights.get(name)
-        candidates = [*self._kept] if shared is None else [shared, *self._kept]
-        return next((flight for flight in candidates if flight.covers(position)), None)
+        if shared is not None and shared.covers(position):
+            return shared
+        found = [flight for kept in self._kept.values() for flight in [*kept] if flight.covers(position)]
+        return found[0] if found else None
 
     async def _fetch(self, position: int, size: int) -> Flight | None:
         """Wait for the bytes at `position`; None when they are in the cache now. On the loop."""
@@ -352,34 +372,43 @@ class RawReader(io.RawIOBase):
         """Send what the history of this file says will be read next."""
         config = self._reader.source.config
         window = self._engine.window(config)
-        wanted = ahead(
+        self._history, wanted = ahead(
             self._history,
             n_blocks=-(-self.size // self._block_size),
             # Two requests at least make a window, so that one comes while the other is read.
             blocks_per_request=max(1, min(config.request_size, window // 2) // self._block_size),
             most=window // self._block_size,
         )
-        if self._opening is not None and self._history.streak >= 2:
+        self._forget_runs()
+        run = self._history.runs[0]
+        if self._opening is not None and run.number == 0 and run.n_steps >= ENOUGH:
             self._engine.call_soon(self._opening.want, self._opening.stop)
             self._opening = None
         if wanted and self._key is not None:
-            self._history = self._history.having_requested(wanted.stop)
-            self._ask(wanted.start * self._block_size, wanted.stop * self._block_size)
+            for blocks in wanted:
+                self._ask(blocks.start * self._block_size, blocks.stop * self._block_size)
+            keep = self._kept.setdefault(run.number, deque())
+            self._drop_passed(keep, run)
             self._engine.call_soon(
-                self._reader.fetcher.launch_ahead,
-                self._known,
-                self._key,
-                wanted,
-                self._kept,
-                self._refusal,
+                self._reader.fetcher.launch_ahead, self._known, self._key, wanted, keep, self._refusal
             )
 
+    def _drop_passed(self, keep: deque[Flight], run: Run) -> None:
+        """Let go of the requests that a run has left behind; they need not have come in its order."""
+        is_backwards = run.repeats > 0 and run.start < run.origin
+        for _ in range(len(keep)):
+            flight = keep.popleft()
+            if flight.start < run.stop if is_backwards else flight.stop > run.start:
+                keep.append(flight)
+
+    def _forget_runs(self) -> None:
+        """What was sent for a run that is over is not wanted."""
+        for number in self._kept.keys() - {run.number for run in self._history.runs}:
+            self._engine.call_soon(self._reader.fetcher.forget_ahead, self._kept.pop(number))
+
     def _ask(self, start: int, stop: int) -> None:
-        """Note that we send for these bytes: when they come from the disk soon, that is not another hit."""
-        joined = self._asked.start <= start <= self._asked.stop
-        self._asked = range(
-            self._asked.start if joined else start, max(stop, self._asked.stop) if joined else stop
-        )
+        """Note that we send for these bytes."""
+        self._asked.update(covering(Range(start, stop), self._block_size))
 
     def _collect(self, want: Range) -> bytes:
         return self._engine.run(self._reader.collect(self._known, want.start, want.stop, self._flight))
@@ -392,10 +421,11 @@ class RawReader(io.RawIOBase):
             self._engine.call_soon(flight.stop_soon, block_end)
 
     def _forget_ahead(self) -> None:
-        """What was sent ahead of a run of reads that is over is not wanted."""
-        if self._cold and self._engine.pid == getpid():
-            self._engine.call_soon(self._reader.fetcher.forget_ahead, self._kept)
-            self._kept = deque()
+        """Nothing that was sent ahead is wanted."""
+        if self._engine.pid == getpid():
+            for keep in self._kept.values():
+                self._engine.call_soon(self._reader.fetcher.forget_ahead, keep)
+        self._kept = {}
 
     def _leave_parent(self) -> None:
         """After a fork: requests in flight, and the block in hand, stayed with the parent."""
@@ -403,5 +433,5 @@ class RawReader(io.RawIOBase):
         self._cache = self._engine.cache
         self._block, self._block_start, self._block_stop = None, 0, 0
         self._flight = self._opening = None
-        self._kept = deque()
+        self._kept = {}
         self._refusal = self._last_refusal()

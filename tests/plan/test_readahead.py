@@ -1,73 +1,192 @@
-"""What is read ahead of one open file."""
+"""What is read ahead of one open file, or of one object: simulated readers of every kind, and what they find."""
 
-import itertools
+import dataclasses
+import random
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachedfs.plan.readahead import History, ahead
+from cachedfs.plan.readahead import MOST_RUNS, History, ahead
 
-limits = {"n_blocks": 1000, "blocks_per_request": 8, "most": 64}
+B = 1 << 20
+REQUEST, WINDOW = 8, 64  # blocks
 
 
-def replay(indexes, **limits):
-    """Read the blocks; return the history and all that was asked for, in order."""
-    history, asked = History(), []
-    for index in indexes:
-        history = history.after(index)
-        wanted = ahead(history, **limits)
-        asked += wanted
-        if wanted:
-            history = history.having_requested(wanted.stop)
-    return history, asked
+@dataclasses.dataclass
+class Reader:
+    """Reads as an open file does, which tells of a read where another block begins."""
+
+    n_blocks: int
+    most: int = WINDOW
+    history: History = dataclasses.field(default_factory=lambda: History(B))
+    asked: list[range] = dataclasses.field(default_factory=list)
+    known: set[int] = dataclasses.field(default_factory=set)  # blocks that were asked for
+    read: set[int] = dataclasses.field(default_factory=set)
+    n_waits: int = 0  # blocks that nobody had asked for
+    position: int = 0
+
+    def take(self, start: float, stop: float) -> None:
+        """Read the bytes `[start, stop)`, given in blocks."""
+        at, end = int(start * B), min(int(stop * B), self.n_blocks * B)
+        while at < end:
+            index, next_at = at // B, min(end, (at // B + 1) * B)
+            if index != self.history.last:
+                self.tell(at, next_at, left=self.position)
+            self.position = at = next_at
+
+    def tell(self, start: int, stop: int, left: int | None = None) -> None:
+        blocks = set(range(start // B, -(-stop // B)))
+        self.history = self.history.after(start, stop, left=left)
+        self.n_waits += len(blocks - self.known - self.read)
+        self.read |= blocks
+        self.history, wanted = ahead(
+            self.history, n_blocks=self.n_blocks, blocks_per_request=REQUEST, most=self.most
+        )
+        for request in wanted:
+            assert 0 <= request.start < request.stop <= self.n_blocks, "never past the end"
+            assert len(request) <= REQUEST
+        self.asked += wanted
+        self.known |= {block for request in wanted for block in request}
+
+    @property
+    def n_wasted(self) -> int:
+        return len(self.known - self.read)
 
 
 def test_the_window_starts_at_one_request_and_doubles_to_its_limit():
-    history, windows = History(), []
-    for index in range(6):
-        history = history.after(index)
-        wanted = ahead(history, **limits)
-        windows.append(len(wanted))
-        history = history.having_requested(wanted.stop) if wanted else history
-    assert windows == [0, 8, 8, 16, 32, 0]
-    assert history.requested - (history.last + 1) <= 64
+    reader, windows = Reader(1000), []
+    for index in range(7):
+        before = len(reader.known)
+        reader.take(index, index + 1)
+        windows.append(len(reader.known) - before)
+    assert windows == [0, 0, 8, 8, 16, 32, 0]
+    assert max(reader.known) <= 6 + WINDOW
 
 
-@given(st.integers(1, 400))
-def test_a_sequential_read_asks_for_every_block_ahead_once_and_in_order(n):
-    _, asked = replay(range(n), n_blocks=n, blocks_per_request=8, most=64)
-    assert asked == sorted(set(asked))
-    assert all(0 < index < n for index in asked)
-    if n > 2:
-        assert asked[-1] == n - 1
-        assert asked == list(range(asked[0], n))
+@settings(max_examples=40)
+@given(st.integers(1, 400), st.sampled_from([0.008, 0.06, 0.3, 1, 2.5, 16]))
+def test_a_sequential_read_by_steps_of_any_size_asks_for_every_block_once_and_in_order(n, step):
+    reader = Reader(n)
+    for number in range(int(n / step) + 1):
+        reader.take(number * step, (number + 1) * step)
+    asked = [block for request in reader.asked for block in request]
+    assert asked == list(range(asked[0], n)) if n > 3 else not asked or n == 3
+    assert reader.n_waits <= 3
+    assert reader.n_wasted == 0
 
 
-@given(
-    st.lists(st.integers(0, 999), min_size=1, max_size=50).filter(
-        lambda xs: all(b != a + 1 for a, b in itertools.pairwise(xs))
-    )
-)
-def test_random_reads_ask_for_nothing_ahead(indexes):
-    assert replay([i for i in indexes if i > 0], **limits)[1] == []
+PIECES = [  # how long each is, and from the start of one to that of the next; in blocks
+    (1, 2), (1, 10), (2, 5), (3, 6), (3, 20), (5, 9), (9, 10), (12, 40), (0.05, 1.9), (0.3, 2.7), (1.5, 3.1), (2.5, 10.3),
+]  # fmt: skip
 
 
-@given(st.lists(st.integers(0, 99), max_size=200), st.integers(1, 100), st.integers(1, 9), st.integers(0, 70))
-def test_nothing_beyond_the_end_nor_behind_the_reader_nor_more_than_the_window(indexes, n, per_request, most):
-    history = History()
-    for index in (i for i in indexes if i < n):
-        history = history.after(index)
-        wanted = ahead(history, n_blocks=n, blocks_per_request=per_request, most=most)
-        if wanted:
-            assert index < wanted.start
-            assert wanted.stop <= min(n, index + 1 + most)
-            history = history.having_requested(wanted.stop)
+@pytest.mark.parametrize(("length", "step"), PIECES)
+def test_pieces_at_one_distance_are_asked_for_ahead_and_nothing_between_them(length, step):
+    n = 600
+    reader = Reader(int(n * step) + 20)
+    for number in range(n):
+        reader.take(number * step, number * step + length)
+    assert reader.n_waits <= 20
+    assert reader.n_wasted < 0.05 * len(reader.read)
+
+
+@pytest.mark.parametrize("step", [0.0625, 0.3, 0.5, 1, 4, 16])
+def test_a_file_that_is_read_backwards_is_asked_for_ahead_in_large_requests(step):
+    n = 320
+    reader = Reader(n)
+    for number in range(int(n / step)):
+        reader.take(n - (number + 1) * step, n - number * step)
+    assert reader.n_waits <= 3 * max(1, step)
+    assert reader.n_wasted < 0.05 * n
+    assert len(reader.asked) <= 1.1 * n / REQUEST + step
+
+
+@pytest.mark.parametrize("burst", [1, 2, 4, 10])
+@pytest.mark.parametrize("n_readers", range(2, MOST_RUNS + 1))
+def test_readers_that_take_turns_in_one_file_do_not_fool_it(n_readers, burst):
+    reader, at = Reader(400 * n_readers), [400 * number for number in range(n_readers)]
+    for _ in range(320 // burst):
+        for number in range(n_readers):
+            reader.take(at[number], at[number] + burst)
+            at[number] += burst
+    assert reader.n_waits <= 12 * n_readers
+    assert reader.n_wasted <= WINDOW
+
+
+def test_small_gaps_are_tolerated():
+    reader, rng, at = Reader(5000), random.Random(1), 0
+    while at < 4900:
+        length = rng.randrange(20, 60)
+        reader.take(at, at + length)
+        at += length + rng.randrange(2)
+    assert reader.n_waits <= 5
+    assert reader.n_wasted < 0.05 * len(reader.read)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32))
+def test_random_reads_ask_for_next_to_nothing_ahead(seed):
+    rng, reader = random.Random(seed), Reader(10_000)
+    for _ in range(200):
+        at = rng.randrange(9_999)
+        reader.take(at, at + 0.06)
+    assert reader.n_wasted <= REQUEST  # three may lie in a row by chance
+
+
+def patterns(rng: random.Random, n_blocks: int):
+    """Yield the reads of somebody who changes his mind, in blocks."""
+    for _ in range(rng.randrange(1, 12)):
+        at, n = rng.randrange(n_blocks), rng.randrange(1, 60)
+        kind = rng.choice(["sequence", "random", "pieces", "backwards", "gaps", "lengths"])
+        step, length = rng.uniform(0.5, 12), rng.uniform(0.1, 6)
+        for number in range(n):
+            if kind == "random":
+                at = rng.randrange(n_blocks)
+            elif kind == "lengths":
+                at, length = rng.randrange(n_blocks), rng.uniform(0.1, 30)
+            elif kind == "gaps":
+                at += length + (rng.random() < 0.2)
+            elif number:
+                at += {"sequence": length, "pieces": step, "backwards": -step}[kind]
+            if 0 <= at < n_blocks:
+                yield at, min(n_blocks, at + length)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32), st.sampled_from([20, 300, 3000]), st.sampled_from([8, WINDOW]))
+def test_whatever_is_read_less_than_a_window_or_a_twentieth_is_asked_for_in_vain(seed, n_blocks, most):
+    reader = Reader(n_blocks, most)
+    for start, stop in patterns(random.Random(seed), n_blocks):
+        reader.take(start, stop)
+        unread = sum(run.unread(B) for run in reader.history.runs)
+        assert unread <= 1.5 * most, "while readers begin to take turns, and a window otherwise"
+    assert reader.n_wasted <= max(most, len(reader.read) / 20) + REQUEST
+
+
+def test_ranges_that_are_read_one_by_one_are_told_as_they_are():
+    reader = Reader(1000)
+    for number in range(100):  # not in whole blocks, as tables are
+        reader.tell(int(number * 2.6 * B), int((number + 1) * 2.6 * B))
+    assert reader.n_waits <= 12
+    assert reader.n_wasted <= WINDOW
 
 
 def test_no_window_reads_nothing_ahead():
-    assert replay(range(50), n_blocks=100, blocks_per_request=8, most=0)[1] == []
+    reader = Reader(100, most=0)
+    reader.take(0, 50)
+    assert reader.asked == []
 
 
-def test_a_jump_forgets_the_streak():
-    history, _ = replay([*range(20), 500, 501], **limits)
-    assert history.streak == 1
+def test_what_was_sent_for_a_reader_who_left_is_given_up_once_he_reads_on_elsewhere():
+    reader = Reader(1000)
+    reader.take(0, 20)
+    left = reader.history.runs[0].number
+    reader.take(500, 502)
+    assert left in {run.number for run in reader.history.runs}, "he may have looked something up"
+    reader.take(502, 503)
+    assert left not in {run.number for run in reader.history.runs}
+    reader.take(20, 21)
+    waits = reader.n_waits
+    reader.take(503, 540)
+    assert reader.n_waits <= waits + 2, "he came back: now both are read ahead"
