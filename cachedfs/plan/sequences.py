@@ -185,7 +185,6 @@ class Walk(NamedTuple):
             steps=_put(self.steps, axis, step),
             last=last,
             asked=last + 1,
-            passed=self.passed + self.pending,
             n_read=self.n_read + 1,
         )
 
@@ -230,8 +229,10 @@ class History(NamedTuple):
         return history._begun(place, extents)
 
     def _moved(self, at: int, walk: Walk, moved: Walk) -> History:
+        is_turned = (moved.order, moved.first, moved.steps) != (walk.order, walk.first, walk.steps)
         return self._replace(
             walks=(moved._replace(moved_at=self.n_read), *self.walks[:at], *self.walks[at + 1 :]),
+            wasted=self.wasted + (walk.pending if is_turned else 0),
             followed=self.followed + (moved.n_read > self.needed),
             misled=max(0, self.misled - (moved.n_read == LONG * self.needed)),
         )._tidied(YOUNG)
