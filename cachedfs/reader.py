@@ -10,12 +10,13 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from cachedfs.catalog import Catalog
+from cachedfs.chunks import ALL, Chunks, first_want
 from cachedfs.errors import CachedFSError, ObjectChanged, WrongBytes
 from cachedfs.facts import Known
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight, FlightStopped
-from cachedfs.model import ObjectInfo, ObjectKey, Range, Suffix
-from cachedfs.plan.blocks import align, clip, covering
+from cachedfs.model import ObjectInfo, ObjectKey, Range
+from cachedfs.plan.blocks import clip, covering
 from cachedfs.source import Source
 
 __all__ = ["TRIES", "Reader"]
@@ -25,7 +26,6 @@ logger = logging.getLogger("cachedfs.reader")
 TRIES = 3  # versions that a read in one call begins with: what was known may be old, and the next one be replaced too
 POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at a block that another process fetches
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, so that the loop serves others
-ALL = 1 << 62  # a demand that no object reaches
 
 
 class Reader:
@@ -39,6 +39,8 @@ class Reader:
         self.source = source
         self.fetcher = Fetcher(source)
         self.catalog = Catalog(source, self.fetcher)
+        self.chunks = Chunks(source, self.fetcher, self.catalog)
+        self._awaited = self.chunks.awaited
 
     # What is here.
 
@@ -47,6 +49,10 @@ class Reader:
 
         `nowait`: raise BlockingIOError instead of waiting for the disk.
         """
+        if path in self._awaited:
+            self.chunks.reached(path, start, stop)
+            if self.source.facts.in_memory(path) is None:
+                return None  # asked for by this process, and not answered yet
         known = self.source.existing(path)
         key = None if known is None else self.source.key(known)
         if known is None or key is None:
@@ -120,9 +126,11 @@ class Reader:
 
         A version that is replaced between the question and the read, or that came with wrong bytes, is asked for again.
         """
+        config = self.source.config
+        want = first_want(start, stop, config.block_size, config.whole_request)
+        self.chunks.told(path, start, stop)
         for tries_left in reversed(range(TRIES)):
-            want, demand = self._first_want(start, stop)
-            known, flight = await self.catalog.resolve(path, want, demand=demand)
+            known, flight = await self.catalog.resolve(path, want, demand=ALL)
             if known.info is None:
                 raise self.source.not_found(path, known)
             try:
@@ -132,18 +140,6 @@ class Reader:
                     raise
                 self.source.facts.expire(path)
         raise AssertionError("unreachable")
-
-    def _first_want(self, start: int | None, stop: int | None) -> tuple[Range | Suffix, int]:
-        """Return what to ask of an object of unknown size to serve `[start:stop]`, and how far to read it."""
-        size, most = self.source.config.block_size, self.source.config.whole_request
-        if start is not None and start < 0:
-            # Whatever its size: the blocks that hold the last -start bytes are whole then.
-            return Suffix(-start + size - 1), ALL
-        first = (start or 0) - (start or 0) % size
-        if stop is None or stop < 0:
-            return Range(first, first + most), ALL
-        want = align(Range(first, max(first + 1, stop)), size)
-        return Range(want.start, min(want.stop, want.start + most)), ALL
 
     async def collect(
         self, known: Known, start: int | None, stop: int | None, flight: Flight | None = None

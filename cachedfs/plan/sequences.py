@@ -217,6 +217,12 @@ class History(NamedTuple):
     def needed(self) -> int:
         return NEEDED << self.misled
 
+    @property
+    def before(self) -> Place | None:
+        """The place that comes before the one read last, on its way; None where it has no way."""
+        walk = self.walks[0] if self.walks else None
+        return walk.place(walk.last - 1) if walk is not None and walk.last else None
+
     def after(self, place: Place, extents: Extents) -> History:
         """Return the history after `place` was read; what was read a moment ago says nothing."""
         if place in self.lately:
