@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Iterable
 from functools import partial
 
@@ -72,6 +73,7 @@ class Chunks:
         self._catalog = catalog
         # What was asked for ahead and not read yet. Any thread looks, and takes out what it reads.
         self.awaited: dict[str, _Series] = {}
+        self._reached: deque[tuple[str, int | None, int | None]] = deque()  # and that is not noted yet
         self._series: dict[str | Numbered, _Series] = {}
         self._unsure: set[str] = set()  # arrays whose metadata were read anew since
         self._no_arrays: set[str] = set()  # folders that are none, as far as the metadata say that are here
@@ -79,11 +81,22 @@ class Chunks:
 
     def reached(self, path: str, start: int | None, stop: int | None) -> None:
         """A name that was asked for ahead is read, and perhaps here already. From any thread."""
-        if self.awaited.pop(path, None) is not None:
-            self._source.engine.call_soon(self.told, path, start, stop)
+        if self.awaited.pop(path, None) is None:
+            return
+        self._reached.append((path, start, stop))
+        if len(self._reached) == 1:  # else the loop is on its way to them
+            self._source.engine.call_soon(self._tell_all)
+
+    def _tell_all(self) -> None:
+        while self._reached:
+            self._told(*self._reached.popleft())
 
     def told(self, path: str, start: int | None = None, stop: int | None = None) -> None:
         """Note that `[start:stop]` of `path` is being read, and send for what will probably be read next."""
+        self._tell_all()
+        self._told(path, start, stop)
+
+    def _told(self, path: str, start: int | None, stop: int | None) -> None:
         self.awaited.pop(path, None)
         if not self._is_on():
             return

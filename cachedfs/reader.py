@@ -53,13 +53,37 @@ class Reader:
             self.chunks.reached(path, start, stop)
             if self.source.facts.in_memory(path) is None:
                 return None  # asked for by this process, and not answered yet
+            is_awaited = True
+        else:
+            is_awaited = False
         known = self.source.existing(path)
         key = None if known is None else self.source.key(known)
         if known is None or key is None:
             return None
         size = known.object.size
         assert size is not None  # what has a key has a size
-        return self.cached_range(key, clip(start, stop, size), nowait=nowait)
+        want = clip(start, stop, size)
+        landed = self._landed(key, want) if is_awaited else None
+        return landed if landed is not None else self.cached_range(key, want, nowait=nowait)
+
+    def _landed(self, key: ObjectKey, want: Range) -> bytes | None:
+        """Return the bytes of `want` when a request that is over brought all of them and they are not on the disk yet."""
+        engine = self.source.engine
+        flight = engine.flights.get(key.name(want.start // key.block_size))
+        if flight is None or not flight.done or flight.error is not None or flight.refused:
+            return None
+        if want.start < flight.start or flight.filled < want.stop:
+            return None
+        try:
+            data = bytes(flight.piece(want))
+        except FlightStopped:  # they have just been stored
+            return None
+        blocks = covering(want, key.block_size)
+        for index in blocks:
+            engine.cache.touch(key, index)
+        engine.hits += len(blocks)
+        engine.bytes_served += want.size
+        return data
 
     def cached_range(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
         """Return the bytes of `want` when all of them are here; see `cached`."""
