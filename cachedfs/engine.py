@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.utils import tokenize
 
@@ -32,6 +32,9 @@ from cachedfs.plan.blocks import covering
 from cachedfs.questions import Questions
 from cachedfs.workers import Workers
 from cachedfs.writebehind import Arrived, WriteBehind
+
+if TYPE_CHECKING:
+    from cachedfs.habits import Habit
 
 __all__ = ["Engine", "engine_for"]
 
@@ -65,6 +68,10 @@ class Engine:
         self.ahead = Ahead(self.spawn)
         self.questions = Questions(self.spawn)
         self.arrivals = Arrivals()
+        # What `habits` remembers of objects, by the digest of their key, the latest last; loop only.
+        self.habits: dict[str, Habit] = {}
+        # Of those objects that are read ahead by ranges: from which byte on reads are to be told. Changed on the loop.
+        self.followed: dict[str, int] = {}
         # The last time that an object version (by its key's digest) came whole and was not what its checksum says: each
         # time is another error. Before it is here, all of the version was removed. Changed on the loop.
         self.refusals: dict[str, WrongBytes] = {}
@@ -242,6 +249,13 @@ class Engine:
             self.writer.after_facts(lambda: self.cache.allowance(config.bounds))
             allowed = AHEAD_SHARE * 2 * config.whole_request
         return min(config.read_ahead, max(allowed // AHEAD_SHARE, config.block_size))
+
+    def fits(self, config: Config, size: int) -> bool:
+        """Return whether an object of `size` bytes may be fetched for what may be read of it: it takes half at most."""
+        if self.cache.cannot_store is not None:
+            return False
+        self.window(config)  # which has the allowance looked up
+        return size <= (self.cache.allowed or 2 * config.whole_request) // 2
 
     # Write-behind, as seen from the loop.
 

@@ -354,7 +354,7 @@ class RawReader(io.RawIOBase):
         if key is None:
             return await self._fetch_uncached(position, size)
         want = Range(position, min(position + size, self.size))
-        return await reader.fetch(known, key, want, check=self._refuse_wrong)
+        return await reader.fetch(known, key, want, check=self._refuse_wrong, n_reads=self._n_reads)
 
     async def _fetch_uncached(self, position: int, size: int) -> Flight:
         """Wait for bytes at `position` of an object that is not cached: from our request, or a new one when that ended."""

@@ -15,6 +15,7 @@ from cachedfs.errors import CachedFSError, ObjectChanged, WrongBytes
 from cachedfs.facts import Known
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight, FlightStopped
+from cachedfs.habits import Habits
 from cachedfs.model import ObjectInfo, ObjectKey, Range
 from cachedfs.plan.blocks import clip, covering
 from cachedfs.source import Source
@@ -41,6 +42,7 @@ class Reader:
         self.catalog = Catalog(source, self.fetcher)
         self.chunks = Chunks(source, self.fetcher, self.catalog)
         self._awaited = self.chunks.awaited
+        self.habits = Habits(source, self.fetcher)
 
     # What is here.
 
@@ -49,13 +51,10 @@ class Reader:
 
         `nowait`: raise BlockingIOError instead of waiting for the disk.
         """
-        if path in self._awaited:
+        if is_awaited := path in self._awaited:
             self.chunks.reached(path, start, stop)
             if self.source.facts.in_memory(path) is None:
                 return None  # asked for by this process, and not answered yet
-            is_awaited = True
-        else:
-            is_awaited = False
         known = self.source.existing(path)
         key = None if known is None else self.source.key(known)
         if known is None or key is None:
@@ -63,8 +62,13 @@ class Reader:
         size = known.object.size
         assert size is not None  # what has a key has a size
         want = clip(start, stop, size)
-        landed = self._landed(key, want) if is_awaited else None
-        return landed if landed is not None else self.cached_range(key, want, nowait=nowait)
+        data = self._landed(key, want) if is_awaited else None
+        if data is None:
+            data = self.cached_range(key, want, nowait=nowait)
+        followed = self.source.engine.followed
+        if followed and data is not None and want.stop > followed.get(key.digest, size):
+            self.source.engine.call_soon(self.habits.went_on, known, key, want)
+        return data
 
     def _landed(self, key: ObjectKey, want: Range) -> bytes | None:
         """Return the bytes of `want` when a request that is over brought all of them and they are not on the disk yet."""
@@ -187,6 +191,8 @@ class Reader:
             covering(want, key.block_size), max(1, self.source.config.request_size // key.block_size)
         )
         fetched = set() if flight is None else set(covering(Range(flight.start, flight.stop), key.block_size))
+        if 0 < want.size < info.size:
+            self.habits.ranged(known, key, want, is_first=flight is not None)
         gate = asyncio.Semaphore(2 * self.source.config.concurrency)  # bounds the buffers of one huge read
 
         async def one(run: range) -> None:
@@ -260,14 +266,17 @@ class Reader:
         return data if info.size is not None else data[start:stop]
 
     async def fetch(
-        self, known: Known, key: ObjectKey, want: Range, *, check: Callable[[], None]
+        self, known: Known, key: ObjectKey, want: Range, *, check: Callable[[], None], n_reads: int = 1
     ) -> Flight | None:
         """Wait for the first bytes of `want`, and send for all of it; None when they are in the cache now.
 
-        `check` is called before anything is sent; it raises where the reader may not go on.
+        `check` is called before anything is sent; it raises where the reader may not go on. `n_reads` of the object came
+        since its last wait.
         """
         blocks = covering(want, key.block_size)
         pause = POLL_S[0]
+        check()
+        self.habits.waited(known, key, blocks, n_reads=n_reads)
         while True:
             check()
             wanted = [

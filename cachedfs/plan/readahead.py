@@ -114,15 +114,20 @@ class History(NamedTuple):
         n_passed = max(0, run.asked - _behind(run.stop, size))
         if self._is_next_below(run, start):
             start -= start % size
+        awaited = [run.piece(number, size) for number in range(1, run.n_pieces + 1)]
         run = run._replace(
             start=start,
             stop=stop,
             n_steps=0,
-            asked=run.piece(1, size).stop if run.n_pieces else 0,
+            asked=awaited[0].stop if awaited else 0,
             repeats=run.repeats + 1,
             length=min(run.length, run.stop - run.start),
             n_pieces=max(0, run.n_pieces - 1),
         )
+        if awaited:  # what is expected now may differ a little from what was
+            n_passed += max(0, start // size - awaited[0].start)
+            now = (run.piece(number, size) for number in range(1, run.n_pieces + 1))
+            n_passed += sum(len({*old} - {*new}) for old, new in zip(awaited[1:], now, strict=True))
         return self._with(place, run, n_read=1, n_passed=n_passed)
 
     def _is_next_below(self, run: Run, start: int) -> bool:

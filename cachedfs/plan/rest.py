@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["GOES_ON", "Link", "is_worth_it", "n_requests_by_now"]
+__all__ = ["GOES_ON", "LEAST", "Link", "is_worth_it"]
 
 GOES_ON = 2
+LEAST = 6  # reads that waited: a table's footer and a few of its columns are fewer
 
 
 class Link(NamedTuple):
@@ -45,9 +46,4 @@ def is_worth_it(
     n_more = GOES_ON * n_misses
     going_on_s = n_more * (link.wait_s + block_size / link.stream_per_s)
     rest_s = link.wait_s + n_missing * block_size / link.total_per_s
-    return n_more >= n_requests and going_on_s >= rest_s
-
-
-def n_requests_by_now(n_reads: int, *, most: int, blocks_per_request: int) -> int:
-    """Return how many requests for the rest should have been sent when `n_reads` reads came after the decision."""
-    return max(1, most // blocks_per_request) + n_reads
+    return n_misses >= LEAST and n_more >= n_requests and going_on_s >= rest_s

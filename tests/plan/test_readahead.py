@@ -64,7 +64,7 @@ def test_the_window_starts_at_one_request_and_doubles_to_its_limit():
     assert max(reader.known) <= 6 + WINDOW
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 400), st.sampled_from([0.008, 0.06, 0.3, 1, 2.5, 16]))
 def test_a_sequential_read_by_steps_of_any_size_asks_for_every_block_once_and_in_order(n, step):
     reader = Reader(n)
@@ -86,7 +86,8 @@ def test_pieces_at_one_distance_are_asked_for_ahead_and_nothing_between_them(len
     n = 600
     reader = Reader(int(n * step) + 20)
     for number in range(n):
-        reader.take(number * step, number * step + length)
+        start = number * int(step * B)
+        reader.take(start / B, start / B + length)
     assert reader.n_waits <= 20
     assert reader.n_wasted < 0.05 * len(reader.read)
 
@@ -124,7 +125,7 @@ def test_small_gaps_are_tolerated():
     assert reader.n_wasted < 0.05 * len(reader.read)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32))
 def test_random_reads_ask_for_next_to_nothing_ahead(seed):
     rng, reader = random.Random(seed), Reader(10_000)
@@ -153,15 +154,15 @@ def patterns(rng: random.Random, n_blocks: int):
                 yield at, min(n_blocks, at + length)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([20, 300, 3000]), st.sampled_from([8, WINDOW]))
 def test_whatever_is_read_less_than_a_window_or_a_twentieth_is_asked_for_in_vain(seed, n_blocks, most):
     reader = Reader(n_blocks, most)
     for start, stop in patterns(random.Random(seed), n_blocks):
         reader.take(start, stop)
         unread = sum(run.unread(B) for run in reader.history.runs)
-        assert unread <= 1.5 * most, "while readers begin to take turns, and a window otherwise"
-    assert reader.n_wasted <= max(most, len(reader.read) / 20) + REQUEST
+        assert unread <= 2 * most, "while readers begin to take turns, and a window otherwise"
+    assert reader.n_wasted <= max(most, reader.history.n_touched / 20) + REQUEST
 
 
 def test_ranges_that_are_read_one_by_one_are_told_as_they_are():

@@ -1,0 +1,179 @@
+"""How each object is read by those who come back to it, and what is sent for because of that."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from cachedfs.facts import Known
+from cachedfs.fetcher import Fetcher
+from cachedfs.flights import Flight
+from cachedfs.model import ObjectKey, Range
+from cachedfs.plan import rest
+from cachedfs.plan.blocks import covering
+from cachedfs.plan.readahead import History, ahead
+from cachedfs.source import Source
+
+__all__ = ["Habits"]
+
+MOST = 1000  # objects that are remembered
+FEW = 64  # blocks of an object that are looked at one by one before it is known whether the rest of it is worth it
+
+
+class Habit:
+    """What is known of the reads of one object version."""
+
+    def __init__(self, block_size: int) -> None:
+        self.history = History(block_size)  # of reads by ranges: an open file has its own
+        self.kept: dict[int, deque[Flight]] = {}  # what was sent ahead of them, by run
+        self.n_misses = 0
+        # Once the rest is worth fetching: the requests that were not sent yet, how many blocks more may be sent for,
+        self.rest: deque[range] | None = None
+        self.n_earned = 0
+        self.sent: deque[Flight] = deque()  # and what was.
+
+
+class Habits:
+    """The habits of those who read the objects of one source; kept by the engine. On its loop."""
+
+    def __init__(self, source: Source, fetcher: Fetcher) -> None:
+        self._source = source
+        self._fetcher = fetcher
+
+    def ranged(self, known: Known, key: ObjectKey, want: Range, *, is_first: bool) -> None:
+        """Somebody reads the bytes `want` by themselves, and not all of them are here.
+
+        `is_first`: the object was not known, and the question what it is brings them.
+        """
+        self._habit(key).n_misses += is_first
+        wanted = self._wanted(known, key, want)
+        self.waited(known, key, covering(want, key.block_size))
+        self._follow(known, key, wanted)
+
+    def went_on(self, known: Known, key: ObjectKey, want: Range) -> None:
+        """Somebody read the bytes `want`, which were here, of an object that is read ahead."""
+        self._follow(known, key, self._wanted(known, key, want))
+
+    def _wanted(self, known: Known, key: ObjectKey, want: Range) -> list[range]:
+        """Return what to send for ahead after a read of `want`."""
+        habit = self._habit(key)
+        window = self._source.engine.window(self._source.config) // key.block_size
+        habit.history, wanted = ahead(
+            habit.history.after(want.start, want.stop),
+            n_blocks=self._n_blocks(known, key),
+            blocks_per_request=self._per_request(key, window),
+            most=window,
+        )
+        for number in habit.kept.keys() - {run.number for run in habit.history.runs}:
+            self._fetcher.forget_ahead(habit.kept.pop(number))
+        return wanted
+
+    def _follow(self, known: Known, key: ObjectKey, wanted: list[range]) -> None:
+        """Send for blocks ahead, and have it told when what was sent for is read from the cache."""
+        habit, followed = self._habit(key), self._source.engine.followed
+        run = habit.history.runs[0]
+        if wanted:
+            keep = habit.kept.setdefault(run.number, deque())
+            _drop_done(keep)
+            self._launch_ahead(known, key, wanted, keep)
+        if run.unread(key.block_size):
+            followed[key.digest] = (habit.history.last + 1) * key.block_size
+        else:
+            followed.pop(key.digest, None)
+
+    def waited(self, known: Known, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
+        """Somebody waits for `blocks`, after `n_reads` reads of the object: what else of it is worth sending for?
+
+        Where the rest is one request, what follows the blocks is sent for with them.
+        """
+        free = self._missing(key, blocks)
+        if not free or self._n_blocks(known, key) < 2:
+            return
+        habit, most = self._habit(key), self._source.engine.window(self._source.config) // key.block_size
+        habit.n_misses += 1
+        if habit.rest is None:
+            missing = self._rest(known, key, habit)
+            per_request = self._per_request(key, most)
+            if missing is None:
+                return
+            if len(missing) <= per_request:
+                following = [index for index in missing if index >= free[0]]
+                self._fetcher.launch(known, key, following)
+            others = [index for index in missing if index not in blocks]
+            habit.rest, habit.n_earned = deque(_requests(others, per_request)), most
+        else:
+            habit.n_earned += max(1, n_reads) * self._per_request(key, most)
+        requests = []
+        while habit.rest and habit.n_earned > 0:
+            requests.append(habit.rest.popleft())
+            habit.n_earned -= len(requests[-1])
+        _drop_done(habit.sent)
+        self._launch_ahead(known, key, requests, habit.sent)
+
+    def _rest(self, known: Known, key: ObjectKey, habit: Habit) -> list[int] | None:
+        """Return the blocks of an object that are not here, if they are worth fetching."""
+        n_blocks, config, size = self._n_blocks(known, key), self._source.config, key.block_size
+        per_request = self._per_request(key, self._source.engine.window(config) // size)
+
+        def is_worth_it(n_missing: int) -> bool:
+            return rest.is_worth_it(
+                habit.n_misses, n_missing, block_size=size, blocks_per_request=per_request, link=rest.Link()
+            )
+
+        if (
+            habit.n_misses < 2
+            or not config.read_ahead
+            or not self._source.engine.fits(config, n_blocks * size)
+        ):
+            return None
+        if n_blocks > FEW and not is_worth_it(n_blocks - habit.n_misses):
+            return None
+        missing = self._missing(key, range(n_blocks))
+        return missing if is_worth_it(len(missing)) else None
+
+    def _missing(self, key: ObjectKey, blocks: Iterable[int]) -> list[int]:
+        engine = self._source.engine
+        return [i for i in blocks if key.name(i) not in engine.flights and not engine.cache.has(key, i)]
+
+    def _launch_ahead(
+        self, known: Known, key: ObjectKey, wanted: Iterable[range], keep: deque[Flight]
+    ) -> None:
+        refusal = self._source.engine.refusals.get(key.digest)
+        self._fetcher.launch_ahead(known, key, wanted, keep, refusal)
+
+    def _habit(self, key: ObjectKey) -> Habit:
+        habits = self._source.engine.habits
+        habit = habits.pop(key.digest, None) or Habit(key.block_size)
+        habits[key.digest] = habit
+        while len(habits) > MOST:
+            oldest = next(iter(habits))
+            del habits[oldest]
+            self._source.engine.followed.pop(oldest, None)
+        return habit
+
+    def _per_request(self, key: ObjectKey, window: int) -> int:
+        return max(1, min(self._source.config.request_size // key.block_size, window // 2))
+
+    def _n_blocks(self, known: Known, key: ObjectKey) -> int:
+        size = known.object.size
+        assert size is not None  # what has a key has a size
+        return -(-size // key.block_size)
+
+
+def _requests(indexes: list[int], length: int) -> Iterator[range]:
+    """Yield adjacent ones of ascending indexes together, up to `length` of them."""
+    start = stop = -1
+    for index in indexes:
+        if index != stop or stop - start == length:
+            if start >= 0:
+                yield range(start, stop)
+            start = index
+        stop = index + 1
+    if start >= 0:
+        yield range(start, stop)
+
+
+def _drop_done(flights: deque[Flight]) -> None:
+    for _ in range(len(flights)):
+        if not (flight := flights.popleft()).forgotten:
+            flights.append(flight)

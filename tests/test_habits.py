@@ -1,0 +1,176 @@
+"""Reads of one object by many hands, and the requests that they cost: blocks of 64 KiB, requests of 8, windows of 64."""
+
+import asyncio
+import random
+
+import fsspec
+import pytest
+
+from cachedfs.model import Range
+from tests.fakes import FakeOrigin
+from tests.support import KiB, forget, noise, until
+
+BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
+
+
+@pytest.fixture
+def origin(own_cache, monkeypatch):
+    fake = FakeOrigin()
+    fake.install(monkeypatch)
+    return fake
+
+
+def filesystem(**options):
+    options = {"block_size": BLOCK, "request_size": REQUEST, "read_ahead": WINDOW, **options}
+    return fsspec.filesystem("cachedfs", target_protocol="gs", **options)
+
+
+@pytest.fixture
+def fs(origin):
+    return filesystem()
+
+
+def landed(fs):
+    """Wait until nothing is under way; return how much of `b/k` came."""
+    engine = fs._source.engine
+    until(lambda: not (engine.airborne or engine.ahead.n_waiting))
+    engine.drain()
+    return engine.bytes_fetched
+
+
+def asked(origin):
+    return [what for kind, _, what in origin.log if kind == "read"]
+
+
+def put(fs, origin, n_blocks, key="b/k"):
+    """Put an object of so many blocks, which is known then."""
+    data = origin.put(key, noise(n_blocks * BLOCK))
+    fs.info(key)
+    origin.log.clear()
+    return data
+
+
+def read_block(fs, data, index, how):
+    at = index * BLOCK + 1000
+    if how == "ranges":
+        assert fs.cat_file("b/k", at, at + 5000) == data[at : at + 5000]
+        return
+    with fs.open("b/k") as file:
+        file.seek(at)
+        assert file.read(5000) == data[at : at + 5000]
+
+
+HOW = pytest.mark.parametrize("how", ["ranges", "handles"])
+
+
+@HOW
+def test_the_second_read_of_a_small_object_brings_all_of_it(fs, origin, how):
+    data = put(fs, origin, 8)
+    read_block(fs, data, 7, how)
+    assert landed(fs) == BLOCK
+    read_block(fs, data, 3, how)
+    assert landed(fs) == 8 * BLOCK
+    assert sorted(asked(origin), key=lambda want: want.start) == [
+        Range(0, 3 * BLOCK),
+        Range(3 * BLOCK, 7 * BLOCK),
+        Range(7 * BLOCK, 8 * BLOCK),
+    ]
+    for index in range(8):
+        read_block(fs, data, index, how)
+    assert len(asked(origin)) == 3
+
+
+def test_an_index_at_the_end_and_one_piece_bring_all_of_a_small_object(fs, origin):
+    data = origin.put("b/k", noise(8 * BLOCK))
+    assert fs.cat_file("b/k", start=-300) == data[-300:]
+    read_block(fs, data, 3, "ranges")
+    landed(fs)
+    assert len(asked(origin)) == 3
+    for index in range(7):
+        read_block(fs, data, index, "ranges")
+    assert len(asked(origin)) == 3
+
+
+@HOW
+def test_random_reads_of_an_object_bring_the_rest_of_it_in_large_requests(fs, origin, how):
+    data, rng = put(fs, origin, 192), random.Random(1)
+    for _ in range(300):
+        read_block(fs, data, rng.randrange(192), how)
+        landed(fs)
+    assert 150 * BLOCK < landed(fs) <= 192 * BLOCK, "no byte twice"
+    assert len(asked(origin)) <= 70
+
+
+@HOW
+@pytest.mark.parametrize("n_reads", [5, 11, 12, 16])
+def test_who_stops_reading_here_and_there_has_cost_a_window_at_most(fs, origin, how, n_reads):
+    data = put(fs, origin, 192)
+    for index in random.Random(2).sample(range(192), n_reads):
+        read_block(fs, data, index, how)
+    in_vain = landed(fs) - n_reads * BLOCK
+    assert in_vain == 0 if n_reads < 12 else in_vain <= WINDOW + (n_reads - 11) * REQUEST
+
+
+def test_one_handle_that_jumps_about_brings_the_rest_as_many_do(fs, origin):
+    data = put(fs, origin, 192)
+    rng = random.Random(3)
+    with fs.open("b/k") as file:
+        for _ in range(300):
+            at = rng.randrange(191 * BLOCK)
+            file.seek(at)
+            assert file.read(5000) == data[at : at + 5000]
+    assert landed(fs) <= 192 * BLOCK
+    assert len(asked(origin)) < 120
+
+
+@pytest.mark.parametrize("options", [{"read_ahead": 0}, {"cache_size": 256 * BLOCK}])
+def test_the_rest_is_not_fetched_where_it_does_not_fit_or_nothing_may_be_read_ahead(origin, options):
+    fs = filesystem(**options)
+    data = put(fs, origin, 192)
+    for index in random.Random(4).sample(range(192), 30):
+        read_block(fs, data, index, "ranges")
+    assert landed(fs) == 30 * BLOCK
+
+
+@pytest.mark.parametrize("step", [1, 3, 16])
+def test_ranges_that_follow_one_another_are_read_ahead(fs, origin, step):
+    n = 480
+    data = put(fs, origin, n)
+    for start in range(0, n, step):
+        stop = start + step
+        assert fs.cat_file("b/k", start * BLOCK, stop * BLOCK) == data[start * BLOCK : stop * BLOCK]
+    assert landed(fs) == len(data)
+    assert len(asked(origin)) <= n / 8 + 10
+
+
+def test_ranges_at_one_distance_are_read_ahead_and_nothing_between_them(fs, origin):
+    data = put(fs, origin, 4000)
+    for start in range(0, 4000, 20):
+        want = Range(start * BLOCK + 100, (start + 2) * BLOCK - 100)
+        assert fs.cat_file("b/k", want.start, want.stop) == data[want.start : want.stop]
+    assert landed(fs) <= 1.05 * 400 * BLOCK
+
+
+def test_a_wrong_version_is_not_sent_for_again(fs, origin):
+    """What was wished for of a version that is being removed is forgotten."""
+    put(fs, origin, 192)
+    known = fs._source.fresh("b/k")
+    key = fs._source.key(known)
+    engine = fs._source.engine
+
+    async def refuse():
+        engine.refusing.add(key.digest)
+        fs._reader.habits.ranged(known, key, Range(0, 10), is_first=False)
+        await asyncio.sleep(0)
+
+    engine.run(refuse())
+    assert asked(origin) == []
+
+
+def test_what_is_remembered_of_objects_is_bounded(fs, origin, monkeypatch):
+    monkeypatch.setattr("cachedfs.habits.MOST", 3)
+    for number in range(6):
+        put(fs, origin, 8, key=f"b/{number}")
+        fs.cat_file(f"b/{number}", 0, 10)
+    assert len(fs._source.engine.habits) == 3
+    forget()
