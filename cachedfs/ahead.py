@@ -33,6 +33,7 @@ class Wish(NamedTuple):
     send: Callable[[], Iterable[Flight] | Awaitable[Iterable[Flight]]]
     origin: Callable[[], Origin]
     is_declared: bool = False  # somebody said that it will be needed; what is inferred goes before
+    is_wanted: Callable[[], bool] = bool  # somebody waits for it by now: it no longer takes a slot of those that nobody does
 
 
 class Ahead:
@@ -98,9 +99,9 @@ class Ahead:
         return None
 
     def _busy(self) -> Counter[Origin]:
-        """Return how many requests ahead are in flight at each origin."""
-        flying = [origin for flight, origin in self._sent.items() if not flight.done]
-        return Counter([*flying, *(origin for _, origin in self._asking.values())])
+        """Return how many requests ahead are in flight at each origin, and nobody waits for them yet."""
+        flying = [at for flight, at in self._sent.items() if not (flight.done or flight.is_wanted)]
+        return Counter([*flying, *(at for wish, at in self._asking.values() if not wish.is_wanted())])
 
     def _origin(self, wish: Wish) -> Origin | None:
         try:

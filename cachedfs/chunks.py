@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from cachedfs.ahead import Wish
@@ -25,6 +25,9 @@ MOST_SERIES = 256  # arrays whose reads are remembered
 MOST_AWAITED = 20_000  # names that were asked for ahead and not read yet
 MOST_METADATA = 2 << 20  # bytes; longer documents are not parsed between two reads
 MOST_ABOVE = 8  # folders above an array in which consolidated metadata are looked for
+
+
+Send = Callable[[], Iterable[Flight] | Awaitable[Iterable[Flight]]]
 
 
 class _Series:
@@ -118,6 +121,7 @@ class Chunks:
         if series.history.misled > before.misled:
             self._withdraw(series)
         self._look_ahead(series)
+        self._source.engine.ahead.pump()  # what is being read now takes no slot of what nobody waits for
 
     def _was_whole(self, series: _Series) -> bool:
         """Return whether all of the one before is here, or on its way."""
@@ -274,9 +278,16 @@ class Chunks:
             partial(self._send, series, path),
         )
 
-    def _submit(self, series: _Series, path: str, size: int, send: object) -> None:
-        origin = partial(self._source.origin, path)
-        self._source.engine.ahead.submit(Wish(series, size, send, origin))  # type: ignore[arg-type]
+    def _submit(self, series: _Series, path: str, size: int, send: Send) -> None:
+        self._source.engine.ahead.submit(
+            Wish(
+                series,
+                size,
+                send,
+                partial(self._source.origin, path),
+                is_wanted=lambda: path not in self.awaited,
+            )
+        )
 
     def _withdraw(self, series: _Series) -> None:
         """The reader went elsewhere: what was not sent for yet is not wanted."""
