@@ -120,8 +120,8 @@ class Chunks:
         series.is_whole = series.asks_all or self._was_whole(series)
         if series.history.misled > before.misled:
             self._withdraw(series)
-        self._look_ahead(series)
-        self._source.engine.ahead.pump()  # what is being read now takes no slot of what nobody waits for
+        if not self._look_ahead(series):
+            self._source.engine.ahead.pump()  # what is read now takes no slot of what nobody waits for
 
     def _was_whole(self, series: _Series) -> bool:
         """Return whether all of the one before is here, or on its way."""
@@ -250,8 +250,8 @@ class Chunks:
 
     # What is sent for.
 
-    def _look_ahead(self, series: _Series) -> None:
-        """Ask for what the history of a series says will be read next."""
+    def _look_ahead(self, series: _Series) -> int:
+        """Ask for what the history of a series says will be read next; return how many places that are."""
         engine, config = self._source.engine, self._source.config
         most = max(1, engine.window(config) // series.size)
         n = 0
@@ -264,6 +264,7 @@ class Chunks:
             n += 1
         if n:
             series.history = series.history.having_asked(n)
+        return n
 
     def _ask(self, series: _Series, path: str) -> None:
         self.awaited[path] = series

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ from tests.benchmarks.services import DRIVE_BAD, DRIVE_DAY, DRIVE_EVEN, DRIVE_OL
 __all__ = ["FLOORS", "WORKLOADS", "Place", "Run", "Workload"]
 
 Run = Callable[[], Any]
+FIRST_STEPS = 12  # until it shows that one step follows another, and enough is under way
+STEP_S = 1.0 / 360  # a consumer that takes as long as all of the array may, read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +230,23 @@ def dense(place: Place, n: int) -> Run:
     return lambda: zarr.open_array(place.url(DENSE), mode="r")[:]
 
 
+def steps(place: Place, n: int) -> Run:
+    import zarr
+
+    array = zarr.open_array(place.url(DENSE), mode="r")
+    for index in range(FIRST_STEPS):
+        array[index]
+
+    def run() -> list[Any]:
+        found = []
+        for index in range(FIRST_STEPS, n):
+            found.append(array[index])
+            time.sleep(STEP_S)
+        return found
+
+    return run
+
+
 def samples(place: Place, n: int) -> Run:
     import zarr
 
@@ -295,6 +315,7 @@ _LIST = [
     Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each, in ten folders: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0),
     Workload("drive_list", "10,000 files of Drive listed", f"`fs.ls` of one folder, ten pages; {_EVEN}", N_CROWD, crowd, service="drive", profile=DRIVE_EVEN),
     Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=DRIVE_TYPICAL),
+    Workload("steps", "Zarr v3, 360 chunks, one time step after the other", f"the array of 360 chunks: `array[t]`, then {STEP_S * 1e3:.1f} ms of other work (a sleep), for t in order; timed after the first {FIRST_STEPS} steps", 360, steps, modules=_ZARR),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _LIST}
 
