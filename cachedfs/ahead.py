@@ -35,6 +35,9 @@ class Wish(NamedTuple):
     send: Callable[[], Iterable[Flight] | Awaitable[Iterable[Flight]]]
     origin: Callable[[], Origin]
     is_declared: bool = False  # somebody said that it will be needed; what is inferred goes before
+    is_wanted: Callable[[], bool] = (
+        bool  # somebody waits for it by now: it no longer takes a slot of those that nobody does
+    )
 
 
 class Ahead:
@@ -114,9 +117,13 @@ class Ahead:
         return None
 
     def _busy(self) -> tuple[Counter[Origin], Counter[Origin]]:
-        """Return how many requests ahead are in flight at each origin, and how many bodies they are."""
-        sizes = [(flight.stop - flight.start, at) for flight, at in self._sent.items() if not flight.done]
-        sizes += [(wish.size, at) for wish, at in self._asking.values()]
+        """Return how many requests ahead are in flight at each origin, nobody waiting for them yet, and how many bodies they are."""
+        sizes = [
+            (flight.stop - flight.start, at)
+            for flight, at in self._sent.items()
+            if not (flight.done or flight.is_wanted)
+        ]
+        sizes += [(wish.size, at) for wish, at in self._asking.values() if not wish.is_wanted()]
         bodies: Counter[Origin] = Counter()
         for size, origin in sizes:
             bodies[origin] += self.link(origin).load(size)  # type: ignore[assignment]  # any numbers add up

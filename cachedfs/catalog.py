@@ -60,6 +60,9 @@ class Catalog:
 
         `demand`: how far into the object that read may go by itself.
         """
+        if self._is_asked(path):
+            # What others may have learnt meanwhile is of no use: the answer is on its way.
+            return await self._once(path, lambda: self._ask_by_reading(path, want, demand, None))
         old = self.source.known(path)
         if old is not None and self.source.is_fresh(old):
             if old.info is None or old.info.kind == "file" or self._by_parent(path):
@@ -70,6 +73,13 @@ class Catalog:
         if is_here or self._by_parent(path):
             return await self.ask(path), None  # too old, but probably unchanged: ask without a body
         return await self._once(path, lambda: self._ask_by_reading(path, want, demand, old))
+
+    def _is_asked(self, path: str) -> bool:
+        """Return whether somebody in this process asked what `path` is, and waits for the answer."""
+        if self.source.config.lifetime_s == 0:
+            return False
+        slot = (self.source.identity, path)
+        return self.source.engine.questions.is_asked(slot, self.source.facts.mark(path))
 
     def _by_parent(self, path: str) -> bool:
         """Return whether a lookup is all that there is to ask: by the origin's nature, or because nobody may be asked."""

@@ -90,6 +90,8 @@ def crc32c_of(data: bytes, before: int = 0) -> int:
 
 def combined(first: int, second: int, size: int) -> int:
     """Return the CRC-32C of two parts of which the second, of `size` bytes, follows the first. REQUIRES: has_crc32c()."""
+    if first == 0:
+        return second  # nothing is before it, as in every object of one block; no two of those need be of one size
     for bit, moved in enumerate(_moved_by(size)):
         if first >> bit & 1:
             second ^= moved

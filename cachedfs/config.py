@@ -48,7 +48,7 @@ class Config:
     concurrency: int = 16
     """Requests in flight per origin in one process."""
     read_ahead: int = 64 * MiB
-    """Largest window in bytes that is read ahead for one open file; 0 turns read-ahead off."""
+    """Largest window in bytes that is read ahead for one open file or across the chunks of one array; 0 turns it off."""
     max_age: float = 60.0
     """Seconds for which what is known of an object or a listing counts; 0: check at every open; inf: never check."""
     stale_if_error: bool = True

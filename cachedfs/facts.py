@@ -83,6 +83,11 @@ class Facts:
             self._remember(known)
         return known
 
+    def in_memory(self, path: str) -> Known | None:
+        """Return what this process remembers of `path`, of any age, without a look at what others learnt."""
+        known = self._memory.get(path)
+        return known if known is not None and self._shared.mark_at(known.slots) == known.mark else None
+
     def renewed(self, path: str) -> Known | None:
         """Return what is known of `path` by the youngest answer: a listing, or another process, may have brought one."""
         known, found = self._memory.get(path), self._from_cache(path)

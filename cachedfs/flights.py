@@ -32,6 +32,7 @@ class Flight:
         self.filled = 0  # Invariant: start <= filled <= stop, and it only grows
         self.demand = demand
         self.is_ahead = is_ahead()  # nobody waited for it when it began
+        self.is_wanted = False  # somebody has waited for it since
         self.done = False
         self.stopped = False  # asked to end at `demand`
         self.paused = False
@@ -95,6 +96,7 @@ class Flight:
             return
         if self.done:
             raise self.error or FlightStopped
+        self.is_wanted = True
         self.want(position)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals.append((position, future))

@@ -24,6 +24,11 @@ class Questions:
         # Invariant: a question is here only while its task runs and somebody waits for it.
         self._asked: dict[tuple[str, str], _Question] = {}
 
+    def is_asked(self, slot: tuple[str, str], mark: int) -> bool:
+        """True while the question in `slot` is under way, asked at that change mark."""
+        asked = self._asked.get(slot)
+        return asked is not None and asked.mark == mark
+
     async def ask(
         self, slot: tuple[str, str], mark: int, question: Callable[[], Coroutine[Any, Any, Any]]
     ) -> Any:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from cachedfs.catalog import Catalog
+from cachedfs.chunks import ALL, Chunks, first_want
 from cachedfs.errors import CachedFSError, ObjectChanged, WrongBytes
 from cachedfs.facts import Known
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight, FlightStopped
 from cachedfs.habits import Habits
-from cachedfs.model import ObjectInfo, ObjectKey, Range, Suffix
-from cachedfs.plan.blocks import align, clip, covering
+from cachedfs.model import ObjectInfo, ObjectKey, Range
+from cachedfs.plan.blocks import clip, covering
 from cachedfs.source import Source
 
 __all__ = ["TRIES", "Reader"]
@@ -26,7 +27,6 @@ logger = logging.getLogger("cachedfs.reader")
 TRIES = 3  # versions that a read in one call begins with: what was known may be old, and the next one be replaced too
 POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at a block that another process fetches
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, so that the loop serves others
-ALL = 1 << 62  # a demand that no object reaches
 
 
 class Reader:
@@ -40,6 +40,8 @@ class Reader:
         self.source = source
         self.fetcher = Fetcher(source)
         self.catalog = Catalog(source, self.fetcher)
+        self.chunks = Chunks(source, self.fetcher, self.catalog)
+        self._awaited = self.chunks.awaited
         self.habits = Habits(source, self.fetcher)
 
     # What is here.
@@ -49,6 +51,10 @@ class Reader:
 
         `nowait`: raise BlockingIOError instead of waiting for the disk.
         """
+        if is_awaited := path in self._awaited:
+            self.chunks.reached(path, start, stop)
+            if self.source.facts.in_memory(path) is None:
+                return None  # asked for by this process, and not answered yet
         known = self.source.existing(path)
         key = None if known is None else self.source.key(known)
         if known is None or key is None:
@@ -56,10 +62,31 @@ class Reader:
         size = known.object.size
         assert size is not None  # what has a key has a size
         want = clip(start, stop, size)
-        data = self.cached_range(key, want, nowait=nowait)
+        data = self._landed(key, want) if is_awaited else None
+        if data is None:
+            data = self.cached_range(key, want, nowait=nowait)
         followed = self.source.engine.followed
         if followed and data is not None and want.stop > followed.get(key.digest, size):
             self.source.engine.call_soon(self.habits.went_on, known, key, want)
+        return data
+
+    def _landed(self, key: ObjectKey, want: Range) -> bytes | None:
+        """Return the bytes of `want` when a request that is over brought all of them and they are not on the disk yet."""
+        engine = self.source.engine
+        flight = engine.flights.get(key.name(want.start // key.block_size))
+        if flight is None or not flight.done or flight.error is not None or flight.refused:
+            return None
+        if want.start < flight.start or flight.filled < want.stop:
+            return None
+        try:
+            data = bytes(flight.piece(want))
+        except FlightStopped:  # they have just been stored
+            return None
+        blocks = covering(want, key.block_size)
+        for index in blocks:
+            engine.cache.touch(key, index)
+        engine.hits += len(blocks)
+        engine.bytes_served += want.size
         return data
 
     def cached_range(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
@@ -127,9 +154,11 @@ class Reader:
 
         A version that is replaced between the question and the read, or that came with wrong bytes, is asked for again.
         """
+        config = self.source.config
+        want = first_want(start, stop, config.block_size, config.whole_request)
+        self.chunks.told(path, start, stop)
         for tries_left in reversed(range(TRIES)):
-            want, demand = self._first_want(start, stop)
-            known, flight = await self.catalog.resolve(path, want, demand=demand)
+            known, flight = await self.catalog.resolve(path, want, demand=ALL)
             if known.info is None:
                 raise self.source.not_found(path, known)
             try:
@@ -139,18 +168,6 @@ class Reader:
                     raise
                 self.source.facts.expire(path)
         raise AssertionError("unreachable")
-
-    def _first_want(self, start: int | None, stop: int | None) -> tuple[Range | Suffix, int]:
-        """Return what to ask of an object of unknown size to serve `[start:stop]`, and how far to read it."""
-        size, most = self.source.config.block_size, self.source.config.whole_request
-        if start is not None and start < 0:
-            # Whatever its size: the blocks that hold the last -start bytes are whole then.
-            return Suffix(-start + size - 1), ALL
-        first = (start or 0) - (start or 0) % size
-        if stop is None or stop < 0:
-            return Range(first, first + most), ALL
-        want = align(Range(first, max(first + 1, stop)), size)
-        return Range(want.start, min(want.stop, want.start + most)), ALL
 
     async def collect(
         self, known: Known, start: int | None, stop: int | None, flight: Flight | None = None

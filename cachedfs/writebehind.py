@@ -42,6 +42,7 @@ class WriteBehind:
         self._blocks: list[Arrived] = []
         self._facts: list[Fact] = []
         self._afterwards: list[Callable[[], object]] = []
+        self._idle = False  # the thread waits for something to store, and not only for more of it
         self._busy = False
         self._closed = False
         self._draining = 0  # how many wait for the end of the queue
@@ -93,7 +94,9 @@ class WriteBehind:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="cachedfs-write", daemon=True)
             self._thread.start()
-        self._changed.notify_all()
+        # Waking it for each of many small blocks, to have it go on waiting, would take as long as storing them.
+        if self._idle or self._is_urgent():
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while self._store_next():
@@ -102,7 +105,9 @@ class WriteBehind:
     def _store_next(self) -> bool:
         """Wait for something to store, and store a batch; False when the thread should end."""
         with self._changed:
+            self._idle = True
             self._changed.wait_for(lambda: self._waiting() or self._closed)
+            self._idle = False
             # A little patience: whoever reads small objects one by one sends the next request meanwhile, undisturbed.
             self._changed.wait_for(self._is_urgent, PATIENCE_S)
             if not self._waiting():

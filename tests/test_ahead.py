@@ -60,6 +60,32 @@ async def test_as_many_are_sent_as_the_origin_has_slots_and_the_next_when_one_ha
     assert desk.sent == ["a", "b", "c"]
 
 
+async def test_what_somebody_waits_for_by_now_takes_no_slot_of_what_nobody_does(desk):
+    desk.wish("a")
+    desk.wish("b")
+    desk.wish("c")
+    reader = asyncio.ensure_future(desk.flights["b"].arrival(MiB))
+    await asyncio.sleep(0)
+    desk.ahead.pump()
+    assert desk.sent == ["a", "b", "c"]
+    desk.arrive("b")
+    await reader
+
+
+async def test_a_question_that_somebody_waits_for_by_now_takes_no_slot_of_what_nobody_does(desk):
+    answer, is_wanted = asyncio.get_running_loop().create_future(), False
+    for _ in range(2):
+        wish = Wish("owner", MiB, lambda: answer, lambda: desk.origin, is_wanted=lambda: is_wanted)
+        desk.ahead.submit(wish)
+    desk.wish("c")
+    assert desk.sent == []
+    is_wanted = True
+    desk.ahead.pump()
+    assert desk.sent == ["c"]
+    answer.set_result([])
+    await asyncio.sleep(0)
+
+
 async def test_each_origin_has_slots_of_its_own(desk):
     desk.wish("a")
     desk.wish("b")
@@ -198,6 +224,7 @@ async def test_who_waits_never_waits_for_a_slot_of_what_is_sent_ahead():
     slots = Slots(1)
     async with contextlib.AsyncExitStack() as stack:
         with sent_ahead():
+            await stack.enter_async_context(slots.mine)
             await stack.enter_async_context(slots.mine)
             assert slots.mine.locked()
         assert not slots.mine.locked()

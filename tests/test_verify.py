@@ -441,6 +441,15 @@ def test_parts_combine_to_the_checksum_of_the_whole():
         assert checksums.crc32c_of(second, parts[0]) == checksums.crc32c_of(data)
 
 
+def test_objects_of_one_block_each_cost_no_more_than_their_own_bytes(monkeypatch):
+    """Chunks are hardly ever of one size: what is worked out for blocks of a size would be worked out for each."""
+    monkeypatch.setattr(checksums, "_moved_by", None)
+    for size in range(1, 9):
+        assert checksums.combined(0, checksums.crc32c_of(noise(size)), size) == checksums.crc32c_of(
+            noise(size)
+        )
+
+
 @pytest.mark.parametrize("text", [None, "", "!", "AAAA", 5, "AAAAAAAAAA=="])
 def test_a_checksum_that_makes_no_sense_is_none(text):
     assert checksums.stated_of({"crc32c": text, "md5Hash": text}) is None

@@ -70,7 +70,7 @@ class GCSOrigin:
         # gcsfs makes itself another one when it needs it: else a burst of writes, which are not bounded
         # by our slots, would take all connections, and waiting for one would look like a lost network.
         inner._session = None
-        can_wait = 0 < getattr(session.connector, "limit", 0) < 2 * self.concurrency
+        can_wait = 0 < getattr(session.connector, "limit", 0) < 3 * self.concurrency
         client = Client(
             session,
             GCSAuth(inner.credentials),

@@ -1,4 +1,4 @@
-"""How many requests are in flight at one origin: some that somebody waits for, and beside them as many that nobody does."""
+"""How many requests are in flight at one origin: those that somebody waits for, and beside them those that nobody does."""
 
 from __future__ import annotations
 
@@ -28,11 +28,15 @@ def sent_ahead() -> Iterator[None]:
 
 
 class Slots:
-    """Two times `concurrency` permits. Who sends ahead takes none that another might wait for."""
+    """Permits of two kinds. Who sends ahead takes none that another might wait for.
+
+    `concurrency` of them for those who wait. Twice as many for what is sent ahead: what somebody waits for by now keeps
+    its permit, and as many again are sent while nobody does.
+    """
 
     def __init__(self, concurrency: int) -> None:
         self.concurrency = concurrency
-        self._waited_for, self._ahead = asyncio.Semaphore(concurrency), asyncio.Semaphore(concurrency)
+        self._waited_for, self._ahead = asyncio.Semaphore(concurrency), asyncio.Semaphore(2 * concurrency)
 
     @property
     def mine(self) -> asyncio.Semaphore:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ from tests.benchmarks.services import (
 __all__ = ["FLOORS", "WORKLOADS", "Place", "Run", "Workload"]
 
 Run = Callable[[], Any]
+FIRST_STEPS = 12  # until it shows that one step follows another, and enough is under way
+STEP_S = 1.0 / 360  # a consumer that takes as long as all of the array may, read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +307,23 @@ def dense(place: Place, n: int) -> Run:
     return lambda: zarr.open_array(place.url(DENSE), mode="r")[:]
 
 
+def steps(place: Place, n: int) -> Run:
+    import zarr
+
+    array = zarr.open_array(place.url(DENSE), mode="r")
+    for index in range(FIRST_STEPS):
+        array[index]
+
+    def run() -> list[Any]:
+        found = []
+        for index in range(FIRST_STEPS, n):
+            found.append(array[index])
+            time.sleep(STEP_S)
+        return found
+
+    return run
+
+
 def samples(place: Place, n: int) -> Run:
     import zarr
 
@@ -386,6 +406,7 @@ _LIST = [
     Workload("beside_small", "10 small files while 192 MiB are read", f"one by one, as above, while another thread reads 192 MiB in sequence; {_EVERY}", 10, beside(small_one), profile=EVEN),
     Workload("beside_block", "5 reads of 64 KiB while 192 MiB are read", f"in the middle of 98 MB, each by an `fsspec.open(url)` of its own, while another thread reads 192 MiB in sequence; {_EVERY}", 5, beside(block_of_another), profile=EVEN),
     Workload("drive_long", "200 MB of Drive in sequence", "one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; at typical latencies, without errors and stalls", 200, long, service="drive", profile=DRIVE_CALM),
+    Workload("steps", "Zarr v3, 360 chunks, one time step after the other", f"the array of 360 chunks: `array[t]`, then {STEP_S * 1e3:.1f} ms of other work (a sleep), for t in order; timed after the first {FIRST_STEPS} steps", 360, steps, modules=_ZARR),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _LIST}
 

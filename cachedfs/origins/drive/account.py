@@ -99,7 +99,7 @@ class Account:
             pacer=self.pacer,
             hedge=self.new_hedge(),
         )
-        threads = Workers(2 * min(self.concurrency, _MOST_THREADS), "cachedfs-drive")
+        threads = Workers(3 * min(self.concurrency, _MOST_THREADS), "cachedfs-drive")
         return Connection(self.options, auth, session, client, threads, self)
 
     def new_hedge(self) -> Hedge:

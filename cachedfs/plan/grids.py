@@ -1,0 +1,129 @@
+"""Names of chunks, and of other numbered objects, as places: where in its grid a chunk lies, from names and metadata alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+__all__ = ["METADATA", "Grid", "Numbered", "Place", "grids_in", "numbered"]
+
+METADATA = ("zarr.json", ".zarray", ".zmetadata")
+_LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,18})([^0-9/]*)", re.DOTALL)
+
+Place = tuple[int, ...]
+
+
+class Grid(NamedTuple):
+    """The chunks of one Zarr array (of a sharded one: its shards), and how they are named below its folder."""
+
+    extents: tuple[int, ...]  # chunks along each axis
+    head: str  # what the names begin with: "c/", "c." or nothing
+    separator: str
+    chunk_bytes: int  # of a whole chunk in memory; stored it is seldom longer
+
+    def place(self, name: str) -> Place | None:
+        """Return which chunk `name` is; None when it names none of this grid."""
+        parts = name.removeprefix(self.head).split(self.separator)
+        if not name.startswith(self.head) or len(parts) != len(self.extents):
+            return None
+        if not all(part.isascii() and part.isdigit() for part in parts):
+            return None
+        place = tuple(map(int, parts))
+        is_here = self.name(place) == name and all(map(int.__lt__, place, self.extents))
+        return place if is_here else None
+
+    def name(self, place: Place) -> str:
+        return self.head + self.separator.join(map(str, place))
+
+
+class Numbered(NamedTuple):
+    """Objects that are told apart by the last number in their names; how many there are, nobody says."""
+
+    head: str
+    tail: str
+    width: int  # digits of numbers with leading zeros; 0 where there are none
+
+    def name(self, place: Place) -> str:
+        return f"{self.head}{place[0]:0{self.width}}{self.tail}"
+
+
+def numbered(path: str) -> tuple[Numbered, Place] | None:
+    """Return the objects that `path` is one of, and which; None for a name without a number."""
+    found = _LAST_NUMBER.fullmatch(path)
+    if found is None:
+        return None
+    # `head` has the digits that the last number does not: none, as it takes all of them.
+    head, digits, tail = found.groups()
+    is_padded = len(digits) > 1 and digits[0] == "0"
+    return Numbered(head, tail, len(digits) if is_padded else 0), (int(digits),)
+
+
+def grids_in(name: str, data: bytes) -> dict[str, Grid]:
+    """Return the grids of the arrays that a metadata object tells of, by the array's path below the object's folder.
+
+    `name` is the object's own, without its folder. What is malformed, or of a kind that is not known here, has no grid.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    nodes = _nodes(name, document)
+    found = {path: _grid(node) for path, node in nodes.items()}
+    return {path: grid for path, grid in found.items() if grid is not None}
+
+
+def _nodes(name: str, document: Any) -> dict[str, Any]:
+    """Return the metadata of single nodes by their paths: the document's own, or those that are consolidated in it."""
+    if not isinstance(document, dict):
+        return {}
+    if name != ".zmetadata" and "shape" in document:
+        return {"": document}
+    consolidated = document if name == ".zmetadata" else document.get("consolidated_metadata")
+    nodes = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    if not isinstance(nodes, dict):
+        return {}
+    if name == ".zmetadata":
+        ending = ".zarray"
+        arrays = {path: node for path, node in nodes.items() if path.rpartition("/")[2] == ending}
+        return {path.removesuffix(ending).rstrip("/"): node for path, node in arrays.items()}
+    return nodes
+
+
+def _grid(node: Any) -> Grid | None:
+    try:
+        return _grid_v2(node) if node.get("zarr_format") == 2 else _grid_v3(node)
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _grid_v2(node: dict[str, Any]) -> Grid | None:
+    item = re.search(r"[0-9]+$", str(node.get("dtype")))
+    return _of(
+        node["shape"], node["chunks"], "", node.get("dimension_separator") or ".", item and int(item[0])
+    )
+
+
+def _grid_v3(node: dict[str, Any]) -> Grid | None:
+    grid, keys = node["chunk_grid"], node["chunk_key_encoding"]
+    if grid["name"] != "regular":
+        return None
+    is_default = {"default": True, "v2": False}[keys["name"]]
+    separator = (keys.get("configuration") or {}).get("separator", "/" if is_default else ".")
+    bits = re.search(r"[0-9]+$", str(node.get("data_type")))
+    item = bits and int(bits[0]) // 8
+    head = f"c{separator}" if is_default else ""
+    return _of(node["shape"], grid["configuration"]["chunk_shape"], head, separator, item)
+
+
+def _of(shape: list[int], chunk: list[int], head: str, separator: str, item: int | None) -> Grid | None:
+    numbers = [*shape, *chunk]
+    sound = all(type(number) is int and number >= 0 for number in numbers) and separator in (".", "/")
+    if not sound or not shape or len(shape) != len(chunk):
+        return None
+    size = max(1, item or 1)
+    for length in chunk:
+        size *= length
+    return Grid(
+        tuple(-(-whole // part) for whole, part in zip(shape, chunk, strict=True)), head, separator, size
+    )

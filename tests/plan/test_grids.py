@@ -1,0 +1,155 @@
+"""Names of chunks as places in a grid, and the grids that metadata tell of."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.plan.grids import Grid, Numbered, grids_in, numbered
+
+V3 = {
+    "zarr_format": 3, "node_type": "array", "shape": [10, 256, 30], "data_type": "float32",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 256, 7]}},
+    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+}  # fmt: skip
+V2 = {"zarr_format": 2, "shape": [10, 30], "chunks": [3, 30], "dtype": "<f8"}
+
+
+def only(name, document):
+    grids = grids_in(name, json.dumps(document).encode())
+    assert list(grids) == [""]
+    return grids[""]
+
+
+def with_keys(name, **configuration):
+    return V3 | {"chunk_key_encoding": {"name": name, "configuration": configuration}}
+
+
+def test_a_v3_array_has_as_many_chunks_as_its_shape_needs():
+    assert only("zarr.json", V3) == Grid((10, 1, 5), "c/", "/", 4 * 256 * 7)
+
+
+def test_a_v2_array_has_as_many_chunks_as_its_shape_needs():
+    assert only(".zarray", V2) == Grid((4, 1), "", ".", 8 * 3 * 30)
+    assert only(".zarray", V2 | {"dimension_separator": "/"}).separator == "/"
+
+
+@pytest.mark.parametrize(
+    ("document", "name"),
+    [
+        (V3, "c/3/0/4"),
+        (with_keys("default", separator="."), "c.3.0.4"),
+        (with_keys("default"), "c/3/0/4"),
+        (with_keys("v2"), "3.0.4"),
+        (with_keys("v2", separator="/"), "3/0/4"),
+    ],
+)
+def test_names_of_every_encoding_are_places_and_back(document, name):
+    grid = only("zarr.json", document)
+    assert grid.place(name) == (3, 0, 4)
+    assert grid.name((3, 0, 4)) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "c/3/0",
+        "c/3/0/4/1",
+        "c/10/0/0",
+        "c/03/0/4",
+        "c/-1/0/0",
+        "c/x/0/0",
+        "c/3/0/٤",
+        "3/0/4",
+        "zarr.json",
+        "",
+    ],
+)
+def test_what_is_no_chunk_of_the_grid_has_no_place(name):
+    assert only("zarr.json", V3).place(name) is None
+
+
+def test_consolidated_metadata_tell_of_every_array_below():
+    v3 = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "consolidated_metadata": {"metadata": {"a": V3, "g": {"node_type": "group"}, "g/b": V3}},
+    }
+    v2 = {
+        "metadata": {
+            "a/.zarray": V2,
+            "a/.zattrs": {},
+            ".zgroup": {"zarr_format": 2},
+            "g/b/.zarray": V2,
+            ".zarray": V2,
+        }
+    }
+    assert sorted(grids_in("zarr.json", json.dumps(v3).encode())) == ["a", "g/b"]
+    assert sorted(grids_in(".zmetadata", json.dumps(v2).encode())) == ["", "a", "g/b"]
+
+
+@pytest.mark.parametrize("name", ["zarr.json", ".zarray", ".zmetadata"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"", b"{", b"\xff\xfe", b"null", b"[]", b"7", b"[" * 100_000, b'{"shape": 7}', b'{"metadata": 7}', b'{"metadata": {"a/.zarray": 7}}',
+        json.dumps(V3 | {"shape": [-1, 2, 3]}).encode(), json.dumps(V3 | {"shape": [1, 2]}).encode(),
+        json.dumps(V3 | {"shape": [True, 2, 3]}).encode(), json.dumps(V3 | {"chunk_grid": {"name": "rectilinear"}}).encode(),
+        json.dumps(V3 | {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 1, 1]}}}).encode(),
+        json.dumps(V3 | {"chunk_key_encoding": {"name": "other"}}).encode(),
+        json.dumps(with_keys("default", separator="::")).encode(), json.dumps(V3 | {"shape": []}).encode(),
+        json.dumps({"consolidated_metadata": {"metadata": {"a": [1]}}}).encode(),
+    ],
+    ids=lambda document: document[:30].decode(errors="replace"),
+)  # fmt: skip
+def test_malformed_metadata_tell_of_nothing(name, document):
+    assert grids_in(name, document) == {}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from(
+        ["shape", "chunks", "chunk_grid", "chunk_key_encoding", "data_type", "dtype", "zarr_format"]
+    ),
+    json_values,
+    st.sampled_from([V2, V3]),
+)
+def test_no_value_in_metadata_is_an_error(field, value, document):
+    for name in ("zarr.json", ".zarray", ".zmetadata"):
+        grids_in(name, json.dumps(document | {field: value}).encode())
+        grids_in(
+            name, json.dumps({"metadata": {"a/.zarray": document | {field: value}}, field: value}).encode()
+        )
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("b/part-00017.json", (Numbered("b/part-", ".json", 5), (17,))),
+        ("b/img_9.png", (Numbered("b/img_", ".png", 0), (9,))),
+        ("b/2024/x10y0", (Numbered("b/2024/x10y", "", 0), (0,))),
+        ("b/7", (Numbered("b/", "", 0), (7,))),
+        ("b/100.json", (Numbered("b/", ".json", 0), (100,))),
+    ],
+)
+def test_names_with_a_number_are_told_apart_by_the_last_one(path, expected):
+    assert numbered(path) == expected
+
+
+@pytest.mark.parametrize("path", ["b/readme.txt", "b/2024/readme.txt", ""])
+def test_names_without_a_number_in_the_last_part_are_not_numbered(path):
+    assert numbered(path) is None
+
+
+@given(st.text(max_size=12))
+def test_a_numbered_name_is_made_again_from_its_number(path):
+    found = numbered(path)
+    if found is not None:
+        assert found[0].name(found[1]) == path

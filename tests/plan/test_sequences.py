@@ -1,0 +1,247 @@
+"""What is asked for ahead across the chunks of an array."""
+
+import itertools
+import math
+import random
+from typing import NamedTuple
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cachedfs.plan.sequences import History, ahead
+
+MOST = 64
+
+
+class Outcome(NamedTuple):
+    """What a reader of some places met: places that nobody had asked for, and places asked for that it never read."""
+
+    missed: list
+    asked: list
+    unread: list
+    most_unread: int  # at any time
+
+
+def replay(places, extents, most=MOST):
+    history, read, missed, most_unread = History(), set(), [], 0
+    asked = {}
+    for place in places:
+        if place not in asked and place not in read:
+            missed.append(place)
+        read.add(place)
+        history = history.after(place, extents)
+        wanted = ahead(history, extents=extents, most=most)
+        if wanted:
+            asked |= dict.fromkeys(wanted)
+            history = history.having_asked(len(wanted))
+        most_unread = max(most_unread, len(asked.keys() - read))
+    return Outcome(missed, list(asked), [place for place in asked if place not in read], most_unread)
+
+
+def grid(*extents, order=None):
+    """Return all places of a grid; `order` has its axes, the slowest first."""
+    order = order or range(len(extents))
+    places = itertools.product(*(range(extents[axis]) for axis in order))
+    at = [list(order).index(axis) for axis in range(len(extents))]
+    return [tuple(place[i] for i in at) for place in places]
+
+
+def out_of_order(places, by, rng):
+    """Return the places, each up to `by` before or after its turn."""
+    return [places[i] for i in sorted(range(len(places)), key=lambda i: i + rng.random() * by)]
+
+
+extents_of = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def passes(draw):
+    """A grid, and the order of its axes in which it is read, some of them backwards."""
+    extents = draw(extents_of)
+    order = draw(st.permutations(range(len(extents))))
+    places = grid(*extents, order=order)
+    for axis in draw(st.sets(st.sampled_from(range(len(extents))))):
+        places = [(*p[:axis], extents[axis] - 1 - p[axis], *p[axis + 1 :]) for p in places]
+    return extents, places
+
+
+# In order.
+
+
+def test_the_window_starts_at_one_and_doubles_up_to_what_was_read_and_to_its_limit():
+    history, windows = History(), []
+    for place in grid(100):
+        history = history.after(place, (100,))
+        wanted = ahead(history, extents=(100,), most=8)
+        history = history.having_asked(len(wanted)) if wanted else history
+        windows.append(history.walks[0].pending)
+    assert windows[:9] == [0, 0, 0, 1, 2, 4, 7, 8, 8]
+    assert max(windows) == 8
+
+
+@settings(deadline=None)
+@given(passes())
+def test_a_pass_over_a_grid_in_any_order_of_its_axes_misses_its_first_places_and_reads_all_that_was_asked(
+    case,
+):
+    extents, places = case
+    out = replay(places, extents)
+    # Four to see an order at all, and the first of each axis that begins to move.
+    assert len(out.missed) <= 4 + len(extents)
+    assert out.unread == []
+    assert out.most_unread <= MOST
+
+
+@settings(deadline=None)
+@given(passes(), st.integers(1, MOST))
+def test_a_small_window_is_kept(case, most):
+    extents, places = case
+    out = replay(places, extents, most)
+    assert out.most_unread <= most
+    assert out.unread == []
+
+
+@settings(deadline=None)
+@given(st.integers(2, 7), st.integers(40, 400), st.booleans())
+def test_strides_are_followed_in_both_directions(step, n, is_backwards):
+    places = grid(n)[:: -step if is_backwards else step]
+    out = replay(places, (n,))
+    assert len(out.missed) <= 5
+    assert len(out.unread) == 0
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_part_of_every_step_is_known_after_two_steps(data):
+    """`for t in ...: a[t, y0:y1, x0:x1]`: of the rest of each step nothing is asked for."""
+    low = [data.draw(st.integers(0, 3)) for _ in range(2)]
+    high = [data.draw(st.integers(a + 1, 6)) for a in low]
+    step = data.draw(st.sampled_from([1, 1, 2, 5]))
+    places = [
+        (t, y, x) for t in range(0, 60, step) for y in range(low[0], high[0]) for x in range(low[1], high[1])
+    ]
+    out = replay(places, (60, 7, 7))
+    size = (high[0] - low[0]) * (high[1] - low[1])
+    assert len(out.missed) <= max(8, size) + 2
+    # A row, or a step, seems to go on until it has ended once: for as long as it was.
+    assert len(out.unread) <= size + high[1] - low[1]
+
+
+@pytest.mark.parametrize("extents", [(360,), (36, 10), (100, 12), (5, 6, 7), (50, 30), (12, 4, 4)], ids=str)
+@pytest.mark.parametrize("by", [2, 5, 10])
+def test_places_that_are_read_a_little_out_of_order_are_in_order(extents, by):
+    for seed in range(3):
+        out = replay(out_of_order(grid(*extents), by, random.Random(seed)), extents)
+        assert len(out.missed) <= 0.15 * math.prod(extents), seed
+        assert out.unread == []
+
+
+def test_several_readers_of_one_array_are_each_followed():
+    streams = [[(row, i) for i in range(100)] for row in (0, 5)] + [[(9, 99 - i) for i in range(100)]]
+    out = replay([place for places in zip(*streams, strict=True) for place in places], (10, 100))
+    assert len(out.missed) <= 12
+    assert out.unread == []
+
+
+def test_a_second_pass_is_followed_like_the_first():
+    places = grid(20, 10)
+    history, asked = History(), []
+    for place in places * 2:
+        history = history.after(place, (20, 10))
+        wanted = ahead(history, extents=(20, 10), most=MOST)
+        asked += wanted
+        history = history.having_asked(len(wanted)) if wanted else history
+    assert len(asked) >= 380
+
+
+def test_an_array_whose_shape_nobody_knows_is_followed_along_what_was_seen():
+    places = grid(20, 10)
+    history = History()
+    for place in places[:45]:
+        history = history.after(place, (None, None))
+        wanted = ahead(history, extents=(None, None), most=8)
+        history = history.having_asked(len(wanted)) if wanted else history
+    assert history.walks[0].place(45) == (4, 5)
+    assert history.walks[0].place(50) == (5, 0)
+
+
+# At random.
+
+
+@pytest.mark.parametrize("extents", [(64,), (360,), (2000,), (20, 18), (6, 6, 10), (40, 40)], ids=str)
+def test_random_orders_ask_for_nothing_but_by_chance(extents):
+    n_asked = 0
+    for seed in range(5):
+        places = grid(*extents)
+        random.Random(seed).shuffle(places)
+        n_asked += len(replay(places, extents).asked)
+    assert n_asked <= 0.004 * 5 * math.prod(extents)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 999), max_size=60))
+def test_without_neighbours_in_order_nothing_is_asked_for(numbers):
+    assume(all(abs(a - b) > 20 for a, b in itertools.combinations(numbers, 2)))
+    assume(
+        not any(
+            b - a == c - b
+            for at, c in enumerate(numbers)
+            for b in numbers[:at]
+            for a in numbers[: numbers.index(b)]
+        )
+    )
+    assert replay([(n,) for n in numbers], (1000,)).asked == []
+
+
+def test_steps_in_random_order_are_read_ahead_to_their_ends_and_no_further():
+    """`a[t]` for random t: the chunks of one step follow one another, and no step follows."""
+    rng = random.Random(0)
+    steps = rng.sample(range(500), 40)
+    places = [(t, y, x) for t in steps for y in range(6) for x in range(6)]
+    out = replay(places, (500, 6, 6))
+    assert out.unread == []
+    assert len(out.missed) <= 6 + len(steps)
+
+
+@pytest.mark.parametrize("most", [4, 16, 64])
+def test_random_crops_cost_one_window_at_most(most):
+    for seed in range(5):
+        rng = random.Random(seed)
+        corners = [(rng.randrange(50), rng.randrange(36), rng.randrange(36)) for _ in range(200)]
+        places = [(t, y + dy, x + dx) for t, y, x in corners for dy in range(4) for dx in range(4)]
+        out = replay(places, (50, 40, 40), most)
+        assert len(out.unread) <= most + len(places) * 0.05
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=150),
+    st.integers(0, 12),
+    st.booleans(),
+)
+def test_whatever_is_read_nothing_beyond_the_grid_and_no_more_than_the_window_is_asked_for(
+    places, most, is_known
+):
+    extents = (6, 10) if is_known else (None, None)
+    history, read = History(), set()
+    for place in places:
+        read.add(place)
+        history = history.after(place, extents)
+        wanted = ahead(history, extents=extents, most=most)
+        assert len(wanted) <= most
+        assert all(at >= 0 for found in wanted for at in found)
+        if is_known:
+            assert all(found[0] < 6 and found[1] < 10 for found in wanted)
+        history = history.having_asked(len(wanted)) if wanted else history
+        assert len(history.walks) <= 24
+        for walk in history.walks:
+            assert walk.number(walk.place(walk.last)) == walk.last
+
+
+def test_what_is_read_again_and_again_asks_for_nothing():
+    assert replay([(1,), (2,), (3,)] * 30, (100,)).asked == []
+
+
+def test_no_window_asks_for_nothing():
+    assert replay(grid(100), (100,), most=0).asked == []

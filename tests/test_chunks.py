@@ -1,0 +1,330 @@
+"""Chunks that are read in order are on their way before they are read: through zarr as it comes, and counted at the service."""
+
+import collections
+import random
+
+import fsspec
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from cachedfs.fetcher import Fetcher
+from cachedfs.sim import Fault
+from tests.support import KiB, MiB, forget, noise, until
+
+consolidating = pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+
+KINDS = {
+    "v3": {},
+    "v3 dots": {"chunk_key_encoding": {"name": "default", "separator": "."}},
+    "v3 named as v2": {"chunk_key_encoding": {"name": "v2", "separator": "."}},
+    "v2": {"zarr_format": 2},
+    "v2 slashes": {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+    "sharded": {"shards": (2, 2, 2)},
+}
+SHAPE = (6, 4, 8)
+CHUNK_BYTES = 8
+
+
+@pytest.fixture
+def fs(cloud):
+    return fsspec.filesystem("cachedfs", target_protocol="gs")
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    """The paths of the objects that were sent for before anybody waited for them, in that order."""
+    found, fly = [], Fetcher.fly
+
+    def flown(self, flight, request):
+        if flight.is_ahead:
+            call = request.args  # (flight, path, ...)
+            found.append(call[1])
+        return fly(self, flight, request)
+
+    monkeypatch.setattr(Fetcher, "fly", flown)
+    return found
+
+
+def put_folder(cloud, folder, name):
+    for path in folder.rglob("*"):
+        if path.is_file():
+            cloud.put(f"{name}/{path.relative_to(folder)}", path.read_bytes())
+
+
+def make(cloud, tmp_path, name="a.zarr", shape=SHAPE, written=None, **options):
+    """Put an array of chunks of one number at the service; return its values."""
+    options = {"chunks": (1,) * len(shape), "dtype": "i8", "compressors": None} | options
+    array = zarr.create_array(tmp_path / name, shape=shape, fill_value=0, **options)
+    values = np.arange(1, array.size + 1).reshape(shape)
+    if written is None:
+        array[...] = values
+    else:
+        for at in np.ndindex(*shape):
+            if written(at):
+                array[at] = values[at]
+            else:
+                values[at] = 0
+    put_folder(cloud, tmp_path / name, name)
+    return values
+
+
+def counted(cloud):
+    """Return how often each object was asked for since the last look, and how many bytes came."""
+    asked = collections.Counter(request.key for request in cloud.server.requests)
+    sent = cloud.server.bytes_sent()
+    cloud.server.reset()
+    return asked, sent
+
+
+def walked(array, axis, *, is_backwards=False):
+    """Read an array step by step along one axis; return all of it."""
+    steps = range(array.shape[axis])
+    slices = {i: array[(slice(None),) * axis + (i,)] for i in (reversed(steps) if is_backwards else steps)}
+    return np.stack([slices[i] for i in steps], axis)
+
+
+# In order.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_all_of_an_array_asks_for_each_object_once_and_for_most_ahead(cloud, tmp_path, ahead, kind):
+    values = make(cloud, tmp_path, **KINDS[kind])
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    counted(cloud)
+    np.testing.assert_array_equal(array[...], values)
+    asked, sent = counted(cloud)
+    objects = [
+        path for path in (tmp_path / "a.zarr").rglob("*") if path.is_file() and path.name[-1].isdigit()
+    ]
+    assert len(asked) == len(objects) == (24 if kind == "sharded" else 192)
+    assert set(asked.values()) == {1}
+    assert sent == sum(path.stat().st_size for path in objects)
+    # Zarr's first ten are under way before there is an order to be seen.
+    assert len(ahead) >= (6 if kind == "sharded" else 150)
+    assert len(set(ahead)) == len(ahead)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["v3", "v2"])
+@pytest.mark.parametrize("is_backwards", [False, True], ids=["on", "back"])
+def test_an_array_read_step_by_step_along_any_axis_is_read_ahead(
+    cloud, tmp_path, ahead, axis, kind, is_backwards
+):
+    values = make(cloud, tmp_path, shape=(5, 6, 4), **KINDS[kind])
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    counted(cloud)
+    np.testing.assert_array_equal(walked(array, axis, is_backwards=is_backwards), values)
+    asked, sent = counted(cloud)
+    assert set(asked.values()) == {1}
+    assert len(asked) == 120
+    assert sent == 120 * CHUNK_BYTES
+    assert len(ahead) >= 120 - 36  # at most ten under way at once, while the first steps show how they follow
+
+
+def test_the_chunks_of_the_next_step_are_here_before_they_are_read(cloud, tmp_path):
+    values = make(cloud, tmp_path, shape=(20, 3, 3))
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    for t in range(4):
+        np.testing.assert_array_equal(array[t], values[t])
+    until(lambda: sum("/c/4/" in request.key for request in cloud.server.requests) == 9)
+
+
+def test_a_part_that_is_read_of_every_step_is_all_that_is_asked_for(cloud, tmp_path, ahead):
+    values = make(cloud, tmp_path, shape=(30, 4, 5))
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    counted(cloud)
+    for t in range(30):
+        np.testing.assert_array_equal(array[t, 1:3, 2:4], values[t, 1:3, 2:4])
+    asked, _ = counted(cloud)
+    read = {cloud.path(f"a.zarr/c/{t}/{y}/{x}") for t in range(30) for y in (1, 2) for x in (2, 3)}
+    unread = {key for key in asked if f"{cloud.bucket}/{key}" not in read}
+    assert set(asked.values()) == {1}
+    assert len(unread) <= 0.05 * len(read)
+    assert len(ahead) >= 90
+
+
+def test_what_is_asked_for_and_never_read_is_one_window_at_most(cloud, tmp_path, fs):
+    make(cloud, tmp_path, shape=(400,))
+    options = {"cachedfs": {"read_ahead": 16 * CHUNK_BYTES}}
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r", storage_options=options)
+    counted(cloud)
+    for i in range(100):
+        array[i]
+    forget()
+    asked, _ = counted(cloud)
+    assert 100 <= len(asked) <= 116
+
+
+@consolidating
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_consolidated_metadata_are_enough_to_know_the_grid(cloud, tmp_path, ahead, zarr_format):
+    t = np.arange(60 * 50, dtype="f4").reshape(60, 50)
+    data = xr.Dataset(dict.fromkeys(("a", "b"), (("time", "x"), t)))
+    encoding = {name: {"chunks": (1, 50)} for name in ("a", "b")}
+    data.to_zarr(tmp_path / "d.zarr", zarr_format=zarr_format, consolidated=True, encoding=encoding)
+    put_folder(cloud, tmp_path / "d.zarr", "d.zarr")
+    with xr.open_zarr(cloud.url("d.zarr"), consolidated=True, chunks=None) as opened:
+        counted(cloud)
+        for i in range(60):  # two arrays at a time
+            assert opened.isel(time=i).load().equals(data.isel(time=i))
+    asked, _ = counted(cloud)
+    assert len(asked) == 120
+    assert set(asked.values()) == {1}
+    assert len(ahead) >= 110
+
+
+def test_an_array_that_has_grown_is_read_ahead_to_its_new_end(cloud, tmp_path, ahead):
+    make(cloud, tmp_path, shape=(30,))
+    zarr.open_array(cloud.url("a.zarr"), mode="r")[...]
+    values = make(cloud, tmp_path / "more", shape=(90,))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    fs.evict()
+    fs.invalidate_cache()
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    counted(cloud)
+    ahead.clear()
+    np.testing.assert_array_equal(array[...], values)
+    asked, _ = counted(cloud)
+    assert len(asked) == sum(asked.values()) == 90
+    assert len(ahead) >= 60
+
+
+# Shards.
+
+
+def sharded(cloud, tmp_path, n=12):
+    values = np.frombuffer(noise(n * 16 * 128 * KiB), "u1").reshape(n * 16, -1)
+    array = zarr.create_array(
+        tmp_path / "s.zarr",
+        shape=values.shape,
+        chunks=(1, 128 * KiB),
+        shards=(16, 128 * KiB),
+        dtype="u1",
+        compressors=None,
+    )
+    array[...] = values
+    put_folder(cloud, tmp_path / "s.zarr", "s.zarr")
+    return values
+
+
+def test_the_index_of_the_next_shard_is_asked_for_as_its_reader_would(cloud, tmp_path, ahead):
+    """Shards of 2 MiB of which the first chunk is read: index and chunk are a request each, as without read-ahead."""
+    values = sharded(cloud, tmp_path)
+    read = {}
+    for size in (0, 64 * MiB):
+        fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=size)
+        fs.evict()
+        fs.invalidate_cache()
+        store = zarr.storage.FsspecStore(fs=_async(fs), path=cloud.path("s.zarr"))
+        array = zarr.open_array(store, mode="r")
+        counted(cloud)
+        ahead.clear()
+        for i in range(0, len(values), 16):
+            np.testing.assert_array_equal(array[i], values[i])
+        read[size], _ = counted(cloud)
+    assert read[0] == read[64 * MiB]
+    assert len(ahead) >= 7
+
+
+def test_the_next_shard_is_asked_for_as_a_whole_where_those_before_were_read_whole(cloud, tmp_path, ahead):
+    values = sharded(cloud, tmp_path)
+    array = zarr.open_array(cloud.url("s.zarr"), mode="r")
+    counted(cloud)
+    for i in range(6 * 16 + 1):
+        np.testing.assert_array_equal(array[i], values[i])
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    until(lambda: fs.cached_extent(cloud.path("s.zarr/c/7/0")))
+    start, stop = fs.cached_extent(cloud.path("s.zarr/c/7/0"))[0]
+    assert (start, stop) == (0, fs.info(cloud.path("s.zarr/c/7/0"))["size"])
+
+
+def _async(fs):
+    return type(fs)(asynchronous=True, **{**fs.storage_options, "skip_instance_cache": True})
+
+
+# What there is nothing to ask of.
+
+
+@pytest.mark.parametrize("options", [{"read_ahead": 0}, {"max_age": 0}], ids=str)
+def test_where_it_is_switched_off_or_of_no_use_nothing_is_asked_for_ahead(cloud, tmp_path, ahead, options):
+    values = make(cloud, tmp_path, shape=(40,))
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r", storage_options={"cachedfs": options})
+    np.testing.assert_array_equal(array[...], values)
+    assert ahead == []
+
+
+def test_random_chunks_ask_for_nothing_ahead(cloud, tmp_path, ahead):
+    values = make(cloud, tmp_path, shape=(40, 5))
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    for i in random.Random(3).sample(range(200), 150):
+        assert array[i // 5, i % 5] == values[i // 5, i % 5]
+    assert ahead == []
+
+
+def test_a_chunk_that_is_missing_is_asked_for_once_and_is_nobodys_error(cloud, tmp_path):
+    values = make(cloud, tmp_path, shape=(60, 4), written=lambda at: at[0] % 3 == 0)
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    for expected in (240, 0):
+        counted(cloud)
+        np.testing.assert_array_equal(array[...], values)
+        asked, _ = counted(cloud)
+        assert sum(asked.values()) == len(asked) == expected
+
+
+def test_chunks_that_a_listing_lacks_are_not_asked_for(cloud, tmp_path, fs):
+    values = make(cloud, tmp_path, shape=(60, 4), written=lambda at: at[1] == 1)
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    fs.find(cloud.path("a.zarr"))
+    counted(cloud)
+    np.testing.assert_array_equal(array[...], values)
+    asked, _ = counted(cloud)
+    assert len(asked) == sum(asked.values()) == 60
+
+
+def test_a_request_ahead_that_fails_is_nobodys_error(cloud, tmp_path):
+    values = make(cloud, tmp_path, shape=(60,))
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    for i in (20, 33, 34):
+        cloud.server.fail(Fault(key=f"a.zarr/c/{i}", status=400))
+    for i in range(60):
+        # 400 is final: who waits for it is told; what was sent ahead is sent again by its reader.
+        assert array[i] == values[i]
+
+
+def test_malformed_metadata_stop_nothing(cloud, fs, ahead):
+    cloud.put("a.zarr/zarr.json", b'{"shape": [10, "x"], "chunk_grid": 7}')
+    cloud.put("a.zarr/.zarray", b"\xff")
+    for i in range(30):
+        cloud.put(f"a.zarr/c/{i}", noise(100, i))
+    for name in ("zarr.json", ".zarray"):
+        fs.cat_file(cloud.path(f"a.zarr/{name}"))
+    for i in range(30):
+        assert fs.cat_file(cloud.path(f"a.zarr/c/{i}")) == noise(100, i)
+    assert ahead == []
+
+
+# Numbered objects.
+
+
+def test_numbered_objects_of_a_listed_folder_are_read_ahead(cloud, fs, ahead):
+    for i in range(40):
+        cloud.put(f"f/part-{i:05}.json", noise(300, i))
+    fs.ls(cloud.path("f"))
+    counted(cloud)
+    for i in range(40):
+        assert fs.cat_file(cloud.path(f"f/part-{i:05}.json")) == noise(300, i)
+    asked, _ = counted(cloud)
+    assert len(asked) == sum(asked.values()) == 40
+    assert len(ahead) >= 30
+
+
+def test_numbered_objects_that_nobody_listed_are_not(cloud, fs, ahead):
+    for i in range(40):
+        cloud.put(f"f/{i}", noise(300, i))
+    for i in range(30):
+        fs.cat_file(cloud.path(f"f/{i}"))
+    asked, _ = counted(cloud)
+    assert len(asked) == 30
+    assert ahead == []
