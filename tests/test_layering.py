@@ -10,7 +10,7 @@ ROWS = {
     "errors": 0, "config": 0, "model": 0, "checksums": 0, "workers": 0, "localfiles": 0,
     "plan": 1,
     "cache": 2, "origins": 2,
-    "arrivals": 3, "flights": 3, "questions": 3, "facts": 3, "writebehind": 3, "engine": 3, "source": 3,
+    "arrivals": 3, "orders": 3, "flights": 3, "questions": 3, "facts": 3, "writebehind": 3, "engine": 3, "source": 3,
     "fetcher": 3,
     "feeds": 3,
     "catalog": 3,
@@ -24,6 +24,7 @@ ROWS = {
 ORDER_IN_ROW = {
     3: [
         "arrivals",
+        "orders",
         "flights",
         "questions",
         "facts",

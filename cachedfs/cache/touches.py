@@ -114,6 +114,11 @@ class Touches(SharedSlots):
         uses = self._aged(record >> 32 & _COUNT, clock, self.now)
         return Use(clock, uses, is_new, is_new and bool(record >> 32 & _PASSES))
 
+    def is_new(self, hash64: int) -> bool:
+        """Return whether a block that is not here was never used here, as far as is known."""
+        use = self.use_of(hash64)
+        return use is None or use.is_new
+
     def age(self, clock: int) -> int:
         """Return how many touches ago `clock` was."""
         return self.now - clock & MASK32
