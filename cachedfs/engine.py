@@ -106,7 +106,7 @@ class Engine:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the loop and return its result, from any other thread; an interrupt cancels it."""
-        if threading.current_thread() is self._thread:
+        if self.is_loop_thread(threading.current_thread()):
             coroutine.close()
             raise RuntimeError(
                 "a blocking call inside the I/O loop of cachedfs would wait for itself: use the async one"
@@ -131,6 +131,10 @@ class Engine:
         if asyncio.get_running_loop() is self._loop:
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    def is_loop_thread(self, thread: threading.Thread) -> bool:
+        """Return whether `thread` is the one that the loop runs in: nothing may wait in it for what it does itself."""
+        return thread is self._thread
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function` on the loop soon, from any thread; not at all once the engine is closed."""

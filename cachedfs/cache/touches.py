@@ -114,6 +114,11 @@ class Touches(SharedSlots):
         uses = self._aged(record >> 32 & _COUNT, clock, self.now)
         return Use(clock, uses, is_new, is_new and bool(record >> 32 & _PASSES))
 
+    def last_use_of(self, hash64: int) -> int | None:
+        """Return the clock of a block's last use; None when no use of it is known."""
+        _, record = self._place(hash64 & self._mask, hash64 >> 48 or 1)
+        return record & MASK32 if record >> 32 & _COUNT else None
+
     def age(self, clock: int) -> int:
         """Return how many touches ago `clock` was."""
         return self.now - clock & MASK32
