@@ -191,14 +191,19 @@ class Plan:
     # The work.
 
     async def _work(self) -> None:
-        pause_s = POLL_S[0]
+        pause_s, look_at = POLL_S[0], 0.0
         while True:
             self._changed.clear()
-            moved = self._look() | self._look_elsewhere()
-            self._check()
-            if time.monotonic() >= self._again_at:
+            now, moved = time.monotonic(), False
+            if now >= look_at:
+                look_at = now + POLL_S[0]
+                moved = self._look() | self._look_elsewhere()
+                self._check()
+            if now >= self._again_at:
                 await self._fill_up()
             self._tell()
+            if self.failure is not None:
+                raise self.failure
             if self._is_over():
                 return
             pause_s = POLL_S[0] if moved else min(2 * pause_s, POLL_S[1])
@@ -216,8 +221,6 @@ class Plan:
             await asyncio.wait_for(self._changed.wait(), pause_s if is_polling else None)
 
     def _check(self) -> None:
-        if self.failure is not None:
-            raise self.failure
         for flight in list(islice(self._flying, LOOK)):
             if flight.is_settled:
                 del self._flying[flight]
@@ -358,6 +361,10 @@ class Plan:
         if self._source.config.offline:
             self._fail(part, self._source.offline(part.path))
             return True
+        if (question := self._engine.questions.under_way((self._source.identity, part.path))) is not None:
+            heapq.heappop(self._parts)
+            self._spawn(self._go_on_after(question, part))
+            return True
         run, most = self._missing(part, key), self._source.config.whole_request
         sizes = [part.bytes_of(each).size for each in run]
         # What is asked for again has its room already.
@@ -368,6 +375,11 @@ class Plan:
         part.took(n)
         heapq.heappush(self._ready, Request(part, run[:n], None, sum(sizes[:n])))
         return True
+
+    async def _go_on_after(self, question: asyncio.Task[Any], part: Part) -> None:
+        """Go on with an object once somebody who opened it before it was listed has an answer, and perhaps its bytes."""
+        await asyncio.wait([question])
+        self._push(part)
 
     def _missing(self, part: Part, key: ObjectKey) -> list[int]:
         """Return the next blocks that one request can bring."""

@@ -1,6 +1,7 @@
 """What is declared is fetched in its order, once, within its window; and a plan that is over leaves nothing behind."""
 
 import asyncio
+import contextlib
 import errno
 import gc
 import itertools
@@ -121,6 +122,31 @@ def prefetch_below(url, options):
     done = fs.prefetch(path + "/").wait(60)
     fs._source.engine.drain()
     return done.items, done.bytes_fetched + done.bytes_here
+
+
+def test_who_opens_an_object_before_the_listing_is_here_costs_nothing_more(origin):
+    fs = fake_fs()
+    for i in range(5):
+        origin.put(f"b/d/{i}", noise(2 * MiB, i))
+    may_answer, read_of = asyncio.Event(), origin.read
+
+    @contextlib.asynccontextmanager
+    async def late(path, want, pinned):
+        async with read_of(path, want, pinned) as reply:
+            if pinned is None:
+                await may_answer.wait()
+            yield reply
+
+    origin.read = late
+    thread = threading.Thread(target=fs.cat_file, args=("b/d/0",))
+    thread.start()
+    until(lambda: reads(origin))
+    plan = fs.prefetch("b/d/")
+    until(lambda: plan.progress.items == 4)
+    fs._source.engine.call_soon(may_answer.set)
+    assert plan.wait(30).items == 5
+    thread.join()
+    assert len(reads(origin)) == 5
 
 
 def test_eight_processes_that_prefetch_one_folder_download_it_once(cloud, nursery):
