@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from fsspec.utils import tokenize
 
+from cachedfs.ahead import Ahead
 from cachedfs.arrivals import Arrivals
 from cachedfs.cache import BlockCache, is_network
 from cachedfs.config import Config
@@ -63,6 +64,7 @@ class Engine:
         self.flights: dict[str, Flight] = {}
         self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
         self.orders: list[Order] = []  # of the plans at work; changed on the loop
+        self.ahead = Ahead(self.spawn)
         self.questions = Questions(self.spawn)
         self.arrivals = Arrivals()
         # The last time that an object version (by its key's digest) came whole and was not what its checksum says: each
@@ -106,7 +108,7 @@ class Engine:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the loop and return its result, from any other thread; an interrupt cancels it."""
-        if threading.current_thread() is self._thread:
+        if self.is_loop_thread(threading.current_thread()):
             coroutine.close()
             raise RuntimeError(
                 "a blocking call inside the I/O loop of cachedfs would wait for itself: use the async one"
@@ -131,6 +133,10 @@ class Engine:
         if asyncio.get_running_loop() is self._loop:
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    def is_loop_thread(self, thread: threading.Thread) -> bool:
+        """Return whether `thread` is the one that the loop runs in: nothing may wait in it for what it does itself."""
+        return thread is self._thread
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function` on the loop soon, from any thread; not at all once the engine is closed."""
@@ -270,7 +276,11 @@ class Engine:
                 if self.flights.get(block.key.name) is block.flight:  # not another's that came after it
                     self.give_up(block.key.name, block.key.hash64)
         finally:
-            self.call_soon(self._room.set)
+            self.call_soon(self._made_room)
+
+    def _made_room(self) -> None:
+        self._room.set()
+        self.ahead.pump()
 
     def give_up(self, name: str, hash64: int) -> None:
         """The block is on the disk, or nobody is fetching it any more: other processes may see for themselves."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
+from cachedfs.ahead import Wish
 from cachedfs.arrivals import Passing
 from cachedfs.checksums import stated_crc32c
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, WrongBytes
@@ -16,13 +17,13 @@ from cachedfs.facts import Known
 from cachedfs.flights import Flight
 from cachedfs.model import BlockKey, ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.origins import Reply
+from cachedfs.origins.slots import is_ahead
 from cachedfs.plan.blocks import block_range, covering, merge
 from cachedfs.source import Source
 from cachedfs.writebehind import Arrived
 
 __all__ = ["Fetcher"]
 
-RESERVED = 4  # slots that reading ahead leaves free for reads that somebody waits for
 BATCH_S = 30.0  # the longest that a put tries to write a batch
 PATIENCE_S = 0.2  # how long a request waits, unread, for its handle to read on
 
@@ -35,9 +36,6 @@ class Fetcher:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._waiting: asyncio.TimerHandle | None = None  # for requests to spare
-        # What is to be read ahead: version, blocks, and the list of its reader.
-        self._ahead: deque[tuple[Known, ObjectKey, range, deque[Flight]]] = deque()
 
     def launch(self, known: Known, key: ObjectKey, indexes: Iterable[int]) -> dict[int, Flight]:
         """Send the requests for those blocks that nobody fetches yet; return the flights that bring each block.
@@ -100,46 +98,42 @@ class Fetcher:
         keep: deque[Flight],
         refusal: WrongBytes | None = None,
     ) -> None:
-        """Send for blocks that a reader will probably want next, when slots are to spare; add the requests to `keep`.
+        """Send for blocks that a reader will probably want next, as soon as may be; add the requests to `keep`.
 
         `refusal`: the last that the reader knows of; after another it will read no further.
         """
-        if self.source.engine.refusals.get(key.digest) is not refusal:
-            return
         step = self.source.config.whole_request // key.block_size
         for start in range(blocks.start, blocks.stop, step):
-            self._ahead.append((known, key, range(start, min(start + step, blocks.stop)), keep))
-        self._go_ahead()
+            part = range(start, min(start + step, blocks.stop))
+            send = partial(self._send_ahead, known, key, part, keep, refusal)
+            origin = partial(self.source.origin, known.path)
+            self.source.engine.ahead.submit(Wish(keep, len(part) * key.block_size, send, origin))
 
     def forget_ahead(self, keep: deque[Flight]) -> None:
         """The reader of `keep` went elsewhere: send no more for it, and end what is on its way at the next block."""
-        self._ahead = deque(entry for entry in self._ahead if entry[3] is not keep)
+        self.source.engine.ahead.withdraw(keep)
         while keep:
             flight = keep.popleft()
             if not flight.done and flight.key is not None:
                 flight.stop_soon(-(-flight.filled // flight.key.block_size) * flight.key.block_size)
 
-    def _go_ahead(self) -> None:
-        """Send what is read ahead while enough slots, and requests to spare, are left to those who wait for their bytes."""
-        engine, most = self.source.engine, max(1, self.source.config.concurrency - RESERVED)
-        while self._ahead and len(engine.airborne) < most and not self.source.config.offline:
-            known, key, blocks, keep = self._ahead[0]
-            missing = [index for index in blocks if not engine.cache.has(key, index)]
-            if missing and (wait_s := self.source.origin(known.path).spare_s()):
-                self._go_ahead_in(wait_s)
-                return
-            self._ahead.popleft()
-            flights = dict.fromkeys(self.launch(known, key, missing).values())
-            # What others stopped ends by itself; what is kept already may also bring these blocks.
-            keep.extend(flight for flight in flights if not flight.stopped and flight not in keep)
-
-    def _go_ahead_in(self, wait_s: float) -> None:
-        if self._waiting is None:
-            self._waiting = asyncio.get_running_loop().call_later(wait_s, self._go_ahead_now)
-
-    def _go_ahead_now(self) -> None:
-        self._waiting = None
-        self._go_ahead()
+    def _send_ahead(
+        self,
+        known: Known,
+        key: ObjectKey,
+        blocks: range,
+        keep: deque[Flight],
+        refusal: WrongBytes | None,
+    ) -> list[Flight]:
+        """Send for those of the blocks that are not here yet; return the requests that bring them."""
+        engine = self.source.engine
+        if engine.refusals.get(key.digest) is not refusal:
+            return []
+        missing = [index for index in blocks if not engine.cache.has(key, index)]
+        flights = dict.fromkeys(self.launch(known, key, missing).values())
+        # What others stopped ends by itself; what is kept already may also bring these blocks.
+        keep.extend(flight for flight in flights if not flight.stopped and flight not in keep)
+        return list(flights)
 
     def launch_uncached(self, known: Known, position: int) -> Flight:
         """Send a request from `position` on for an object that has no fingerprint: one handle's alone."""
@@ -151,8 +145,11 @@ class Fetcher:
 
     def _make_room_in_the_air(self) -> None:
         """Stop requests that wait for their handles to read on, when a new one would have to wait for them."""
-        if len(self.source.engine.airborne) >= self.source.config.concurrency:
-            for flight in self.source.engine.airborne:
+        if is_ahead():
+            return  # it has a slot of its own
+        flights = [flight for flight in self.source.engine.airborne if not flight.is_ahead]
+        if len(flights) >= self.source.config.concurrency:
+            for flight in flights:
                 if flight.paused:
                     flight.stop_soon(flight.filled)
 
@@ -177,7 +174,7 @@ class Fetcher:
             self._give_up_the_rest(flight)
             if not flight.refused:  # else those who wait are told when all of its object is gone
                 flight.finish(error)
-            self._go_ahead()
+            self.source.engine.ahead.pump()
 
     def _give_up_the_rest(self, flight: Flight) -> None:
         """Let go of the blocks that did not arrive."""
@@ -274,7 +271,6 @@ class Fetcher:
         try:
             await asyncio.to_thread(self._remove, key, info)
         finally:
-            self._ahead = deque(entry for entry in self._ahead if entry[1] != key)
             engine.end_refusal(key, flights, error)
 
     def _remove(self, key: ObjectKey, info: ObjectInfo) -> None:

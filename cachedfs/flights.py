@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cachedfs.model import ObjectInfo, ObjectKey, Range
+from cachedfs.origins.slots import is_ahead
 
 __all__ = ["Flight", "FlightStopped"]
 
@@ -30,6 +31,7 @@ class Flight:
         self.stop = 0
         self.filled = 0  # Invariant: start <= filled <= stop, and it only grows
         self.demand = demand
+        self.is_ahead = is_ahead()  # nobody waited for it when it began
         self.done = False
         self.stopped = False  # asked to end at `demand`
         self.paused = False
@@ -45,6 +47,21 @@ class Flight:
         self._arrivals: list[tuple[int, asyncio.Future[None]]] = []
 
     # From any thread.
+
+    @property
+    def memory(self) -> int:
+        """Bytes that are held, or will be; 0 once all of them are stored, or when none came."""
+        return 0 if self.forgotten or (self.done and not self._view) else self.stop - self.start
+
+    @property
+    def is_settled(self) -> bool:
+        """True once the request is over and each block that it brought was stored, or could not be."""
+        return self.done and self._n_stored >= self.n_landed
+
+    @property
+    def is_kept(self) -> bool:
+        """True while every block that was to be stored could be."""
+        return self._all_kept
 
     def covers(self, position: int) -> bool:
         """True when the byte at `position` is here or is still to come, and not on the disk yet."""

@@ -39,6 +39,7 @@ class FakeOrigin:
         self.has_sizes = True
         self.gate: asyncio.Event | None = None  # bodies wait for it; made on the loop
         self.spare_in_s = 0.0
+        self.concurrency = 16
         self.open_bodies = self.most_bodies = 0
         self.on_request = lambda: None
         self._versions = itertools.count(1)
@@ -54,7 +55,7 @@ class FakeOrigin:
         """Stand behind every filesystem made from now on."""
 
         def open_origin(protocol, options, *, loop, on_request, concurrency=16, book=None, alone=None):
-            self.on_request = on_request
+            self.on_request, self.concurrency = on_request, concurrency
             return self
 
         monkeypatch.setattr(engine, "open_origin", open_origin)

@@ -173,6 +173,15 @@ class BlockCache:
         """Note the use of a block that was not read from here: its bytes came with a request."""
         (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
 
+    def last_use(self, key: ObjectKey, index: int) -> int | None:
+        """Return the clock of touches at the last use of a block by any process; None when no use of it is known."""
+        return (self._mapped.touches or self._mapped.open_touches()).last_use_of(key.hash64(index))
+
+    @property
+    def clock(self) -> int:
+        """How many uses of blocks all processes have noted, in 32 bits."""
+        return (self._mapped.touches or self._mapped.open_touches()).now
+
     def missed(self, key: ObjectKey, index: int, bounds: Bounds, *, of: int | None = None) -> None:
         """Note that a block is not here and has to be fetched: whether it stays depends on its uses before.
 

@@ -119,6 +119,11 @@ class Touches(SharedSlots):
         use = self.use_of(hash64)
         return use is None or use.is_new
 
+    def last_use_of(self, hash64: int) -> int | None:
+        """Return the clock of a block's last use; None when no use of it is known."""
+        _, record = self._place(hash64 & self._mask, hash64 >> 48 or 1)
+        return record & MASK32 if record >> 32 & _COUNT else None
+
     def age(self, clock: int) -> int:
         """Return how many touches ago `clock` was."""
         return self.now - clock & MASK32

@@ -95,6 +95,9 @@ class Origin(Protocol):
         """
         ...
 
+    concurrency: int
+    """How many requests it has in flight for those who wait; and beside them as many that nobody waits for (`slots`)."""
+
     def spare_s(self) -> float:
         """Return in how many seconds to look again whether the service takes a request that nobody waits for, without
         keeping one waiting that somebody does; 0: it does now."""

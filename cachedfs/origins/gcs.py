@@ -24,6 +24,7 @@ from cachedfs.origins.gcs_read import MediaRead
 from cachedfs.origins.generic import jsonable
 from cachedfs.origins.inner import Once, close_session, invoke
 from cachedfs.origins.retry import Policy, Tries, Trouble
+from cachedfs.origins.slots import Slots
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import Ask, Client
@@ -50,10 +51,10 @@ class GCSOrigin:
     ) -> None:
         self.identity = identity
         self.on_request = on_request
-        self._options, self._loop, self._concurrency = dict(options), loop, concurrency
+        self._options, self._loop, self.concurrency = dict(options), loop, concurrency
         self._policy = policy or Policy()
         self._new_tries = partial(Tries, self._policy, clock=clock, rng=rng or random.Random())
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = Slots(concurrency)
         self._inner = Once(self._make)
         self._connection = Once(self._connect)
 
@@ -69,7 +70,7 @@ class GCSOrigin:
         # gcsfs makes itself another one when it needs it: else a burst of writes, which are not bounded
         # by our slots, would take all connections, and waiting for one would look like a lost network.
         inner._session = None
-        can_wait = 0 < getattr(session.connector, "limit", 0) < self._concurrency
+        can_wait = 0 < getattr(session.connector, "limit", 0) < 2 * self.concurrency
         client = Client(
             session,
             GCSAuth(inner.credentials),

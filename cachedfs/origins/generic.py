@@ -17,6 +17,7 @@ from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Reply, clipped, describe
 from cachedfs.origins.failures import mapped
 from cachedfs.origins.inner import Once, close_session, invoke, make_filesystem
+from cachedfs.origins.slots import Slots
 
 __all__ = ["GenericOrigin", "fingerprint", "jsonable", "plain_path"]
 
@@ -86,7 +87,7 @@ class GenericOrigin:
         self.identity = identity
         self.on_request = on_request
         self._protocol, self._options, self._loop = protocol, dict(options), loop
-        self._slots = asyncio.Semaphore(concurrency)
+        self.concurrency, self._slots = concurrency, Slots(concurrency)
         self._inner = Once(self._make)
         self._has_warned = False
 
@@ -153,7 +154,7 @@ class GenericOrigin:
     async def ask(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what the inner filesystem answers; one slot, one request."""
         inner = await self._inner.get()
-        async with self._slots:
+        async with self._slots.mine:
             self.on_request()
             return await invoke(inner, method, *args, **options)
 

@@ -23,6 +23,7 @@ from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
 if TYPE_CHECKING:
     from cachedfs.origins.hedge import Hedge
     from cachedfs.origins.pacing import Pacer
+    from cachedfs.origins.slots import Slots
 
 __all__ = ["Ask", "Auth", "Client", "Exchange", "timeout_of"]
 
@@ -86,7 +87,7 @@ class Client:
         auth: Auth,
         judge: Callable[[Ask, int, Mapping[str, str], bytes], Trouble | Exception],
         *,
-        slots: asyncio.Semaphore,
+        slots: Slots,
         on_request: Callable[[], None],
         new_tries: Callable[[], Tries],
         timeout: aiohttp.ClientTimeout,
@@ -137,7 +138,7 @@ class Client:
     @asynccontextmanager
     async def exchange(self, ask: Ask) -> AsyncIterator[Exchange]:
         """Send `ask` once; leaving before the end of the body drops the connection. Raises Failed, or what is final."""
-        async with self._slots:
+        async with self._slots.mine:
             response = await self._send(ask)
             try:
                 yield Exchange(response)

@@ -26,6 +26,7 @@ from cachedfs.origins.inner import Once
 from cachedfs.origins.pacing import Pacer
 from cachedfs.origins.ranges import range_header
 from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
+from cachedfs.origins.slots import Slots
 from cachedfs.workers import Workers
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ __all__ = ["Account", "Connection", "key_of"]
 
 T = TypeVar("T")
 
-_MOST_THREADS = 16  # of metadata requests: Drive gives one user some 50 listings a second
+_MOST_THREADS = 16  # of metadata requests that are waited for: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
 _MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
 _GOOD = frozenset({200, 201, 204, 308})
@@ -68,10 +69,10 @@ class Account:
         self.on_request = on_request
         self.loop = loop
         self.pacer = pacer or Pacer("")
-        self._concurrency, self._policy = concurrency, policy or Policy()
+        self.concurrency, self._policy = concurrency, policy or Policy()
         self._new_tries = partial(Tries, self._policy, clock=clock, rng=rng or random.Random())
         self.creates = Creates(clock=clock)
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = Slots(concurrency)
         self._connection = Once(self._connect)
 
     async def connection(self) -> Connection:
@@ -98,7 +99,7 @@ class Account:
             pacer=self.pacer,
             hedge=self.new_hedge(),
         )
-        threads = Workers(min(self._concurrency, _MOST_THREADS), "cachedfs-drive")
+        threads = Workers(2 * min(self.concurrency, _MOST_THREADS), "cachedfs-drive")
         return Connection(self.options, auth, session, client, threads, self)
 
     def new_hedge(self) -> Hedge:

@@ -50,6 +50,7 @@ class DriveOrigin:
         self.identity = identity
         self.on_request = on_request
         self.alone = alone
+        self.concurrency = concurrency
         self._options = dict(options)
         self.account = Account(
             options,

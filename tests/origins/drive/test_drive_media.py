@@ -291,7 +291,7 @@ def looked_at(server: DriveServer, folder: str, root: str) -> File:
 
 async def assert_nothing_is_left(origin: DriveOrigin, before: set[Any]) -> None:
     assert asyncio.all_tasks() == before
-    slots = origin.account._slots
+    slots = origin.account._slots.mine
     for _ in range(3):
         await asyncio.wait_for(slots.acquire(), 1)
     for _ in range(3):

@@ -1,0 +1,157 @@
+"""Every request of the process that nobody waits for yet, and when it may be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from cachedfs.errors import CachedFSError
+from cachedfs.flights import Flight
+from cachedfs.origins import Origin
+from cachedfs.origins.slots import sent_ahead
+
+__all__ = ["Ahead", "Wish"]
+
+logger = logging.getLogger("cachedfs.ahead")
+
+MEMORY = 256 << 20  # bytes that were sent for ahead and are not on the disk yet
+
+
+class Wish(NamedTuple):
+    """One request that would be worth sending. It is sent once, or forgotten.
+
+    `size` is the memory that it takes until its blocks are stored; `send` sends it, unless what it brings is here by
+    now, and returns the requests that bring it, at once or, where the object has to be looked up first, later.
+    """
+
+    owner: object  # whose it is; those of one owner go in their order
+    size: int
+    send: Callable[[], Iterable[Flight] | Awaitable[Iterable[Flight]]]
+    origin: Callable[[], Origin]
+    is_declared: bool = False  # somebody said that it will be needed; what is inferred goes before
+
+
+class Ahead:
+    """Sends wishes while nobody has to wait for it: in slots of their own, within a bound of memory, and as their origin
+    has requests to spare. Owners take turns. On the engine's loop.
+    """
+
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
+        self._spawn = spawn
+        # Inferred and declared ones by the id of their owner, who is in each of them; who was served last is at the end.
+        # Invariant: no queue is empty.
+        self._queues: tuple[dict[int, deque[Wish]], dict[int, deque[Wish]]] = {}, {}
+        # What was sent, until all of it is stored or nobody has it any more.
+        self._sent: WeakKeyDictionary[Flight, Origin] = WeakKeyDictionary()
+        self._asking: dict[asyncio.Task[Any], tuple[Wish, Origin]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def submit(self, wish: Wish) -> None:
+        """Send `wish` as soon as it may be."""
+        self._queues[wish.is_declared].setdefault(id(wish.owner), deque()).append(wish)
+        self.pump()
+
+    def withdraw(self, owner: object) -> None:
+        """Forget the wishes of `owner` that were not sent."""
+        for queues in self._queues:
+            queues.pop(id(owner), None)
+
+    @property
+    def n_waiting(self) -> int:
+        """Wishes that were neither sent nor withdrawn."""
+        return sum(len(queue) for queues in self._queues for queue in queues.values())
+
+    @property
+    def memory(self) -> int:
+        """Bytes that what was sent takes, or will."""
+        held = sum(flight.memory for flight in list(self._sent))
+        return held + sum(wish.size for wish, _ in self._asking.values())
+
+    def pump(self) -> None:
+        """Send what may be sent: to be called whenever a request has ended, or blocks were stored."""
+        if not any(self._queues):
+            return
+        for flight in [flight for flight in self._sent if not flight.memory]:
+            del self._sent[flight]
+        while (found := self._next()) is not None:
+            self._send(*found)
+
+    def _next(self) -> tuple[Wish, Origin] | None:
+        """Take the next wish that may be sent now, with its origin."""
+        busy, memory = self._busy(), self.memory
+        for queues in self._queues:
+            for owner, queue in list(queues.items()):
+                wish = queue[0]
+                origin = self._origin(wish)
+                if origin is not None and not self._may_send(wish, origin, busy, memory):
+                    continue
+                del queues[owner]
+                queue.popleft()
+                if queue:
+                    queues[owner] = queue
+                if origin is not None:
+                    return wish, origin
+        return None
+
+    def _busy(self) -> Counter[Origin]:
+        """Return how many requests ahead are in flight at each origin."""
+        flying = [origin for flight, origin in self._sent.items() if not flight.done]
+        return Counter([*flying, *(origin for _, origin in self._asking.values())])
+
+    def _origin(self, wish: Wish) -> Origin | None:
+        try:
+            return wish.origin()
+        except CachedFSError as error:  # such as offline: who needs it will be told
+            logger.debug("not sent ahead: %s", error)
+            return None
+
+    def _may_send(self, wish: Wish, origin: Origin, busy: Counter[Origin], memory: int) -> bool:
+        if busy[origin] >= origin.concurrency or (memory and memory + wish.size > MEMORY):
+            return False
+        if wait_s := origin.spare_s():
+            self._look_again_in(wait_s)
+        return not wait_s
+
+    def _look_again_in(self, wait_s: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self.pump()
+
+    def _send(self, wish: Wish, origin: Origin) -> None:
+        with sent_ahead():
+            try:
+                answer = wish.send()
+            except CachedFSError as error:  # whoever needs it will be told
+                logger.debug("not sent ahead: %s", error)
+                return
+            if not isinstance(answer, Awaitable):
+                self._note(answer, origin)
+                return
+            task = self._spawn(_awaited(answer))
+        self._asking[task] = wish, origin
+        task.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task[Iterable[Flight]]) -> None:
+        _, origin = self._asking.pop(task)
+        if not task.cancelled() and (error := task.exception()) is None:
+            self._note(task.result(), origin)
+        elif not task.cancelled():
+            logger.debug("not sent ahead: %s", error)
+        self.pump()
+
+    def _note(self, flights: Iterable[Flight], origin: Origin) -> None:
+        """Count what was sent, but for requests that are not ours: somebody waited for them before."""
+        for flight in flights:
+            if flight.is_ahead:
+                self._sent[flight] = origin
+
+
+async def _awaited(answer: Awaitable[Iterable[Flight]]) -> Iterable[Flight]:
+    return await answer

@@ -1,0 +1,40 @@
+"""How many requests are in flight at one origin: some that somebody waits for, and beside them as many that nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+__all__ = ["Slots", "is_ahead", "sent_ahead"]
+
+_is_ahead = ContextVar("cachedfs_is_ahead", default=False)
+
+
+def is_ahead() -> bool:
+    """Return whether what runs here was begun before anybody waited for it."""
+    return _is_ahead.get()
+
+
+@contextmanager
+def sent_ahead() -> Iterator[None]:
+    """Nobody waits for the requests that are begun in here, nor for those of the tasks that are."""
+    token = _is_ahead.set(True)
+    try:
+        yield
+    finally:
+        _is_ahead.reset(token)
+
+
+class Slots:
+    """Two times `concurrency` permits. Who sends ahead takes none that another might wait for."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.concurrency = concurrency
+        self._waited_for, self._ahead = asyncio.Semaphore(concurrency), asyncio.Semaphore(concurrency)
+
+    @property
+    def mine(self) -> asyncio.Semaphore:
+        """The permits of whoever asks: to be entered for as long as the answer is being read."""
+        return self._ahead if is_ahead() else self._waited_for

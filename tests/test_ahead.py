@@ -1,0 +1,182 @@
+"""What nobody waits for yet is sent in turn, within bounds, and never in the way of who waits."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from cachedfs import ahead
+from cachedfs.ahead import Ahead, Wish
+from cachedfs.errors import OriginUnavailable
+from cachedfs.flights import Flight
+from cachedfs.model import ObjectInfo, Range
+from cachedfs.origins.slots import Slots, sent_ahead
+from tests.fakes import FakeOrigin
+from tests.support import MiB
+
+
+class Desk:
+    """An `Ahead`, and what was sent by it: names in their order, and their flights."""
+
+    def __init__(self, concurrency: int = 2) -> None:
+        self.ahead = Ahead(asyncio.get_running_loop().create_task)
+        self.origin = FakeOrigin()
+        self.origin.concurrency = concurrency
+        self.sent: list[str] = []
+        self.is_sent = asyncio.Event()
+        self.flights: dict[str, Flight] = {}
+
+    def wish(self, name: str, owner: object = "owner", size: int = MiB, **options) -> None:
+        self.ahead.submit(Wish(owner, size, lambda: [self.fly(name, size)], lambda: self.origin, **options))
+
+    def fly(self, name: str, size: int) -> Flight:
+        flight = self.flights[name] = Flight(demand=size)
+        flight.begin(ObjectInfo(name, size=size), None, Range(0, size))
+        self.sent.append(name)
+        self.is_sent.set()
+        return flight
+
+    def arrive(self, name: str, *, is_stored: bool = True) -> None:
+        """The bytes of `name` came, and the request is over."""
+        flight = self.flights[name]
+        flight.feed(bytes(flight.stop))
+        flight.n_landed += 1
+        flight.finish()
+        if is_stored:
+            flight.stored(True)
+        self.ahead.pump()
+
+
+@pytest.fixture
+async def desk() -> Desk:
+    return Desk()
+
+
+async def test_as_many_are_sent_as_the_origin_has_slots_and_the_next_when_one_has_ended(desk):
+    for name in "abcd":
+        desk.wish(name)
+    assert desk.sent == ["a", "b"]
+    desk.arrive("b")
+    assert desk.sent == ["a", "b", "c"]
+
+
+async def test_each_origin_has_slots_of_its_own(desk):
+    desk.wish("a")
+    desk.wish("b")
+    desk.wish("c", owner="other")
+    other = FakeOrigin()
+    desk.ahead.submit(Wish("third", 1, lambda: [desk.fly("d", 1)], lambda: other))
+    assert desk.sent == ["a", "b", "d"]
+
+
+async def test_owners_take_turns_and_what_one_wants_goes_in_its_order(desk):
+    desk.wish("x")
+    desk.wish("y")
+    for owner in "abc":
+        for number in range(3):
+            desk.wish(f"{owner}{number}", owner=owner)
+    for number in range(9):
+        desk.arrive(desk.sent[number])
+    assert desk.sent[2:] == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "b2", "c2"]
+
+
+async def test_what_is_inferred_goes_before_what_is_declared(desk):
+    desk.wish("d0", is_declared=True, owner="plan")
+    desk.wish("d1", is_declared=True, owner="plan")
+    desk.wish("d2", is_declared=True, owner="plan")
+    desk.wish("i0")
+    desk.arrive("d0")
+    assert desk.sent == ["d0", "d1", "i0"]
+
+
+async def test_what_is_withdrawn_is_not_sent(desk):
+    keep: list[Flight] = []  # owners need not be hashable
+    for name in "abc":
+        desk.wish(name, owner=keep)
+    desk.wish("d")
+    desk.ahead.withdraw(keep)
+    desk.arrive("a")
+    desk.arrive("b")
+    assert desk.sent == ["a", "b", "d"]
+    assert not desk.ahead.n_waiting
+
+
+async def test_memory_is_bounded_until_the_bytes_are_on_the_disk(monkeypatch):
+    monkeypatch.setattr(ahead, "MEMORY", 3 * MiB)
+    desk = Desk(concurrency=16)
+    for name in "abcde":
+        desk.wish(name)
+    assert desk.sent == ["a", "b", "c"]
+    desk.arrive("a", is_stored=False)
+    assert desk.ahead.memory == 3 * MiB
+    assert desk.sent == ["a", "b", "c"]
+    desk.flights["a"].stored(True)
+    desk.ahead.pump()
+    assert desk.sent == ["a", "b", "c", "d"]
+    del desk.flights["b"]  # given up by all who had it
+    desk.ahead.pump()
+    assert desk.sent == ["a", "b", "c", "d", "e"]
+
+
+async def test_what_is_larger_than_the_memory_is_sent_alone(monkeypatch):
+    monkeypatch.setattr(ahead, "MEMORY", 3 * MiB)
+    desk = Desk(concurrency=16)
+    desk.wish("big", size=4 * MiB)
+    desk.wish("small")
+    assert desk.sent == ["big"]
+    desk.arrive("big")
+    assert desk.sent == ["big", "small"]
+
+
+async def test_nothing_is_sent_while_the_origin_has_no_requests_to_spare(desk):
+    desk.origin.spare_in_s = 0.01
+    desk.wish("a")
+    await asyncio.sleep(0.05)
+    assert desk.sent == []
+    desk.origin.spare_in_s = 0.0
+    async with asyncio.timeout(30):
+        await desk.is_sent.wait()
+
+
+async def test_what_has_to_be_looked_up_first_takes_its_slot_and_its_memory(desk):
+    answer = asyncio.get_running_loop().create_future()
+    for _ in range(2):
+        desk.ahead.submit(Wish("owner", MiB, lambda: answer, lambda: desk.origin))
+    desk.wish("c")
+    assert desk.sent == []
+    assert desk.ahead.memory == 2 * MiB
+    with sent_ahead():
+        answer.set_result([desk.fly("a", 3 * MiB)])
+    await asyncio.sleep(0.01)
+    assert desk.ahead.memory == 4 * MiB
+    assert desk.sent == ["a", "c"]
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+async def test_a_wish_that_fails_is_nobodys_error_and_holds_nothing(desk, is_later):
+    def fail() -> list[Flight]:
+        raise OriginUnavailable("no")
+
+    async def fail_later() -> list[Flight]:
+        return fail()
+
+    desk.ahead.submit(Wish("owner", MiB, fail_later if is_later else fail, lambda: desk.origin))
+    await asyncio.sleep(0.01)
+    assert desk.ahead.memory == 0
+    desk.wish("b")
+    assert desk.sent == ["b"]
+
+
+async def test_a_request_that_somebody_waited_for_before_takes_nothing_of_ours(desk):
+    flight = desk.fly("theirs", MiB)
+    desk.ahead.submit(Wish("owner", MiB, lambda: [flight], lambda: desk.origin))
+    assert desk.ahead.memory == 0
+
+
+async def test_who_waits_never_waits_for_a_slot_of_what_is_sent_ahead():
+    slots = Slots(1)
+    async with contextlib.AsyncExitStack() as stack:
+        with sent_ahead():
+            await stack.enter_async_context(slots.mine)
+            assert slots.mine.locked()
+        assert not slots.mine.locked()
