@@ -71,6 +71,11 @@ class Order:
     def known(self) -> int:
         return self._schedule.known
 
+    @property
+    def room(self) -> int:
+        """How many further uses `extend` would take."""
+        return self._schedule.room
+
     def __contains__(self, block: object) -> bool:
         return block in self._schedule
 

@@ -11,7 +11,7 @@ from cachedfs.flights import Flight
 from cachedfs.model import Bounds, ObjectKey
 from cachedfs.orders import Order
 from cachedfs.writebehind import Arrived, WriteBehind
-from tests.support import until
+from tests.support import tally, until
 
 BLOCK = 64 << 10
 AT_ONCE = 8  # reads between two looks at what is to be fetched
@@ -78,20 +78,64 @@ def filled(cloud, n, name="data"):
     return cloud.path(name)
 
 
-def test_a_plan_has_the_server_send_as_little_as_by_the_table(cloud, fs):
-    engine = fs._source.engine
-    fs.cat_file(filled(cloud, 200, "filler"))  # so that the bookkeeping has about its size
-    engine.drain()
-    n_fit = engine.cache.usage()[0]
-    engine.cache.evict(None)
-    plan = Plan(fs, filled(cloud, 2 * n_fit), 2 * n_fit)
+def test_a_plan_has_the_server_send_as_little_as_by_the_table(cloud):
+    fs, path, n = with_room_for_half(cloud, cache_size=165 * BLOCK)
+    plan = Plan(fs, path, n)
     plan.read(len(plan.units) // 4)
-    engine.drain()
+    fs._source.engine.drain()
     cloud.server.reset()
     plan.read(len(plan.units))
     hit_ratio = 1 - cloud.server.bytes_sent() / BLOCK / len(plan.units)
     assert hit_ratio == pytest.approx(0.80, abs=0.02)
     assert fs.stats().cannot_store is None
+
+
+def read_with_prefetch(cloud, fs, path, order, *, window):
+    """Read in this order what is prefetched in it, never before it is here; return the blocks that the server sent."""
+    cloud.server.reset()
+    plan = fs.prefetch(
+        [(path, index * BLOCK + 100, index * BLOCK + 104) for index in order], window=window * BLOCK
+    )
+    for at in range(0, len(order), window // 2):
+        until(lambda at=at: plan.progress.items >= min(len(order), at + window // 2))
+        for index in order[at : at + window // 2]:
+            start = index * BLOCK + 100
+            assert fs.cat_file(path, start, start + 4) == index.to_bytes(4, "big")
+    plan.cancel()
+    return cloud.server.bytes_sent() / BLOCK
+
+
+def with_room_for_half(cloud, **options):
+    """Return a filesystem whose cache holds half of the blocks of an object, its path, and how many blocks it has."""
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=BLOCK, read_ahead=0, **options)
+    fs.cat_file(filled(cloud, 200, "filler"))
+    fs._source.engine.drain()
+    n_fit = fs._source.engine.cache.usage()[0]
+    fs._source.engine.cache.evict(None)
+    path = filled(cloud, 2 * n_fit)
+    fs.info(path)
+    return fs, path, 2 * n_fit
+
+
+def test_prefetch_gives_up_what_it_reads_furthest_ahead(cloud):
+    fs, path, n = with_room_for_half(cloud, cache_size=44 * BLOCK)
+    chance, units = random.Random(0), [unit for unit in range(n) for _ in range(16)]
+    order = chance.sample(units, len(units))[: 6 * n]
+    sent = read_with_prefetch(cloud, fs, path, order, window=8)
+    assert 1 - sent / len(order) > 0.62  # a cache that does not know the order hits half of the time
+    assert not fs._source.engine.orders
+
+
+@pytest.mark.stress
+def test_prefetch_of_epochs_has_the_server_send_as_little_as_by_the_table(cloud):
+    fs, path, n = with_room_for_half(cloud, cache_size=265 * BLOCK)
+    chance, units = random.Random(0), [unit for unit in range(n) for _ in range(16)]
+    first, second = (chance.sample(units, len(units)) for _ in range(2))
+    fs.cat_file(path)
+    order = first[-n:] + second
+    sent = read_with_prefetch(cloud, fs, path, order, window=24)
+    tally(f"hit ratio {1 - sent / len(order):.4f} of a prefetch with room for {n // 2} of {n} blocks")
+    assert 1 - sent / len(order) == pytest.approx(0.80, abs=0.02)
 
 
 def test_what_comes_for_a_plan_is_told_to_it_and_what_cannot_be_stored_as_well(cloud, fs, monkeypatch):
