@@ -108,7 +108,7 @@ def read_with_prefetch(cloud, fs, path, order, *, window):
 def with_room_for_half(cloud, **options):
     """Return a filesystem whose cache holds half of the blocks of an object, its path, and how many blocks it has."""
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=BLOCK, read_ahead=0, **options)
-    fs.cat_file(filled(cloud, 200, "filler"))
+    fs.cat_file(filled(cloud, 300, "filler"))
     fs._source.engine.drain()
     n_fit = fs._source.engine.cache.usage()[0]
     fs._source.engine.cache.evict(None)
@@ -133,7 +133,7 @@ def test_prefetch_of_epochs_has_the_server_send_as_little_as_by_the_table(cloud)
     first, second = (chance.sample(units, len(units)) for _ in range(2))
     fs.cat_file(path)
     order = first[-n:] + second
-    sent = read_with_prefetch(cloud, fs, path, order, window=24)
+    sent = read_with_prefetch(cloud, fs, path, order, window=16)
     tally(f"hit ratio {1 - sent / len(order):.4f} of a prefetch with room for {n // 2} of {n} blocks")
     assert 1 - sent / len(order) == pytest.approx(0.80, abs=0.02)
 
