@@ -27,6 +27,7 @@ from cachedfs.errors import OriginUnavailable, WrongBytes
 from cachedfs.facts import Facts
 from cachedfs.flights import Flight
 from cachedfs.model import ObjectKey, Range, Stats
+from cachedfs.orders import Order, order_of
 from cachedfs.origins import Origin, open_origin
 from cachedfs.plan.blocks import covering
 from cachedfs.questions import Questions
@@ -65,6 +66,7 @@ class Engine:
         # its request failed. Changed on the loop and, for what is stored, in the writer's thread.
         self.flights: dict[str, Flight] = {}
         self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
+        self.orders: list[Order] = []  # of the plans at work; changed on the loop
         self.ahead = Ahead(self.spawn)
         self.questions = Questions(self.spawn)
         self.arrivals = Arrivals()
@@ -113,7 +115,7 @@ class Engine:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the loop and return its result, from any other thread; an interrupt cancels it."""
-        if threading.current_thread() is self._thread:
+        if self.is_loop_thread(threading.current_thread()):
             coroutine.close()
             raise RuntimeError(
                 "a blocking call inside the I/O loop of cachedfs would wait for itself: use the async one"
@@ -138,6 +140,10 @@ class Engine:
         if asyncio.get_running_loop() is self._loop:
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    def is_loop_thread(self, thread: threading.Thread) -> bool:
+        """Return whether `thread` is the one that the loop runs in: nothing may wait in it for what it does itself."""
+        return thread is self._thread
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function` on the loop soon, from any thread; not at all once the engine is closed."""
@@ -263,6 +269,8 @@ class Engine:
         """A block arrived in full: store it; until it is stored its flight serves it."""
         self.misses += 1
         block.flight.n_landed += 1
+        if self.orders:
+            block = block._replace(order=order_of(self.orders, block.key.object, block.key.index))
         self.writer.add(block)
 
     async def room(self) -> None:
@@ -274,6 +282,9 @@ class Engine:
 
     def _stored(self, blocks: Sequence[Arrived], are_kept: bool) -> None:
         try:
+            for order in tuple(self.orders):
+                tell = order.stored if are_kept else order.lost
+                tell((block.key.object, block.key.index) for block in blocks)
             for block in blocks:
                 block.flight.stored(are_kept)
                 if self.flights.get(block.key.name) is block.flight:  # not another's that came after it

@@ -27,6 +27,7 @@ from cachedfs.localfiles import filled
 from cachedfs.model import ObjectInfo, Stats, Verified
 from cachedfs.names import before_magic, jsonable, strip, target_of
 from cachedfs.origins.walking import WalksCycles
+from cachedfs.prefetch import Prefetch, begin
 from cachedfs.reader import TRIES, Reader
 from cachedfs.source import Source
 from cachedfs.written import WrittenFile
@@ -276,6 +277,30 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
                 file.seek(begin)
                 file.truncate()
                 callback.absolute_update(0)
+
+    def prefetch(
+        self, items: Any, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
+    ) -> Prefetch:
+        """Fetch what will be read, in the order in which it will be, while the program goes on; return what runs.
+
+        `items`: a path or URL of an object, a folder or a pattern, with everything below it by name; `(path, start, stop)`;
+        or any iterable of them, also one without end: it is taken from as the plan gets there, in a thread of its own
+        where it is no list. What is here already is not fetched again, what another process fetches neither.
+
+        `window`: bytes (`"64MiB"`) that may be ahead of what has been read, by any process of the machine; who reads
+        further on has passed what is in between. None: as much as the cache keeps until it is read.
+
+        It runs for as long as somebody holds what is returned: `wait()` for the end, `cancel()` it, or leave its `with`
+        block. Objects that cannot be had are noted there, the others are fetched. No read returns anything else for it.
+        `callback` (fsspec's) is told of bytes, on another thread.
+        """
+        strip, glob = self._strip, functools.partial(self._glob, detail=True)
+        return begin(self._reader, items, window=window, strip=strip, glob=glob, callback=callback)
+
+    async def _prefetch(
+        self, items: Any, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
+    ) -> Prefetch:
+        return await asyncio.to_thread(self.prefetch, items, window, callback)
 
     # Listing.
 

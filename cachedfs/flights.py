@@ -54,6 +54,16 @@ class Flight:
         """Bytes that are held, or will be; 0 once all of them are stored, or when none came."""
         return 0 if self.forgotten or (self.done and not self._view) else self.stop - self.start
 
+    @property
+    def is_settled(self) -> bool:
+        """True once the request is over and each block that it brought was stored, or could not be."""
+        return self.done and self._n_stored >= self.n_landed
+
+    @property
+    def is_kept(self) -> bool:
+        """True while every block that was to be stored could be."""
+        return self._all_kept
+
     def covers(self, position: int) -> bool:
         """True when the byte at `position` is here or is still to come, and not on the disk yet."""
         is_given = not (self.forgotten or self.refused)

@@ -46,6 +46,11 @@ class Questions:
                 self._forget(slot, asked)  # who asks from now on gets an answer of their own
                 asked.task.cancel()
 
+    def under_way(self, slot: tuple[str, str]) -> asyncio.Task[Any] | None:
+        """Return the question that is asked now, if any: to look whether it has ended, not to wait for its answer."""
+        asked = self._asked.get(slot)
+        return None if asked is None else asked.task
+
     def _forget(self, slot: tuple[str, str], asked: _Question) -> None:
         if self._asked.get(slot) is asked:
             del self._asked[slot]

@@ -146,7 +146,8 @@ def _bounds(verdicts: list[Verdict]) -> str:
         value = "failed" if v.value is None else f"{v.value:.4g} {v.unit}".strip()
         at_most = f"{v.at_most:.4g} {v.unit}".strip()
         lines.append(_line([f"{TITLES[v.row]}: {v.what}", value, at_most, v.verdict]))
-    return "\n".join([*lines, "", "Later, and not measured yet:", "", *(f"- {text}" for text in LATER)])
+    later = ["", "Later, and not measured yet:", "", *(f"- {text}" for text in LATER)] if LATER else []
+    return "\n".join([*lines, *later])
 
 
 def _about(about: dict[str, Any]) -> str:

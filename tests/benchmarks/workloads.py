@@ -85,6 +85,15 @@ class Place:
         found = fs.cat([f"{root}/{key}" for key in keys], **options)
         return [found[f"{root}/{key}"] for key in keys]
 
+    def prefetch(self, folder: str, keys: list[str] | None = None) -> Any:
+        """Begin to fetch a folder, or what of it is named in its order, where that can be done; return what runs."""
+        if "://" not in self.base:
+            return None
+        fs, root = fsspec.url_to_fs(self.base)
+        begin = getattr(fs, "prefetch", None)
+        items = [f"{root}/{key}" for key in keys] if keys else f"{root}/{folder}/"
+        return None if begin is None else begin(items)
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -215,6 +224,31 @@ def batched(place: Place, n: int) -> Run:
         for start in range(0, n, 16):
             found += [json.loads(text)["id"] for text in place.cat(SMALL[start : min(n, start + 16)])]
         return found
+
+    return run
+
+
+def prefetched(read: Callable[[Place, int], Run]) -> Callable[[Place, int], Run]:
+    """Have the folder prefetched while its files are read."""
+
+    def prepare(place: Place, n: int) -> Run:
+        reads = read(place, n)
+
+        def run() -> Any:
+            plan = place.prefetch("small", SMALL[:n] if n < len(SMALL) else None)
+            found = reads()
+            del plan
+            return found
+
+        return run
+
+    return prepare
+
+
+def prefetched_whole(place: Place, n: int) -> Run:
+    def run() -> Any:
+        plan = place.prefetch("", [BIG])
+        return plan and plan.wait() and None
 
     return run
 
@@ -358,6 +392,18 @@ def in_batches(keys: list[str]) -> Callable[[Place, int], Run]:
     return prepare
 
 
+def prefetched_many(place: Place, n: int) -> Run:
+    reads = in_batches(MANY)(place, n)
+
+    def run() -> Any:
+        plan = place.prefetch("many", MANY[:n])
+        found = reads()
+        del plan
+        return found
+
+    return run
+
+
 def crowd(place: Place, n: int) -> Run:
     return lambda: len(place.names(CROWD))
 
@@ -383,6 +429,9 @@ _LIST = [
     Workload("random", "300 random 64 KiB reads of it", "the same object opened once; seek to a random byte, read 64 KiB", 300, random_reads),
     Workload("one_by_one", "300 small JSON files one by one", "2 KB each: `with fsspec.open(url) as f: json.load(f)`", 300, one_by_one),
     Workload("batched", "the same, 16 a batch by `fs.cat`", "`fs.cat` of 16 paths at a time, each parsed", 300, batched),
+    Workload("one_by_one_ahead", "300 small JSON files one by one, with `prefetch` first", "`plan = fs.prefetch(folder)`, its listing in the time, then the same reads at once", 300, prefetched(one_by_one)),
+    Workload("batched_ahead", "the same, 16 a batch, with `prefetch` first", "`plan = fs.prefetch(folder)`, its listing in the time, then the same `fs.cat` at once", 300, prefetched(batched)),
+    Workload("whole_ahead", "192 MiB by `prefetch`", "the same object as in sequence: `fs.prefetch(path).wait()`", 192, prefetched_whole),
     Workload("dense", "Zarr v3, 360 chunks, `[:]`", "float32 noise (360, 256, 256), 94 MB, chunks (1, 256, 256), zarr's own compression: `zarr.open_array(url)[:]`", 360, dense, modules=_ZARR),
     Workload("samples", "300 random samples of a sharded array (25 MB)", "uint8 (1600, 64, 256), a sample is one inner chunk of 16 KiB, 8 shards of 200: `zarr.open_array(url)`, then `array[i]` for 300 random i", 300, samples, modules=_ZARR),
     Workload("seek_small", "5000 seek + 4 KiB reads over 1 MiB", "one open file, cached data, random bytes of its first MiB", 5000, seeks(MiB), is_warm=True),
@@ -397,6 +446,7 @@ _LIST = [
     Workload("drive_many_bad", "the same on a bad day", "the same at the latencies, errors (2 %) and stalls (0.5 %, 30 s) of a bad day, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_BAD),
     Workload("drive_many_units", "the same, 27 downloads a second", "the same at typical latencies without errors and stalls, 325,000 quota units a minute, which nobody tells", 1000, in_batches(MANY), service="drive", profile=DRIVE_UNITS),
     Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each, in ten folders: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0),
+    Workload("drive_many_known", "1,000 listed files of Drive in known order", "the same 36 kB each, listed before: `fs.prefetch(paths)`, and `fs.cat(paths, batch_size=64)` beside it; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, prefetched_many, service="drive", profile=DRIVE_OLD),
     Workload("drive_list", "10,000 files of Drive listed", f"`fs.ls` of one folder, ten pages; {_EVEN}", N_CROWD, crowd, service="drive", profile=DRIVE_EVEN),
     Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=DRIVE_TYPICAL),
     Workload("steps_small", "192 MiB in sequence, 8 KiB at a time", "one object of random bytes, opened by `fsspec.open(url)`, read 8 KiB at a time to its end", 192, by_steps(8 * KiB)),

@@ -1,0 +1,185 @@
+"""What a caller declared that it will read: items, taken one by one as a plan gets to them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from fsspec.utils import stringify_path
+
+__all__ = ["Item", "Items", "items_of"]
+
+AHEAD = 256  # items that are taken from an iterator before the plan gets to them
+MOST = 4096  # of those past the window, while the plan looks where its reader is
+_FORMS = "expected a path or URL, (path, start, stop), or an iterable of them"
+
+
+class Item(NamedTuple):
+    """One thing to fetch, as it was written: an object, a folder or a pattern; with a range, one of an object."""
+
+    text: str
+    range: tuple[int | None, int | None] | None = None
+
+
+class Items(Protocol):
+    """Items in their order. On the engine's loop."""
+
+    @property
+    def n_left(self) -> int | None:
+        """How many are still to be taken; None while more may come, or an error."""
+        ...
+
+    def take(self) -> Item | None:
+        """Return the next one; None when there is none now. Raises what its iterator raised, and for what is no item."""
+        ...
+
+    def peek(self, i: int) -> Item | None:
+        """Return the one after the next `i`, if it is there already."""
+        ...
+
+    def close(self) -> None:
+        """Take no more."""
+        ...
+
+
+def items_of(given: Any, *, changed: Callable[[], object]) -> Items:
+    """Return the items that a caller gave. `changed` is called, from another thread, when there may be more, or no more.
+
+    Raises TypeError for what can be none.
+    """
+    if isinstance(given, str | os.PathLike) or _is_range(given):
+        return _Listed([given])
+    if isinstance(given, list | tuple):
+        return _Listed(given)
+    if isinstance(given, Iterable) and not isinstance(given, bytes):
+        return _Iterated(given, changed)
+    raise TypeError(f"cannot prefetch {type(given).__name__}: {_FORMS}")
+
+
+def _is_range(given: Any) -> bool:
+    if not isinstance(given, tuple) or len(given) != 3 or not isinstance(given[0], str | os.PathLike):
+        return False
+    return all(bound is None or _is_int(bound) for bound in given[1:])
+
+
+def _is_int(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _item(given: Any) -> Item:
+    if isinstance(given, str | os.PathLike):
+        return Item(stringify_path(given))
+    if isinstance(given, list):
+        given = tuple(given)
+    if not _is_range(given):
+        raise TypeError(f"cannot prefetch {given!r}: {_FORMS}")
+    path, *bounds = given
+    start, stop = (None if bound is None else int(bound) for bound in bounds)
+    return Item(stringify_path(path), (start, stop))
+
+
+class _Listed:
+    """The items of a list, which stays the caller's."""
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        self._given = given
+        self._next = 0
+
+    @property
+    def n_left(self) -> int | None:
+        return len(self._given) - self._next
+
+    def take(self) -> Item | None:
+        if self._next >= len(self._given):
+            return None
+        self._next += 1
+        return _item(self._given[self._next - 1])
+
+    def peek(self, i: int) -> Item | None:
+        at = self._next + i
+        return _item(self._given[at]) if at < len(self._given) else None
+
+    def close(self) -> None:
+        self._given, self._next = (), 0
+
+
+class _Iterated:
+    """The items of an iterator, taken by a thread of its own, as it may block; some of them before the plan needs them."""
+
+    def __init__(self, given: Iterable[Any], changed: Callable[[], object]) -> None:
+        self._changed = changed
+        self._turn = threading.Condition()
+        self._there: deque[Any] = deque()
+        self._most = AHEAD
+        self._is_over = self._is_closed = False
+        self._error: BaseException | None = None
+        thread = threading.Thread(target=self._run, args=(given,), name="cachedfs-items", daemon=True)
+        thread.start()
+
+    @property
+    def n_left(self) -> int | None:
+        with self._turn:
+            return len(self._there) if self._is_over and self._error is None else None
+
+    def take(self) -> Item | None:
+        with self._turn:
+            self._most = AHEAD
+            if not self._there:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._turn.notify()
+            return _item(self._there.popleft())
+
+    def peek(self, i: int) -> Item | None:
+        with self._turn:
+            if i < len(self._there):
+                return _item(self._there[i])
+            self._most = max(self._most, min(i + AHEAD, MOST))
+            self._turn.notify()
+            return None
+
+    def close(self) -> None:
+        with self._turn:
+            self._is_closed = True
+            self._there.clear()
+            self._turn.notify()
+
+    # In the thread.
+
+    def _run(self, given: Iterable[Any]) -> None:
+        error: BaseException | None = None
+        try:
+            self._take_all(given)
+        except (
+            BaseException
+        ) as raised:  # whatever it is, a StopIteration of its own too: it is the plan's end
+            error = raised
+        with self._turn:
+            self._error, self._is_over = error, True
+        self._changed()
+
+    def _take_all(self, given: Iterable[Any]) -> None:
+        iterator = iter(given)
+        try:
+            for value in iterator:
+                if not self._give(value):
+                    return
+        finally:
+            if (close := getattr(iterator, "close", None)) is not None and self._is_closed:
+                close()  # a generator that is not at its end: what it holds is let go of here and now
+
+    def _give(self, value: Any) -> bool:
+        """Keep an item for the plan, when it has few; False when it wants no more."""
+        with self._turn:
+            self._turn.wait_for(lambda: len(self._there) < self._most or self._is_closed)
+            if self._is_closed:
+                return False
+            self._there.append(value)
+            is_first = len(self._there) == 1
+        if is_first:
+            self._changed()
+        return True

@@ -1,0 +1,758 @@
+"""What is declared is fetched in its order, once, within its window; and a plan that is over leaves nothing behind."""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import fsspec
+import pytest
+from fsspec.callbacks import Callback
+
+from cachedfs import plans
+from cachedfs.cache import disk
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    CacheError,
+    ObjectNotFound,
+    OriginAway,
+    OriginUnavailable,
+)
+from cachedfs.sim import Fault
+from tests.fakes import FakeOrigin
+from tests.support import KiB, MiB, forget, noise, until
+
+
+@pytest.fixture
+def fs(cloud):
+    return fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options)
+
+
+@pytest.fixture
+def origin(own_cache, monkeypatch):
+    fake = FakeOrigin()
+    fake.install(monkeypatch)
+    return fake
+
+
+def fake_fs(**options):
+    return fsspec.filesystem("cachedfs", target_protocol="gs", **options)
+
+
+def small_files(cloud, n, folder="d", size=2000):
+    """Put n objects; return their paths."""
+    for i in range(n):
+        cloud.put(f"{folder}/{i:03}", noise(size, i))
+    return [cloud.path(f"{folder}/{i:03}") for i in range(n)]
+
+
+def reads(origin):
+    """Return what was read of a fake origin: path and first block."""
+    return [(path, want.start // MiB) for kind, path, want in origin.log if kind == "read"]
+
+
+def gate(fs, origin, *, is_open):
+    """Hold bodies back, or let them go."""
+
+    async def act():
+        origin.gate = origin.gate or asyncio.Event()
+        (origin.gate.set if is_open else origin.gate.clear)()
+
+    fs._source.engine.run(act())
+
+
+def is_idle(fs):
+    """Return whether nothing is on its way, claimed or asked for, and no plan runs."""
+    engine = fs._source.engine
+    names = {task.get_coro().__qualname__ for task in list(engine._tasks)}
+    is_working = any(name.startswith(("Plan.", "Fetcher.")) for name in names)
+    return not (engine.flights or engine.airborne or engine.ahead.n_waiting or is_working)
+
+
+# What it costs.
+
+
+def test_unknown_small_objects_cost_one_request_each_and_then_none(cloud, fs):
+    paths = small_files(cloud, 40)
+    done = fs.prefetch(paths).wait(30)
+    assert cloud.asked() == ["media"] * 40
+    assert (done.state, done.items, done.requests, done.bytes_fetched) == ("done", 40, 40, 80_000)
+    for i, path in enumerate(paths):
+        with fs.open(path) as file:
+            assert file.read() == noise(2000, i)
+    assert cloud.asked() == []
+
+
+def test_a_folder_costs_its_listing_and_its_objects_and_again_nothing(cloud, fs):
+    small_files(cloud, 20, "d/a")
+    small_files(cloud, 5, "d/b/c")
+    cloud.put("e", b"not below it")
+    assert fs.prefetch(cloud.url("d") + "/").wait(30).items == 25
+    assert cloud.asked() == ["list"] + ["media"] * 25
+    again = fs.prefetch(cloud.url("d", "gs://")).wait(30)
+    assert (again.items, again.bytes_fetched, again.bytes_here, again.bytes_total) == (25, 0, 50_000, 50_000)
+    assert cloud.asked() == []
+    forget()
+    new = fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options)
+    assert new.prefetch(cloud.path("d")).wait(30).bytes_here == 50_000
+    assert cloud.asked() == []
+
+
+def test_a_large_object_comes_in_whole_requests_each_byte_once(cloud, fs):
+    data = cloud.put("big", noise(20 * MiB + 5))
+    done = fs.prefetch(cloud.path("big")).wait(30)
+    assert cloud.asked() == ["media"] * 3
+    assert done.bytes_fetched == done.bytes_total == len(data)
+    forget()
+    assert fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options).cat(cloud.path("big")) == data
+    assert cloud.asked() == []
+
+
+def prefetch_below(url, options):
+    """In a process of its own: return how many objects and bytes are here afterwards."""
+    fs, path = fsspec.url_to_fs(url, cachedfs=options["cachedfs"], gs=options["gs"])
+    done = fs.prefetch(path + "/").wait(60)
+    fs._source.engine.drain()
+    return done.items, done.bytes_fetched + done.bytes_here
+
+
+def test_who_opens_an_object_before_the_listing_is_here_costs_nothing_more(origin):
+    fs = fake_fs()
+    for i in range(5):
+        origin.put(f"b/d/{i}", noise(2 * MiB, i))
+    may_answer, read_of = asyncio.Event(), origin.read
+
+    @contextlib.asynccontextmanager
+    async def late(path, want, pinned):
+        async with read_of(path, want, pinned) as reply:
+            if pinned is None:
+                await may_answer.wait()
+            yield reply
+
+    origin.read = late
+    thread = threading.Thread(target=fs.cat_file, args=("b/d/0",))
+    thread.start()
+    until(lambda: reads(origin))
+    plan = fs.prefetch("b/d/")
+    until(lambda: plan.progress.items == 4)
+    fs._source.engine.call_soon(may_answer.set)
+    assert plan.wait(30).items == 5
+    thread.join()
+    assert len(reads(origin)) == 5
+
+
+def test_eight_processes_that_prefetch_one_folder_download_it_once(cloud, nursery):
+    small_files(cloud, 24, size=100 * KiB)
+    big = cloud.put("d/big", noise(12 * MiB))
+    options = {"cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}, **cloud.options}
+    crowd = [nursery.start("tests.test_prefetch:prefetch_below", cloud.url("d"), options) for _ in range(8)]
+    total = 24 * 100 * KiB + len(big)
+    assert [nursery.wait(pid).result for pid in crowd] == [[25, total]] * 8
+    assert cloud.server.bytes_sent() <= 1.02 * total
+
+
+# Items and their order.
+
+
+def test_objects_are_asked_for_in_exactly_the_order_given(origin):
+    fs = fake_fs(concurrency=1, request_size="2MiB")
+    for name, n in (("x", 5), ("a", 1), ("m", 3), ("empty", 0), ("b", 2)):
+        origin.put(f"b/{name}", noise(n * MiB, n))
+    items = ["b/x", "b/a", ("b/m", 2 * MiB, None), "b/empty", "b/a", ("b/m", 0, 10), "b/b"]
+    assert fs.prefetch(items).wait(30).items == 7
+    expected = [("x", 0), ("x", 2), ("x", 4), ("a", 0), ("m", 2), ("empty", 0), ("m", 0), ("b", 0)]
+    assert reads(origin) == [(f"b/{name}", start) for name, start in expected]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_with_several_slots_the_order_holds_but_for_what_is_in_them(origin, is_known):
+    fs = fake_fs(concurrency=4)
+    paths = [f"b/{name}" for name in "hgfedcbaqponmlkjizyxwvutsr"]
+    for path in paths:
+        origin.put(path, noise(1000))
+        if is_known:
+            fs.info(path)
+    fs.prefetch(paths).wait(30)
+    for sent, (path, _) in enumerate(reads(origin)):
+        assert abs(paths.index(path) - sent) <= 4
+    assert len(reads(origin)) == len(paths)
+
+
+def test_a_folder_comes_by_name_and_a_pattern_as_what_it_names_each_once(cloud):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", concurrency=1, **cloud.options)
+    for name in ("d/b/2", "d/b/1", "d/a", "d/c/x/y/z", "e/1", "e[1]"):
+        cloud.put(name, b"1")
+    items = ["d/", "e[1]", "**", "d/b/*"]
+    done = fs.prefetch([cloud.url() + "/" + item for item in items]).wait(30)
+    asked = [request.key for request in cloud.server.requests if request.kind == "media"]
+    assert asked == ["d/a", "d/b/1", "d/b/2", "d/c/x/y/z", "e[1]", "e/1"]
+    assert done.items == 4 + 1 + 6 + 2
+
+
+def test_ranges_are_those_of_slices_and_what_is_beyond_the_end_is_nothing(cloud, fs):
+    data = cloud.put("a", noise(5 * MiB + 7))
+    cases = {
+        (10, 20): [0], (MiB, 3 * MiB): [1, 2], (-1, None): [5], (6 * MiB, 9 * MiB): [], (3, 3): [],
+        (4 * MiB, 99 * MiB): [4, 5], (None, -5 * MiB): [0], (-99 * MiB, 5): [0],
+    }  # fmt: skip
+    fs.info(cloud.path("a"))
+    for (start, stop), blocks in cases.items():
+        fs.evict(cloud.path("a"))
+        cloud.asked()
+        done = fs.prefetch((cloud.path("a"), start, stop)).wait(30)
+        extent = fs.cached_extent(cloud.path("a"))
+        assert sum(b - a for a, b in extent) == done.bytes_fetched
+        assert [i for i in range(6) if any(a <= i * MiB < b for a, b in extent)] == blocks
+        assert len(cloud.asked()) == bool(blocks)
+        assert fs.cat_file(cloud.path("a"), start, stop) == data[start:stop]
+
+
+def test_a_range_of_an_object_that_nobody_knows_costs_one_request(cloud, fs):
+    data = cloud.put("a", noise(5 * MiB))
+    fs.prefetch([(cloud.path("a"), 2 * MiB + 5, 2 * MiB + 9)]).wait(30)
+    assert cloud.asked() == ["media"]
+    assert fs.cat_file(cloud.path("a"), 2 * MiB, 3 * MiB) == data[2 * MiB : 3 * MiB]
+    assert cloud.asked() == []
+
+
+def test_duplicates_cost_once(cloud, fs):
+    paths = small_files(cloud, 4)
+    done = fs.prefetch(paths * 5).wait(30)
+    assert cloud.asked() == ["media"] * 4
+    assert (done.items, done.bytes_fetched, done.bytes_here) == (20, 8000, 32_000)
+
+
+def test_an_iterator_is_taken_from_as_the_plan_gets_there_and_may_block(cloud, fs):
+    paths, taken, may_go_on = small_files(cloud, 8), [], threading.Event()
+
+    def items():
+        for path in paths[:4]:
+            taken.append(path)
+            yield path
+        assert may_go_on.wait(30)
+        yield paths[4], 0, 10
+        yield from paths[5:]
+
+    plan = fs.prefetch(items())
+    until(lambda: plan.progress.items == 4)
+    assert (plan.progress.state, plan.progress.items_total) == ("running", None)
+    may_go_on.set()
+    done = plan.wait(30)
+    assert (done.items, done.items_total, done.bytes_total) == (8, 8, 16_000)
+
+
+def test_an_iterator_without_end_is_held_by_the_window_and_closed_with_its_plan(cloud, fs):
+    paths, n_taken, closed = small_files(cloud, 10), 0, threading.Event()
+
+    def items():
+        nonlocal n_taken
+        try:
+            for path in itertools.cycle(paths):
+                n_taken += 1
+                yield path
+        finally:
+            closed.set()
+
+    plan = fs.prefetch(items(), window="8KB")
+    until(lambda: plan.progress.state == "held")
+    assert plan.progress.bytes_fetched <= 8000
+    plan.cancel()
+    assert closed.wait(30)
+    assert n_taken < 10_000
+    until(lambda: is_idle(fs))
+
+
+def test_an_iterator_that_raises_ends_the_plan_with_its_error_after_what_it_gave(cloud, fs):
+    paths = small_files(cloud, 3)
+
+    def items():
+        yield from paths
+        raise KeyError("no more of this")
+
+    plan = fs.prefetch(items())
+    with pytest.raises(KeyError, match="no more of this"):
+        plan.wait(30)
+    assert plan.progress.state == "failed"
+    until(lambda: is_idle(fs))
+
+
+def test_what_is_no_item_is_told(cloud, fs):
+    for items in (5, b"b/k", None):
+        with pytest.raises(TypeError, match="cannot prefetch"):
+            fs.prefetch(items)
+    for item in (5, ("b/k", "x", 3), ("b/k",), ("b/k", 1.5, 2)):
+        with pytest.raises(TypeError, match="cannot prefetch"):
+            fs.prefetch([item]).wait(30)
+    for window in (0, "10%", -1, "much"):
+        with pytest.raises(ValueError, match=r"expected|negative"):
+            fs.prefetch("b/k", window=window)
+    assert cloud.asked() == []
+
+
+# The window.
+
+
+def read(fs, path, seed=None):
+    """Read an object whole, by a handle."""
+    with fs.open(path) as file:
+        data = file.read()
+    assert seed is None or data == noise(len(data), seed)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_is_fetched_and_not_read_never_exceeds_the_window(cloud, fs, is_known):
+    paths = small_files(cloud, 60, size=100_000)
+    if is_known:
+        fs.find(cloud.path("d"))
+    window = 1_000_000 if is_known else 3_000_000  # of an object that nobody knows a block may come
+    plan = fs.prefetch(paths, window=window)
+    sent = cloud.server.bytes_sent()
+    for i, path in enumerate(paths):
+        until(lambda i=i: plan.progress.bytes_fetched >= 100_000 * min(60, i + 10))
+        assert cloud.server.bytes_sent() - sent <= window + i * 100_000
+        read(fs, path, i)
+    assert plan.wait(30).bytes_fetched == 6_000_000
+    assert cloud.asked().count("media") == 60
+
+
+def test_a_large_object_is_fetched_as_far_as_the_window_is_ahead_of_its_reader(cloud, fs):
+    data = cloud.put("big", noise(40 * MiB))
+    plan = fs.prefetch(cloud.path("big"), window="16MiB")
+    until(lambda: plan.progress.state == "held")
+    assert cloud.server.bytes_sent() <= 16 * MiB
+    for i in range(40):
+        assert fs.cat_file(cloud.path("big"), i * MiB, i * MiB + 9) == data[i * MiB : i * MiB + 9]
+        assert cloud.server.bytes_sent() <= (16 + i + 1) * MiB
+        until(lambda i=i: plan.progress.bytes_fetched >= min(40, i + 12) * MiB)
+    plan.wait(30)
+    assert cloud.server.bytes_sent() == len(data)
+
+
+def test_another_process_that_reads_moves_the_window(cloud, fs):
+    paths = small_files(cloud, 20, size=MiB)
+    fs.find(cloud.path("d"))
+    code = """if True:
+        import sys, fsspec
+        for line in sys.stdin:
+            print(len(fsspec.open("cachedfs::gs://" + line.strip()).open().read()), flush=True)
+    """
+    plan = fs.prefetch(paths, window="4MiB")
+    with cloud.talking(code) as read_there:
+        for i in range(16):
+            until(lambda i=i: plan.progress.bytes_fetched == (4 + i) * MiB)
+            assert read_there(paths[i]) == str(MiB)
+        assert plan.wait(30).bytes_fetched == 20 * MiB
+    assert cloud.asked().count("media") == 20
+
+
+def test_who_skips_or_reads_out_of_order_does_not_stop_the_plan(cloud, fs, monkeypatch):
+    paths = small_files(cloud, 40, size=100_000)
+    monkeypatch.setattr(plans, "STALL_S", 0.01)
+    fs.find(cloud.path("d"))
+    plan = fs.prefetch(paths, window="800KB")
+    order = [0, 5, 3, 1, 9, 11, 10, 17, 24, 20, 31, 33, 39]
+    for i in order:
+        until(lambda: plan.progress.state in ("held", "done"))
+        read(fs, paths[i], i)
+    assert plan.wait(30).items == 40
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_a_reader_far_beyond_the_window_is_followed(cloud, fs, monkeypatch, is_list):
+    monkeypatch.setattr(plans, "STALL_S", 0.01)
+    paths = small_files(cloud, 200)
+    fs.find(cloud.path("d"))
+    plan = fs.prefetch(paths if is_list else iter(paths), window="10KB")
+    until(lambda: plan.progress.state == "held")
+    for i in range(120, 200):
+        time.sleep(0.005)  # as somebody does who works on each: what is behind is fetched by the plan
+        read(fs, paths[i], i)
+    assert plan.wait(30).items == 200
+    assert plan.progress.bytes_fetched < 100 * 2000
+
+
+def test_the_same_list_twice_is_two_passes(cloud, fs):
+    paths = small_files(cloud, 10, size=100_000)
+    plan = fs.prefetch(paths * 2, window="1500KB")
+    until(lambda: plan.progress.state == "held")
+    for i in range(5):
+        read(fs, paths[i], i)
+    assert plan.wait(30).items == 20
+
+
+def test_without_a_window_it_stops_before_it_drives_out_what_nobody_read(cloud, own_cache):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_size="24MiB", **cloud.options)
+    paths = small_files(cloud, 40, size=MiB)
+    plan = fs.prefetch(paths)
+    until(lambda: plan.progress.state == "held")
+    fs._source.engine.drain()
+    n = plan.progress.items
+    assert 12 <= n <= 24
+    assert [bool(fs.cached_extent(path)) for path in paths] == [True] * n + [False] * (40 - n)
+    sent = cloud.server.bytes_sent()
+    for i, path in enumerate(paths):
+        read(fs, path, i)
+    assert plan.wait(30).items == 40
+    assert sent == n * MiB
+    assert cloud.server.bytes_sent() == 40 * MiB
+
+
+def test_what_leaves_the_cache_before_it_is_read_makes_the_window_smaller(cloud, own_cache):
+    """Such as in a cache that is full of what may not go."""
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_size="40MiB", **cloud.options)
+    pinned = small_files(cloud, 16, "pinned", size=MiB)
+    for path in pinned:
+        fs.pin(path)
+        fs.cat_file(path)
+    paths = small_files(cloud, 60, size=MiB)
+    plan = fs.prefetch(paths, window="1GiB")
+    until(lambda: plan.progress.state == "held")
+    for i, path in enumerate(paths):
+        read(fs, path, i)
+    plan.wait(30)
+    assert all(fs.cached_extent(path) for path in pinned)
+    assert cloud.server.bytes_sent() <= (16 + 60 + 30) * MiB
+
+
+# The end of a plan: nothing runs, nothing is claimed, nothing waits.
+
+
+def slow(origin, fs, n=6, size=4):
+    """Begin to prefetch large objects whose bodies are held back; return the plan once all slots are taken."""
+    for i in range(n):
+        origin.put(f"b/{i}", noise(size * MiB, i))
+    gate(fs, origin, is_open=False)
+    plan = fs.prefetch([f"b/{i}" for i in range(n)])
+    until(lambda: origin.open_bodies == 2)
+    return plan
+
+
+def given_up(origin, fs):
+    """Let the bodies go, and look that only what was on its way comes, and no more is asked for."""
+    n = len(reads(origin))
+    gate(fs, origin, is_open=True)
+    until(lambda: is_idle(fs) and not origin.open_bodies)
+    engine = fs._source.engine
+    assert len(reads(origin)) == n == 2
+    assert engine.bytes_fetched <= 2 * (MiB + origin.piece_size)
+    key = fs._source.key(fs._source.known("b/0"))
+    for i in range(4):
+        assert engine.cache.take_claim(key.hash64(i))
+        engine.cache.drop_claim(key.hash64(i))
+    assert fs.cat_file("b/0") == noise(4 * MiB, 0)
+
+
+@pytest.mark.parametrize("how", ["cancel", "drop", "with", "raise"])
+def test_a_plan_that_is_given_up_sends_nothing_more_and_holds_no_claim(origin, how):
+    fs = fake_fs(concurrency=2)
+    if how == "raise":
+        with pytest.raises(ZeroDivisionError), slow(origin, fs):
+            raise ZeroDivisionError
+    elif how == "with":
+        with slow(origin, fs) as plan:
+            pass
+        assert plan.wait(0).state == "cancelled"
+    elif how == "cancel":
+        plan = slow(origin, fs)
+        plan.cancel()
+        plan.cancel()
+        assert plan.progress.state == plan.wait(0).state == "cancelled"
+    else:
+        slow(origin, fs)
+        gc.collect()
+    given_up(origin, fs)
+
+
+def test_a_handle_that_is_dropped_at_once_fetches_nothing(cloud, fs):
+    paths = small_files(cloud, 200)
+    for _ in range(20):
+        fs.prefetch(iter(paths))
+    until(lambda: is_idle(fs))
+    until(lambda: not any(thread.name == "cachedfs-items" for thread in threading.enumerate()))
+    assert len(cloud.asked()) < 200
+
+
+def test_who_reads_what_a_cancelled_plan_was_fetching_gets_it(origin):
+    fs = fake_fs(concurrency=2)
+    plan, data = slow(origin, fs), []
+    thread = threading.Thread(target=lambda: data.append(fs.cat_file("b/1")))
+    thread.start()
+    until(lambda: any(len(flight._arrivals) > 1 for flight in list(fs._source.engine.airborne)))
+    plan.cancel()
+    gate(fs, origin, is_open=True)
+    thread.join(30)
+    assert data == [noise(4 * MiB, 1)]
+
+
+def test_the_end_of_the_process_ends_a_plan_and_who_waits_for_it(cloud, fs):
+    cloud.server.fail(Fault(kind="media", stall_s=30, times=None))
+    plan = fs.prefetch(small_files(cloud, 40))
+    until(lambda: plan.progress.state == "running")
+    caught = []
+
+    def wait():
+        try:
+            plan.wait()
+        except Exception as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    began = time.monotonic()
+    forget()
+    thread.join(30)
+    assert time.monotonic() - began < 20
+    assert isinstance(caught[0], OriginUnavailable)
+    with pytest.raises(OriginUnavailable, match="shutting down"):
+        plan.wait()
+
+
+def test_a_process_that_exits_in_the_middle_ends_well_and_at_once(cloud):
+    small_files(cloud, 40)
+    cloud.server.fail(Fault(kind="media", stall_s=30, nth=10, times=None))
+    code = """
+    import itertools, sys, time, fsspec
+    fs, path = fsspec.url_to_fs(sys.argv[1])
+    plan = fs.prefetch(path + "/")
+    endless = fs.prefetch(map(time.sleep, itertools.repeat(1000)))
+    while plan.progress.items < 5: time.sleep(0.01)
+    print("bye")
+    """
+    code = "\n".join(line[4:] for line in code.splitlines())
+    assert cloud.python(code, cloud.url("d"), timeout=30) == "bye\n"
+
+
+def test_a_child_of_a_fork_leaves_the_plan_to_its_parent(cloud, fs):
+    plan = fs.prefetch(small_files(cloud, 20), window="5KB")
+    until(lambda: plan.progress.state == "held")
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            with pytest.raises(RuntimeError, match="before a fork"):
+                plan.wait(1)
+            assert plan.progress.items
+            plan.cancel()
+            del plan
+            gc.collect()
+            own = fs.prefetch([cloud.path("d/000"), cloud.path("d/019")])
+            assert own.wait(30).items == 2
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert plan.progress.state == "held"
+    for i in range(20):
+        read(fs, cloud.path(f"d/{i:03}"), i)
+    plan.wait(30)
+
+
+def test_after_a_kill_the_rest_is_fetched_and_what_is_here_is_not(cloud):
+    small_files(cloud, 60, size=50_000)
+    code = """
+    import sys, time, fsspec
+    fs, path = fsspec.url_to_fs(sys.argv[1], cachedfs={"concurrency": 2})
+    plan = fs.prefetch(path + "/")
+    while plan.progress.items < 20: time.sleep(0.001)
+    fs._source.engine.drain()
+    print("twenty", flush=True)
+    print(plan.wait())
+    """
+    code = "\n".join(line[4:] for line in code.splitlines())
+    command = [sys.executable, "-c", code, cloud.url("d")]
+    with subprocess.Popen(command, env=cloud._environment(), stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGKILL)
+    sent = cloud.server.bytes_sent()
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options)
+    done = fs.prefetch(cloud.path("d/")).wait(30)
+    assert done.bytes_here >= 20 * 50_000
+    assert done.bytes_fetched + done.bytes_here == 60 * 50_000
+    assert cloud.server.bytes_sent() - sent == done.bytes_fetched
+    assert [fs.cat_file(cloud.path(f"d/{i:03}")) for i in range(60)] == [noise(50_000, i) for i in range(60)]
+
+
+def test_a_plan_under_way_does_not_pickle(cloud, fs):
+    with pytest.raises(TypeError, match="pass the paths"):
+        __import__("pickle").dumps(fs.prefetch([]))
+
+
+# What goes wrong.
+
+
+def test_what_cannot_be_had_is_noted_and_the_others_are_fetched(cloud, fs):
+    paths = small_files(cloud, 10)
+    cloud.server.fail(Fault(kind="media", key="d/004", status=403, times=None))
+    items = [paths[0], cloud.path("nothing"), *paths[1:], cloud.path("d/nowhere/")]
+    plan = fs.prefetch(items)
+    with pytest.raises(CachedFSError, match="3 of 12 objects could not be prefetched") as caught:
+        plan.wait(30)
+    assert {type(error) for error in plan.errors} == {ObjectNotFound, AccessDenied}
+    assert all(cloud.url(name, "gs://") in str(caught.value) for name in ("nothing", "d/004", "d/nowhere"))
+    assert (plan.progress.state, plan.progress.errors, plan.progress.items) == ("done", 3, 12)
+    cloud.server.heal()
+    cloud.asked()
+    assert [fs.cat_file(path) for path in paths if "004" not in path] == [
+        noise(2000, i) for i in range(10) if i != 4
+    ]
+    assert cloud.asked() == []
+
+
+def test_one_missing_object_is_the_error_that_a_read_of_it_raises(cloud, fs):
+    with pytest.raises(FileNotFoundError, match="no such object or folder"):
+        fs.prefetch(cloud.path("nothing")).wait(30)
+    small_files(cloud, 1)
+    fs.find(cloud.path("d"))
+    with pytest.raises(IsADirectoryError):
+        fs.prefetch((cloud.path("d"), 0, 10)).wait(30)
+
+
+def test_errors_are_bounded_and_counted(cloud, fs):
+    plan = fs.prefetch([cloud.path(f"nothing/{i}/x") for i in range(150)])
+    with pytest.raises(ObjectNotFound, match="150 of 150"):
+        plan.wait(60)
+    assert (len(plan.errors), plan.progress.errors) == (100, 150)
+
+
+def test_an_object_that_is_replaced_meanwhile_is_fetched_as_it_is_now(cloud, fs):
+    paths = small_files(cloud, 5)
+    fs.find(cloud.path("d"))
+    cloud.put("d/003", noise(3000, 99))
+    assert fs.prefetch(paths).wait(30).errors == 0
+    cloud.asked()
+    assert fs.cat_file(paths[3]) == noise(3000, 99)
+    assert cloud.asked() == []
+
+
+def test_an_origin_that_is_away_is_waited_for_and_then_the_plan_ends(origin, monkeypatch, caplog):
+    monkeypatch.setattr(plans, "PAUSE_S", (0.01, 0.01))
+    fs = fake_fs(concurrency=1)
+    for i in range(4):
+        origin.put(f"b/{i}", b"1")
+    origin.fail_with = {2: OriginAway("refused"), 3: OriginAway("refused")}
+    assert fs.prefetch([f"b/{i}" for i in range(4)]).wait(30).items == 4
+    assert "goes on when it answers" in caplog.text
+    monkeypatch.setattr(plans, "AWAY_S", 0.05)
+    origin.fail_with = {n: OriginAway("refused") for n in range(len(origin.log), 1000)}
+    with pytest.raises(OriginAway, match="refused"):
+        fs.prefetch([f"b/x{i}" for i in range(4)]).wait(30)
+    assert len(origin.log) < 100
+
+
+def test_an_origin_that_fails_again_and_again_ends_the_plan(origin):
+    fs = fake_fs()
+    origin.fail_with = {n: OriginUnavailable(f"busy, {n}") for n in range(1000)}
+    with pytest.raises(OriginUnavailable, match="busy"):
+        fs.prefetch([f"b/{i}" for i in range(500)]).wait(30)
+    assert len(origin.log) <= 50
+
+
+def test_offline_nothing_is_asked_for_and_what_is_missing_is_told(cloud, fs):
+    paths = small_files(cloud, 6)
+    fs.prefetch(paths[:4]).wait(30)
+    forget()
+    cloud.asked()
+    there = fsspec.filesystem("cachedfs", target_protocol="gs", offline=True, **cloud.options)
+    assert there.prefetch(paths[:4]).wait(30).bytes_here == 8000
+    with pytest.raises(OriginUnavailable, match=r"2 of 6 .*offline=True"):
+        there.prefetch(paths).wait(30)
+    assert cloud.asked() == []
+
+
+def test_where_nothing_can_be_stored_it_says_so_and_fetches_next_to_nothing(cloud, fs, monkeypatch, caplog):
+    paths = small_files(cloud, 200, size=100 * KiB)
+    fs.cat_file(paths[0])
+    fs._source.engine.drain()
+    cloud.asked()
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk, "write_all", full)
+    with pytest.raises(CacheError, match=r"nothing that comes can be kept.*No space left"):
+        fs.prefetch(paths).wait(30)
+    assert len(cloud.asked()) < 100
+    monkeypatch.undo()
+
+
+def test_without_a_directory_to_write_nothing_is_fetched(cloud, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    fs = fsspec.filesystem(
+        "cachedfs", target_protocol="gs", cache_dir=str(tmp_path / "file"), **cloud.options
+    )
+    with pytest.raises(CacheError, match="nothing that comes can be kept"):
+        fs.prefetch(small_files(cloud, 3)).wait(30)
+    assert cloud.asked() == []
+
+
+def test_an_object_without_fingerprint_is_told_and_not_fetched(origin):
+    origin.has_fingerprints = False
+    origin.put("b/k", noise(4 * MiB))
+    with pytest.raises(CachedFSError, match="does not tell its versions apart"):
+        fake_fs().prefetch("b/k").wait(30)
+
+
+# Who looks on.
+
+
+def test_progress_and_a_callback_of_fsspecs_tell_how_far_it_is(cloud, fs):
+    class Seen(Callback):
+        values, sizes = (), ()
+
+        def call(self, *args, **kwargs):
+            self.values, self.sizes = (*self.values, self.value), (*self.sizes, self.size)
+
+    seen = Seen()
+    plan = fs.prefetch(small_files(cloud, 20, size=100_000), callback=seen)
+    done = plan.wait(30)
+    assert (seen.values[-1], seen.sizes[-1]) == (2_000_000, 2_000_000)
+    assert list(seen.values) == sorted(seen.values)
+    assert done.rate == pytest.approx(2_000_000 / done.seconds)
+    assert (done.items, done.items_total, done.is_over) == (20, 20, True)
+    assert "done" in repr(plan)
+
+
+def test_a_callback_that_raises_ends_the_plan_with_its_error(cloud, fs):
+    class Bad(Callback):
+        def call(self, *args, **kwargs):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fs.prefetch(small_files(cloud, 3), callback=Bad()).wait(30)
+
+
+def test_a_wait_that_takes_too_long_says_so_and_the_plan_goes_on(cloud, fs):
+    paths = small_files(cloud, 4)
+    plan = fs.prefetch(paths, window="3KB")
+    with pytest.raises(TimeoutError, match="still prefetching"):
+        plan.wait(0.01)
+    for path in paths:
+        read(fs, path)
+    assert plan.wait(30).state == "done"
+
+
+def test_async_callers_wait_on_their_own_loop(cloud, fs):
+    paths = small_files(cloud, 5)
+
+    async def main():
+        plan = await fs._prefetch(paths)
+        with pytest.raises(TimeoutError):
+            await (await fs._prefetch(itertools.cycle(paths), window="3KB"))._wait(0.01)
+        return await plan._wait(30)
+
+    assert asyncio.run(main()).items == 5
+
+
+def test_two_plans_over_the_same_objects_fetch_them_once(cloud, fs):
+    paths = small_files(cloud, 30)
+    first, second = fs.prefetch(paths), fs.prefetch(paths[::-1])
+    assert first.wait(30).items == second.wait(30).items == 30
+    assert cloud.asked() == ["media"] * 30
