@@ -102,7 +102,9 @@ class Plan:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_held = False
-        self._clock = self._engine.cache.clock  # of touches, when it was looked what is read
+        self._clock = self._engine.cache.clock(
+            self._source.config.bounds
+        )  # of touches, when it was looked what is read
         # Since when nothing of what is ahead is read, by the clocks of time and of touches.
         self._stalled_at: tuple[float, int] | None = None
         self._beyond: Iterator[tuple[Block | None, Callable[[], None]]] = iter(())
@@ -639,7 +641,7 @@ class Plan:
 
     def _look(self) -> bool:
         """Look what was read; return whether the reader moved."""
-        before, self._clock = self._clock, self._engine.cache.clock
+        before, self._clock = self._clock, self._engine.cache.clock(self._source.config.bounds)
         passed = self._unread.look(self._clock_of, LOOK)
         if passed:
             self._shrunk += passed / 4
