@@ -279,7 +279,9 @@ def test_prefetch_goes_on_after_an_interrupt(cloud):
 def test_prefetch_in_a_terminal_shows_a_bar_that_goes_away(cloud):
     cloud.put("d/a", noise(3 * MiB))
     seen = in_terminal(
-        f"TERM=xterm cachedfs prefetch {cloud.url('d', 'gs://')}", cloud._environment(), cloud.cache_dir.parent
+        f"TERM=xterm cachedfs prefetch {cloud.url('d', 'gs://')}",
+        cloud._environment(),
+        cloud.cache_dir.parent,
     )
     assert "MB/s" in seen
     assert "1 file, 3.1 MB fetched" in seen
