@@ -756,3 +756,38 @@ def test_two_plans_over_the_same_objects_fetch_them_once(cloud, fs):
     first, second = fs.prefetch(paths), fs.prefetch(paths[::-1])
     assert first.wait(30).items == second.wait(30).items == 30
     assert cloud.asked() == ["media"] * 30
+
+
+# At Drive, and at length.
+
+
+def test_a_folder_of_drive_costs_its_way_its_listing_and_one_request_a_file(drive):
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", **drive.options)
+    for i in range(30):
+        drive.put(f"d/{i % 3}/{i:02}", noise(2000, i))
+    done = fs.prefetch(drive.path("d")).wait(60)
+    assert (done.items, done.bytes_fetched, done.requests) == (30, 60_000, 30)
+    asked = drive.asked()
+    assert asked.count("media") == 30
+    assert asked.count("list") <= 4 + 3  # of the folder and those below it; of the way to it
+    assert [fs.cat_file(drive.path(f"d/{i % 3}/{i:02}")) for i in range(30)] == [
+        noise(2000, i) for i in range(30)
+    ]
+    assert fs.prefetch(drive.path("d/")).wait(60).bytes_here == 60_000
+    assert drive.asked() == []
+
+
+@pytest.mark.stress
+def test_two_hundred_thousand_items_take_no_more_memory_than_the_window(cloud, fs):
+    paths = small_files(cloud, 100)
+    fs.prefetch(paths).wait(30)
+    plan = fs.prefetch(itertools.islice(itertools.cycle(paths), 200_000))
+    runner, most = plan._plan, []
+
+    def is_over():
+        most.append(len(list(runner._unread)) + len(runner._open) + len(runner._items._there))
+        return plan.progress.is_over
+
+    until(is_over, within_s=300)
+    assert plan.wait().items == 200_000
+    assert max(most) < 10_000
