@@ -101,7 +101,7 @@ class Plan:
         self._entering: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._is_held = False
+        self._is_held = self._is_cancelled = False
         self._clock = self._engine.cache.clock(
             self._source.config.bounds
         )  # of touches, when it was looked what is read
@@ -130,6 +130,7 @@ class Plan:
 
     def cancel(self) -> None:
         """Ask for nothing more, and end what is on its way for nobody else. On the loop."""
+        self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
 
@@ -206,6 +207,8 @@ class Plan:
             self._tell()
             if self.failure is not None:
                 raise self.failure
+            if self._is_cancelled:  # and whatever was awaited made nothing of it
+                raise asyncio.CancelledError
             if self._is_over():
                 return
             pause_s = POLL_S[0] if moved else min(2 * pause_s, POLL_S[1])
@@ -220,7 +223,8 @@ class Plan:
         await asyncio.sleep(0)  # others want the loop as well
         is_polling = self._is_held or self._elsewhere or self._flying or self._away_since is not None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), pause_s if is_polling else None)
+            async with asyncio.timeout(pause_s if is_polling else None):
+                await self._changed.wait()  # not by wait_for: what happens at that moment would undo a cancellation
 
     def _check(self) -> None:
         for flight in list(islice(self._flying, LOOK)):
@@ -453,7 +457,6 @@ class Plan:
             self._spawn(self._follow(part, flight, brought, is_ours=flight in ours))
         if elsewhere := set(indexes) - set(flights):
             self._elsewhere.setdefault(part, set()).update(elsewhere)
-        self._cut()  # what comes next of this object goes before all that is behind it
         return ours
 
     def _note_sent(self, flight: Flight) -> None:
@@ -462,8 +465,9 @@ class Plan:
 
     async def _ask(self, part: Part, want: Range) -> list[Flight]:
         """Ask what an object is by reading its first bytes; return the request that brings them."""
+        first = want.start + self._source.config.block_size  # and no more, if this is cancelled meanwhile
         try:
-            known, flight = await self._reader.catalog.resolve(part.path, want, demand=want.stop)
+            known, flight = await self._reader.catalog.resolve(part.path, want, demand=first)
         except CachedFSError as error:
             self._fail(part, error)
             return []
@@ -474,7 +478,7 @@ class Plan:
             self._reserved -= want.size
             self.wake()
         self._learnt(part, known, flight)
-        self._cut()
+        self._cut()  # what comes next of this object goes before all that is behind it
         return [] if flight is None else [flight]
 
     def _learnt(self, part: Part, known: Known, flight: Flight | None) -> None:

@@ -178,7 +178,9 @@ class BlockCache:
     def clock(self, bounds: Bounds) -> int:
         """Return how many uses of blocks all processes have noted, in 32 bits."""
         touches = self._mapped.touches
-        if touches is None:  # of their final size at once: what is noted in fewer records is lost when there are more
+        if (
+            touches is None
+        ):  # of their final size at once: what is noted in fewer records is lost when there are more
             touches = self._mapped.open_touches(size=self.allowed or likely_allowance(self.root, bounds))
         return touches.now
 
