@@ -163,14 +163,9 @@ class _Iterated:
         self._changed()
 
     def _take_all(self, given: Iterable[Any]) -> None:
-        iterator = iter(given)
-        try:
-            for value in iterator:
-                if not self._give(value):
-                    return
-        finally:
-            if (close := getattr(iterator, "close", None)) is not None and self._is_closed:
-                close()  # a generator that is not at its end: what it holds is let go of here and now
+        for value in given:
+            if not self._give(value):
+                return
 
     def _give(self, value: Any) -> bool:
         """Keep an item for the plan, when it has few; False when it wants no more."""

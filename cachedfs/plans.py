@@ -103,8 +103,10 @@ class Plan:
         self._entering: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._is_held = False
-        self._clock = self._engine.cache.clock  # of touches, when it was looked what is read
+        self._is_held = self._is_cancelled = False
+        self._clock = self._engine.cache.clock(
+            self._source.config.bounds
+        )  # of touches, when it was looked what is read
         # Since when nothing of what is ahead is read, by the clocks of time and of touches.
         self._stalled_at: tuple[float, int] | None = None
         self._beyond: Iterator[tuple[Block | None, Callable[[], None]]] = iter(())
@@ -130,6 +132,7 @@ class Plan:
 
     def cancel(self) -> None:
         """Ask for nothing more, and end what is on its way for nobody else. On the loop."""
+        self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
 
@@ -208,6 +211,8 @@ class Plan:
             self._tell()
             if self.failure is not None:
                 raise self.failure
+            if self._is_cancelled:  # and whatever was awaited made nothing of it
+                raise asyncio.CancelledError
             if self._is_over():
                 return
             pause_s = POLL_S[0] if moved else min(2 * pause_s, POLL_S[1])
@@ -222,7 +227,10 @@ class Plan:
         await asyncio.sleep(0)  # others want the loop as well
         is_polling = self._is_held or self._elsewhere or self._flying or self._away_since is not None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), pause_s if is_polling else None)
+            async with asyncio.timeout(pause_s if is_polling else None):
+                await (
+                    self._changed.wait()
+                )  # not by wait_for: what happens at that moment would undo a cancellation
 
     def _check(self) -> None:
         for flight in list(islice(self._flying, LOOK)):
@@ -423,7 +431,9 @@ class Plan:
         for index in indexes:
             piece = Piece((part.number, index), (key, index), part.bytes_of(index).size)
             self._foresight.asked(piece.place, piece.block, is_here=is_here)
-            is_awaited = piece.block in self._unread  # at an earlier place, which a read that was just made is of
+            is_awaited = (
+                piece.block in self._unread
+            )  # at an earlier place, which a read that was just made is of
             self._unread.add(piece, self._clock_of(piece.block))
             is_early = self._stalled_at is not None and self._was_read(piece.block, self._stalled_at[1])
             if is_early and not is_awaited:
@@ -461,7 +471,6 @@ class Plan:
             self._spawn(self._follow(part, flight, brought, is_ours=flight in ours))
         if elsewhere := set(indexes) - set(flights):
             self._elsewhere.setdefault(part, set()).update(elsewhere)
-        self._cut()  # what comes next of this object goes before all that is behind it
         return ours
 
     def _note_sent(self, flight: Flight) -> None:
@@ -470,8 +479,9 @@ class Plan:
 
     async def _ask(self, part: Part, want: Range) -> list[Flight]:
         """Ask what an object is by reading its first bytes; return the request that brings them."""
+        first = want.start + self._source.config.block_size  # and no more, if this is cancelled meanwhile
         try:
-            known, flight = await self._reader.catalog.resolve(part.path, want, demand=want.stop)
+            known, flight = await self._reader.catalog.resolve(part.path, want, demand=first)
         except CachedFSError as error:
             self._fail(part, error)
             return []
@@ -482,7 +492,7 @@ class Plan:
             self._reserved -= want.size
             self.wake()
         self._learnt(part, known, flight)
-        self._cut()
+        self._cut()  # what comes next of this object goes before all that is behind it
         return [] if flight is None else [flight]
 
     def _learnt(self, part: Part, known: Known, flight: Flight | None) -> None:
@@ -651,7 +661,7 @@ class Plan:
 
     def _look(self) -> bool:
         """Look what was read; return whether the reader moved."""
-        before, self._clock = self._clock, self._engine.cache.clock
+        before, self._clock = self._clock, self._engine.cache.clock(self._source.config.bounds)
         passed = self._unread.look(self._clock_of, LOOK)
         self._foresight.reached(self._first_unread())
         if passed:

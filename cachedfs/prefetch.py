@@ -70,7 +70,8 @@ class Prefetch:
         self._must_be_ours()
         ended = asyncio.shield(asyncio.wrap_future(self._plan.ended))
         try:
-            await asyncio.wait_for(ended, timeout)
+            async with asyncio.timeout(timeout):
+                await ended
         except TimeoutError:
             raise TimeoutError(f"still prefetching after {timeout} s: {self.progress}") from None
         return self._outcome()

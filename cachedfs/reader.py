@@ -17,7 +17,7 @@ from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight, FlightStopped
 from cachedfs.habits import Habits
 from cachedfs.model import ObjectInfo, ObjectKey, Range
-from cachedfs.plan.blocks import clip, covering
+from cachedfs.plan.blocks import align, clip, covering
 from cachedfs.source import Source
 
 __all__ = ["TRIES", "Reader"]

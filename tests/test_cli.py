@@ -22,7 +22,7 @@ from cachedfs.sim import Fault, GCSServer
 from tests.cache.rig import flip
 from tests.support import ROOT, MiB, forget, noise, until
 
-COMMANDS = ["ls", "cat", "get", "stats", "evict", "verify", "sim", "demo", "doctor"]
+COMMANDS = ["ls", "cat", "get", "prefetch", "stats", "evict", "verify", "sim", "demo", "doctor"]
 PAGE = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 
 
@@ -216,6 +216,75 @@ def test_get_copies_the_others_where_one_file_has_no_bytes(drive, tmp_path):
     ]
     alone = run("get", drive.url("f/report"), str(tmp_path / "one"), status=1)
     assert alone.stderr.startswith("cachedfs: ")
+
+
+def test_prefetch_fills_the_cache_and_run_again_fetches_nothing(cloud):
+    for i in range(20):
+        cloud.put(f"d/{i}", noise(1000, i))
+    cloud.put("big", noise(9 * MiB))
+    urls = [cloud.url("d", "gs://") + "/", cloud.url("big", "cgs://"), cloud.url("d/1*", "gs://")]
+    result = run("prefetch", *urls)
+    assert result.stdout == ""
+    assert re.fullmatch(r"32 files, 9.5 MB fetched in .* s, .*/s; 11.0 kB were here already\n", result.stderr)
+    forget()
+    assert cloud.asked() == ["list"] + ["media"] * 22
+    done = json_of("prefetch", *urls)
+    assert (done["files"], done["fetched"], done["here"], done["failed"]) == (32, 0, 9 * MiB + 31_000, [])
+    forget()
+    assert cloud.asked() == []
+
+
+def test_prefetch_names_what_cannot_be_had_and_fetches_the_rest(cloud):
+    for i in range(3):
+        cloud.put(f"d/{i}", b"1")
+    urls = [cloud.url(name, "gs://") for name in ("nothing", "d")]
+    result = run("prefetch", *urls, status=1)
+    assert "nothing: no such object or folder" in result.stderr
+    assert "3 files, 3 bytes fetched" in result.stderr
+    assert "; 1 not fetched" in result.stderr
+    done = json.loads(run("prefetch", "--json", *urls, status=1).stdout)
+    assert (done["files"], done["errors"], done["failed"][0]["type"]) == (3, 1, "ObjectNotFound")
+
+
+def test_prefetch_of_more_than_fits_stops_and_says_so(cloud):
+    for i in range(30):
+        cloud.put(f"d/{i:02}", noise(MiB, i))
+    url = cloud.url("d", "gs://")
+    result = run("prefetch", "-o", "cache_size=20MiB", url, status=1)
+    found = re.search(r"(\d+) of 30 objects are here, and more would drive out", result.stderr)
+    assert 10 <= int(found[1]) < 20
+    sent = cloud.server.bytes_sent()
+    run("prefetch", "-o", "cache_size=20MiB", url, status=1)
+    assert cloud.server.bytes_sent() - sent <= 3 * MiB  # what is here is not fetched again, and stays
+
+
+def test_prefetch_goes_on_after_an_interrupt(cloud):
+    for i in range(40):
+        cloud.put(f"d/{i:02}", noise(1000, i))
+    cloud.server.fail(Fault(kind="media", nth=20, times=None, stall_s=30))
+    process = start(cloud, "prefetch", cloud.url("d", "gs://"))
+    until(lambda: len(cloud.server.requests) > 20)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (output.INTERRUPTED, b"")
+    assert b"; the same command goes on from here\n" in err
+    assert b"Traceback" not in err
+    cloud.server.heal()
+    done = json_of("prefetch", cloud.url("d", "gs://"))
+    assert done["files"] == 40
+    assert done["here"] >= 15_000
+    assert done["fetched"] + done["here"] == 40_000
+
+
+def test_prefetch_in_a_terminal_shows_a_bar_that_goes_away(cloud):
+    cloud.put("d/a", noise(3 * MiB))
+    seen = in_terminal(
+        f"TERM=xterm cachedfs prefetch {cloud.url('d', 'gs://')}",
+        cloud._environment(),
+        cloud.cache_dir.parent,
+    )
+    assert "MB/s" in seen
+    assert "1 file, 3.1 MB fetched" in seen
 
 
 def test_get_goes_where_cp_would(cloud, tmp_path):

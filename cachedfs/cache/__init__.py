@@ -177,10 +177,14 @@ class BlockCache:
         """Return the clock of touches at the last use of a block by any process; None when no use of it is known."""
         return (self._mapped.touches or self._mapped.open_touches()).last_use_of(key.hash64(index))
 
-    @property
-    def clock(self) -> int:
-        """How many uses of blocks all processes have noted, in 32 bits."""
-        return (self._mapped.touches or self._mapped.open_touches()).now
+    def clock(self, bounds: Bounds) -> int:
+        """Return how many uses of blocks all processes have noted, in 32 bits."""
+        touches = self._mapped.touches
+        if (
+            touches is None
+        ):  # of their final size at once: what is noted in fewer records is lost when there are more
+            touches = self._mapped.open_touches(size=self.allowed or likely_allowance(self.root, bounds))
+        return touches.now
 
     def missed(self, key: ObjectKey, index: int, bounds: Bounds, *, of: int | None = None) -> None:
         """Note that a block is not here and has to be fetched: whether it stays depends on its uses before.

@@ -23,7 +23,7 @@ from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, Object
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
 
-__all__ = ["counting", "get", "progress"]
+__all__ = ["counting", "get", "progress", "shown"]
 
 AT_ONCE = 128  # files that are copied at the same time: an eighth of the usual limit of open files
 WINDOW = 64 << 20  # bytes of each of them that may be in memory, and of all of them together:
@@ -208,13 +208,24 @@ def waves(files: list[Copy]) -> Iterator[list[Copy]]:
 @contextlib.contextmanager
 def progress(total: int | None, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
     """Give a function that moves a bar on by bytes; there is none unless stderr is a terminal."""
-    console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=is_quiet or not console.is_terminal
-    ) as bar:
+    with _bar(is_quiet=is_quiet) as bar:
         task = bar.add_task("", total=total)
         yield lambda size: bar.advance(task, size)
+
+
+@contextlib.contextmanager
+def shown(*, is_quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
+    """Give a function that sets such a bar to bytes, of bytes in all."""
+    with _bar(is_quiet=is_quiet) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda size, total: bar.update(task, completed=size, total=total)
+
+
+def _bar(*, is_quiet: bool) -> Progress:
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    is_off = is_quiet or not console.is_terminal
+    return Progress(*columns, console=console, transient=True, disable=is_off)
 
 
 def counting(advance: Callable[[int], None]) -> Any:

@@ -1,0 +1,122 @@
+"""`prefetch`: objects and folders, fetched into the cache before anybody reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+import typer
+from rich.filesize import decimal
+
+from cachedfs.cli.get import shown
+from cachedfs.cli.output import FAILED, print_json
+from cachedfs.cli.places import Place, place_of
+from cachedfs.cli.shared import Given, Urls, command
+from cachedfs.errors import CachedFSError
+
+if TYPE_CHECKING:
+    from cachedfs.prefetch import Prefetch, Progress
+
+__all__ = ["prefetch"]
+
+EVERY_S = 0.1  # between two looks at how far it is
+HELD_S = 1.0  # that what fits is here and nobody reads: then no more will come
+
+
+@command(
+    "cachedfs prefetch gs://my-bucket/data",
+    "cachedfs prefetch 'gs://my-bucket/data/*.parquet' gs://my-bucket/train.jsonl",
+    "cachedfs prefetch --json 'drive://My Drive/images'",
+)
+def prefetch(given: Given, urls: Urls) -> None:
+    """Fetch objects and folders into the cache, so that reading them later asks nobody.
+
+    What is here already is not fetched again: run it once more to go on after an interrupt. It stops when the cache is full
+    of what nobody has read. What cannot be had is named, the rest is fetched, and the exit status is 1.
+    """
+    done = Done()
+    for text in urls:
+        place = place_of(text, given)
+        slash = "/" if text.endswith("/") else ""  # which says that it is a folder
+        with place.fs.prefetch(place.path + slash) as plan:
+            try:
+                is_whole = watched(plan, is_quiet=given.as_json)
+            except KeyboardInterrupt:
+                plan.cancel()
+                done.add(place, plan.progress, [])
+                if not given.as_json:
+                    typer.echo(f"{done}; the same command goes on from here", err=True)
+                raise
+            done.add(place, plan.progress, plan.errors)
+            if not is_whole:
+                done.full(place, plan.progress)
+                break
+    if given.as_json:
+        print_json(dataclasses.asdict(done))
+    else:
+        for each in done.failed:
+            typer.echo(f"cachedfs: {each['message']}", err=True)
+        typer.echo(str(done), err=True)
+    if done.errors:
+        raise typer.Exit(FAILED)
+
+
+@dataclasses.dataclass
+class Done:
+    """What `prefetch` did; `here`: bytes that had come before. `failed`: the first errors, of as many as `errors` says."""
+
+    files: int = 0
+    fetched: int = 0
+    here: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+    errors: int = 0
+    failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
+
+    def add(self, place: Place, told: Progress, errors: list[CachedFSError]) -> None:
+        self.files += told.items - told.errors
+        self.fetched += told.bytes_fetched
+        self.here += told.bytes_here
+        self.requests += told.requests
+        self.seconds = round(self.seconds + told.seconds, 3)
+        self.errors += told.errors
+        self.failed += [
+            {"url": place.text, "type": type(error).__name__, "message": str(error)} for error in errors
+        ]
+
+    def full(self, place: Place, told: Progress) -> None:
+        """Not all of it fits."""
+        of = "" if told.items_total is None else f" of {told.items_total:,}"
+        why = (
+            f"{place.text}: {told.items:,}{of} objects are here, and more would drive out what nobody has read yet: "
+            "read them, raise cache_size, or prefetch less"
+        )
+        self.errors += 1
+        self.failed.append({"url": place.text, "type": "CacheError", "message": why})
+
+    def __str__(self) -> str:
+        files = f"{self.files:,} file{'' if self.files == 1 else 's'}"
+        rate = f", {decimal(int(self.fetched / self.seconds))}/s" if self.seconds else ""
+        failed = f"; {self.errors:,} not fetched" if self.errors else ""
+        return (
+            f"{files}, {decimal(self.fetched)} fetched in {self.seconds:.1f} s{rate}; "
+            f"{decimal(self.here)} were here already{failed}"
+        )
+
+
+def watched(plan: Prefetch, *, is_quiet: bool) -> bool:
+    """Show how far a plan is until its end; False when it waits for a reader who is not there."""
+    held_since = None
+    with shown(is_quiet=is_quiet) as show:
+        while not (told := plan.progress).is_over:
+            show(told.bytes_fetched + told.bytes_here, told.bytes_total)
+            held_since = (held_since or time.monotonic()) if told.state == "held" else None
+            if held_since is not None and time.monotonic() - held_since > HELD_S:
+                return False
+            with contextlib.suppress(TimeoutError, CachedFSError):
+                plan.wait(EVERY_S)
+    if told.state == "failed":
+        plan.wait()  # which raises why
+    return True
