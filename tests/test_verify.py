@@ -443,7 +443,9 @@ def test_objects_of_one_block_each_cost_no_more_than_their_own_bytes(monkeypatch
     """Chunks are hardly ever of one size: what is worked out for blocks of a size would be worked out for each."""
     monkeypatch.setattr(checksums, "_moved_by", None)
     for size in range(1, 9):
-        assert checksums.combined(0, checksums.crc32c_of(noise(size)), size) == checksums.crc32c_of(noise(size))
+        assert checksums.combined(0, checksums.crc32c_of(noise(size)), size) == checksums.crc32c_of(
+            noise(size)
+        )
 
 
 @pytest.mark.parametrize("text", [None, "", "!", "AAAA", 5, "AAAAAAAAAA=="])
