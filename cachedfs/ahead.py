@@ -35,9 +35,7 @@ class Wish(NamedTuple):
     send: Callable[[], Iterable[Flight] | Awaitable[Iterable[Flight]]]
     origin: Callable[[], Origin]
     is_declared: bool = False  # somebody said that it will be needed; what is inferred goes before
-    is_wanted: Callable[[], bool] = (
-        bool  # somebody waits for it by now: it no longer takes a slot of those that nobody does
-    )
+    is_wanted: Callable[[], bool] = bool  # somebody waits for it by now: then it takes none of these slots
 
 
 class Ahead:
