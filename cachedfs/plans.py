@@ -423,7 +423,9 @@ class Plan:
         for index in indexes:
             piece = Piece((part.number, index), (key, index), part.bytes_of(index).size)
             self._foresight.asked(piece.place, piece.block, is_here=is_here)
-            is_awaited = piece.block in self._unread  # at an earlier place, which a read that was just made is of
+            is_awaited = (
+                piece.block in self._unread
+            )  # at an earlier place, which a read that was just made is of
             self._unread.add(piece, self._clock_of(piece.block))
             is_early = self._stalled_at is not None and self._was_read(piece.block, self._stalled_at[1])
             if is_early and not is_awaited:
