@@ -109,8 +109,8 @@ MOMENTS = {
         "media",
         lambda at: at.fs.cat_ranges([at.path("big")] * 3, *map(list, zip(*MERGED, strict=True))),
         lambda at: [at.big[start:stop] for start, stop in MERGED],
-        3,
-        4 * BLOCK,
+        4,  # with what is left of the object, which is less than one request: it comes along
+        SIZE,
         prepare=lambda at: at.fs.info(at.path("big")),
     ),
     "suffix": Moment(
