@@ -2,10 +2,9 @@
 
 The cost model. A read that misses waits for one request; the rest costs requests of full size, at the speed of the whole
 link. It is worth it once going on as before would cost more requests, and more time. How long a reader goes on nobody
-knows; we assume GOES_ON times as long as it has. In simulation (readers of every length, each length tenfold as likely
-as one ten times as long; objects of 25 to 1,000 blocks) that saves a third of the time at no more requests: 0.61 to 0.68
-of the time at 0.81 to 0.99 of the requests. Once as long saves less time (0.66 to 0.74); three times as long (0.55 to 0.65)
-costs up to 1.4 times the requests.
+knows; we assume GOES_ON times as long as it has. In simulation (readers of every length, each length tenfold as likely as one ten times
+as long; objects of 25, 192 and 1,000 blocks) that leaves 0.77, 0.68 and 0.68 of the time, and 0.89, 0.96 and 0.81 of the
+requests. Once as long leaves more time (0.74 of it at 192 blocks), three times as long takes more requests (1.03).
 
 Who stops just then has cost a window: no more than that is unread at first, and one request more with every further read.
 """
