@@ -27,6 +27,7 @@ from cachedfs.errors import OriginUnavailable, WrongBytes
 from cachedfs.facts import Facts
 from cachedfs.flights import Flight
 from cachedfs.model import ObjectKey, Range, Stats
+from cachedfs.orders import Order, order_of
 from cachedfs.origins import Origin, open_origin
 from cachedfs.plan.blocks import covering
 from cachedfs.questions import Questions
@@ -62,6 +63,7 @@ class Engine:
         # its request failed. Changed on the loop and, for what is stored, in the writer's thread.
         self.flights: dict[str, Flight] = {}
         self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
+        self.orders: list[Order] = []  # of the plans at work; changed on the loop
         self.ahead = Ahead(self.spawn)
         self.questions = Questions(self.spawn)
         self.arrivals = Arrivals()
@@ -253,6 +255,8 @@ class Engine:
         """A block arrived in full: store it; until it is stored its flight serves it."""
         self.misses += 1
         block.flight.n_landed += 1
+        if self.orders:
+            block = block._replace(order=order_of(self.orders, block.key.object, block.key.index))
         self.writer.add(block)
 
     async def room(self) -> None:
@@ -264,6 +268,9 @@ class Engine:
 
     def _stored(self, blocks: Sequence[Arrived], are_kept: bool) -> None:
         try:
+            for order in tuple(self.orders):
+                tell = order.stored if are_kept else order.lost
+                tell((block.key.object, block.key.index) for block in blocks)
             for block in blocks:
                 block.flight.stored(are_kept)
                 if self.flights.get(block.key.name) is block.flight:  # not another's that came after it

@@ -29,12 +29,13 @@ from cachedfs.errors import (
 )
 from cachedfs.facts import Known
 from cachedfs.flights import Flight, FlightStopped
+from cachedfs.foresight import Foresight
 from cachedfs.items import Items
 from cachedfs.model import ObjectInfo, ObjectKey, Range
 from cachedfs.origins.slots import sent_ahead
 from cachedfs.parts import Part, Progress, Request, Slice, Tally
 from cachedfs.plan.blocks import clip
-from cachedfs.plan.window import Piece, Unread, is_after, take
+from cachedfs.plan.window import Piece, Place, Unread, is_after, take
 from cachedfs.reader import TRIES, Reader
 
 __all__ = ["Plan"]
@@ -60,8 +61,8 @@ class Plan:
     """What one call of `prefetch` set going. It runs as one task on the engine's loop, and ends with it.
 
     `text_of` makes a path of what users write, `glob` answers patterns. What is ready for the reader and unread stays
-    within the window and within what the cache may hold; which blocks these are, in order, is what a schedule of what to
-    give up would be told (`_add`).
+    within the window and within what the cache may hold for this plan; what of its blocks goes to make room follows from its
+    foresight.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Plan:
         self._strip, self._glob, self._told = strip, glob, told
         self._items = items(lambda: self._engine.call_soon(self.wake))
         self._window = math.inf if window is None else window
+        self._foresight = Foresight(self._source, self._items, strip, self._window)
         self._fill = FILL if window is None else READ
         self._is_draining = False  # more is ahead than may be of a reader: he has to read all of it first
         self._shrunk = math.inf  # what turned out to stay in the cache until it is read
@@ -158,6 +160,7 @@ class Plan:
 
     async def _wind_up(self) -> None:
         self._engine.ahead.withdraw(self)
+        self._foresight.close()
         self._items.close()
         for task in self._tasks:
             task.cancel()
@@ -183,6 +186,7 @@ class Plan:
         allowed = await asyncio.to_thread(cache.allowance, self._source.config.bounds)
         if allowed is None or allowed < self._source.config.block_size:
             raise self._cannot_store()
+        self._foresight.begin()
 
     def _cannot_store(self) -> CacheError:
         why = (
@@ -237,6 +241,7 @@ class Plan:
     async def _fill_up(self) -> None:
         """Make up the next requests, and hand them in."""
         n = 0
+        may_see_more = self._foresight.look()
         self._cut()
         while n < TAKEN and len(self._ready) < READY and not self._parts and await self._take():
             self._cut()
@@ -246,7 +251,7 @@ class Plan:
             self._n_wishes += 1
             origin = partial(self._source.origin, request.part.path)
             self._engine.ahead.submit(Wish(self, request.size, self._send, origin, is_declared=True))
-        if n == TAKEN:
+        if n == TAKEN or may_see_more:
             self.wake()
 
     async def _take(self) -> bool:
@@ -258,11 +263,13 @@ class Plan:
         is_entering = self._entering is not None and not self._entering.done()
         if is_entering or (item := self._items.take()) is None:
             return False
+        span = self._foresight.took()
         path = self._strip(item.text)
         self.tally.declared()
         if item.range is None and self._may_be_many(item.text, path):
             await self._expand(path)
         else:
+            self._foresight.begins(self._n_parts, span)
             self._add(Part(self._n_parts, path, bounds=item.range))
         return True
 
@@ -403,7 +410,7 @@ class Plan:
         size = part.bytes_of(index).size
         if not part.again and self._ahead and self._ahead + size > self._limit:
             return False
-        self._note_unread(part, [index])
+        self._note_unread(part, [index], is_here=follow is None)
         part.took(1)
         if follow is not None:
             self._spawn(follow())
@@ -414,15 +421,18 @@ class Plan:
             part.n_awaited -= 1
         return True
 
-    def _note_unread(self, part: Part, indexes: Iterable[int]) -> None:
+    def _note_unread(self, part: Part, indexes: Iterable[int], *, is_here: bool = False) -> None:
         """These blocks are ready for the reader now, or on their way. The one place where a block becomes the plan's."""
         if part.again:
             return  # they were noted when they were asked for first
         key = _key(part)
         for index in indexes:
             piece = Piece((part.number, index), (key, index), part.bytes_of(index).size)
+            self._foresight.asked(piece.place, piece.block, is_here=is_here)
+            is_awaited = piece.block in self._unread  # at an earlier place, which a read that was just made is of
             self._unread.add(piece, self._clock_of(piece.block))
-            if self._stalled_at is not None and self._was_read(piece.block, self._stalled_at[1]):
+            is_early = self._stalled_at is not None and self._was_read(piece.block, self._stalled_at[1])
+            if is_early and not is_awaited:
                 self._unread.pass_to(piece.place, self._clock_of)  # the reader was there first
 
     # What is sent, and what comes of it.
@@ -637,6 +647,8 @@ class Plan:
     def _limit(self) -> float:
         """How many bytes may be ahead of the reader: the window, and no more than stays until it is read."""
         allowed = self._engine.cache.allowed
+        if allowed is not None and self._foresight.share is not None:
+            allowed = min(allowed, self._foresight.share)
         fits = math.inf if allowed is None else self._fill * allowed - BLOCK_EXTRA * self._unread.n
         return 0 if self._is_draining else max(0, min(self._window, self._shrunk, fits))
 
@@ -647,6 +659,7 @@ class Plan:
         """Look what was read; return whether the reader moved."""
         before, self._clock = self._clock, self._engine.cache.clock(self._source.config.bounds)
         passed = self._unread.look(self._clock_of, LOOK)
+        self._foresight.reached(self._first_unread())
         if passed:
             self._shrunk += passed / 4
             self._stalled_at = None
@@ -661,6 +674,13 @@ class Plan:
             return self._look_further()
         return passed > 0
 
+    def _first_unread(self) -> Place:
+        """Return the first place of the plan that may not have been read yet."""
+        places = [(part.number, 0) for part in self._open.values() if part.known is None]
+        places += [(part.number, part.next) for part in self._parts if part.again or part.left]
+        places += [piece.place for piece in islice(self._unread, 1)]
+        return min(places, default=(self._n_parts, 0))
+
     def _forget_lost(self) -> None:
         """Forget what had come and is not here any more, and stay nearer to the reader from now on."""
         cache, flights, lost = self._engine.cache, self._engine.flights, None
@@ -668,6 +688,7 @@ class Plan:
             if place[0] in self._open or cache.has(key, index) or key.name(index) in flights:
                 break
             lost = place
+            self._foresight.lost((key, index))
         if lost is not None:
             self._unread.pass_to(lost, self._clock_of)
             self._shrunk = min(self._shrunk, FILL * self._unread.size)
@@ -733,6 +754,7 @@ class Plan:
             self.tally.passed(self._children.popleft()[1])
         for _ in range(n_items):
             self._items.take()
+            self._foresight.took()
             self.tally.declared()
             self.tally.passed(None)
 

@@ -11,6 +11,7 @@ from cachedfs.cache import BlockCache, Fact
 from cachedfs.errors import CacheError
 from cachedfs.flights import Flight
 from cachedfs.model import BlockKey, Bounds
+from cachedfs.orders import Order
 
 __all__ = ["Arrived", "WriteBehind"]
 
@@ -27,6 +28,7 @@ class Arrived(NamedTuple):
     data: memoryview
     flight: Flight
     bounds: Bounds
+    order: Order | None = None  # of the plan that it is fetched for
 
 
 class WriteBehind:
@@ -122,14 +124,20 @@ class WriteBehind:
         return self._closed or self._draining > 0 or self.behind >= BATCH_BYTES
 
     def _batch(self) -> list[Arrived]:
-        """Take the oldest blocks of one bound, up to a batch."""
-        size = taken = 0
+        """Take the oldest blocks of one bound and one plan, up to a batch; two plans that fetch in turn make two batches."""
+        batch: list[Arrived] = []
+        left: list[Arrived] = []
+        size, is_full = 0, False
         for block in self._blocks:
-            if taken and (size + len(block.data) > BATCH_BYTES or block.bounds != self._blocks[0].bounds):
-                break
-            size += len(block.data)
-            taken += 1
-        batch, self._blocks = self._blocks[:taken], self._blocks[taken:]
+            if (block.bounds, block.order) != (self._blocks[0].bounds, self._blocks[0].order):
+                left.append(block)
+            elif is_full or (batch and size + len(block.data) > BATCH_BYTES):
+                is_full = True
+                left.append(block)
+            else:
+                batch.append(block)
+                size += len(block.data)
+        self._blocks = left
         return batch
 
     def _waiting(self) -> bool:
@@ -148,7 +156,8 @@ class WriteBehind:
             return True
         given = [block for block in blocks if not block.flight.refused]
         pairs = [(block.key, block.data) for block in given]
-        are_kept = self._attempt(lambda: self._cache.put(pairs, blocks[0].bounds))
+        bounds, order = blocks[0].bounds, blocks[0].order
+        are_kept = self._attempt(lambda: self._cache.put(pairs, bounds, plan=order))
         # Only what was given: in the place of another there may be one by now that was fetched anew.
         late = [block.key for block in given if block.flight.refused]
         for key in late:

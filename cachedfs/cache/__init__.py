@@ -23,6 +23,7 @@ from cachedfs.cache.layers import Layers
 from cachedfs.cache.leases import Lease
 from cachedfs.cache.mapped import MappedFiles
 from cachedfs.cache.root import Root
+from cachedfs.cache.seats import Planned
 from cachedfs.cache.space import likely_allowance
 from cachedfs.errors import CacheError
 from cachedfs.model import BlockKey, Bounds, ObjectKey
@@ -37,6 +38,7 @@ __all__ = [
     "Knowledge",
     "Lease",
     "Listing",
+    "Planned",
     "Report",
     "Told",
     "Watch",
@@ -206,13 +208,16 @@ class BlockCache:
 
     # Writing blocks
 
-    def put(self, given: Sequence[tuple[BlockKey, Buffer]], bounds: Bounds) -> None:
+    def put(
+        self, given: Sequence[tuple[BlockKey, Buffer]], bounds: Bounds, *, plan: Planned | None = None
+    ) -> None:
         """Store blocks, dropping others to stay within `bounds`; those that are there already are skipped.
 
+        `plan`: whose blocks these are. Then what it gives up goes, as long as room is needed and nothing else is due to go.
         Raises CacheError when not all could be stored. No block is ever there in part.
         """
         try:
-            self._own.writable().put(given, bounds, instead_of=self._layers.rejected)
+            self._own.writable().put(given, bounds, instead_of=self._layers.rejected, plan=plan)
         except CacheError as error:
             self._own.cannot_store = error.message
             self._complaints.not_stored(error.message)
@@ -226,6 +231,10 @@ class BlockCache:
         Pinned or not. Returns the bytes that came free; raises CacheError.
         """
         return self._own.writable().evict(identity, path)
+
+    def size_on_disk(self, key: ObjectKey, size: int) -> int:
+        """Return the bytes that a block with `size` bytes of data takes."""
+        return size + blocks.trailer_size(key, size)
 
     def discard(self, key: ObjectKey, index: int) -> None:
         """Drop one block because it is bad. Never raises: without its file it is a miss."""
@@ -256,6 +265,21 @@ class BlockCache:
     def paths_below(self, identity: str, path: str) -> list[str]:
         """Return the paths of which blocks are counted: `path` itself and all below it, by name."""
         return self._own.asked(lambda rows: rows.paths_below(identity, path), [])
+
+    # Plans
+
+    def take_seat(self) -> int | None:
+        """Count one more plan on this machine until `leave_seat`, or the end of this process; None: it is not counted."""
+        return None if self._own.store is None else self._own.store.room.seats.take()
+
+    def leave_seat(self, seat: int) -> None:
+        if self._own.store is not None:
+            self._own.store.room.seats.leave(seat)
+
+    def share(self, seat: int | None, bounds: Bounds) -> int:
+        """Return how many bytes the plan that has this seat may have of what is about the bound; puts know it exactly."""
+        allowed = self.allowed or likely_allowance(self.root, bounds) or 0
+        return allowed if self._own.store is None else self._own.store.room.share(allowed, seat)
 
     # Claims
 

@@ -27,6 +27,7 @@ __all__ = [
     "open_block",
     "parse_trailer",
     "place",
+    "trailer_size",
 ]
 
 FORMAT = 1  # part of the directory's name: another format never sees these files
@@ -77,6 +78,13 @@ def encode_trailer(key: ObjectKey, index: int, data: Buffer) -> bytes:
     parts.append(_PLACE.pack(index, key.block_size))
     body = b"".join(parts)
     return body + _TAIL.pack(zlib.crc32(body), len(body) + _TAIL.size)
+
+
+def trailer_size(key: ObjectKey, size: int) -> int:
+    """Return the bytes that follow `size` bytes of data of any block of an object version."""
+    texts = (text.encode("utf-8", "surrogatepass") for text in (key.identity, key.path, key.fingerprint))
+    fields = sum(_LENGTH.size + len(text) for text in texts)
+    return _HEAD.size + 4 * -(-size // PAGE) + fields + _PLACE.size + _TAIL.size
 
 
 def parse_trailer(trailer: bytes) -> Trailer:

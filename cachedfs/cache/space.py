@@ -7,12 +7,14 @@ row without a file, which is counted although it is gone, until its turn to be e
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 from cachedfs.cache import blocks, disk
 from cachedfs.cache.block_rows import BlockRow, BlockRows
 from cachedfs.cache.claims import Claims
 from cachedfs.cache.directory import Directory
 from cachedfs.cache.handles import Handles
+from cachedfs.cache.seats import Planned, Seats
 from cachedfs.cache.touches import Touches
 from cachedfs.model import Bounds
 from cachedfs.plan import admission
@@ -33,6 +35,7 @@ class Room:
         self._directory = directory
         self._handles = handles
         self._claims = claims
+        self.seats = Seats(claims)
         self._cursor = 0  # the row after which the next batch of candidates is read
         # By row, longest untouched first; with the touch clock of when it was queued.
         self._queue: dict[int, tuple[Candidate, int]] = {}
@@ -67,10 +70,13 @@ class Room:
         touches: Touches,
         now_s: float,
         is_staged: bool = True,
+        plan: Planned | None = None,
+        hashes: Sequence[int] = (),
     ) -> bool:
         """Free what `size` more bytes need; False when what may go does not suffice (what went is gone all the same).
 
-        `is_staged`: they are those of new blocks, for which blocks that came before have to leave staging.
+        `is_staged`: they are those of new blocks, for which blocks that came before have to leave staging. `plan`: whose
+        they are (of their `hashes`); what it gives up goes first.
         """
         self._stuck.clear()
         n_blocks = rows.number("blocks") or 0
@@ -78,6 +84,9 @@ class Room:
         need = (rows.number("bytes") or 0) + size - allowed
         if need > 0:
             need -= remove_dead_leases(rows, self._directory, self._claims)
+        if plan is not None:
+            is_new = all(touches.is_new(each) for each in hashes)
+            need -= self._make_by_plan(rows, plan, need, allowed, is_new, touches, now_s)
         staging = admission.staging_size(allowed)
         over = (rows.number("staged") or 0) + (size if is_staged else 0) - staging
         need -= self._settle(rows, over, need, allowed - staging, touches, now_s)
@@ -132,6 +141,57 @@ class Room:
         if not size:
             self._stuck.add(block.id)
         return size
+
+    def share(self, allowed: int, seat: int | None) -> int:
+        """Return how many of `allowed` bytes are the own of the plan that has this seat."""
+        return allowed // (1 + len(self.seats.others(seat)))
+
+    def _make_by_plan(
+        self,
+        rows: BlockRows,
+        plan: Planned,
+        need: int,
+        allowed: int,
+        is_new: bool,
+        touches: Touches,
+        now_s: float,
+    ) -> int:
+        """Free `need` bytes for blocks of a plan; return what came free.
+
+        While the plan has less than its share, it takes from others what the rule of admission gives it, or anything if
+        another plan has more than its own. Then, or if that does not suffice, it gives up what it uses furthest ahead.
+        """
+        others = self.seats.others(plan.seat)
+        plan.share = share = allowed // (1 + len(others))
+        freed = 0
+        if plan.taken <= share:
+            is_owed = any((rows.number(_taken_by(seat)) or 0) > share for seat in others)
+            freed = self._take_over(rows, need, is_new, is_owed, touches, now_s)
+        freed += self._take_back(rows, plan, need - freed, now_s)
+        if plan.seat is not None:
+            rows.record(_taken_by(plan.seat), plan.taken)
+        return freed
+
+    def _take_over(
+        self, rows: BlockRows, need: int, is_new: bool, is_owed: bool, touches: Touches, now_s: float
+    ) -> int:
+        """Evict blocks that left staging, longest untouched first, as far as new ones may replace them."""
+        freed, new = 0, Claimant(0, 0, is_new)
+        while freed < need and (old := self._oldest(rows, touches)) is not None:
+            gap = touches.longest_gap
+            if not (is_owed or admission.admits(new, _claimant(old, touches), longest_gap=gap)):
+                break
+            freed += self._evict(rows, old, now_s)
+        return freed
+
+    def _take_back(self, rows: BlockRows, plan: Planned, need: int, now_s: float) -> int:
+        """Evict what a plan gives up, and not one block more than is needed."""
+        freed, given_up = 0, plan.given_up()
+        while freed < need and (given := next(given_up, None)) is not None:
+            block = rows.block(*given)
+            if block is not None and not block.pinned:
+                freed += self._evict(rows, block, now_s)
+        return freed
 
     def _evict_old(self, rows: BlockRows, need: int, touches: Touches, now_s: float) -> int:
         """Evict blocks that left staging, longest untouched first, to free `need` bytes; return what came free."""
@@ -216,6 +276,11 @@ class Room:
         candidates = (Candidate(block.id, touches.age(clocks[block.id]), block.size) for block in found)
         self._queue = {each.row: (each, clocks[each.row]) for each in admission.oldest(candidates)}
         return len(found)
+
+
+def _taken_by(seat: int) -> str:
+    """Return the name of the number of bytes that the plan with this seat has, as of its last put."""
+    return f"taken by {seat}"
 
 
 def wal_pages_of(bounds: Bounds) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
 
 from cachedfs.cache import audit, blocks, disk, leftovers
 from cachedfs.cache.claims import Claims
@@ -19,6 +20,7 @@ from cachedfs.cache.disk import Buffer
 from cachedfs.cache.handles import Handles
 from cachedfs.cache.index import TROUBLE, Index, Rows
 from cachedfs.cache.leases import Lease
+from cachedfs.cache.seats import Planned
 from cachedfs.cache.space import UNWRITTEN_S, Room, remove_dead_leases, wal_pages_of
 from cachedfs.cache.touches import Touches
 from cachedfs.errors import CacheError
@@ -71,21 +73,26 @@ class Store:
         bounds: Bounds,
         *,
         instead_of: Container[str] = (),
+        plan: Planned | None = None,
     ) -> None:
         """Store the blocks that are not there yet: each is then there in full, or not at all.
 
-        `instead_of`: files that are there but unusable. Once more when the index was found damaged, as the second
-        writing makes it anew.
+        `instead_of`: files that are there but unusable. `plan`: whose blocks they are. Once more when the index was found
+        damaged, as the second writing makes it anew.
         """
         try:
-            self._put(given, bounds, instead_of)
+            self._put(given, bounds, instead_of, plan)
         except CacheError:
             if not self._is_index_damaged():
                 raise
-            self._put(given, bounds, instead_of)
+            self._put(given, bounds, instead_of, plan)
 
     def _put(
-        self, given: Sequence[tuple[BlockKey, Buffer]], bounds: Bounds, instead_of: Container[str]
+        self,
+        given: Sequence[tuple[BlockKey, Buffer]],
+        bounds: Bounds,
+        instead_of: Container[str],
+        plan: Planned | None,
     ) -> None:
         with self._explained("blocks cannot be stored"):
             self._index.database.limit_wal(wal_pages_of(bounds))
@@ -96,7 +103,7 @@ class Store:
                 if not self._is_here(key, instead_of)
             ]
             while waiting:
-                waiting = self._put_some(waiting, bounds)
+                waiting = self._put_some(waiting, bounds, plan)
 
     def evict(self, identity: str | None, path: str | None) -> int:
         """Drop the blocks of a path and of all below it, of an origin, or of all; return the bytes that came free."""
@@ -201,14 +208,16 @@ class Store:
 
     # Putting
 
-    def _put_some(self, waiting: list[_NewBlock], bounds: Bounds) -> list[_NewBlock]:
+    def _put_some(self, waiting: list[_NewBlock], bounds: Bounds, plan: Planned | None) -> list[_NewBlock]:
         """Reserve and write as many blocks as fit the cache at once; return the others that are still to be put."""
         now_s, deadline = time.time(), time.monotonic() + _WRITE_WITHIN_S
         reserved: list[_NewBlock] = []
         try:
             with self._writing(now_s) as rows:
                 batch, rest = self._choose(rows, waiting, bounds, now_s)
-                if self._make_room(rows, sum(block.size for block in batch), bounds, now_s):
+                size = sum(block.size for block in batch)
+                hashes = [block.object.hash64(block.index) for block in batch]
+                if self._make_room(rows, size, bounds, now_s, plan=plan, hashes=hashes):
                     reserved = batch
                     self._reserve(rows, reserved, now_s)
             if batch and not reserved:
@@ -259,17 +268,16 @@ class Store:
     def _exists(self, block: _NewBlock) -> bool:
         return disk.exists(self.room.path(block.place))
 
-    def _make_room(
-        self, rows: Rows, size: int, bounds: Bounds, now_s: float, *, is_staged: bool = True
-    ) -> bool:
-        """Return whether `size` bytes fit now: asked again when rows went that gave the disk no space back."""
+    def _make_room(self, rows: Rows, size: int, bounds: Bounds, now_s: float, **options: Any) -> bool:
+        """Return whether `size` bytes fit now: asked again when rows went that gave the disk no space back.
+
+        `options`: see Room.make.
+        """
         while True:
             before = self.room.fileless
             allowed = self.room.allowance(rows, bounds)
             touches = self._touches(size=allowed, clock=rows.last_clock())
-            fits = self.room.make(
-                rows, size, allowed=allowed, touches=touches, now_s=now_s, is_staged=is_staged
-            )
+            fits = self.room.make(rows, size, allowed=allowed, touches=touches, now_s=now_s, **options)
             if not fits or self.room.fileless == before:
                 return fits
 

@@ -114,6 +114,11 @@ class Touches(SharedSlots):
         uses = self._aged(record >> 32 & _COUNT, clock, self.now)
         return Use(clock, uses, is_new, is_new and bool(record >> 32 & _PASSES))
 
+    def is_new(self, hash64: int) -> bool:
+        """Return whether a block that is not here was never used here, as far as is known."""
+        use = self.use_of(hash64)
+        return use is None or use.is_new
+
     def last_use_of(self, hash64: int) -> int | None:
         """Return the clock of a block's last use; None when no use of it is known."""
         _, record = self._place(hash64 & self._mask, hash64 >> 48 or 1)

@@ -82,6 +82,9 @@ class Unread(Generic[B]):
     def __iter__(self) -> Iterator[Piece[B]]:
         return iter(self._pieces)
 
+    def __contains__(self, block: object) -> bool:
+        return block in self._marks
+
     def add(self, piece: Piece[B], clock: int | None) -> None:
         """Note a piece that is not read yet; `clock` is that of its block's last use so far."""
         mark = self._marks.setdefault(piece.block, _Mark(clock, []))

@@ -88,6 +88,20 @@ def put_new(cache: BlockCache, bounds: Bounds) -> None:
     put(cache, NEW, 0, 1, bounds=bounds)
 
 
+class _Plan:
+    """A plan that gives up the block that came last."""
+
+    share, seat, taken = 0, 0, 1 << 40
+
+    def given_up(self) -> Iterator[tuple[ObjectKey, int]]:
+        yield from ((OLD, index) for index in reversed(range(N_OLD)))
+
+
+def put_of_a_plan(cache: BlockCache, bounds: Bounds) -> None:
+    given = [(NEW.block(index), content(NEW, index)) for index in range(2)]
+    cache.put(given, bounds, plan=_Plan())
+
+
 def put_after_noticing(cache: BlockCache, bounds: Bounds) -> None:
     try:
         put_new(cache, bounds)
@@ -173,6 +187,7 @@ OPERATIONS = {
     "open": Operation(aged_leftovers, open_only),
     "put": Operation(filled, put_new),
     "put that evicts": Operation(full, put_new),
+    "put of a plan": Operation(full, put_of_a_plan),
     "put without index": Operation(indexless, put_after_noticing),
     "put with damaged index": Operation(damaged_index, put_after_noticing),
     "put of pinned": Operation(full, pin_and_put),

@@ -1,0 +1,125 @@
+"""What a plan will use beyond what it got to, as far as its items tell: from this follows what may go to make room."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cachedfs.items import Item, Items
+from cachedfs.orders import Block, Order, Use
+from cachedfs.plan.blocks import block_range, clip, covering
+from cachedfs.plan.window import Place
+from cachedfs.source import Source
+
+__all__ = ["Foresight"]
+
+HORIZON = 1 << 18  # uses that are known ahead: 20 MB
+AT_ONCE = 128  # items that are looked at before the loop serves others
+PASSING = 64 << 20  # bytes that are under way, where there is no window
+
+
+class Span(NamedTuple):
+    """The uses of one item: the position of the first in the order, how many there are, and the first block."""
+
+    at: int
+    n: int = 0
+    first: int = 0
+
+
+class Foresight:
+    """The order of one plan, from what its items are known to be. On the engine's loop.
+
+    It goes as far as objects are known: an item of which nothing is known ends it, until the plan has asked what it is. A plan
+    that runs is one of those that share the bound, from `begin` to `close`.
+    """
+
+    def __init__(self, source: Source, items: Items, strip: Callable[[str], str], window: float) -> None:
+        self._source, self._items, self._strip = source, items, strip
+        self._window = int(min(window, PASSING))
+        self._foreseen: deque[Span] = deque()  # of the items that come next
+        self._begun: dict[
+            int, Span
+        ] = {}  # by number, those that the plan got to and the reader did not pass; in order
+        self._order: Order | None = None
+
+    def begin(self) -> None:
+        engine = self._source.engine
+        self._order = Order(engine.cache, self._source.config.bounds, horizon=HORIZON, window=self._window)
+        engine.orders.append(self._order)
+
+    def close(self) -> None:
+        order, self._order = self._order, None
+        if order is not None:
+            self._source.engine.orders.remove(order)
+            order.close()
+
+    @property
+    def share(self) -> int | None:
+        """The bytes of the cache that are this plan's own; None before its begin."""
+        return None if self._order is None else self._order.share
+
+    def look(self) -> bool:
+        """Look at the next items; return whether there may be more to look at now."""
+        for _ in range(AT_ONCE):
+            if self._order is None or (item := self._items.peek(len(self._foreseen))) is None:
+                return False
+            uses = self._uses_of(item)
+            if uses is None or len(uses) > self._order.room:
+                return False
+            self._foreseen.append(Span(self._order.known, len(uses), uses[0][1] if uses else 0))
+            self._order.extend(uses)
+        return True
+
+    def _uses_of(self, item: Item) -> list[Use] | None:
+        """Return the uses of one item, None when it is not known what it is."""
+        known = self._source.fresh(self._strip(item.text))
+        key = None if known is None else self._source.key(known)
+        if known is None or key is None:
+            return None
+        size = known.object.size or 0
+        blocks = covering(clip(*(item.range or (None, None)), size), key.block_size)
+        return [(key, index, block_range(index, key.block_size, size).size) for index in blocks]
+
+    # What the plan does.
+
+    def took(self) -> Span:
+        """The plan took its next item."""
+        if self._foreseen:
+            return self._foreseen.popleft()
+        return Span(0 if self._order is None else self._order.known)
+
+    def begins(self, number: int, span: Span) -> None:
+        """The item of this span is the plan's object of this number."""
+        self._begun[number] = span
+
+    def asked(self, place: Place, block: Block, *, is_here: bool) -> None:
+        """The plan got to this place: the block is here, or is asked for now."""
+        span = self._begun.get(place[0])
+        if self._order is None:
+            return
+        if span is not None and span.n:
+            self._order.to_fetch(_position(span, place[1] + 1), HORIZON)
+        if is_here:
+            self._order.stored([block])
+
+    def lost(self, block: Block) -> None:
+        """The plan found that a block is not here any more."""
+        if self._order is not None:
+            self._order.lost([block])
+
+    def reached(self, place: Place) -> None:
+        """All before this place was read."""
+        while self._begun and (number := next(iter(self._begun))) <= place[0]:
+            span = self._begun[number]
+            if self._order is not None:
+                is_passed = number < place[0]
+                self._order.read_up_to(span.at + span.n if is_passed else _position(span, place[1]))
+            if number == place[0]:
+                return
+            del self._begun[number]
+
+
+def _position(span: Span, index: int) -> int:
+    """Return where in the order a block of an item is used, one behind its end at most."""
+    return span.at + min(max(0, index - span.first), span.n)

@@ -1,0 +1,124 @@
+"""What a plan at work will read, in order: what it asks for next, and what the cache may remove for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from cachedfs.cache import BlockCache
+from cachedfs.model import Bounds, ObjectKey
+from cachedfs.plan.schedule import Access, Schedule
+
+__all__ = ["Block", "Order", "Use", "order_of"]
+
+PASSING = 64  # what is read once takes at most this part of a share: more is worth more to what is read again
+
+Block = tuple[ObjectKey, int]
+
+
+Use = tuple[ObjectKey, int, int]  # one read of a block: its index, and the bytes that it has
+
+
+class Order:
+    """The order of one plan in one cache, for any thread: the loop moves it on while the writer asks what to remove.
+
+    Who runs the plan calls `extend` when there is room within the horizon, `read_up_to` when its reader got further, and
+    then `to_fetch`: it looks whether each of these blocks is here (`stored`) and else fetches it. Of what is fetched the
+    engine reports the end by itself, for all orders in `engine.orders`. `lost` is for what did not come, and for what the
+    runner finds missing of what is to be read next. `close` when the plan ends.
+
+    `window`: about the bytes that will be ahead of the reader; `to_fetch` must be asked of no more.
+    """
+
+    def __init__(self, cache: BlockCache, bounds: Bounds, *, horizon: int, window: int) -> None:
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._schedule: Schedule[Block] = Schedule(horizon=horizon)
+        self._window = window
+        self.seat = cache.take_seat()
+        self.share = cache.share(self.seat, bounds)
+
+    def close(self) -> None:
+        """Give the seat back: the room of this plan is that of others now."""
+        if self.seat is not None:
+            self._cache.leave_seat(self.seat)
+            self.seat = None
+
+    @property
+    def share(self) -> int:
+        """The bytes of the cache that are this plan's own, as of the last put."""
+        return self._share
+
+    @share.setter
+    def share(self, size: int) -> None:
+        self._share = size
+        passing = min(self._window, size // PASSING)
+        with self._lock:
+            self._schedule.limit, self._schedule.passing = size - passing, passing
+
+    @property
+    def taken(self) -> int:
+        """The bytes that its blocks take in the cache, those under way included."""
+        with self._lock:
+            return self._schedule.taken
+
+    @property
+    def position(self) -> int:
+        return self._schedule.position
+
+    @property
+    def known(self) -> int:
+        return self._schedule.known
+
+    @property
+    def room(self) -> int:
+        """How many further uses `extend` would take."""
+        return self._schedule.room
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._schedule
+
+    def extend(self, uses: Iterable[Use]) -> int:
+        """Take as many further uses as the horizon allows, not one more; return how many these were."""
+        size_of, room = self._cache.size_on_disk, self._schedule.room
+        # Before the lock is taken: where they come from may take its time.
+        accesses = [Access((key, index), size_of(key, size)) for key, index, size in islice(uses, room)]
+        with self._lock:
+            return self._schedule.extend(accesses)
+
+    def read_up_to(self, position: int) -> None:
+        """Note that all uses before `position`, counted from 0, are over."""
+        with self._lock:
+            self._schedule.read_up_to(position)
+
+    def to_fetch(self, until: int, most: int) -> list[Block]:
+        """Return up to `most` blocks to ask for now, in the order of their use, of what is used before position `until`."""
+        with self._lock:
+            return list(islice(self._schedule.to_fetch(until), most))
+
+    def stored(self, blocks: Iterable[Block]) -> None:
+        """Note that blocks are here; those that are not of this plan are passed over."""
+        with self._lock:
+            for block in blocks:
+                self._schedule.stored(block)
+
+    def lost(self, blocks: Iterable[Block]) -> None:
+        """Note that blocks are not here."""
+        with self._lock:
+            for block in blocks:
+                self._schedule.lost(block)
+
+    def given_up(self) -> Iterator[Block]:
+        """Yield what to remove, furthest use first: see `Planned`."""
+        while True:
+            with self._lock:
+                block = next(self._schedule.given_up(), None)
+            if block is None:
+                return
+            yield block
+
+
+def order_of(orders: Sequence[Order], key: ObjectKey, index: int) -> Order | None:
+    """Return the first order that a block is in."""
+    return next((order for order in orders if (key, index) in order), None)

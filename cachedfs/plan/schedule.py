@@ -1,0 +1,269 @@
+"""What to fetch next of a known order of accesses, and what to give up for it: Belady's rule, with bypass. Pure.
+
+The rule: what is missing is fetched in the order of its use, and what is used furthest ahead goes first. What is needed
+before the block that it would make room for never goes. A block whose use after the next one is still further ahead than
+that of all others only passes: it is fetched, read, and goes first.
+
+How it is used. `extend` hands over what is known of the order, `read_up_to` says how much of it was read, `to_fetch` says
+what to ask for next. Each of its blocks is then reported: `stored` when it is here (it came, or was here already) or
+`lost` when it is not to come. What others remove is `lost`, too, and what was here from the start is `stored`. Whoever
+needs room takes what `given_up` yields. Wrong or missing reports cost fetches, and nothing else.
+
+State: one number and one reference for each access that is known and was not made, a record for each block of them or
+here, and two heaps of at most twice the records. Time: each access costs at most a few steps in the heaps, O(log n),
+amortised.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterable, Iterator
+from enum import Enum, auto
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
+from typing import Generic, NamedTuple, TypeVar
+
+__all__ = ["NEVER", "Access", "Schedule"]
+
+NEVER = sys.maxsize  # the position of a use that is not known
+_FEW = 64  # entries of a heap below which it is not worth tidying
+
+B = TypeVar("B", bound=Hashable)
+
+
+class Access(NamedTuple, Generic[B]):
+    """One use of a block, and the bytes that it takes."""
+
+    block: B
+    size: int = 1
+
+
+class _Place(Enum):
+    AWAY = auto()  # not here, or nobody told us
+    HELD = auto()  # here or asked for, and to stay until another is needed sooner
+    PASSING = auto()  # here or asked for, for one use
+    GOING = auto()  # here or asked for, and the first to go
+
+
+class _Record(Generic[B]):
+    """What is known of one block: its next use, the last one that is known, its size, and where it is."""
+
+    __slots__ = ("block", "is_under_way", "last", "next", "place", "size")
+
+    def __init__(self, block: B, size: int) -> None:
+        self.block = block
+        self.size = size
+        self.next = self.last = NEVER
+        self.place = _Place.AWAY
+        self.is_under_way = False  # asked for by `to_fetch`, and not reported yet
+
+
+class Schedule(Generic[B]):
+    """One order of accesses and the blocks that it needs. The same calls get the same answers.
+
+    `horizon` is how many accesses may be known ahead. `limit` is how many bytes may stay for later uses, `passing` how
+    many more may be here for one use: about what is under way at a time. Positions count accesses from 0.
+    """
+
+    def __init__(self, *, horizon: int, limit: int = 0, passing: int = 0) -> None:
+        self.horizon = horizon
+        self.limit = limit
+        self.passing = passing
+        self.position = 0  # accesses that were made
+        self._asked = 0  # Invariant: what `to_fetch` gave is used before this position
+        self._records: dict[B, _Record[B]] = {}  # Invariant: each is used again, is here, or is under way
+        # The accesses from position `_base` on, and for each the position of the next one of the same block.
+        self._order: list[_Record[B]] = []
+        self._following: list[int] = []
+        self._base = 0
+        # By next use, with what was true when they were pushed: an entry counts while it is.
+        self._furthest: list[
+            tuple[int, int, _Record[B]]
+        ] = []  # of what is held; negative; the second settles ties
+        self._wanted: list[tuple[int, int, _Record[B]]] = []  # of what is not
+        self._ties = count()
+        self._going: dict[B, None] = {}  # what is here and first to go, in that order
+        self._sizes = dict.fromkeys(_Place, 0)  # bytes by place
+
+    @property
+    def known(self) -> int:
+        """The position up to which the order is known."""
+        return self._base + len(self._order)
+
+    @property
+    def room(self) -> int:
+        """How many further accesses `extend` would take."""
+        return self.horizon - (self.known - self.position)
+
+    @property
+    def taken(self) -> int:
+        """The bytes of all that is here, or under way, as far as we were told."""
+        return sum(size for place, size in self._sizes.items() if place is not _Place.AWAY)
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._records
+
+    # What happens.
+
+    def extend(self, accesses: Iterable[Access[B]]) -> int:
+        """Take as many further accesses as the horizon allows, not one more; return how many these were."""
+        before = self.known
+        for block, size in islice(accesses, self.room):
+            record = self._records.get(block) or self._new(block, size)
+            position = self.known
+            if record.next == NEVER:
+                self._use_next(record, position)
+            else:
+                self._following[record.last - self._base] = position
+            record.last = position
+            self._order.append(record)
+            self._following.append(NEVER)
+        return self.known - before
+
+    def read_up_to(self, position: int) -> None:
+        """Note that all accesses before `position` were made."""
+        while self.position < min(position, self.known):
+            at = self.position - self._base
+            record = self._order[at]
+            self.position += 1
+            if record.place is _Place.PASSING:
+                self._move(record, _Place.GOING)
+            self._use_next(record, self._following[at])
+        n_made = self.position - self._base
+        if 2 * n_made > len(self._order):
+            del self._order[:n_made], self._following[:n_made]
+            self._base = self.position
+
+    def stored(self, block: B) -> None:
+        """Note that a block is here: it came, or it was here already."""
+        record = self._records.get(block)
+        if record is None:
+            return
+        record.is_under_way = False
+        if record.place is _Place.AWAY:
+            self._move(record, _Place.HELD if self._finds_room(record) else _Place.GOING)
+        elif record.place is _Place.GOING:
+            self._going[block] = None
+
+    def lost(self, block: B) -> None:
+        """Note that a block is not here: it did not come, or somebody removed it."""
+        record = self._records.get(block)
+        if record is not None:
+            record.is_under_way = False
+            self._move(record, _Place.AWAY)
+
+    # What to do.
+
+    def to_fetch(self, until: int) -> Iterator[B]:
+        """Yield what to ask for next, in the order of use, of what is used before position `until`.
+
+        Each is under way once it was yielded. It ends when something has to be read first.
+        """
+        while (record := self._first_wanted()) is not None and record.next < until:
+            place = self._place_for(record)
+            if place is None:
+                return
+            self._asked = max(self._asked, record.next + 1)
+            record.is_under_way = True
+            self._move(record, place)
+            yield record.block
+
+    def given_up(self) -> Iterator[B]:
+        """Yield what to remove, furthest use first, for as long as room is needed.
+
+        Each counts as gone once it was yielded. It ends before what is used sooner than anything under way.
+        """
+        while True:
+            if self._going:
+                record = self._records[next(iter(self._going))]
+            else:
+                top = self._furthest_held()
+                if top is None or top.next < self._asked:
+                    return
+                record = top
+            if record.is_under_way:
+                self._move(record, _Place.GOING)  # as soon as it is here
+                continue
+            self._move(record, _Place.AWAY)
+            yield record.block
+
+    # Where a block belongs.
+
+    def _place_for(self, record: _Record[B]) -> _Place | None:
+        """Return where a block belongs that is asked for now, other blocks having made room; None: it has to wait."""
+        after = self._following[record.next - self._base]
+        while self._sizes[_Place.HELD] + record.size > self.limit:
+            top = self._furthest_held()
+            may_pass = self._sizes[_Place.PASSING] + record.size <= self.passing
+            if may_pass and (top is None or after > top.next):
+                return _Place.PASSING
+            if top is None or top.next <= record.next:
+                return None
+            self._move(top, _Place.GOING)
+        return _Place.HELD
+
+    def _finds_room(self, record: _Record[B]) -> bool:
+        """Return whether a block that is here may stay, after others made room that are used later."""
+        while self._sizes[_Place.HELD] + record.size > self.limit:
+            top = self._furthest_held()
+            if top is None or top.next <= record.next:
+                return False
+            self._move(top, _Place.GOING)
+        return True
+
+    def _move(self, record: _Record[B], place: _Place) -> None:
+        if record.place is _Place.GOING:
+            self._going.pop(record.block, None)
+        self._sizes[record.place] -= record.size
+        self._sizes[place] += record.size
+        record.place = place
+        if place is _Place.GOING and not record.is_under_way:
+            self._going[record.block] = None
+        self._file(record)
+
+    # When a block is used.
+
+    def _new(self, block: B, size: int) -> _Record[B]:
+        record = self._records[block] = _Record(block, size)
+        self._sizes[_Place.AWAY] += size
+        return record
+
+    def _use_next(self, record: _Record[B], position: int) -> None:
+        record.next = position
+        self._file(record)
+
+    def _file(self, record: _Record[B]) -> None:
+        """Put a block where it is found by its next use; forget it when there is no use for it, and it is not here."""
+        if record.place is _Place.HELD:
+            self._push(self._furthest, -record.next, record)
+        elif record.place is not _Place.PASSING and record.next != NEVER:
+            self._push(self._wanted, record.next, record)
+        elif record.place is _Place.AWAY and not record.is_under_way:
+            self._sizes[_Place.AWAY] -= record.size
+            del self._records[record.block]
+
+    def _push(self, heap: list[tuple[int, int, _Record[B]]], key: int, record: _Record[B]) -> None:
+        heappush(heap, (key, next(self._ties), record))
+        if len(heap) > 2 * len(self._records) + _FEW:
+            counts = self._counts_as_held if heap is self._furthest else self._counts_as_wanted
+            heap[:] = {entry[2]: entry for entry in heap if counts(entry)}.values()
+            heapify(heap)
+
+    @staticmethod
+    def _counts_as_held(entry: tuple[int, int, _Record[B]]) -> bool:
+        return entry[2].place is _Place.HELD and entry[2].next == -entry[0]
+
+    @staticmethod
+    def _counts_as_wanted(entry: tuple[int, int, _Record[B]]) -> bool:
+        return entry[2].place in (_Place.AWAY, _Place.GOING) and entry[2].next == entry[0]
+
+    def _furthest_held(self) -> _Record[B] | None:
+        """Return the held block that is used furthest ahead; of those without a known use, the longest without."""
+        while self._furthest and not self._counts_as_held(self._furthest[0]):
+            heappop(self._furthest)
+        return self._furthest[0][2] if self._furthest else None
+
+    def _first_wanted(self) -> _Record[B] | None:
+        while self._wanted and not self._counts_as_wanted(self._wanted[0]):
+            heappop(self._wanted)
+        return self._wanted[0][2] if self._wanted else None

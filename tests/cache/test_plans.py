@@ -1,0 +1,254 @@
+"""Plans through the real cache: what they hit, what they leave alone, and how two of them share one bound."""
+
+import random
+
+import pytest
+
+from cachedfs.model import Bounds
+from cachedfs.orders import Order
+from tests.cache.rig import AMPLE, content, finish, key_of, put, room_for, start
+from tests.support import tally
+
+BLOCK = 16 << 10
+AT_ONCE = 8  # accesses between two looks at what is to be fetched
+
+
+class Plan:
+    """A plan that reads the blocks of one object, each so often in each epoch, in random order, known one epoch ahead."""
+
+    def __init__(self, cache, bounds, n, *, touches=16, seed=0, path="b/planned"):
+        self.cache, self.bounds, self.n = cache, bounds, n
+        self.key = key_of(path, block_size=BLOCK)
+        self.chance, self.units = random.Random(seed), [unit for unit in range(n) for _ in range(touches)]
+        self.per_epoch, self.at, self.fetched = len(self.units), 0, 0
+        self.coming = []  # of the order: what is not read yet
+        self.order = Order(cache, bounds, horizon=2 * self.per_epoch, window=AT_ONCE * BLOCK)
+
+    def read(self, accesses):
+        """Read so many accesses (a multiple of AT_ONCE); return how many blocks were fetched for them."""
+        before = self.fetched
+        for _ in range(accesses // AT_ONCE):
+            self.step()
+        return self.fetched - before
+
+    def step(self):
+        if self.order.known < self.at + self.per_epoch:
+            epoch = self.chance.sample(self.units, self.per_epoch)
+            self.coming += epoch
+            self.order.extend((self.key, index, BLOCK) for index in epoch)
+        self.fetch(self.order.to_fetch(self.at + AT_ONCE, AT_ONCE))
+        now, self.coming = self.coming[:AT_ONCE], self.coming[AT_ONCE:]
+        for index in now:
+            if self.cache.read(self.key, index, 0, 8) is None:  # somebody else removed it
+                self.fetch([(self.key, index)])
+                self.cache.touch(self.key, index)
+        self.at += AT_ONCE
+        self.order.read_up_to(self.at)
+
+    def fetch(self, blocks):
+        missing = [block for block in blocks if not self.cache.has(*block)]
+        self.fetched += len(missing)
+        for block in missing:
+            self.cache.missed(*block, self.bounds)
+        data = bytes(BLOCK)
+        self.cache.put([(key.block(index), data) for key, index in missing], self.bounds, plan=self.order)
+        self.order.stored(blocks)
+
+    def hit_ratio(self, epochs):
+        accesses = int(epochs * self.per_epoch)
+        return 1 - self.read(accesses) / accesses
+
+
+def bounds_for(cache, n):
+    """Return bounds within which about `n` small blocks fit, and how many do: all of them were there once."""
+    key, small = key_of("probe", block_size=BLOCK), Bounds(1 << 22, 0)
+    cache.put([(key.block(0), b"")], small)
+    bounds = Bounds(cache._own.store.room._overhead(32 * 4096) + n * cache.size_on_disk(key, BLOCK), 0)
+    for first in range(0, 2 * n, 100):
+        cache.put([(key.block(index), bytes(BLOCK)) for index in range(first, first + 100)], bounds)
+    n_fit = cache.usage()[0]
+    cache.evict(None)
+    return bounds, n_fit
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 0.80), (0.25, 0.60)])
+def test_through_the_real_cache_blocks_touched_sixteen_times_an_epoch_hit_as_often_as_by_the_table(
+    cache, share, expected
+):
+    bounds, n_fit = bounds_for(cache, 240)
+    plan = Plan(cache, bounds, round(n_fit / share))
+    ratios = [plan.hit_ratio(1) for _ in range(3)]
+    tally(f"{n_fit} of {plan.n} blocks fit: {ratios}")
+    for ratio in ratios[1:]:
+        assert ratio == pytest.approx(expected, abs=0.02)
+
+
+# What a plan leaves to others.
+
+
+class GivesUp:
+    """A plan that gives up what the test says, and notes what it was asked for."""
+
+    def __init__(self, *blocks, taken=1 << 40):
+        self.left, self.asked, self.taken, self.share, self.seat = list(blocks), [], taken, 0, None
+
+    def given_up(self):
+        while self.left:
+            self.asked.append(self.left.pop(0))
+            yield self.asked[-1]
+
+
+@pytest.fixture
+def full(cache):
+    """A cache that is full of twelve blocks; and the bounds that make it so."""
+    bounds = room_for(cache, 12)
+    for index in range(12):
+        put(cache, OLD, index, bounds=bounds)
+    return cache, bounds
+
+
+OLD, NEW = key_of("b/old"), key_of("b/new")
+
+
+def here(cache, key, n=12):
+    return [index for index in range(n) if cache.has(key, index)]
+
+
+def test_what_a_plan_gives_up_goes_and_nothing_else_and_not_one_block_more_than_is_needed(full):
+    cache, bounds = full
+    plan = GivesUp(*((OLD, index) for index in (7, 3, 11, 0)))
+    cache.put([(NEW.block(index), content(NEW, index)) for index in range(2)], bounds, plan=plan)
+    assert here(cache, OLD) == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
+    assert plan.asked == [(OLD, 7), (OLD, 3)]
+    assert here(cache, NEW) == [0, 1]
+    assert cache.check().ok
+
+
+def test_a_plan_is_not_asked_while_there_is_room(cache):
+    plan = GivesUp((OLD, 0))
+    put(cache, OLD, 0)
+    cache.put([(NEW.block(0), content(NEW, 0))], AMPLE, plan=plan)
+    assert not plan.asked
+
+
+def test_what_a_plan_gives_up_but_is_not_here_or_pinned_makes_no_room_and_others_do(full):
+    cache, bounds = full
+    pinned = key_of("b/pinned")
+    cache.pin(pinned.identity, pinned.path)
+    put(cache, pinned, 0, bounds=bounds)
+    plan = GivesUp((pinned, 0), (key_of("b/never"), 3), (OLD, 9))
+    cache.put([(NEW.block(0), content(NEW, 0))], bounds, plan=plan)
+    assert cache.has(pinned, 0)
+    assert here(cache, NEW) == [0]
+    assert 9 not in here(cache, OLD)
+    assert len(here(cache, OLD)) == 10
+
+
+def test_a_plan_that_has_nothing_to_give_up_stores_as_everybody_does(full):
+    cache, bounds = full
+    cache.put([(NEW.block(0), content(NEW, 0))], bounds, plan=GivesUp())
+    assert here(cache, NEW) == [0]
+    assert len(here(cache, OLD)) == 11
+
+
+def test_below_its_share_a_plan_takes_what_is_longest_unused_if_its_blocks_are_new(full):
+    cache, bounds = full
+    for step in range(2):
+        plan = GivesUp((OLD, 11), taken=0)
+        cache.missed(NEW, step, bounds)
+        cache.put([(NEW.block(step), content(NEW, step))], bounds, plan=plan)
+        assert not plan.asked
+    assert plan.share == cache.allowance(bounds)
+
+
+def test_below_its_share_a_plan_takes_nothing_of_others_for_blocks_that_were_here_before(full):
+    cache, bounds = full
+    cache.touch(NEW, 0)
+    cache.missed(NEW, 0, bounds)
+    plan = GivesUp((OLD, 11), taken=0)
+    cache.put([(NEW.block(0), content(NEW, 0))], bounds, plan=plan)
+    assert plan.asked == [(OLD, 11)]
+    assert here(cache, OLD) == list(range(11))
+
+
+def test_what_others_use_stays_while_a_plan_reads_more_than_fits(cache):
+    bounds, n = bounds_for(cache, 100)
+    plan = Plan(cache, bounds, n)
+    plan.read(plan.per_epoch // 2)
+    others = key_of("b/others", block_size=BLOCK)
+    cache.put([(others.block(index), bytes(BLOCK)) for index in range(20)], bounds)
+    missing = 0
+    for _ in range(20):
+        plan.read(plan.per_epoch // 160 * 8)
+        missing += 20 - len(here(cache, others, 20))
+        for index in range(20):
+            cache.read(others, index, 0, 1)
+    assert plan.fetched > 1.3 * n
+    assert missing == 0
+
+
+# Two plans that share one bound.
+
+
+HALF = 0.80  # what a plan over as many blocks as fit hits when it has half of the bound for itself: see the table
+
+
+def in_turn(plans, epochs):
+    """Let plans of the same size read in turn; return the hit ratio of each."""
+    before, steps = [plan.fetched for plan in plans], int(epochs * plans[0].per_epoch / AT_ONCE)
+    for _ in range(steps):
+        for plan in plans:
+            plan.step()
+    return [1 - (plan.fetched - was) / steps / AT_ONCE for plan, was in zip(plans, before, strict=True)]
+
+
+def test_two_plans_of_one_process_have_what_half_the_bound_gives_each_alone(open_cache, folder):
+    cache = open_cache(folder)
+    bounds, n = bounds_for(cache, 160)
+    earlier = Plan(cache, bounds, n, path="b/second")
+    earlier.read(earlier.per_epoch // 4)
+    earlier.order.close()
+    first = Plan(cache, bounds, n, path="b/first")
+    first.read(first.per_epoch)
+    assert first.order.taken > 0.9 * cache.allowance(bounds)
+    second = Plan(cache, bounds, n, seed=1, path="b/second")  # of which nothing is new here
+    assert min(in_turn([first, second], 1)) >= 0.9 * HALF
+    second.order.close()
+    first.read(first.per_epoch)
+    assert first.hit_ratio(0.5) > 0.99  # it has all of the cache again
+
+
+READER = """
+from tests.cache.test_plans import *
+cache, size, n = BlockCache([sys.argv[1]], explicit=True), int(sys.argv[2]), int(sys.argv[3])
+plan = Plan(cache, Bounds(size, 0), n, seed=os.getpid(), path=sys.argv[4])
+for line in sys.stdin:
+    print(plan.hit_ratio(float(line)), flush=True)
+"""
+
+
+def test_two_plans_of_two_processes_have_what_half_the_bound_gives_each_alone(open_cache, folder):
+    bounds, n = bounds_for(open_cache(folder), 160)
+    readers = [start(READER, folder, bounds.size, n, f"b/{name}") for name in "ab"]
+    for reader in readers:
+        reader.stdin.write("1\n1\n")
+        reader.stdin.flush()
+    ratios = [[float(reader.stdout.readline()) for _ in range(2)] for reader in readers]
+    assert min(second for _, second in ratios) >= 0.9 * HALF
+    for reader in readers:
+        finish(reader)
+
+
+def test_a_plan_counts_until_its_process_is_gone_however_it_went(open_cache, folder):
+    ours, size = open_cache(folder), 1 << 30
+    alone = ours.share(ours.take_seat(), Bounds(size, 0))
+    code = "cache = BlockCache([sys.argv[1]], explicit=True)\nprint(cache.take_seat(), flush=True)\nsys.stdin.read()"
+    other = start(code, folder)
+    assert other.stdout.readline() == "1\n"
+    assert ours.share(0, Bounds(size, 0)) == alone // 2
+    other.kill()
+    other.communicate()
+    assert ours.share(0, Bounds(size, 0)) == alone
+    ours.leave_seat(0)
+    assert ours.take_seat() == 0

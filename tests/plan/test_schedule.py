@@ -1,0 +1,347 @@
+"""What to fetch and what to give up: against the offline optimum, against a table of hit ratios, and for all orders."""
+
+import functools
+import heapq
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.plan import schedule
+from cachedfs.plan.schedule import Access, Schedule
+
+orders = st.lists(st.integers(0, 7), max_size=60)
+
+
+class Simulated:
+    """A cache of `size` blocks beside those that pass, and a reader of an order that is known as the schedule likes it."""
+
+    def __init__(self, order, size, *, horizon=1 << 30, window=1, passing=1):
+        self.order, self.size, self.window, self.passing = list(order), size, window, passing
+        self.schedule = Schedule(horizon=horizon, limit=size, passing=passing)
+        self.source = iter([Access(block) for block in self.order])
+        self.here, self.fetched, self.given_up = set(), [], []
+        self.at = 0
+
+    def read(self, n=None, *, known=None):
+        """Read the next n accesses, of all when there is no n; hand over the order up to `known`."""
+        for _ in range(len(self.order) - self.at if n is None else n):
+            most = None if known is None else max(0, known - self.schedule.known)
+            self.schedule.extend(itertools.islice(self.source, most))
+            for block in self.schedule.to_fetch(self.at + self.window):
+                self.fetch(block)
+            if self.order[self.at] not in self.here:  # nothing may make room for it yet
+                self.fetched.append(self.order[self.at])
+            self.at += 1
+            self.schedule.read_up_to(self.at)
+        return self
+
+    def fetch(self, block):
+        if block not in self.here:
+            self.fetched.append(block)
+            self.here.add(block)
+        self.schedule.stored(block)
+        for gone in self.schedule.given_up() if len(self.here) > self.size + self.passing else ():
+            self.here.remove(gone)
+            self.given_up.append((self.at, block, gone))
+            if len(self.here) <= self.size + self.passing:
+                break
+        assert len(self.here) <= self.size + self.passing
+
+    @property
+    def misses(self):
+        return len(self.fetched)
+
+
+def optimum(order, size):
+    """Return the misses of the exact optimum: what is used furthest ahead goes, or is not kept."""
+    following, last = [math.inf] * len(order), {}
+    for at in range(len(order) - 1, -1, -1):
+        following[at] = last.get(order[at], math.inf)
+        last[order[at]] = at
+    here, heap, misses = {}, [], 0
+    for at, block in enumerate(order):
+        misses += block not in here
+        here[block] = following[at]
+        heapq.heappush(heap, (-following[at], block))
+        while len(here) > size:
+            negative, furthest = heapq.heappop(heap)
+            if here.get(furthest) == -negative:
+                del here[furthest]
+    return misses
+
+
+def fewest(order, size):
+    """Return the misses of the best of all choices there are, each tried."""
+
+    @functools.cache
+    def best(at, here):
+        if at == len(order):
+            return 0
+        block = order[at]
+        if block in here:
+            return best(at + 1, here)
+        choices = [here, *(here - {old} | {block} for old in here)] if size else [here]
+        if len(here) < size:
+            choices.append(here | {block})
+        return 1 + min(best(at + 1, choice) for choice in choices)
+
+    return best(0, frozenset())
+
+
+def following(order, at, block):
+    """Return where a block is used next, from position `at` on."""
+    return order.index(block, at) if block in order[at:] else math.inf
+
+
+@given(st.lists(st.integers(0, 4), max_size=9), st.integers(0, 3))
+def test_the_optimum_that_we_compare_with_is_the_best_of_all_choices(order, size):
+    assert optimum(order, size) == fewest(tuple(order), size)
+
+
+@given(orders, st.integers(0, 8))
+def test_what_is_known_to_its_end_is_read_with_the_fewest_misses_there_can_be(order, size):
+    """With no more than a cache has that keeps `size` blocks and reads the others from memory; one more may be here."""
+    assert optimum(order, size + 1) <= Simulated(order, size).read().misses <= optimum(order, size)
+
+
+@given(orders, st.integers(1, 8), st.integers(1, 6), st.integers(1, 60))
+def test_reading_ahead_within_a_window_costs_at_most_what_as_many_blocks_fewer_would(
+    order, size, window, horizon
+):
+    read = Simulated(order, size, window=window, passing=window, horizon=max(horizon, window)).read()
+    assert read.misses >= optimum(order, size + window)
+    if horizon >= len(order):
+        assert read.misses <= optimum(order, max(0, size - window))
+
+
+@given(orders, st.integers(1, 8), st.integers(1, 8), st.integers(0, 4), st.integers(1, 60))
+def test_nothing_goes_that_is_needed_before_what_was_fetched_for_it(order, size, window, passing, horizon):
+    read = Simulated(order, size, window=window, passing=passing, horizon=max(horizon, window)).read()
+    for at, fetched, gone in read.given_up:
+        assert following(order, at, gone) > following(order, at, fetched)
+
+
+@given(orders, st.integers(1, 8), st.integers(1, 20))
+def test_what_is_fetched_is_asked_for_in_the_order_of_its_use(order, size, window):
+    plan = Schedule(horizon=100, limit=size, passing=size)
+    plan.extend(map(Access, order))
+    for at in range(len(order)):
+        uses = [following(order, at, block) for block in plan.to_fetch(at + window)]
+        assert uses == sorted(set(uses))
+        assert all(at <= use < at + window for use in uses)
+        for block in order[at : at + window]:
+            plan.stored(block)
+        plan.read_up_to(at + 1)
+
+
+@given(st.lists(st.integers(0, 100), max_size=60, unique=True), st.integers(1, 30))
+def test_with_room_for_all_everything_is_fetched_once_and_nothing_goes(order, window):
+    read = Simulated(order * 3, 100, window=window).read()
+    assert read.fetched == order
+    assert not read.given_up
+
+
+def test_a_block_with_no_known_use_goes_first_and_of_those_the_one_longest_without():
+    plan = Schedule(horizon=100, limit=5)
+    plan.extend(map(Access, "abcdeab"))
+    for block in list(plan.to_fetch(5)):
+        plan.stored(block)
+    plan.read_up_to(5)
+    assert list(plan.given_up()) == ["c", "d", "e", "b", "a"]
+
+
+def test_what_others_removed_is_fetched_again_in_its_turn():
+    plan = Schedule(horizon=100, limit=3)
+    plan.extend(map(Access, "abcabc"))
+    for block in list(plan.to_fetch(3)):
+        plan.stored(block)
+    plan.read_up_to(3)
+    plan.lost("b")
+    assert list(plan.to_fetch(6)) == ["b"]
+
+
+def test_what_did_not_come_is_asked_for_again():
+    plan = Schedule(horizon=100, limit=3)
+    plan.extend(map(Access, "abc"))
+    assert list(plan.to_fetch(2)) == ["a", "b"]
+    plan.lost("a")
+    assert list(plan.to_fetch(3)) == ["a", "c"]
+
+
+def test_what_was_here_from_the_start_is_not_fetched():
+    plan = Schedule(horizon=100, limit=3)
+    plan.extend(map(Access, "abc"))
+    for block in "ac":
+        plan.stored(block)
+    assert list(plan.to_fetch(3)) == ["b"]
+
+
+def test_of_what_was_here_from_the_start_the_blocks_that_are_used_first_stay():
+    plan = Schedule(horizon=100, limit=2)
+    plan.extend(map(Access, "abcdef"))
+    for block in "fdbaec":
+        plan.stored(block)
+    assert set(itertools.islice(plan.given_up(), 4)) == set("cdef")
+    assert not list(plan.to_fetch(2))
+
+
+def test_what_is_under_way_goes_only_when_it_is_here():
+    plan = Schedule(horizon=100, limit=1)
+    plan.extend(map(Access, "ab"))
+    assert list(plan.to_fetch(2)) == ["a"]  # before it was read nothing may take its place
+    plan.read_up_to(1)
+    assert list(plan.to_fetch(2)) == ["b"]
+    assert not list(plan.given_up())
+    plan.stored("a")
+    assert list(plan.given_up()) == ["a"]
+
+
+def test_a_block_that_comes_when_nobody_asked_counts_as_here():
+    plan = Schedule(horizon=100, limit=8)
+    plan.extend([Access("a", 5), Access("b", 5), Access("a", 5)])
+    plan.stored("unknown")
+    plan.stored("b")
+    assert plan.taken == 5
+    assert list(plan.to_fetch(1)) == ["a"]
+    assert plan.taken == 10
+    assert list(plan.given_up()) == ["b"]
+
+
+def test_sizes_count():
+    plan = Schedule(horizon=100, limit=10)
+    plan.extend([Access("a", 4), Access("b", 4), Access("c", 4), Access("d", 11)])
+    assert list(plan.to_fetch(4)) == ["a", "b"]
+    plan.read_up_to(2)
+    assert list(plan.to_fetch(4)) == ["c"]
+    plan.read_up_to(3)
+    assert not list(plan.to_fetch(4))  # it never fits
+
+
+def test_a_smaller_limit_is_kept_by_what_is_asked_for_next():
+    plan = Schedule(horizon=100, limit=4)
+    plan.extend(map(Access, "abcdefabcd"))
+    for block in list(plan.to_fetch(4)):
+        plan.stored(block)
+    plan.read_up_to(4)
+    plan.limit = 2
+    assert list(plan.to_fetch(6)) == ["e", "f"]
+    assert list(plan.given_up()) == ["d", "c", "b", "a"]
+
+
+# The simulations.
+
+
+def epochs(n, times, *, touches=16, seed=0):
+    """Return epochs in each of which each of n blocks is touched so often, in random order."""
+    chance, units = random.Random(seed), [unit for unit in range(n) for _ in range(touches)]
+    return [chance.sample(units, len(units)) for _ in range(times)]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 0.80), (0.25, 0.60)])
+def test_blocks_touched_sixteen_times_an_epoch_hit_as_often_as_by_the_table(share, expected):
+    n, times = 600, 3
+    each = epochs(n, times)
+    read = Simulated(itertools.chain(*each), round(share * n))
+    read.read(len(each[0]), known=2 * len(each[0]))
+    first = read.misses
+    for epoch in range(1, times):
+        read.read(len(each[0]), known=(epoch + 2) * len(each[0]))
+    hit_ratio = 1 - (read.misses - first) / (times - 1) / len(each[0])
+    assert hit_ratio == pytest.approx(expected, abs=0.01)
+
+
+ORDERS = {  # and how much of them is known ahead
+    "sixteen touches": lambda chance: ([block for epoch in epochs(150, 4) for block in epoch], 4800),
+    "one touch": lambda chance: ([block for epoch in epochs(600, 8, touches=1) for block in epoch], 1200),
+    "a loop": lambda chance: (list(range(600)) * 8, 1200),
+    "skewed, all known": lambda chance: ([int(600 * chance.random() ** 4) for _ in range(8000)], 8000),
+    "overlapping windows": lambda chance: (
+        [start + at for start in chance.sample(range(590), 590) for at in range(10)],
+        5900,
+    ),
+}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("kind", ORDERS)
+def test_misses_are_within_two_percent_of_the_optimum_when_two_passes_are_known_ahead(kind, share):
+    order, horizon = ORDERS[kind](random.Random(1))
+    size = round(share * len(set(order)))
+    read = Simulated(order, size, horizon=horizon).read()
+    assert read.misses <= 1.02 * optimum(order, size)
+
+
+# What it costs.
+
+
+class Counted:
+    """heapq, counting the steps of what was asked of it."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def push(self, heap, entry):
+        self.steps += 1 + math.log2(len(heap) + 1)
+        heapq.heappush(heap, entry)
+
+    def pop(self, heap):
+        self.steps += 1 + 2 * math.log2(len(heap))
+        return heapq.heappop(heap)
+
+    def heapify(self, heap):
+        self.steps += 2 * len(heap)
+        heapq.heapify(heap)
+
+
+@pytest.mark.parametrize("n", [100, 1000])
+def test_an_access_takes_a_few_steps_in_a_heap_and_the_state_stays_within_its_bound(n, monkeypatch):
+    counted, horizon, size = Counted(), 4 * n, n // 2
+    for name, ours in (("heappush", counted.push), ("heappop", counted.pop), ("heapify", counted.heapify)):
+        monkeypatch.setattr(schedule, name, ours)
+    order = [block for epoch in epochs(n, 12, touches=2) for block in epoch]
+    read, largest = Simulated(order, size, horizon=horizon, window=8, passing=8), 0
+    for _ in order:
+        read.read(1)
+        parts = [part for part in vars(read.schedule).values() if hasattr(part, "__len__")]
+        largest = max(largest, sum(map(len, parts)))
+        assert read.schedule.known - read.schedule.position <= horizon
+    # The order twice (what was read is cut off when it is half), its other half, and seven times the records at most.
+    assert largest <= 4 * horizon + 7 * n + 2 * 64 + 10
+    assert counted.steps / len(order) <= 12 * math.log2(n)
+
+
+@given(st.lists(st.tuples(st.sampled_from("elsfgr"), st.integers(0, 7)), max_size=80), st.integers(0, 5))
+def test_whatever_is_told_in_whatever_order_the_sums_are_right(told, limit):
+    """Blocks that nobody asked for come, others that were never here are lost, and so on."""
+    plan = Schedule(horizon=20, limit=limit, passing=2)
+    for what, number in told:
+        if what == "e":
+            plan.extend([Access(number, number + 1)])
+        elif what == "l":
+            plan.lost(number)
+        elif what == "s":
+            plan.stored(number)
+        elif what == "f":
+            list(plan.to_fetch(plan.position + number))
+        elif what == "g":
+            list(itertools.islice(plan.given_up(), number))
+        else:
+            plan.read_up_to(plan.position + number)
+        check(plan)
+
+
+def check(plan):
+    records = plan._records.values()
+    for place in plan._sizes:
+        assert plan._sizes[place] == sum(each.size for each in records if each.place is place)
+    ahead = plan._order[plan.position - plan._base :]
+    assert plan.known - plan.position == len(ahead) <= plan.horizon
+    for record in records:
+        uses = [plan.position + at for at, each in enumerate(ahead) if each is record]
+        assert record.next == (uses[0] if uses else schedule.NEVER)
+        assert uses or record.is_under_way or record.place is not schedule._Place.AWAY
+    assert plan.taken == sum(each.size for each in records if each.place is not schedule._Place.AWAY)

@@ -1,0 +1,196 @@
+"""A known order through the whole stack: what the simulated server sends for a plan, and who is told of what came."""
+
+import random
+
+import fsspec
+import pytest
+
+from cachedfs.cache import BlockCache
+from cachedfs.errors import CacheError
+from cachedfs.flights import Flight
+from cachedfs.model import Bounds, ObjectKey
+from cachedfs.orders import Order
+from cachedfs.writebehind import Arrived, WriteBehind
+from tests.support import tally, until
+
+BLOCK = 64 << 10
+AT_ONCE = 8  # reads between two looks at what is to be fetched
+
+
+class Plan:
+    """Samples of the blocks of one object, sixteen a block, in random order, each epoch known one ahead.
+
+    It runs as plans do, on the loop: what its order names is fetched unless it is here.
+    """
+
+    def __init__(self, fs, path, n):
+        self.fs, self.path, self.engine, self.fetcher = fs, path, fs._source.engine, fs._reader.fetcher
+        fs.info(path)
+        self.known = fs._source.known(path)
+        self.key = fs._source.key(self.known)
+        self.chance, self.units = random.Random(0), [unit for unit in range(n) for _ in range(16)]
+        self.coming, self.at = [], 0
+        self.order = Order(
+            self.engine.cache, fs._source.config.bounds, horizon=2 * len(self.units), window=AT_ONCE * BLOCK
+        )
+        self.engine.run(self.begin())
+
+    async def begin(self):
+        self.engine.orders.append(self.order)
+
+    async def send(self):
+        for key, index in self.order.to_fetch(self.at + AT_ONCE, AT_ONCE):
+            if key.name(index) not in self.engine.flights and self.engine.cache.has(key, index):
+                self.order.stored([(key, index)])
+            else:
+                self.fetcher.launch(self.known, key, [index])
+
+    def read(self, n):
+        for _ in range(n // AT_ONCE):
+            if self.order.known < self.at + len(self.units):
+                epoch = self.chance.sample(self.units, len(self.units))
+                self.coming += epoch
+                self.order.extend((self.key, index, BLOCK) for index in epoch)
+            self.engine.run(self.send())
+            now, self.coming = self.coming[:AT_ONCE], self.coming[AT_ONCE:]
+            for index in now:
+                start = index * BLOCK + 100
+                assert self.fs.cat_file(self.path, start, start + 4) == index.to_bytes(4, "big")
+            self.at += AT_ONCE
+            self.order.read_up_to(self.at)
+
+
+@pytest.fixture
+def fs(cloud):
+    return fsspec.filesystem(
+        "cachedfs",
+        target_protocol="gs",
+        cache_size=165 * BLOCK,
+        block_size=BLOCK,
+        read_ahead=0,
+    )
+
+
+def filled(cloud, n, name="data"):
+    """Put an object of n blocks, each of which has its number in it; return its path."""
+    blocks = (bytes(100) + index.to_bytes(4, "big") + bytes(BLOCK - 104) for index in range(n))
+    cloud.put(name, b"".join(blocks))
+    return cloud.path(name)
+
+
+def test_a_plan_has_the_server_send_as_little_as_by_the_table(cloud):
+    fs, path, n = with_room_for_half(cloud, cache_size=165 * BLOCK)
+    plan = Plan(fs, path, n)
+    plan.read(len(plan.units) // 4)
+    fs._source.engine.drain()
+    cloud.server.reset()
+    plan.read(len(plan.units))
+    hit_ratio = 1 - cloud.server.bytes_sent() / BLOCK / len(plan.units)
+    assert hit_ratio == pytest.approx(0.80, abs=0.02)
+    assert fs.stats().cannot_store is None
+
+
+def read_with_prefetch(cloud, fs, path, order, *, window):
+    """Read in this order what is prefetched in it, never before it is here; return the blocks that the server sent."""
+    cloud.server.reset()
+    plan = fs.prefetch(
+        [(path, index * BLOCK + 100, index * BLOCK + 104) for index in order], window=window * BLOCK
+    )
+    for at in range(0, len(order), window // 2):
+        until(lambda at=at: plan.progress.items >= min(len(order), at + window // 2))
+        for index in order[at : at + window // 2]:
+            start = index * BLOCK + 100
+            assert fs.cat_file(path, start, start + 4) == index.to_bytes(4, "big")
+    plan.cancel()
+    return cloud.server.bytes_sent() / BLOCK
+
+
+def with_room_for_half(cloud, **options):
+    """Return a filesystem whose cache holds half of the blocks of an object, its path, and how many blocks it has."""
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=BLOCK, read_ahead=0, **options)
+    fs.cat_file(filled(cloud, 300, "filler"))
+    fs._source.engine.drain()
+    n_fit = fs._source.engine.cache.usage()[0]
+    fs._source.engine.cache.evict(None)
+    path = filled(cloud, 2 * n_fit)
+    fs.info(path)
+    return fs, path, 2 * n_fit
+
+
+def test_prefetch_gives_up_what_it_reads_furthest_ahead(cloud):
+    fs, path, n = with_room_for_half(cloud, cache_size=44 * BLOCK)
+    chance, units = random.Random(0), [unit for unit in range(n) for _ in range(16)]
+    order = chance.sample(units, len(units))[: 6 * n]
+    sent = read_with_prefetch(cloud, fs, path, order, window=8)
+    assert 1 - sent / len(order) > 0.62  # a cache that does not know the order hits half of the time
+    assert not fs._source.engine.orders
+
+
+@pytest.mark.stress
+def test_prefetch_of_epochs_has_the_server_send_as_little_as_by_the_table(cloud):
+    fs, path, n = with_room_for_half(cloud, cache_size=265 * BLOCK)
+    chance, units = random.Random(0), [unit for unit in range(n) for _ in range(16)]
+    first, second = (chance.sample(units, len(units)) for _ in range(2))
+    fs.cat_file(path)
+    order = first[-n:] + second
+    sent = read_with_prefetch(cloud, fs, path, order, window=16)
+    tally(f"hit ratio {1 - sent / len(order):.4f} of a prefetch with room for {n // 2} of {n} blocks")
+    assert 1 - sent / len(order) == pytest.approx(0.80, abs=0.02)
+
+
+def test_what_comes_for_a_plan_is_told_to_it_and_what_cannot_be_stored_as_well(cloud, fs, monkeypatch):
+    engine = fs._source.engine
+    plan = Plan(fs, filled(cloud, 8), 8)
+    plan.order.extend((plan.key, index, BLOCK) for index in range(8))
+    engine.run(plan.send())
+    until(lambda: not engine.flights)
+    assert not plan.order.to_fetch(8, 8)
+    assert plan.order.taken == 8 * engine.cache.size_on_disk(plan.key, BLOCK)
+    engine.cache.evict(plan.key.identity)
+    plan.order.lost([(plan.key, index) for index in range(8)])
+    assert plan.order.taken == 0
+    monkeypatch.setattr(engine.cache, "put", refuse)
+    engine.run(plan.send())
+    until(lambda: plan.order.taken == 0)
+    assert len(plan.order.to_fetch(8, 8)) == 8
+
+
+def refuse(*args, **options):
+    raise CacheError("the disk is full")
+
+
+def test_what_a_reader_fetches_ahead_of_its_plan_counts_as_the_plans(cloud, fs):
+    plan = Plan(fs, filled(cloud, 8), 8)
+    plan.order.extend((plan.key, index, BLOCK) for index in range(4))
+    fs.cat_file(plan.path)
+    fs._source.engine.drain()
+    assert plan.order.taken == 4 * fs._source.engine.cache.size_on_disk(plan.key, BLOCK)
+    assert not plan.order.to_fetch(4, 4)
+
+
+def test_two_plans_that_fetch_in_turn_are_stored_in_two_batches(tmp_path):
+    """Not in one transaction for each change from one to the other."""
+    cache, told = BlockCache([str(tmp_path / "c")], explicit=True), []
+    puts = []
+
+    class Counted:
+        known = cache.known
+
+        def put(self, given, bounds, *, plan):
+            puts.append((len(given), plan))
+
+    writer = WriteBehind(Counted(), lambda blocks, are_kept: told.extend(blocks))
+    key, bounds = ObjectKey("gs://test", "b/x", "v1", BLOCK), Bounds(1 << 30, 0)
+    orders = [Order(cache, bounds, horizon=8, window=0) for _ in range(2)]
+    with writer._changed:  # so that all are there before the first is stored
+        for index in range(40):
+            block = Arrived(
+                key.block(index), memoryview(b"data"), Flight(demand=0), bounds, orders[index % 2]
+            )
+            writer._blocks.append(block)
+    writer.after_facts(lambda: None)
+    assert writer.drain(30)
+    assert puts == [(20, orders[0]), (20, orders[1])]
+    assert len(told) == 40
+    writer.close()
+    cache.close()
