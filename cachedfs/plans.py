@@ -215,7 +215,8 @@ class Plan:
                 raise asyncio.CancelledError
             if self._is_over():
                 return
-            pause_s = POLL_S[0] if moved else min(2 * pause_s, POLL_S[1])
+            is_near = moved or not self._open  # then what came has only to be stored
+            pause_s = POLL_S[0] if is_near else min(2 * pause_s, POLL_S[1])
             await self._pause(pause_s)
 
     def _is_over(self) -> bool:
@@ -228,7 +229,9 @@ class Plan:
         is_polling = self._is_held or self._elsewhere or self._flying or self._away_since is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s if is_polling else None):
-                await self._changed.wait()  # not by wait_for: what happens at that moment would undo a cancellation
+                await (
+                    self._changed.wait()
+                )  # not by wait_for: what happens at that moment would undo a cancellation
 
     def _check(self) -> None:
         for flight in list(islice(self._flying, LOOK)):
@@ -429,7 +432,9 @@ class Plan:
         for index in indexes:
             piece = Piece((part.number, index), (key, index), part.bytes_of(index).size)
             self._foresight.asked(piece.place, piece.block, is_here=is_here)
-            is_awaited = piece.block in self._unread  # at an earlier place, which a read that was just made is of
+            is_awaited = (
+                piece.block in self._unread
+            )  # at an earlier place, which a read that was just made is of
             self._unread.add(piece, self._clock_of(piece.block))
             is_early = self._stalled_at is not None and self._was_read(piece.block, self._stalled_at[1])
             if is_early and not is_awaited:
