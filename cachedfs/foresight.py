@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from cachedfs.engine import Engine
 from cachedfs.items import Item, Items
 from cachedfs.orders import Block, Order, Use
 from cachedfs.plan.blocks import block_range, clip, covering
@@ -14,7 +15,7 @@ from cachedfs.source import Source
 
 __all__ = ["Foresight"]
 
-HORIZON = 1 << 18  # uses that are known ahead: 20 MB
+HORIZON = 1 << 18  # uses that are known ahead: 16 to 32 MB
 AT_ONCE = 128  # items that are looked at before the loop serves others
 PASSING = 64 << 20  # bytes that are under way, where there is no window
 
@@ -38,20 +39,20 @@ class Foresight:
         self._source, self._items, self._strip = source, items, strip
         self._window = int(min(window, PASSING))
         self._foreseen: deque[Span] = deque()  # of the items that come next
-        self._begun: dict[
-            int, Span
-        ] = {}  # by number, those that the plan got to and the reader did not pass; in order
+        # By number, in order: those that the plan got to and its reader did not pass.
+        self._begun: dict[int, Span] = {}
         self._order: Order | None = None
+        self._engine: Engine | None = None
 
     def begin(self) -> None:
-        engine = self._source.engine
+        self._engine = engine = self._source.engine  # at its end it is no longer the source's
         self._order = Order(engine.cache, self._source.config.bounds, horizon=HORIZON, window=self._window)
         engine.orders.append(self._order)
 
     def close(self) -> None:
         order, self._order = self._order, None
-        if order is not None:
-            self._source.engine.orders.remove(order)
+        if order is not None and self._engine is not None:
+            self._engine.orders.remove(order)
             order.close()
 
     @property
@@ -91,14 +92,15 @@ class Foresight:
 
     def begins(self, number: int, span: Span) -> None:
         """The item of this span is the plan's object of this number."""
-        self._begun[number] = span
+        if span.n:  # so that these are never more than the horizon
+            self._begun[number] = span
 
     def asked(self, place: Place, block: Block, *, is_here: bool) -> None:
         """The plan got to this place: the block is here, or is asked for now."""
         span = self._begun.get(place[0])
         if self._order is None:
             return
-        if span is not None and span.n:
+        if span is not None:
             self._order.to_fetch(_position(span, place[1] + 1), HORIZON)
         if is_here:
             self._order.stored([block])
