@@ -215,7 +215,8 @@ class Plan:
                 raise asyncio.CancelledError
             if self._is_over():
                 return
-            pause_s = POLL_S[0] if moved else min(2 * pause_s, POLL_S[1])
+            is_near = moved or not self._open  # then what came has only to be stored
+            pause_s = POLL_S[0] if is_near else min(2 * pause_s, POLL_S[1])
             await self._pause(pause_s)
 
     def _is_over(self) -> bool:
