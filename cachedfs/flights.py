@@ -106,7 +106,7 @@ class Flight:
             return
         if self.done:
             raise self.error or FlightStopped
-        self.is_wanted = True
+        self.is_wanted |= not is_ahead()  # a plan waits for its own requests, too
         self.want(position)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals.append((position, future))

@@ -18,6 +18,7 @@ from tests.nursery import Nursery
 from tests.support import OURS, Cloud, Drive, tallied, tally
 
 _numbers = itertools.count()
+LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
 
 # A shell that starts the suite in the background has it, and all its children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -56,8 +57,15 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def no_pace(monkeypatch):
     """Ask Drive, and make items there, as fast as the simulated one answers, where nothing else is said: tests ask thousands."""
-    for ladder in ("CREATES", "REQUESTS"):
+    for ladder in LADDERS:
         monkeypatch.setattr(quota, ladder, (quota.Limit(1e6), quota.Limit(1e6)))
+
+
+@pytest.fixture
+def real_pace(no_pace, monkeypatch):
+    """Ask Drive at the pace of everybody."""
+    for ladder, limits in LADDERS.items():
+        monkeypatch.setattr(quota, ladder, limits)
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,7 @@ class Slots:
 
     def __init__(self, concurrency: int) -> None:
         self.concurrency = concurrency
+        self.most = 3 * concurrency
         self._waited_for, self._ahead = asyncio.Semaphore(concurrency), asyncio.Semaphore(2 * concurrency)
 
     @property

@@ -9,10 +9,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BIG", "DENSE", "LINES", "SAMPLES", "SMALL", "make", "make_for_drive"]
+__all__ = ["BIG", "DENSE", "LINES", "MAPS", "SAMPLES", "SMALL", "make", "make_for_drive"]
 
 KiB, MiB = 1 << 10, 1 << 20
-BIG, LINES, DENSE, SAMPLES = "big.bin", "lines.jsonl", "dense.zarr", "samples.zarr"
+BIG, LINES, DENSE, MAPS, SAMPLES = "big.bin", "lines.jsonl", "dense.zarr", "maps.zarr", "samples.zarr"
 BIG_SIZE = 192 * MiB
 LARGE, LARGE_SIZE = "large/large.bin", 64 * MiB  # of Drive
 LONG, LONG_SIZE = "long/long.bin", 200_000_000  # of Drive
@@ -24,6 +24,7 @@ CROWD, N_CROWD = "crowd", 10_000  # a folder of Drive and its files: ten pages
 SMALL = [f"small/{number:03}.json" for number in range(300)]
 N_LINES, LINE_SIZE = 98_000, 1000
 DENSE_SHAPE, DENSE_CHUNK = (360, 256, 256), (1, 256, 256)  # float32: 360 chunks of 256 KiB, 94 MB
+MAPS_SHAPE, MAPS_CHUNK = (48, 4, 512, 512), (1, 1, 512, 512)  # float32: 4 chunks of 1 MiB a time step, 201 MB
 SAMPLES_SHAPE, SAMPLES_CHUNK, SAMPLES_SHARD = (
     (1600, 64, 256),
     (1, 64, 256),
@@ -75,6 +76,8 @@ def _make_arrays(folder: Path) -> None:
     rng = np.random.default_rng(0)
     dense: dict[str, Any] = {"shape": DENSE_SHAPE, "chunks": DENSE_CHUNK, "dtype": "float32"}
     zarr.create_array(folder / DENSE, **dense)[:] = rng.standard_normal(DENSE_SHAPE, "float32")
+    maps: dict[str, Any] = {"shape": MAPS_SHAPE, "chunks": MAPS_CHUNK, "dtype": "float32"}
+    zarr.create_array(folder / MAPS, **maps)[:] = rng.standard_normal(MAPS_SHAPE, "float32")
     sharded: dict[str, Any] = {"shape": SAMPLES_SHAPE, "chunks": SAMPLES_CHUNK, "shards": SAMPLES_SHARD}
     array = zarr.create_array(folder / SAMPLES, dtype="uint8", **sharded)
     array[:] = rng.integers(0, 256, SAMPLES_SHAPE, "uint8")

@@ -27,6 +27,7 @@ from tests.benchmarks.data import (
     LINES,
     LONG,
     MANY,
+    MAPS,
     N_CROWD,
     N_LISTED,
     SAMPLES,
@@ -49,7 +50,7 @@ __all__ = ["FLOORS", "WORKLOADS", "Place", "Run", "Workload"]
 
 Run = Callable[[], Any]
 FIRST_STEPS = 12  # until it shows that one step follows another, and enough is under way
-STEP_S = 1.0 / 360  # a consumer that takes as long as all of the array may, read at once
+STEP_S = 4 * MiB / PROFILES["table"].total_rate  # of a consumer that takes as long as the link does
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +345,7 @@ def dense(place: Place, n: int) -> Run:
 def steps(place: Place, n: int) -> Run:
     import zarr
 
-    array = zarr.open_array(place.url(DENSE), mode="r")
+    array = zarr.open_array(place.url(MAPS), mode="r")
     for index in range(FIRST_STEPS):
         array[index]
 
@@ -456,7 +457,7 @@ _LIST = [
     Workload("beside_small", "10 small files while 192 MiB are read", f"one by one, as above, while another thread reads 192 MiB in sequence; {_EVERY}", 10, beside(small_one), profile=EVEN),
     Workload("beside_block", "5 reads of 64 KiB while 192 MiB are read", f"in the middle of 98 MB, each by an `fsspec.open(url)` of its own, while another thread reads 192 MiB in sequence; {_EVERY}", 5, beside(block_of_another), profile=EVEN),
     Workload("drive_long", "200 MB of Drive in sequence", "one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; at typical latencies, without errors and stalls", 200, long, service="drive", profile=DRIVE_CALM),
-    Workload("steps", "Zarr v3, 360 chunks, one time step after the other", f"the array of 360 chunks: `array[t]`, then {STEP_S * 1e3:.1f} ms of other work (a sleep), for t in order; timed after the first {FIRST_STEPS} steps", 360, steps, modules=_ZARR),
+    Workload("steps", "Zarr v3, one time step after the other", f"float32 noise (48, 4, 512, 512), 201 MB, chunks (1, 1, 512, 512): `array[t]`, then {STEP_S * 1e3:.0f} ms of other work (a sleep), as long as the link takes for it, for t in order; timed after the first {FIRST_STEPS} steps", 48, steps, modules=_ZARR),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _LIST}
 

@@ -72,7 +72,10 @@ class Account:
         self.concurrency, self._policy = concurrency, policy or Policy()
         self._new_tries = partial(Tries, self._policy, clock=clock, rng=rng or random.Random())
         self.creates = Creates(clock=clock)
-        self._slots = Slots(concurrency)
+        self._slots, self.turns = (
+            Slots(concurrency),
+            Slots(min(concurrency, _MOST_THREADS)),
+        )  # of media, of the rest
         self._connection = Once(self._connect)
 
     async def connection(self) -> Connection:
@@ -99,7 +102,7 @@ class Account:
             pacer=self.pacer,
             hedge=self.new_hedge(),
         )
-        threads = Workers(3 * min(self.concurrency, _MOST_THREADS), "cachedfs-drive")
+        threads = Workers(self.turns.most, "cachedfs-drive")
         return Connection(self.options, auth, session, client, threads, self)
 
     def new_hedge(self) -> Hedge:
@@ -386,12 +389,13 @@ class Connection:
         raise Failed(verdict) if isinstance(verdict, Trouble) else verdict
 
     async def _in_thread(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Answer:
-        self._account.count()
         loop, on_air = asyncio.get_running_loop(), list[Any]()
         try:
-            return await loop.run_in_executor(
-                self._threads, self._send_here, on_air, method, url, data, headers
-            )
+            async with self._account.turns.mine:
+                self._account.count()
+                return await loop.run_in_executor(
+                    self._threads, self._send_here, on_air, method, url, data, headers
+                )
         except asyncio.CancelledError:
             self._abort(on_air)  # nobody waits for it: its thread is for others
             raise

@@ -14,12 +14,12 @@ from cachedfs.origins.drive import api
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.pacing import OwnBook, Pacer
 from cachedfs.origins.retry import Policy
-from cachedfs.plan import quota
-from cachedfs.plan.quota import CREATES, REQUESTS, Pace
+from cachedfs.plan.quota import Pace
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
 from tests.origins.drive.conftest import QUICK
 
+pytestmark = pytest.mark.usefixtures("real_pace")
 MakeOrigin = Callable[..., DriveOrigin]
 STALLED = Policy(base_s=0.001, cap_s=0.001, hedge_least_s=0.1, hedge_early_s=0.1)
 LATE = Fault(kind="media", stall_s=30.0)
@@ -36,13 +36,6 @@ class Books:
 
     def pace(self, account: str) -> Pace:
         return self(account).change(lambda numbers: (numbers, Pace(*numbers)))
-
-
-@pytest.fixture(autouse=True)
-def real_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask at the pace of everybody, which other tests do not."""
-    monkeypatch.setattr(quota, "CREATES", CREATES)
-    monkeypatch.setattr(quota, "REQUESTS", REQUESTS)
 
 
 @pytest.fixture
