@@ -128,7 +128,6 @@ def test_prefetch_gives_up_what_it_reads_furthest_ahead(cloud):
 
 
 @pytest.mark.stress
-@pytest.mark.stress
 def test_prefetch_of_epochs_has_the_server_send_as_little_as_by_the_table(cloud):
     fs, path, n = with_room_for_half(cloud, cache_size=265 * BLOCK)
     chance, units = random.Random(0), [unit for unit in range(n) for _ in range(16)]
