@@ -17,7 +17,7 @@ from tests.benchmarks.services import SERVICES
 from tests.benchmarks.workloads import FLOORS, WORKLOADS, Workload
 
 # Who takes part where not all do: peers would need minutes, or have nothing to show.
-PEERS = {
+PEERS: dict[str, list[str]] = {
     "whole": ["gcsfs"],
     "seek_big": ["blockcache", "filecache", "simplecache"],
     "cat_4k": [],
@@ -27,6 +27,18 @@ PEERS = {
     "drive_many_units": [],
     "drive_day": [],
     "drive_list": ["mount", "pydrive2", "gdrive"],
+    "steps": ["gcsfs"],
+    "steps_small": ["gcsfs", "blockcache"],
+    "steps_large": ["gcsfs", "blockcache"],
+    "steps_lines": ["gcsfs", "blockcache"],
+    "first_byte": ["gcsfs"],
+    # Nothing like it.
+    "one_by_one_ahead": [],
+    "batched_ahead": [],
+    "whole_ahead": [],
+    "drive_many_known": [],
+    "beside_small": [],
+    "beside_block": [],
 }
 # How many items of a workload slow peers do; what they take is scaled. --full: all.
 SAMPLES = {
