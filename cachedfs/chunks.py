@@ -141,6 +141,8 @@ class Chunks:
             and config.lifetime_s > 0
             and not config.offline
             and cache.cannot_store is None
+            # What stalls at Drive while nobody waits for it would keep the reader who comes to it.
+            and self._source.protocol != "drive"
         )
 
     # What a name is.
