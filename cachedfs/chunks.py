@@ -141,7 +141,7 @@ class Chunks:
             and config.lifetime_s > 0
             and not config.offline
             and cache.cannot_store is None
-            # What stalls at Drive while nobody waits for it would keep the reader who comes to it.
+            # On a bad day at Drive whoever met what was sent ahead waited for up to 30 s.
             and self._source.protocol != "drive"
         )
 
