@@ -524,7 +524,7 @@ def test_a_fault_gives_right_bytes_or_the_right_error_and_leaves_nothing_wrong(
 ):
     machine = request.getfixturevalue("cloud" if service == "gs" else "drive")
     options = (
-        {**OPTIONS, "read_ahead": 0} if moment == "merged" else OPTIONS
+        {**OPTIONS, "read_ahead": 0} if moment in ("merged", "handle") else OPTIONS
     )  # else the rest would come along
     make = functools.partial(fsspec.filesystem, "cachedfs", target_protocol=machine.protocol, **options)
     patient = make()
