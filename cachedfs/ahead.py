@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -36,6 +36,20 @@ class Wish(NamedTuple):
     origin: Callable[[], Origin]
     is_declared: bool = False  # somebody said that it will be needed; what is inferred goes before
     is_wanted: Callable[[], bool] = bool  # somebody waits for it by now: then it takes none of these slots
+    is_over: Callable[[], bool] = bool  # somebody fetched it meanwhile: then it is not sent any more
+
+
+class _Busy:
+    """What is taken of the slots, of the links and of the memory."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[Origin] = Counter()  # that nobody waits for yet
+        self.bodies: dict[Origin, float] = defaultdict(float)  # and how many bodies they are
+        self.memory = 0
+
+    def add(self, origin: Origin, load: float) -> None:
+        self.requests[origin] += 1
+        self.bodies[origin] += load
 
 
 class Ahead:
@@ -92,40 +106,51 @@ class Ahead:
             return
         for flight in [flight for flight in self._sent if not flight.memory]:
             del self._sent[flight]
-        while (found := self._next()) is not None:
-            self._send(*found)
+        busy = self._busy()
+        while (found := self._next(busy)) is not None:
+            wish, origin = found
+            if self._send(wish, origin):
+                busy.add(origin, self.link(origin).load(wish.size))
+                busy.memory += wish.size
 
-    def _next(self) -> tuple[Wish, Origin] | None:
+    def _next(self, busy: _Busy) -> tuple[Wish, Origin] | None:
         """Take the next wish that may be sent now, with its origin."""
-        (busy, bodies), memory = self._busy(), self.memory
         for queues in self._queues:
-            for owner, queue in list(queues.items()):
-                wish = queue[0]
-                origin = self._origin(wish)
-                if origin is not None and not self._may_send(
-                    wish, origin, busy[origin], bodies[origin], memory
-                ):
+            for owner in list(queues):
+                found = self._head(queues, owner)
+                if found is None or not self._may_send(*found, busy):
                     continue
-                del queues[owner]
+                queue = queues.pop(owner)
                 queue.popleft()
                 if queue:
-                    queues[owner] = queue
-                if origin is not None:
-                    return wish, origin
+                    queues[owner] = queue  # behind the others
+                return found
         return None
 
-    def _busy(self) -> tuple[Counter[Origin], Counter[Origin]]:
-        """Return how many requests ahead are in flight at each origin, nobody waiting for them yet, and how many bodies they are."""
-        sizes = [
-            (flight.stop - flight.start, at)
-            for flight, at in self._sent.items()
-            if not (flight.done or flight.is_wanted)
-        ]
-        sizes += [(wish.size, at) for wish, at in self._asking.values() if not wish.is_wanted()]
-        bodies: Counter[Origin] = Counter()
-        for size, origin in sizes:
-            bodies[origin] += self.link(origin).load(size)  # type: ignore[assignment]  # any numbers add up
-        return Counter(origin for _, origin in sizes), bodies
+    def _head(self, queues: dict[int, deque[Wish]], owner: int) -> tuple[Wish, Origin] | None:
+        """Return the first wish of an owner that is worth sending, with its origin; forget those before it."""
+        queue = queues[owner]
+        while queue:
+            wish = queue[0]
+            if not wish.is_over() and (origin := self._origin(wish)) is not None:
+                return wish, origin
+            queue.popleft()
+        del queues[owner]
+        return None
+
+    def _busy(self) -> _Busy:
+        """Return what is taken now by what was sent."""
+        busy = _Busy()
+        links = defaultdict(Link, self._links)
+        for flight, origin in self._sent.items():
+            busy.memory += flight.memory
+            if not (flight.done or flight.is_wanted):
+                busy.add(origin, links[origin].load(flight.stop - flight.start))
+        for wish, origin in self._asking.values():
+            busy.memory += wish.size
+            if not wish.is_wanted():
+                busy.add(origin, links[origin].load(wish.size))
+        return busy
 
     def _origin(self, wish: Wish) -> Origin | None:
         try:
@@ -134,11 +159,11 @@ class Ahead:
             logger.debug("not sent ahead: %s", error)
             return None
 
-    def _may_send(self, wish: Wish, origin: Origin, n_busy: int, bodies: float, memory: int) -> bool:
-        if n_busy >= origin.concurrency or (memory and memory + wish.size > MEMORY):
+    def _may_send(self, wish: Wish, origin: Origin, busy: _Busy) -> bool:
+        n_requests, link = busy.requests[origin], self.link(origin)
+        if n_requests >= origin.concurrency or (busy.memory and busy.memory + wish.size > MEMORY):
             return False
-        link = self.link(origin)
-        if n_busy and bodies + link.load(wish.size) > link.n_bodies + ONE_MORE:
+        if n_requests and busy.bodies[origin] + link.load(wish.size) > link.n_bodies + ONE_MORE:
             return False
         if wait_s := origin.spare_s():
             self._look_again_in(wait_s)
@@ -152,19 +177,20 @@ class Ahead:
         self._timer = None
         self.pump()
 
-    def _send(self, wish: Wish, origin: Origin) -> None:
+    def _send(self, wish: Wish, origin: Origin) -> bool:
+        """Send a wish; return whether anything is on its way because of it."""
         with sent_ahead():
             try:
                 answer = wish.send()
             except CachedFSError as error:  # whoever needs it will be told
                 logger.debug("not sent ahead: %s", error)
-                return
+                return False
             if not isinstance(answer, Awaitable):
-                self._note(answer, origin)
-                return
+                return self._note(answer, origin)
             task = self._spawn(_awaited(answer))
         self._asking[task] = wish, origin
         task.add_done_callback(self._answered)
+        return True
 
     def _answered(self, task: asyncio.Task[Iterable[Flight]]) -> None:
         _, origin = self._asking.pop(task)
@@ -174,11 +200,11 @@ class Ahead:
             logger.debug("not sent ahead: %s", error)
         self.pump()
 
-    def _note(self, flights: Iterable[Flight], origin: Origin) -> None:
+    def _note(self, flights: Iterable[Flight], origin: Origin) -> bool:
         """Count what was sent, but for requests that are not ours: somebody waited for them before."""
-        for flight in flights:
-            if flight.is_ahead:
-                self._sent[flight] = origin
+        ours = [flight for flight in flights if flight.is_ahead]
+        self._sent.update(dict.fromkeys(ours, origin))
+        return bool(ours)
 
 
 async def _awaited(answer: Awaitable[Iterable[Flight]]) -> Iterable[Flight]:

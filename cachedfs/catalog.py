@@ -60,19 +60,29 @@ class Catalog:
 
         `demand`: how far into the object that read may go by itself.
         """
-        if self._is_asked(path):
-            # What others may have learnt meanwhile is of no use: the answer is on its way.
-            return await self._once(path, lambda: self._ask_by_reading(path, want, demand, None))
+        by_reading = partial(self._ask_by_reading, path, want, demand)
+        if self._is_asked(path) or self._is_new(path):
+            # What others may have learnt is of no use where the answer is on its way, and is looked up before it is asked.
+            return await self._once(path, by_reading)
         old = self.source.known(path)
+        if self._is_asked_without_body(path, old):
+            return await self.ask(path), None
         if old is not None and self.source.is_fresh(old):
-            if old.info is None or old.info.kind == "file" or self._by_parent(path):
-                return old, None
-            return await self.ask(path), None  # what a listing calls a folder may be an object as well
+            return old, None
+        return await self._once(path, by_reading)
+
+    def _is_new(self, path: str) -> bool:
+        """Return whether this process never heard of `path`, and would ask what it is by reading it."""
+        return self.source.facts.in_memory(path) is None and not self._by_parent(path)
+
+    def _is_asked_without_body(self, path: str, old: Known | None) -> bool:
+        """Return whether to ask what `path` is although something is known, or can be had for less than a read."""
+        if old is not None and self.source.is_fresh(old):
+            # What a listing calls a folder may be an object as well.
+            return old.info is not None and old.info.kind != "file" and not self._by_parent(path)
         key = None if old is None else self.source.key(old)
         is_here = key is not None and self.source.engine.cache.has(key, 0)
-        if is_here or self._by_parent(path):
-            return await self.ask(path), None  # too old, but probably unchanged: ask without a body
-        return await self._once(path, lambda: self._ask_by_reading(path, want, demand, old))
+        return is_here or self._by_parent(path)  # too old, but probably unchanged
 
     def _is_asked(self, path: str) -> bool:
         """Return whether somebody in this process asked what `path` is, and waits for the answer."""
@@ -217,14 +227,12 @@ class Catalog:
         return info if info is not None and now.id == before.info.id else await origin.lookup(path, now)
 
     async def _ask_by_reading(
-        self, path: str, want: Range | Suffix, demand: int, old: Known | None
+        self, path: str, want: Range | Suffix, demand: int
     ) -> tuple[Known, Flight | None]:
         """Send the read of `want` and learn from its headers what the object is.
 
         Across processes one asks, the others wait for the fact: their reads then meet the claims on its blocks.
         """
-        if (standby := self._standby(path, old)) is not None:
-            return standby, None
         claim = ObjectKey(self.source.identity, path, "what is it?", 0).hash64(0)
         cache = self.source.engine.cache
         pause = POLL_S[0]
@@ -234,8 +242,13 @@ class Catalog:
             if (known := self.source.fresh(path)) is not None:
                 return known, None
         try:
-            if (known := self.source.fresh(path)) is not None:
-                return known, None
+            old = self.source.known(path)
+            if self._is_asked_without_body(path, old):
+                return await self._lookup(path, old)
+            if old is not None and self.source.is_fresh(old):
+                return old, None
+            if (standby := self._standby(path, old)) is not None:
+                return standby, None
             flight = Flight(demand=demand)
             learnt: list[Known] = []
             request = self.source.engine.spawn(

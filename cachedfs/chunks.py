@@ -130,8 +130,14 @@ class Chunks:
         key = self._source.key(known) if known is not None else None
         if known is None or key is None:
             return False
-        engine, blocks = self._source.engine, covering(Range(0, known.object.size or 0), key.block_size)
-        return all(key.name(index) in engine.flights or engine.cache.has(key, index) for index in blocks)
+        engine = self._source.engine
+        for index in covering(Range(0, known.object.size or 0), key.block_size):
+            flight = engine.flights.get(key.name(index))
+            # A request that opened a file brings more than its reader wants so far.
+            is_coming = flight is not None and flight.demand > index * key.block_size
+            if not is_coming and not engine.cache.has(key, index):
+                return False
+        return True
 
     def _is_on(self) -> bool:
         """Return whether what is sent ahead can be of use: kept until it is read, and still held to be true then."""
@@ -141,8 +147,6 @@ class Chunks:
             and config.lifetime_s > 0
             and not config.offline
             and cache.cannot_store is None
-            # On a bad day at Drive whoever met what was sent ahead waited for up to 30 s.
-            and self._source.protocol != "drive"
         )
 
     # What a name is.
@@ -161,8 +165,11 @@ class Chunks:
         names = numbered(path)
         if names is None:
             return None
-        series = self._series.get(names[0])
-        return (series or self._keep(names[0], _Series("", names[0]))), names[1]
+        name, place = names
+        # In order to 0099 and on to 0100, which looks like one that is not padded.
+        padded = self._series.get(name._replace(width=len(str(place[0]))))
+        series = padded or self._series.get(name)
+        return (series or self._keep(name, _Series("", name))), place
 
     def _begin(self, root: str) -> _Series | None:
         if root in self._no_arrays:
@@ -274,22 +281,23 @@ class Chunks:
             with contextlib.suppress(RuntimeError):  # another thread took one out meanwhile
                 self.awaited.pop(next(iter(self.awaited)), None)
         series.queued.add(path)
-        self._submit(
-            series,
-            path,
-            min(series.size, self._source.config.whole_request),
-            partial(self._send, series, path),
-        )
+        size = min(series.size, self._source.config.whole_request)
+        send = partial(self._send, series, path)
+        # What its reader came to before it was sent for is the reader's.
+        self._submit(series, path, size, send, is_over=partial(self._is_reached, series, path))
 
-    def _submit(self, series: _Series, path: str, size: int, send: Send) -> None:
+    def _is_reached(self, series: _Series, path: str) -> bool:
+        if path in self.awaited:
+            return False
+        series.queued.discard(path)
+        return True
+
+    def _submit(
+        self, series: _Series, path: str, size: int, send: Send, *, is_over: Callable[[], bool] = bool
+    ) -> None:
+        origin, is_wanted = partial(self._source.origin, path), lambda: path not in self.awaited
         self._source.engine.ahead.submit(
-            Wish(
-                series,
-                size,
-                send,
-                partial(self._source.origin, path),
-                is_wanted=lambda: path not in self.awaited,
-            )
+            Wish(series, size, send, origin, is_wanted=is_wanted, is_over=is_over)
         )
 
     def _withdraw(self, series: _Series) -> None:

@@ -63,8 +63,6 @@ class Fetcher:
             elif flight is None:
                 free.append(index)
         mine = [index for index in free if self._claimed(key, index)]
-        for index in mine:
-            engine.cache.missed(key, index, self.source.config.bounds, of=info.size)
         for bytes_ in merge(
             mine, key.block_size, size=info.size, request_size=self.source.config.request_size
         ):
@@ -244,8 +242,6 @@ class Fetcher:
         for index in covering(Range(flight.start, flight.stop), key.block_size):
             if index * key.block_size >= flight.start and key.name(index) not in engine.flights:
                 engine.cache.take_claim(key.hash64(index))  # taken elsewhere: then it comes twice, once
-                size = flight.info.size if flight.info is not None else None
-                engine.cache.missed(key, index, self.source.config.bounds, of=size)
                 engine.flights[key.name(index)] = flight
 
     async def _pump(self, flight: Flight, reply: Reply) -> None:
@@ -253,7 +249,7 @@ class Fetcher:
         engine, key, info = self.source.engine, flight.key, flight.info
         assert info is not None
         size = key.block_size if key is not None else self.source.config.block_size
-        index = -(-flight.start // size)
+        index = begun = -(-flight.start // size)
         passing = None
         if key is not None and stated_crc32c(info.details) is not None:
             passing = Passing(engine.arrivals, key, info, flight.start)
@@ -268,6 +264,12 @@ class Fetcher:
                 )
                 await self._refuse(key, info, error)
                 raise error
+            while key is not None and begun * size < flight.filled + len(data):
+                # Before anybody can use it. Not for all blocks at once: new records in new pages of a mapped file take
+                # a millisecond each, which the first byte would wait for.
+                if engine.flights.get(key.name(begun)) is flight:
+                    engine.cache.missed(key, begun, self.source.config.bounds, of=info.size)
+                begun += 1
             flight.feed(data)
             engine.bytes_fetched += len(data)
             while key is not None and (bytes_ := _whole(index, size, info.size, flight.filled)) is not None:

@@ -205,7 +205,7 @@ class RawReader(io.RawIOBase):
             if self._flight is None or not self._flight.covers(self._position):
                 self._let_go()
             here = self._reader.cached_range(self._key, want) if self._key is not None else None
-            data = here if here is not None else self._collect(want)
+            data = here if here is not None else self._collect(self._position)
         self._position = self.size
         return data
 
@@ -350,7 +350,12 @@ class RawReader(io.RawIOBase):
     async def _fetch(self, position: int, size: int) -> Flight | None:
         """Wait for the bytes at `position`; None when they are in the cache now. On the loop."""
         reader, key, known = self._reader, self._key, self._known
-        self._ask(position - position % self._block_size, position + size)
+        index, offset = divmod(position, self._block_size)
+        if key is not None and size <= BUFFER_SIZE and key.name(index) in self._engine.flights:
+            # To fill the buffer is more than was asked for: what is behind the block that comes is sent for when it is
+            # read, or the pace of the bytes would decide which blocks are.
+            size = min(size, self._block_size - offset)
+        self._ask(position - offset, position + size)
         if key is None:
             return await self._fetch_uncached(position, size)
         want = Range(position, min(position + size, self.size))
@@ -419,8 +424,8 @@ class RawReader(io.RawIOBase):
         """Note that we send for these bytes."""
         self._asked.update(covering(Range(start, stop), self._block_size))
 
-    def _collect(self, want: Range) -> bytes:
-        return self._engine.run(self._reader.collect(self._known, want.start, want.stop, self._flight))
+    def _collect(self, start: int) -> bytes:
+        return self._engine.run(self._reader.collect(self._known, start, None, self._flight))
 
     def _let_go(self) -> None:
         """The request that opened the file is not what is read: it ends after the block in flight."""

@@ -210,6 +210,42 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
             return next(iter(found.values()))
         return {k: v for k, v in found.items() if on_error != "omit" or not isinstance(v, BaseException)}
 
+    def cat_ranges(
+        self,
+        paths: Any,
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Return `[start:end]` of each, and errors in their places; what is here at once, the others in one round trip.
+
+        `on_error="raise"` raises the first error instead.
+        """
+        wanted = list(zip(paths, _each(starts, paths), _each(ends, paths), strict=True))
+        found: list[Any] = [None] * len(wanted)
+        by_path: dict[Any, list[int]] = {}
+        for i, (path, _, _) in enumerate(wanted):
+            by_path.setdefault(path, []).append(i)
+        for path, numbers in by_path.items():
+            ranges = [wanted[i][1:] for i in numbers]
+            for i, data in zip(numbers, self._reader.cached_ranges(self._strip(path), ranges), strict=True):
+                found[i] = data
+        missing = [i for i, data in enumerate(found) if data is None]
+        if missing:
+            names, begins, stops = (
+                list(column) for column in zip(*(wanted[i] for i in missing), strict=True)
+            )
+            fetched = self._run(self._cat_ranges(names, begins, stops, max_gap, on_error="return", **kwargs))
+            for i, data in zip(missing, fetched, strict=True):
+                found[i] = data
+        if on_error != "return":
+            for data in found:
+                if isinstance(data, BaseException):
+                    raise data
+        return found
+
     async def _cat_ranges(
         self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, **kwargs: Any
     ) -> list[Any]:
@@ -232,6 +268,8 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
             flight = None
             if known is None or known.object.kind == "directory":
                 known, flight = self._run(self._reader.open(path))
+            else:
+                self._reader.opened(path)
             return CachedFile(self, path, self._reader, known, flight)
         if block_size is not None:
             kwargs["block_size"] = block_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections import deque
@@ -154,10 +155,9 @@ class _Iterated:
         error: BaseException | None = None
         try:
             self._take_all(given)
-        except (
-            BaseException
-        ) as raised:  # whatever it is, a StopIteration of its own too: it is the plan's end
-            error = raised
+        except BaseException as raised:
+            # All of them, a SystemExit too: this thread ends with it, and a plan that is not told would wait for ever.
+            error = _told_apart(raised)
         with self._turn:
             self._error, self._is_over = error, True
         self._changed()
@@ -178,3 +178,12 @@ class _Iterated:
         if is_first:
             self._changed()
         return True
+
+
+def _told_apart(error: BaseException) -> BaseException:
+    """Return what a plan raises for an error of its iterator: its own cancellation is another thing than one in there."""
+    if not isinstance(error, asyncio.CancelledError):
+        return error
+    cancelled = RuntimeError("the iterator of what to prefetch was cancelled")
+    cancelled.__cause__ = error
+    return cancelled

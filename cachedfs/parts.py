@@ -55,6 +55,12 @@ class Part:
         return self.known.object.size or 0
 
     @property
+    def begun_key(self) -> ObjectKey:
+        """The key of its version. REQUIRES: it has begun."""
+        assert self.key is not None
+        return self.key
+
+    @property
     def is_complete(self) -> bool:
         return not (self.n_awaited or self.again or self.left)
 
@@ -78,8 +84,7 @@ class Part:
         self.n_awaited -= len(self.again) - before
 
     def bytes_of(self, index: int) -> Range:
-        assert self.key is not None
-        return block_range(index, self.key.block_size, self.size)
+        return block_range(index, self.begun_key.block_size, self.size)
 
 
 @dataclass(eq=False, slots=True)

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from cachedfs.catalog import Catalog
 from cachedfs.chunks import ALL, Chunks, first_want
-from cachedfs.errors import CachedFSError, ObjectChanged, WrongBytes
+from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, WrongBytes
 from cachedfs.facts import Known
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight, FlightStopped
@@ -69,6 +69,49 @@ class Reader:
         if followed and data is not None and want.stop > followed.get(key.digest, size):
             self.source.engine.call_soon(self.habits.went_on, known, key, want)
         return data
+
+    def cached_ranges(
+        self, path: str, ranges: Sequence[tuple[int | None, int | None]]
+    ) -> list[bytes | OSError | None]:
+        """Return what `cached` does of several ranges of one object, and errors in their places: looked up once."""
+        if len(ranges) < 2 or path in self._awaited:
+            return [self._or_error(path, *bounds) for bounds in ranges]
+        try:
+            known = self.source.existing(path)
+        except ObjectNotFound as error:
+            return [error] * len(ranges)
+        key = None if known is None else self.source.key(known)
+        if known is None or key is None:
+            return [None] * len(ranges)
+        size = known.object.size
+        assert size is not None  # what has a key has a size
+        found: list[bytes | OSError | None] = []
+        furthest = Range(0, 0)
+        for start, stop in ranges:
+            want = clip(start, stop, size)
+            try:
+                data = self.cached_range(key, want)
+            except OSError as error:
+                found.append(error)
+                continue
+            found.append(data)
+            if data is not None and want.stop > furthest.stop:
+                furthest = want
+        followed = self.source.engine.followed
+        if followed and furthest.stop > followed.get(key.digest, size):
+            self.source.engine.call_soon(self.habits.went_on, known, key, furthest)
+        return found
+
+    def _or_error(self, path: str, start: int | None, stop: int | None) -> bytes | OSError | None:
+        try:
+            return self.cached(path, start, stop)
+        except OSError as error:
+            return error
+
+    def opened(self, path: str) -> None:
+        """Note that a handle will read an object that is known; from any thread."""
+        if path in self._awaited:
+            self.chunks.reached(path, 0, self.source.config.block_size)
 
     def _landed(self, key: ObjectKey, want: Range) -> bytes | None:
         """Return the bytes of `want` when a request that is over brought all of them and they are not on the disk yet."""
@@ -139,8 +182,9 @@ class Reader:
 
         Returns at the headers: one request for an unknown object, none for a known one.
         """
-        want = Range(0, self.source.config.whole_request)
-        known, flight = await self.catalog.resolve(path, want, demand=self.source.config.block_size)
+        want, block_size = Range(0, self.source.config.whole_request), self.source.config.block_size
+        self.chunks.told(path, 0, block_size)
+        known, flight = await self.catalog.resolve(path, want, demand=block_size)
         if known.info is None:
             raise await self._missing(known)
         if known.info.kind == "directory":
@@ -162,7 +206,7 @@ class Reader:
             if known.info is None:
                 raise self.source.not_found(path, known)
             try:
-                return await self.collect(known, start, stop, flight)
+                return await self._collect(known, start, stop, flight)
             except (ObjectChanged, WrongBytes):
                 if not tries_left:
                     raise
@@ -177,6 +221,12 @@ class Reader:
         Raises ObjectChanged when a block that is not here is not to be had any more, and WrongBytes when all of the
         object came meanwhile and is not what its checksum says.
         """
+        self.chunks.told(known.path, start, stop)
+        return await self._collect(known, start, stop, flight)
+
+    async def _collect(
+        self, known: Known, start: int | None, stop: int | None, flight: Flight | None
+    ) -> bytes:
         info = known.info
         assert info is not None
         if info.kind == "directory":
@@ -284,6 +334,8 @@ class Reader:
         pause = POLL_S[0]
         check()
         self.habits.waited(known, key, blocks, n_reads=n_reads)
+        if not blocks[0]:
+            self.chunks.told(known.path, 0, key.block_size)
         if key.name(blocks[0]) in self.source.engine.flights:
             up_to = 0  # it is on its way: what follows is somebody's already, or will be asked for
         while True:

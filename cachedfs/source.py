@@ -9,7 +9,7 @@ from typing import Any
 
 from cachedfs.config import Config
 from cachedfs.engine import Engine, engine_for
-from cachedfs.errors import IsAFolder, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.facts import Facts, Known
 from cachedfs.model import ObjectKey
 from cachedfs.origins import Origin, identity_of
@@ -104,4 +104,9 @@ class Source:
     def offline(self, path: str) -> OriginUnavailable:
         return OriginUnavailable(
             f"{self.url(path)}: not all of it is in the cache, and offline=True forbids asking for it"
+        )
+
+    def uncached(self, path: str) -> CachedFSError:
+        return CachedFSError(
+            f"{self.url(path)}: its origin does not tell its versions apart, so that nothing of it is kept; read it"
         )

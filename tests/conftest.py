@@ -14,6 +14,7 @@ import pytest
 from cachedfs import engine
 from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, GCSServer
+from tests.fakes import FakeOrigin
 from tests.nursery import Nursery
 from tests.support import OURS, Cloud, Drive, tallied, tally
 
@@ -97,6 +98,14 @@ def clock(monkeypatch):
         shift[0] += seconds
 
     return later
+
+
+@pytest.fixture
+def origin(own_cache, monkeypatch):
+    """An origin in memory, in the place of every other."""
+    fake = FakeOrigin()
+    fake.install(monkeypatch)
+    return fake
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from typing import Any
 
 from cachedfs import engine
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound
+from cachedfs.filesystem import CachedFileSystem
 from cachedfs.model import ObjectInfo, Range, Suffix
 
 
@@ -140,3 +141,13 @@ class FakeOrigin:
                 raise CachedFSError("the connection broke")
             yield data[start : start + self.piece_size]
             await asyncio.sleep(0)
+
+
+def gate(fs: CachedFileSystem, origin: FakeOrigin, *, is_open: bool) -> None:
+    """Hold bodies back, or let them go."""
+
+    async def act() -> None:
+        origin.gate = origin.gate or asyncio.Event()
+        (origin.gate.set if is_open else origin.gate.clear)()
+
+    fs._source.engine.run(act())

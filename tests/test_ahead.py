@@ -127,6 +127,26 @@ async def test_what_is_withdrawn_is_not_sent(desk):
     assert not desk.ahead.n_waiting
 
 
+async def test_what_somebody_fetched_meanwhile_is_forgotten(desk):
+    here: set[str] = set()
+    for name in "abcdef":
+        desk.wish(name, is_over=lambda name=name: name in here)
+    here |= set("abcde")
+    desk.arrive("a")
+    assert desk.sent == ["a", "b", "f"]
+    assert not desk.ahead.n_waiting
+
+
+async def test_a_wish_that_finds_all_of_it_here_takes_nothing_of_what_the_next_needs(monkeypatch):
+    monkeypatch.setattr(ahead, "MEMORY", MiB)
+    desk = Desk(concurrency=1)
+    for _ in range(3):
+        desk.ahead.submit(Wish("owner", MiB, list, lambda: desk.origin))
+    desk.wish("a")
+    desk.wish("b")
+    assert desk.sent == ["a"]
+
+
 async def test_memory_is_bounded_until_the_bytes_are_on_the_disk(monkeypatch):
     monkeypatch.setattr(ahead, "MEMORY", 3 * MiB)
     desk = Desk(concurrency=16)

@@ -1,5 +1,6 @@
 """An open object behaves as a builtin file does, whether its bytes are here or have to come."""
 
+import asyncio
 import io
 import pickle
 import random
@@ -9,7 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cachedfs import engine
 from cachedfs.errors import ObjectChanged
+from cachedfs.model import Range
+from tests.fakes import FakeOrigin
 from tests.support import KiB, MiB, forget, noise, until
 
 SIZE = 3 * MiB + 12345
@@ -145,6 +149,33 @@ def test_a_handle_that_jumps_about_reads_blocks_and_no_more(fs, cloud):
             assert file.read(2000) == big[at : at + 2000]
     assert cloud.server.bytes_sent() <= 5 * MiB
     assert len(cloud.asked()) <= 5
+
+
+class Grudging(FakeOrigin):
+    """Gives the next piece of a body once somebody waits for it."""
+
+    piece_size = 4 * KiB
+
+    async def _body(self, number, data):
+        async for piece in super()._body(number, data):
+            (here,) = engine._engines.values()
+            while not any(flight._arrivals for flight in here.airborne):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
+            yield piece
+
+
+@pytest.mark.parametrize("n_bytes", [60 * KiB, 8 * KiB, 32 * KiB])
+def test_what_is_read_of_one_block_asks_for_no_other_however_slowly_it_comes(monkeypatch, n_bytes):
+    origin = Grudging()
+    origin.install(monkeypatch)
+    data = origin.put("b/slow", noise(300_000))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=64 * KiB)
+    fs.info("b/slow")
+    origin.log.clear()
+    with fs.open("b/slow") as file:
+        file.seek(260_000 - n_bytes)
+        assert file.read(n_bytes) == data[260_000 - n_bytes : 260_000]
+    assert [want for _, _, want in origin.log] == [Range(3 * 64 * KiB, 4 * 64 * KiB)]
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -827,3 +827,40 @@ async def test_a_copy_that_is_given_up_while_its_file_is_made_leaves_no_file(tmp
     await asyncio.gather(copying, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_default_executor()  # what a thread still did is done
     assert list(tmp_path.glob("copy*")) == []
+
+
+def test_ranges_that_are_here_are_given_at_once_and_the_others_are_one_round_trip(cloud, fs):
+    data = {name: cloud.put(name, noise(3 * MiB, i)) for i, name in enumerate("abc")}
+    paths = {name: cloud.path(name) for name in data}
+    fs.cat_ranges([paths["a"]] * 2, [0, 2 * MiB], [MiB, 3 * MiB])
+    fs._source.engine.drain()
+    loop_runs = fs._source.engine.run
+    cloud.asked()
+    wanted = [("a", 5, 9), ("a", -7, None), ("a", 2 * MiB, None), ("a", 7, 3), ("a", -9, -3)]
+    fs._source.engine.run = None  # what is here needs no loop
+    try:
+        found = fs.cat_ranges(
+            *map(list, zip(*((paths[name], *bounds) for name, *bounds in wanted), strict=True))
+        )
+    finally:
+        fs._source.engine.run = loop_runs
+    assert found == [data[name][start:stop] for name, start, stop in wanted]
+    assert cloud.asked() == []
+    wanted = [("a", 5, 9), ("b", 5, 9), ("a", MiB, MiB + 5), ("a", 6, 8), ("b", 7, 9), ("c", None, 4)]
+    found = fs.cat_ranges(*map(list, zip(*((paths[name], *bounds) for name, *bounds in wanted), strict=True)))
+    assert found == [data[name][slice(*bounds)] for name, *bounds in wanted]
+    assert cloud.asked() == ["media"] * 2
+
+
+def test_ranges_of_what_is_absent_are_errors_in_their_places(cloud, fs):
+    data = cloud.put("a", noise(1000))
+    a, absent = cloud.path("a"), cloud.path("absent")
+    for _ in range(2):  # asked for, and known to be absent
+        found = fs.cat_ranges([absent, a, absent, a], [1, 2, 3, 4], [5] * 4)
+        assert [found[1], found[3]] == [data[2:5], data[4:5]]
+        assert all(isinstance(found[i], FileNotFoundError) for i in (0, 2))
+        with pytest.raises(FileNotFoundError, match="absent"):
+            fs.cat_ranges([a, absent], 0, 5, on_error="raise")
+    assert fs.cat_ranges([], [], []) == []
+    with pytest.raises(ValueError):
+        fs.cat_ranges([a, a], [1], [2])

@@ -7,17 +7,9 @@ import fsspec
 import pytest
 
 from cachedfs.model import Range
-from tests.fakes import FakeOrigin
 from tests.support import KiB, forget, noise, until
 
 BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
-
-
-@pytest.fixture
-def origin(own_cache, monkeypatch):
-    fake = FakeOrigin()
-    fake.install(monkeypatch)
-    return fake
 
 
 def filesystem(**options):
@@ -43,9 +35,14 @@ def asked(origin):
 
 
 def put(fs, origin, n_blocks, key="b/k"):
-    """Put an object of so many blocks, which is known then."""
+    """Put an object of so many blocks, which is known then, as is what the cache may hold."""
     data = origin.put(key, noise(n_blocks * BLOCK))
     fs.info(key)
+    engine = fs._source.engine
+    engine.window(
+        fs._source.config
+    )  # has the writer look it up, which readers of an origin that is this fast would not see
+    until(lambda: engine.cache.allowed is not None)
     origin.log.clear()
     return data
 

@@ -25,13 +25,6 @@ from tests.fakes import FakeOrigin
 from tests.support import MiB, forget, noise
 
 
-@pytest.fixture
-def origin(own_cache, monkeypatch):
-    fake = FakeOrigin()
-    fake.install(monkeypatch)
-    return fake
-
-
 def new_process(**options):
     """Return the filesystem as another process would make it."""
     forget()

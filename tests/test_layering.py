@@ -18,10 +18,11 @@ ROWS = {
     "chunks": 3,
     "reader": 3,
     "integrity": 3,
-    "items": 3, "foresight": 3, "parts": 3, "plans": 3, "prefetch": 3,
+    "items": 3, "foresight": 3, "parts": 3, "course": 3, "distance": 3, "pending": 3, "sending": 3, "plans": 3, "prefetch": 3,
     "names": 4,
     "written": 4,
     "file": 4, "filesystem": 4,
+    "datasets": 5,
     "demo_session": 6, "demo": 6, "cli": 6,
 }  # fmt: skip
 ORDER_IN_ROW = {
@@ -46,6 +47,10 @@ ORDER_IN_ROW = {
         "items",
         "foresight",
         "parts",
+        "course",
+        "distance",
+        "pending",
+        "sending",
         "plans",
         "prefetch",
     ],

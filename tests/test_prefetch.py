@@ -16,7 +16,7 @@ import fsspec
 import pytest
 from fsspec.callbacks import Callback
 
-from cachedfs import plans
+from cachedfs import distance
 from cachedfs.cache import disk
 from cachedfs.errors import (
     AccessDenied,
@@ -26,21 +26,15 @@ from cachedfs.errors import (
     OriginAway,
     OriginUnavailable,
 )
+from cachedfs.plan import patience
 from cachedfs.sim import Fault
-from tests.fakes import FakeOrigin
+from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
 
 
 @pytest.fixture
 def fs(cloud):
     return fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options)
-
-
-@pytest.fixture
-def origin(own_cache, monkeypatch):
-    fake = FakeOrigin()
-    fake.install(monkeypatch)
-    return fake
 
 
 def fake_fs(**options):
@@ -59,21 +53,13 @@ def reads(origin):
     return [(path, want.start // MiB) for kind, path, want in origin.log if kind == "read"]
 
 
-def gate(fs, origin, *, is_open):
-    """Hold bodies back, or let them go."""
-
-    async def act():
-        origin.gate = origin.gate or asyncio.Event()
-        (origin.gate.set if is_open else origin.gate.clear)()
-
-    fs._source.engine.run(act())
-
-
 def is_idle(fs):
     """Return whether nothing is on its way, claimed or asked for, and no plan runs."""
     engine = fs._source.engine
     names = {task.get_coro().__qualname__ for task in list(engine._tasks)}
-    is_working = any(name.startswith(("Plan.", "Fetcher.")) for name in names)
+    is_working = any(
+        name.startswith(("Plan.", "Course.", "Pending.", "Sending.", "Fetcher.")) for name in names
+    )
     return not (engine.flights or engine.airborne or engine.ahead.n_waiting or is_working)
 
 
@@ -285,6 +271,31 @@ def test_an_iterator_that_raises_ends_the_plan_with_its_error_after_what_it_gave
     until(lambda: is_idle(fs))
 
 
+@pytest.mark.parametrize(
+    ("raised", "told"), [(SystemExit(3), SystemExit), (asyncio.CancelledError(), RuntimeError)], ids=repr
+)
+def test_what_is_no_exception_ends_the_plan_alone(cloud, fs, raised, told):
+    """On the loop it would end the loop, or look like a cancellation by the caller."""
+    path, other = small_files(cloud, 2)
+
+    def items():
+        yield path
+        raise raised
+
+    def called(*_):
+        raise raised
+
+    with pytest.raises(told):
+        fs.prefetch(items()).wait(30)
+    if told is SystemExit:
+        callback = Callback()
+        callback.absolute_update = called
+        with pytest.raises(SystemExit):
+            fs.prefetch(path, callback=callback).wait(30)
+    assert fs.prefetch(other).wait(30).state == "done"
+    until(lambda: is_idle(fs))
+
+
 def test_what_is_no_item_is_told(cloud, fs):
     for items in (5, b"b/k", None):
         with pytest.raises(TypeError, match="cannot prefetch"):
@@ -356,7 +367,7 @@ def test_another_process_that_reads_moves_the_window(cloud, fs):
 
 def test_who_skips_or_reads_out_of_order_does_not_stop_the_plan(cloud, fs, monkeypatch):
     paths = small_files(cloud, 40, size=100_000)
-    monkeypatch.setattr(plans, "STALL_S", 0.01)
+    monkeypatch.setattr(distance, "STALL_S", 0.01)
     fs.find(cloud.path("d"))
     plan = fs.prefetch(paths, window="800KB")
     order = [0, 5, 3, 1, 9, 11, 10, 17, 24, 20, 31, 33, 39]
@@ -368,7 +379,7 @@ def test_who_skips_or_reads_out_of_order_does_not_stop_the_plan(cloud, fs, monke
 
 @pytest.mark.parametrize("is_list", [True, False])
 def test_a_reader_far_beyond_the_window_is_followed(cloud, fs, monkeypatch, is_list):
-    monkeypatch.setattr(plans, "STALL_S", 0.01)
+    monkeypatch.setattr(distance, "STALL_S", 0.01)
     paths = small_files(cloud, 200)
     fs.find(cloud.path("d"))
     plan = fs.prefetch(paths if is_list else iter(paths), window="10KB")
@@ -392,9 +403,13 @@ def test_the_same_list_twice_is_two_passes(cloud, fs):
 def read_and_wait(fs, path, seed, plan):
     """Read an object, and let the plan do what it does then."""
     read(fs, path, seed)
-    time.sleep(0.03)  # more than it waits between two looks where something moves
+    source, distance = fs._source, plan._plan._distance
+    until(
+        lambda: distance._clock == source.engine.cache.clock(source.config.bounds) or plan._plan.ended.done()
+    )
+    time.sleep(0.03)  # it has looked since: what follows from that takes it a moment
     until(lambda: plan.progress.state in ("held", "done"))
-    fs._source.engine.drain()
+    source.engine.drain()
 
 
 def test_without_a_window_it_stops_before_it_drives_out_what_nobody_read(cloud, own_cache):
@@ -645,14 +660,14 @@ def test_an_object_that_is_replaced_meanwhile_is_fetched_as_it_is_now(cloud, fs)
 
 
 def test_an_origin_that_is_away_is_waited_for_and_then_the_plan_ends(origin, monkeypatch, caplog):
-    monkeypatch.setattr(plans, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(patience, "PAUSE_S", (0.01, 0.01))
     fs = fake_fs(concurrency=1)
     for i in range(4):
         origin.put(f"b/{i}", b"1")
     origin.fail_with = {2: OriginAway("refused"), 3: OriginAway("refused")}
     assert fs.prefetch([f"b/{i}" for i in range(4)]).wait(30).items == 4
     assert "goes on when it answers" in caplog.text
-    monkeypatch.setattr(plans, "AWAY_S", 0.05)
+    monkeypatch.setattr(patience, "AWAY_S", 0.05)
     origin.fail_with = {n: OriginAway("refused") for n in range(len(origin.log), 1000)}
     with pytest.raises(OriginAway, match="refused"):
         fs.prefetch([f"b/x{i}" for i in range(4)]).wait(30)
@@ -797,7 +812,9 @@ def test_two_hundred_thousand_items_take_no_more_memory_than_the_window(cloud, f
     runner, most = plan._plan, []
 
     def is_over():
-        most.append(len(list(runner._unread)) + len(runner._open) + len(runner._items._there))
+        most.append(
+            len(list(runner._distance._unread)) + len(runner._pending.open) + len(runner._items._there)
+        )
         return plan.progress.is_over
 
     until(is_over, within_s=300)

@@ -12,15 +12,8 @@ from cachedfs.cache import BlockCache
 from cachedfs.cache.handles import Handles
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginAway, OriginUnavailable
 from cachedfs.model import ObjectKey
-from tests.fakes import FakeOrigin
+from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
-
-
-@pytest.fixture
-def origin(own_cache, monkeypatch):
-    fake = FakeOrigin()
-    fake.install(monkeypatch)
-    return fake
 
 
 @pytest.fixture
@@ -30,16 +23,6 @@ def fs(origin):
 
 def reads(origin):
     return [what for kind, _, what in origin.log if kind == "read"]
-
-
-def gate(fs, origin, *, is_open):
-    """Hold bodies back, or let them go."""
-
-    async def act():
-        origin.gate = origin.gate or asyncio.Event()
-        (origin.gate.set if is_open else origin.gate.clear)()
-
-    fs._source.engine.run(act())
 
 
 def in_threads(n, function):

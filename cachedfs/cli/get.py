@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from cachedfs.cli.output import FAILED, print_json
+from cachedfs.cli.output import print_summary
 from cachedfs.cli.places import Place, place_of
 from cachedfs.cli.shared import Given, Urls, command
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
@@ -61,14 +61,7 @@ def get(
         place = place_of(text, given)
         copies = copies_of(place, target, is_into=is_into, recursive=recursive)
         done.add(copy(place, copies, is_quiet=given.as_json))
-    if given.as_json:
-        print_json(dataclasses.asdict(done))
-    else:
-        for each in done.failed:
-            typer.echo(f"cachedfs: {each['message']}", err=True)
-        typer.echo(str(done), err=True)
-    if done.failed:
-        raise typer.Exit(FAILED)
+    print_summary(done, as_json=given.as_json)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import logging
@@ -11,7 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import typer
 from rich import box
@@ -27,9 +28,11 @@ __all__ = [
     "FAILED",
     "INTERRUPTED",
     "PIPE_CLOSED",
+    "Summary",
     "message_of",
     "plain_table",
     "print_json",
+    "print_summary",
     "print_table",
     "running",
     "told_in_one_line",
@@ -61,6 +64,25 @@ def plain_table(*columns: str) -> Table:
     """Return a table without frames; with no columns it has no head either."""
     style = box.SIMPLE_HEAD if columns else None
     return Table(*columns, box=style, show_header=bool(columns), show_edge=False, pad_edge=False)
+
+
+class Summary(Protocol):
+    """What a command did with several files, a dataclass; in words by `str`. `failed`: what could not be done."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    failed: list[dict[str, str]]
+
+
+def print_summary(done: Summary, *, as_json: bool) -> None:
+    """Print what was done: on stdout as JSON, else for people on stderr. Exits with FAILED where something failed."""
+    if as_json:
+        print_json(dataclasses.asdict(done))
+    else:
+        for each in done.failed:
+            typer.echo(f"cachedfs: {each['message']}", err=True)
+        typer.echo(str(done), err=True)
+    if done.failed:
+        raise typer.Exit(FAILED)
 
 
 # Trouble

@@ -11,7 +11,7 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.get import shown
-from cachedfs.cli.output import FAILED, print_json
+from cachedfs.cli.output import print_summary
 from cachedfs.cli.places import Place, place_of
 from cachedfs.cli.shared import Given, Urls, command
 from cachedfs.errors import CachedFSError
@@ -53,14 +53,7 @@ def prefetch(given: Given, urls: Urls) -> None:
             if not is_whole:
                 done.full(place, plan.progress)
                 break
-    if given.as_json:
-        print_json(dataclasses.asdict(done))
-    else:
-        for each in done.failed:
-            typer.echo(f"cachedfs: {each['message']}", err=True)
-        typer.echo(str(done), err=True)
-    if done.errors:
-        raise typer.Exit(FAILED)
+    print_summary(done, as_json=given.as_json)
 
 
 @dataclasses.dataclass

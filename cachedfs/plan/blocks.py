@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from cachedfs.model import Range
 
-__all__ = ["align", "block_range", "clip", "covering", "merge"]
+__all__ = ["align", "beginning", "block_range", "clip", "covering", "merge"]
 
 
 def clip(start: int | None, stop: int | None, size: int) -> Range:
@@ -33,6 +33,18 @@ def block_range(index: int, block_size: int, size: int) -> Range:
 def align(want: Range, block_size: int) -> Range:
     """Return `want` widened to whole blocks; the end may pass the object's."""
     return Range(want.start - want.start % block_size, -(-want.stop // block_size) * block_size)
+
+
+def beginning(start: int | None, stop: int | None, *, block_size: int, most: int) -> Range:
+    """Return the first blocks of the slice `[start:stop]` of an object of unknown size: one, or up to `most` bytes.
+
+    A bound that counts from the end says nothing yet: then they are those that the slice could begin with.
+    """
+    first = max(start or 0, 0) // block_size
+    n = max(1, most // block_size)
+    if stop is not None and stop > 0:
+        n = min(n, max(1, -(-stop // block_size) - first))
+    return Range(first * block_size, (first + n) * block_size)
 
 
 def merge(missing: Iterable[int], block_size: int, *, size: int, request_size: int) -> Iterator[Range]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.model import Range
-from cachedfs.plan.blocks import align, block_range, clip, covering, merge
+from cachedfs.plan.blocks import align, beginning, block_range, clip, covering, merge
 
 sizes = st.integers(0, 5000)
 block_sizes = st.integers(1, 700)
@@ -29,6 +29,19 @@ def test_covering_blocks_hold_the_range_and_nothing_less_would(start, length, bl
         return
     assert blocks[0] * block_size <= want.start < (blocks[0] + 1) * block_size
     assert blocks[-1] * block_size < want.stop <= (blocks[-1] + 1) * block_size
+
+
+bounds = st.one_of(st.none(), st.integers(-6000, 6000))
+
+
+@given(bounds, bounds, block_sizes, sizes)
+def test_the_beginning_of_a_slice_is_whole_blocks_within_its_share(start, stop, block_size, most):
+    want = beginning(start, stop, block_size=block_size, most=most)
+    assert want.start % block_size == want.stop % block_size == 0
+    assert block_size <= want.size <= max(most, block_size)
+    assert want.start <= max(start or 0, 0) < want.start + block_size
+    if stop is not None and stop > 0:
+        assert want.stop - block_size < max(stop, want.start + 1)
 
 
 @given(st.integers(1, 5000), block_sizes)

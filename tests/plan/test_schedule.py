@@ -145,21 +145,23 @@ def test_with_room_for_all_everything_is_fetched_once_and_nothing_goes(order, wi
     assert not read.given_up
 
 
-def test_a_block_with_no_known_use_goes_first_and_of_those_the_one_longest_without():
-    plan = Schedule(horizon=100, limit=5)
-    plan.extend(map(Access, "abcdeab"))
-    for block in list(plan.to_fetch(5)):
+def read_of(order, n, *, limit):
+    """Return the schedule of these blocks after the first `n` were fetched together, and read."""
+    plan = Schedule(horizon=100, limit=limit)
+    plan.extend(map(Access, order))
+    for block in list(plan.to_fetch(n)):
         plan.stored(block)
-    plan.read_up_to(5)
+    plan.read_up_to(n)
+    return plan
+
+
+def test_a_block_with_no_known_use_goes_first_and_of_those_the_one_longest_without():
+    plan = read_of("abcdeab", 5, limit=5)
     assert list(plan.given_up()) == ["c", "d", "e", "b", "a"]
 
 
 def test_what_others_removed_is_fetched_again_in_its_turn():
-    plan = Schedule(horizon=100, limit=3)
-    plan.extend(map(Access, "abcabc"))
-    for block in list(plan.to_fetch(3)):
-        plan.stored(block)
-    plan.read_up_to(3)
+    plan = read_of("abcabc", 3, limit=3)
     plan.lost("b")
     assert list(plan.to_fetch(6)) == ["b"]
 
@@ -222,11 +224,7 @@ def test_sizes_count():
 
 
 def test_a_smaller_limit_is_kept_by_what_is_asked_for_next():
-    plan = Schedule(horizon=100, limit=4)
-    plan.extend(map(Access, "abcdefabcd"))
-    for block in list(plan.to_fetch(4)):
-        plan.stored(block)
-    plan.read_up_to(4)
+    plan = read_of("abcdefabcd", 4, limit=4)
     plan.limit = 2
     assert list(plan.to_fetch(6)) == ["e", "f"]
     assert list(plan.given_up()) == ["d", "c", "b", "a"]

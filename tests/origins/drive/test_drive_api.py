@@ -29,6 +29,7 @@ from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.retry import Policy, Tries, Trouble
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import DATA, names, read
+from tests.origins.drive.conftest import PATIENT, QUICK
 
 MakeOrigin = Callable[..., DriveOrigin]
 TOKEN = "ya29.very-secret"
@@ -142,8 +143,8 @@ PASSING: list[dict[str, Any]] = [
     {"close_after": 0},
     {"close_after": 30},
     {"short_by": 20},
-    {"stall_s": 2.0},
-    {"stall_after": 50, "stall_s": 2.0},
+    {"stall_s": 60.0},
+    {"stall_after": 50, "stall_s": 60.0},
 ]
 
 
@@ -151,10 +152,10 @@ PASSING: list[dict[str, Any]] = [
 async def test_what_may_pass_is_tried_again(
     make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str, fault: dict[str, Any]
 ) -> None:
-    n_times = 1 if "stall_s" in fault else 3
+    n_times, policy = (1, QUICK) if "stall_s" in fault else (3, PATIENT)
     for nth in range(1, n_times + 1):
         server.fail(Fault(kind=kind, nth=nth, **fault))
-    answer = await asked(make(), kind, path, pinned)
+    answer = await asked(make(policy), kind, path, pinned)
     assert answer == DATA[:100] or answer.size == len(DATA)
     assert server.count(kind) == 1 + n_times
 

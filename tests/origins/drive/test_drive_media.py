@@ -16,6 +16,7 @@ from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.retry import Policy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
+from tests.origins.drive.conftest import QUICK
 
 MakeOrigin = Callable[..., DriveOrigin]
 OLD = b"".join(b"%07d\n" % i for i in range(8000))  # 64,000 bytes
@@ -397,11 +398,12 @@ async def test_a_body_is_resumed_where_it_broke(
 
 
 async def test_a_stalled_body_is_resumed(
-    origin: DriveOrigin, server: DriveServer, file: File, proof: str
+    make: MakeOrigin, server: DriveServer, file: File, proof: str
 ) -> None:
+    origin = make(policy=QUICK)
     pinned = await origin.lookup(file.path)
     server.reset()
-    server.fail(Fault(kind="media", stall_after=30_000, stall_s=5))
+    server.fail(Fault(kind="media", stall_after=30_000, stall_s=60))
     assert (await read(origin, file.path, file.want, pinned))[0] == file.old
     assert server.count("media") == 2
 

@@ -17,7 +17,7 @@ from cachedfs.origins.retry import Policy
 from cachedfs.plan.quota import Pace
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
-from tests.origins.drive.conftest import QUICK
+from tests.origins.drive.conftest import PATIENT
 
 pytestmark = pytest.mark.usefixtures("real_pace")
 MakeOrigin = Callable[..., DriveOrigin]
@@ -47,7 +47,7 @@ def books() -> Books:
 def origins(server: DriveServer, books: Books) -> Iterator[Callable[..., DriveOrigin]]:
     """What makes origins that share the records of one machine, as those of several processes do."""
 
-    def make(policy: Policy = QUICK) -> DriveOrigin:
+    def make(policy: Policy = PATIENT) -> DriveOrigin:
         return DriveOrigin(
             {"token": "anon", "endpoint_url": server.endpoint_url},
             identity="drive",

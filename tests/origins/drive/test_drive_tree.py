@@ -17,14 +17,10 @@ from cachedfs.model import ObjectInfo, Range
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.tree import place_of, plain_path
-from cachedfs.origins.retry import Policy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import DATA, names, read
 
 MakeOrigin = Callable[..., DriveOrigin]
-PATIENT = Policy(
-    base_s=0.001, cap_s=0.001
-)  # with pages of a thousand items, which a busy machine makes slowly
 
 
 def kinds(server: DriveServer) -> list[str]:
@@ -136,7 +132,7 @@ async def test_a_path_of_depth_d_is_d_requests_and_its_folders_are_remembered(
 async def test_a_listing_is_one_request_for_every_thousand(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
-    origin = make(policy=PATIENT)
+    origin = make()
     server.fill(server.folder(folder), 2001)
     here = await origin.lookup(root)
     server.reset()
@@ -151,7 +147,7 @@ async def test_a_listing_is_one_request_for_every_thousand(
 async def test_an_exact_thousand_is_one_request(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
-    origin = make(policy=PATIENT)
+    origin = make()
     server.fill(server.folder(folder), 1000)
     here = await origin.lookup(root)
     server.reset()
@@ -206,7 +202,7 @@ async def test_200_000_children_are_listed_each_once(
 async def test_a_big_folder_is_listed_over_the_network(make: MakeOrigin) -> None:
     with DriveServer("off") as server:
         server.fill(server.folder("many"), 20_000, size=1)
-        origin = make(policy=Policy(), endpoint_url=server.endpoint_url)
+        origin = make(endpoint_url=server.endpoint_url)
         assert len(await listed(origin, "My Drive/many")) == 20_000
         assert server.count("list") == 21
         await origin.aclose()
@@ -567,7 +563,7 @@ async def test_short_and_empty_pages_are_not_the_end(
 async def test_a_page_token_that_is_rejected_starts_the_folder_again_once(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
-    origin = make(policy=PATIENT)
+    origin = make()
     server.fill(server.folder(folder), 2500)
     here = await origin.lookup(root)
     server.reset()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import io
 import json
@@ -25,19 +24,12 @@ from cachedfs.origins.drive.upload import PIECE, Content
 from cachedfs.origins.drive.writer import Writer
 from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, Fault, Quota, Request
-from tests.origins.drive.conftest import QUICK
 
 MakeOrigin = Callable[..., DriveOrigin]
 MB = 1 << 20
 BIG = bytes(range(256)) * (20 * MB // 256)
 UPLOAD = "cachedfs.origins.drive.upload"
 PIECES = 700_000  # three of 256 KiB
-PATIENT = dataclasses.replace(QUICK, stall_s=10.0)  # no request here hangs; a busy machine may seem to
-
-
-@pytest.fixture
-async def origin(make: MakeOrigin) -> DriveOrigin:
-    return make(policy=PATIENT)
 
 
 @pytest.fixture
@@ -354,7 +346,7 @@ async def test_each_request_may_be_lost_once(
     act, after, n_requests = LOST[what]
     for nth in range(n_requests + 1):  # 0: none is lost
         ids = {name: server.put(f"{folder}/{nth}-{name}", name.encode()) for name in ("a", "b")}
-        origin = make(policy=PATIENT)
+        origin = make()
         server.reset()
         if nth:
             server.fail(Fault(nth=nth, lose=is_done, close_before=not is_done))
@@ -387,7 +379,7 @@ async def test_more_new_files_than_drive_makes_at_a_time_wait_for_their_turn(
     monkeypatch.setattr(quota, "CREATES", (quota.Limit(20.0), quota.Limit(10.0)))
     caplog.set_level("INFO", "cachedfs.origins")
     with DriveServer(quota=Quota(creates_per_s=25.0)) as server:
-        origin = make(policy=PATIENT, endpoint_url=server.endpoint_url)
+        origin = make(endpoint_url=server.endpoint_url)
         writer = Writer(origin.account, origin.tree)
         await asyncio.gather(*(write(writer, f"My Drive/new/{i}", b"%d" % i) for i in range(50)))
         found = [server.find(f"new/{i}") for i in range(50)]

@@ -1,0 +1,145 @@
+"""What comes next in a plan: its items, and in the place of a folder or a pattern the objects that it stands for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from typing import Any
+
+from fsspec.core import has_magic
+
+from cachedfs.errors import CachedFSError
+from cachedfs.foresight import Foresight
+from cachedfs.items import Items
+from cachedfs.model import ObjectInfo
+from cachedfs.orders import Block
+from cachedfs.parts import Part, Slice, Tally
+from cachedfs.plan.blocks import clip
+from cachedfs.reader import Reader
+
+__all__ = ["Course", "Glob", "Spawn"]
+
+Glob = Callable[[str], Awaitable[Mapping[str, Any]]]
+Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+
+
+class Course:
+    """The objects of a plan in their order, numbered as they are taken. On the engine's loop.
+
+    `strip` makes a path of what users write, `glob` answers patterns, `spawn` starts what the plan ends with itself.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        items: Items,
+        foresight: Foresight,
+        tally: Tally,
+        *,
+        strip: Callable[[str], str],
+        glob: Glob,
+        spawn: Spawn,
+    ) -> None:
+        self._source, self._catalog = reader.source, reader.catalog
+        self._items, self._foresight, self._tally = items, foresight, tally
+        self._strip, self._glob, self._spawn = strip, glob, spawn
+        self.n_begun = 0  # objects that were taken: the number of the next one
+        # Of a folder: objects that come next, with their sizes.
+        self._children: deque[tuple[str, int | None]] = deque()
+        self._entering: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes any more, but for what is below a folder that is being entered."""
+        return self._items.n_left == 0 and not self._children
+
+    async def take(self) -> list[Part] | None:
+        """Take what comes next: one object; none yet of a folder or a pattern. None when there is nothing now."""
+        if self._children:
+            return [self._begin(*self._children.popleft())]
+        # What is below a folder goes before what comes after it.
+        is_entering = self._entering is not None and not self._entering.done()
+        if is_entering or (item := self._items.take()) is None:
+            return None
+        span = self._foresight.took()
+        path = self._strip(item.text)
+        self._tally.declared()
+        if item.range is None and self._may_be_many(item.text, path):
+            await self._expand(path)
+            return []
+        self._foresight.begins(self.n_begun, span)
+        return [self._begin(path, bounds=item.range)]
+
+    def _begin(self, path: str, size: int | None = None, bounds: Slice | None = None) -> Part:
+        self.n_begun += 1
+        return Part(self.n_begun - 1, path, size, bounds)
+
+    # Folders and patterns.
+
+    def enter(self, path: str) -> None:
+        """An object turned out to be a folder: what is below it comes next."""
+        self._entering = self._spawn(self._expand(path))
+
+    def _may_be_many(self, text: str, path: str) -> bool:
+        known = self._source.fresh(path)
+        if known is not None and known.info is not None:
+            return known.info.kind == "directory"
+        return text.endswith("/") or has_magic(path)
+
+    async def _expand(self, path: str) -> None:
+        """Put what is below a folder, or what a pattern names, in its place."""
+        try:
+            found = await self._matches(path) if has_magic(path) else await self._below(path)
+        except CachedFSError as error:
+            self._tally.failed(error, None)
+            return
+        self._tally.expanded([info.size for info in found])
+        self._children.extendleft((info.path, info.size) for info in reversed(found))
+
+    async def _below(self, path: str) -> list[ObjectInfo]:
+        found = [info for info in await self._catalog.find(path) if info.kind == "file"]
+        if not found and (info := await self._catalog.know(path)).kind == "file":
+            found = [info]
+        return found
+
+    async def _matches(self, pattern: str) -> list[ObjectInfo]:
+        named = await self._glob(pattern)
+        if not named:  # perhaps a name with one of these characters in it
+            return await self._below(pattern)
+        found: dict[str, ObjectInfo] = {}
+        for name, info in named.items():
+            is_file = info["type"] == "file"
+            below = [ObjectInfo(name, size=info["size"])] if is_file else await self._below(name)
+            found |= {each.path: each for each in below if each.path not in found}
+        return list(found.values())
+
+    # Where its reader may be.
+
+    def beyond(self) -> Iterator[tuple[Block | None, tuple[int, int]]]:
+        """Yield the first block of each object that comes, as far as it is known, with what `skip` takes to go on there."""
+        children = list(self._children)
+        for i, (path, _) in enumerate(children):
+            yield self._first_block(path, None), (i, 0)
+        i = 0
+        while (item := self._items.peek(i)) is not None:
+            yield self._first_block(self._strip(item.text), item.range), (len(children), i)
+            i += 1
+
+    def _first_block(self, path: str, bounds: Slice | None) -> Block | None:
+        known = self._source.known(path)
+        key = None if known is None else self._source.key(known)
+        if known is None or key is None:
+            return None
+        want = clip(*(bounds or (None, None)), known.object.size or 0)
+        return (key, want.start // key.block_size) if want.size else None
+
+    def skip(self, n_children: int, n_items: int) -> None:
+        """Go on behind so many of the objects of a folder and of the items that come next."""
+        for _ in range(n_children):
+            self._tally.passed(self._children.popleft()[1])
+        for _ in range(n_items):
+            self._items.take()
+            self._foresight.took()
+            self._tally.declared()
+            self._tally.passed(None)
