@@ -9,6 +9,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.benchmarks import abuse, bounds, process, report
@@ -18,7 +19,7 @@ from tests.benchmarks.workloads import FLOORS, WORKLOADS, Workload
 
 # Who takes part where not all do: peers would need minutes, or have nothing to show.
 PEERS: dict[str, list[str]] = {
-    "whole": ["gcsfs"],
+    "whole": ["gcsfs", "obstore"],
     "seek_big": ["blockcache", "filecache", "simplecache"],
     "cat_4k": [],
     "text_lines": [],
@@ -27,11 +28,11 @@ PEERS: dict[str, list[str]] = {
     "drive_many_units": [],
     "drive_day": [],
     "drive_list": ["mount", "pydrive2", "gdrive"],
-    "steps": ["gcsfs"],
+    "steps": ["gcsfs", "obstore"],
     "steps_small": ["gcsfs", "blockcache"],
-    "steps_large": ["gcsfs", "blockcache"],
+    "steps_large": ["gcsfs", "blockcache", "obstore"],
     "steps_lines": ["gcsfs", "blockcache"],
-    "first_byte": ["gcsfs"],
+    "first_byte": ["gcsfs", "obstore"],
     # Nothing like it.
     "one_by_one_ahead": [],
     "batched_ahead": [],
@@ -40,6 +41,7 @@ PEERS: dict[str, list[str]] = {
     "beside_small": [],
     "beside_block": [],
 }
+ARRAYS = ("dense", "samples", "steps")  # what tensorstore can be asked for
 # How many items of a workload slow peers do; what they take is scaled. --full: all.
 SAMPLES = {
     ("random", "gcsfs"): 40,
@@ -50,6 +52,7 @@ SAMPLES = {
     ("batched", "blockcache"): 32,
     ("batched", "filecache"): 32,
     ("batched", "simplecache"): 32,
+    ("steps_lines", "gcsfs"): 1,
     ("samples", "gcsfs"): 30,
     ("samples", "blockcache"): 30,
     ("drive_batch", "mount"): 20,
@@ -112,14 +115,23 @@ def contenders(workload: Workload, options: argparse.Namespace) -> list[str]:
     if options.ours:
         return ["cachedfs"]
     known = SERVICES[workload.service].contenders
-    peers = PEERS.get(workload.name, [name for name in known if name not in ("local", "floor", "cachedfs")])
+    others = [name for name in known if name not in ("local", "floor", "tensorstore", "cachedfs")]
+    peers = PEERS.get(workload.name, others)
+    if workload.name in ARRAYS:
+        peers = [*peers, "tensorstore"]
     floor = ["floor"] if workload.name in FLOORS else []
     return ["local", *peers, *floor, "cachedfs"]
 
 
-def run(options: argparse.Namespace, folder: Path) -> list[Result]:
-    """Return all results, after saying each."""
+def run(options: argparse.Namespace, folder: Path, said: Callable[[list[Result]], object]) -> list[Result]:
+    """Return all results, after saying each; `said` is called with those so far."""
     results: list[Result] = []
+
+    def say(result: Result) -> None:
+        results.append(result)
+        print_result(result)
+        said(results)
+
     wanted = [workload for name, workload in WORKLOADS.items() if not options.only or name in options.only]
     for name in {workload.service: None for workload in wanted}:
         SERVICES[name].make(SERVICES[name].local(folder))
@@ -131,17 +143,15 @@ def run(options: argparse.Namespace, folder: Path) -> list[Result]:
             with service.server(
                 workload.profile, folder=where, process=True, time_scale=workload.time_scale
             ) as server:
-                results.append(measure(service, server, folder, plan(workload, contender, options)))
-            say(results[-1])
+                result = measure(service, server, folder, plan(workload, contender, options))
+            say(result)
     abused = [name for name in abuse.ROWS if not options.only or name in options.only]
     for contender in ["cachedfs"] if options.ours else abuse.CONTENDERS:
         for result in abuse.measure_abuse(abused, contender, folder) if abused else ():
-            results.append(result)
             say(result)
     for name, extra in (("import", import_result), ("memory", memory_result)):
         if not options.only or name in options.only:
-            results.append(extra(folder, options))
-            say(results[-1])
+            say(extra(folder, options))
     return results
 
 
@@ -158,7 +168,7 @@ def memory_result(folder: Path, options: argparse.Namespace) -> Result:
     return result
 
 
-def say(result: Result) -> None:
+def print_result(result: Result) -> None:
     figures = ", ".join(
         f"{name} {figure.median:.4g} ({figure.low:.4g}-{figure.high:.4g})"
         for name, figure in result.figures.items()
@@ -197,10 +207,12 @@ def main() -> int:
         return 0
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as name:
-        results = run(options, Path(name))
-        verdicts = bounds.judge(results)
         path = options.json or Path(name) / "bench.json"
-        report.save(path, results, verdicts, time.monotonic() - start)
+
+        def keep(results: list[Result]) -> None:  # each time: a run that is ended has taken long, too
+            report.save(path, results, bounds.judge(results), time.monotonic() - start)
+
+        verdicts = bounds.judge(run(options, Path(name), keep))
         print(report.tables(*report.load(path)), end="")
     missed = [verdict for verdict in verdicts if verdict.verdict == "MISSED"]
     for v in missed:

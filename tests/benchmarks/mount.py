@@ -16,10 +16,13 @@ import fsspec
 
 FIRST_BYTE_S = 0.18  # of a file that is read for the first time
 COLD_RATE, WARM_RATE = 60e6, 125e6  # bytes a second, at the first read and from the mount's copy
-CROWD, CROWD_S = (
-    600,
-    20.0,
-)  # files from which on a folder's first listing takes so long; smaller ones as much less
+# Files from which on a folder's first listing takes so long; smaller ones as much less.
+CROWD, CROWD_S = 600, 20.0
+
+
+def answer_after(seconds: float) -> None:
+    """Take as long as the mount that is modelled."""
+    time.sleep(max(0.0, seconds))
 
 
 class MountModel(fsspec.AbstractFileSystem):
@@ -45,7 +48,7 @@ class MountModel(fsspec.AbstractFileSystem):
             {"name": entry.path, "size": entry.stat().st_size, "type": "file"} for entry in os.scandir(path)
         ]
         if path not in self._listed:
-            time.sleep(CROWD_S * min(1.0, len(found) / CROWD))
+            answer_after(CROWD_S * min(1.0, len(found) / CROWD))
             self._listed.add(path)
         return found if detail else [entry["name"] for entry in found]
 
@@ -61,7 +64,7 @@ class MountModel(fsspec.AbstractFileSystem):
         is_known = path in self._read
         self._read.add(path)
         if not is_known:
-            time.sleep(FIRST_BYTE_S)
+            answer_after(FIRST_BYTE_S)
         return io.BufferedReader(_Slow(path, WARM_RATE if is_known else COLD_RATE), buffer_size=1 << 20)
 
 
@@ -75,7 +78,7 @@ class _Slow(io.FileIO):
     def readinto(self, buffer: Any) -> int:
         n = super().readinto(buffer) or 0
         self._n += n
-        time.sleep(max(0.0, self._start + self._n / self._rate - time.monotonic()))
+        answer_after(self._start + self._n / self._rate - time.monotonic())
         return n
 
 
