@@ -1,0 +1,49 @@
+"""Datasets for training that never waits: samples of many files, of arrays, of lines, and the Loader that feeds them.
+
+All work in a plain `torch.utils.data.DataLoader` as well. Needs torch: `pip install "cachedfs[torch]"`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cachedfs.datasets.base import Samples
+    from cachedfs.datasets.files import FileDataset
+    from cachedfs.datasets.hdf5 import HDF5Dataset
+    from cachedfs.datasets.lines import LineDataset
+    from cachedfs.datasets.loader import Loader
+    from cachedfs.datasets.zarrs import ZarrDataset
+
+__all__ = ["FileDataset", "HDF5Dataset", "LineDataset", "Loader", "Samples", "ZarrDataset"]
+
+_MODULES = {
+    "FileDataset": "files",
+    "HDF5Dataset": "hdf5",
+    "LineDataset": "lines",
+    "Loader": "loader",
+    "Samples": "base",
+    "ZarrDataset": "zarrs",
+}
+_EXTRAS = {
+    "torch": "torch",
+    "numpy": "torch",
+    "zarr": "zarr",
+    "numcodecs": "zarr",
+    "google_crc32c": "zarr",
+    "h5py": "hdf5",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Each brings its own library: who reads files needs neither zarr nor h5py.
+    if name not in _MODULES:
+        raise AttributeError(f"module 'cachedfs.datasets' has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"cachedfs.datasets.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(error.name or "")
+        if extra is None:
+            raise
+        raise ImportError(
+            f"cachedfs.datasets.{name} needs {error.name}: pip install 'cachedfs[{extra}]'"
+        ) from error

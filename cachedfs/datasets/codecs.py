@@ -1,0 +1,120 @@
+"""What the stored bytes of a chunk are as an array: the codecs of Zarr, by numcodecs. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numcodecs.blosc
+import numpy as np
+import numpy.typing as npt
+
+from cachedfs.checksums import crc32c_of
+
+__all__ = ["Crc32c", "Decoder", "stated_size"]
+
+# As zarr does: its own threads stop those of others, and ours decode several chunks at a time.
+numcodecs.blosc.use_threads = False
+
+SMALL = 32 << 10  # bytes of a chunk that are copied faster than numcodecs looks at where they go
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How the chunks of one array are decoded. A chunk is always whole, also at the edge of its array."""
+
+    shape: tuple[int, ...]
+    stored: np.dtype[Any]  # with the byte order of the stored bytes
+    steps: tuple[Any, ...] = ()  # numcodecs, in the order of decoding
+    axes: tuple[int, ...] | None = None  # the stored array's, in the order of the chunk's; None: as they are
+    order: Literal["C", "F"] = "C"
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        return self.stored.newbyteorder("=")
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of a chunk that is decoded."""
+        return self.stored.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether the decoded bytes are the chunk as it lies in memory."""
+        return self.axes is None and (self.order == "C" or len(self.shape) == 1) and self.stored.isnative
+
+    def array(self, data: Any) -> Array:
+        """Return the chunk with these stored bytes, in this machine's byte order; it may be a view of them, and read-only.
+
+        Raises what the codecs raise, and ValueError for bytes that are no whole chunk.
+        """
+        for step in self.steps:
+            data = step.decode(data)
+        flat = (
+            np.asarray(data).reshape(-1, order="A")
+            if isinstance(data, np.ndarray)
+            else np.frombuffer(data, "u1")
+        )
+        flat = flat.view(self.stored)
+        if self.axes is None:
+            found = flat.reshape(self.shape, order=self.order)
+        else:
+            found = flat.reshape([self.shape[axis] for axis in np.argsort(self.axes)]).transpose(self.axes)
+        return found if self.stored.isnative else found.astype(self.dtype)
+
+    def into(self, data: Any, out: Array) -> None:
+        """Decode a chunk into `out`, contiguous and of the chunk's shape and type: at once where that is how it is stored."""
+        if not self.steps or not self._is_plain or self.size <= SMALL:
+            out[...] = self.array(data).reshape(out.shape)
+            return
+        for step in self.steps[:-1]:
+            data = step.decode(data)
+        last = self.steps[-1]
+        # Numcodecs is content with an `out` that it fills in part.
+        if stated_size(last.codec_id, data) == out.nbytes:
+            last.decode(data, out=out)
+        else:
+            out[...] = Decoder(self.shape, self.stored, (last,)).array(data).reshape(out.shape)
+
+
+class Crc32c:
+    """The checksum of Zarr's third version: four bytes at the end."""
+
+    codec_id = "crc32c"
+
+    def decode(self, data: Any) -> Any:
+        """Return the bytes without their checksum. Raises ValueError where it is another."""
+        stored = np.frombuffer(data, "u1")
+        found = int.from_bytes(stored[-4:].tobytes(), "little")
+        expected = crc32c_of(stored[:-4].tobytes() if stored.flags.writeable else stored[:-4])  # type: ignore[arg-type]  # any bytes that stay as they are
+        if len(stored) < 4 or found != expected:
+            raise ValueError(f"the CRC-32C of its bytes is {expected:08x}, and should be {found:08x}")
+        return stored[:-4]
+
+
+def stated_size(codec_id: str, data: Any) -> int | None:
+    """Return how many bytes compressed ones will be, by their own header; None where that does not say."""
+    if codec_id == "zstd":
+        return _zstd_size(bytes(data[:18]))
+    if codec_id == "blosc" and len(data) >= 16:
+        return int.from_bytes(bytes(data[4:8]), "little")
+    if codec_id == "lz4" and len(data) >= 4:
+        return int.from_bytes(bytes(data[:4]), "little")
+    return None
+
+
+def _zstd_size(head: bytes) -> int | None:
+    """Return the content size of a frame (RFC 8878, 3.1.1.1); None where it has none."""
+    if len(head) < 6 or head[:4] != ZSTD_MAGIC:
+        return None
+    flags = head[4]
+    is_single, size_flag = flags >> 5 & 1, flags >> 6
+    at = 5 + (0 if is_single else 1) + (0, 1, 2, 4)[flags & 3]
+    width = (is_single, 2, 4, 8)[size_flag]
+    if not width or len(head) < at + width:
+        return None
+    return int.from_bytes(head[at : at + width], "little") + (256 if width == 2 else 0)

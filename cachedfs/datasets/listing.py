@@ -1,0 +1,125 @@
+"""What URLs name: files in natural order, held so that they travel to every worker at no cost."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, overload
+
+import numpy as np
+from fsspec.core import has_magic
+
+from cachedfs.errors import ObjectNotFound
+
+__all__ = ["Names", "URLs", "as_urls", "files_of", "natural_key", "paths_of"]
+
+URLs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+_DIGITS = re.compile(r"[0-9]+")
+
+
+class Names(Sequence[str]):
+    """Many names in one piece of memory.
+
+    It pickles as fast as bytes are copied, and forked workers share it: to look at a list of strings is to write their
+    reference counts, and so to copy its pages.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        encoded = [name.encode("utf-8", "surrogatepass") for name in names]
+        self._bytes = b"".join(encoded)
+        self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        return self._bytes[self._ends[at] : self._ends[at + 1]].decode("utf-8", "surrogatepass")
+
+    def __iter__(self) -> Iterator[str]:
+        ends = self._ends.tolist()
+        for start, stop in pairwise(ends):
+            yield self._bytes[start:stop].decode("utf-8", "surrogatepass")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:3]))
+        return f"<{len(self):,} names: {shown}{', ...' if len(self) > 3 else ''}>"
+
+
+def natural_key(path: str) -> str:
+    """Return what sorts paths as people do: `img2` before `img10`, and one folder after the other."""
+    # A number is compared by its length first; a slash comes before all else.
+    return _DIGITS.sub(_measured, path.replace("/", "\0"))
+
+
+def _measured(match: re.Match[str]) -> str:
+    digits = match[0].lstrip("0") or "0"
+    return f"{len(digits):05}{digits}"
+
+
+def as_urls(given: URLs) -> tuple[str, list[str] | None]:
+    """Return the first URL, and all of them where they came as a list.
+
+    Raises ValueError for an empty list, or one of URLs that do not share a filesystem, and TypeError for what is no URL.
+    """
+    if isinstance(given, str | os.PathLike):
+        return os.fspath(given), None
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"expected a URL, a path, or a list of them, not {type(given).__name__}")
+    urls = [os.fspath(url) for url in given]
+    if not urls:
+        raise ValueError("expected files: the list is empty")
+    prefixes = {before for before, scheme, _ in (url.rpartition("://") for url in urls) if scheme}
+    if len(prefixes) > 1 or (prefixes and "://" not in urls[0]):
+        shown = ", ".join(sorted(f"{prefix}://" for prefix in prefixes))
+        raise ValueError(
+            f"expected files of one filesystem, each URL with its protocol in front, not {shown}"
+        )
+    return urls[0], urls
+
+
+def paths_of(fs: Any, urls: Iterable[str]) -> list[str]:
+    """Return the filesystem's own names of files, in the order given; nobody is asked."""
+    return [str(fs._strip_protocol(url)) for url in urls]
+
+
+def files_of(fs: Any, url: str, path: str) -> dict[str, int | None]:
+    """Return the files that a URL names, in natural order, each with its size as far as that is known.
+
+    A pattern names the files that match; any other URL a file, or everything below a folder. One listing. Raises
+    ObjectNotFound when there is none.
+    """
+    is_pattern = has_magic(path)
+    matched = fs.glob(path, detail=True) if is_pattern else {}
+    # A folder may have a bracket in its name, too.
+    files = _sizes(matched) or _sizes(fs.find(path, detail=True))
+    if files:
+        return dict(sorted(files.items(), key=lambda item: (natural_key(item[0]), item[0])))
+    if matched:
+        raise ObjectNotFound(
+            f"{url}: this pattern matches folders only; with /** behind it, all files below them"
+        )
+    if is_pattern:
+        raise ObjectNotFound(
+            f"{url}: no file matches this pattern; see what fs.ls has of the folder before it"
+        )
+    raise ObjectNotFound(f"{url}: no file has this name, and there is none below a folder of this name")
+
+
+def _sizes(found: Mapping[str, Any]) -> dict[str, int | None]:
+    return {name: info.get("size") for name, info in found.items() if info["type"] == "file"}

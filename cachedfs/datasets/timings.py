@@ -1,0 +1,46 @@
+"""How long the batches of an epoch took, and who waited for whom."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Timing", "Timings"]
+
+KEPT = 1000  # batches that are remembered one by one
+
+
+class Timing(NamedTuple):
+    """One batch. In seconds: how long the loop waited for it, a thread made it, and the loop went on with it."""
+
+    wait_s: float
+    load_s: float
+    compute_s: float
+    size: int  # bytes
+
+
+@dataclass
+class Timings:
+    """Sums over the batches since a `for` began, the last ones one by one, and the wait for the first, which is no other's.
+
+    With echo the times of a batch are those of all its turns. The batch in use counts when the next is asked for.
+    """
+
+    n_batches: int = 0
+    wait_s: float = 0.0
+    load_s: float = 0.0
+    compute_s: float = 0.0
+    size: int = 0  # bytes
+    first_wait_s: float = 0.0  # counts among the others as well
+    recent: deque[Timing] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def add(self, timing: Timing) -> None:
+        if not self.n_batches:
+            self.first_wait_s = timing.wait_s
+        self.n_batches += 1
+        self.wait_s += timing.wait_s
+        self.load_s += timing.load_s
+        self.compute_s += timing.compute_s
+        self.size += timing.size
+        self.recent.append(timing)

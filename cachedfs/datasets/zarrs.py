@@ -1,0 +1,190 @@
+"""ZarrDataset: the samples of Zarr arrays, their chunks read and decoded without zarr where their codecs are known."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+
+from cachedfs.config import parse_size
+from cachedfs.datasets.arrays import NUMBERS, Layout, Unknown, arrays_at, dtype_of, layout_of
+from cachedfs.datasets.base import Item, Samples
+from cachedfs.datasets.direct import Direct
+
+__all__ = ["ZarrDataset"]
+
+logger = logging.getLogger("cachedfs.datasets")
+
+Array = npt.NDArray[Any]
+
+
+class ZarrDataset(Samples):
+    """Samples along the first axis of Zarr arrays: sample `i` is `array[i]` of each.
+
+    A tuple of NumPy arrays in the order of `arrays`, a dictionary by name with `named`, or one array alone where `url` or
+    `arrays` is one. They have the array's type in this machine's byte order; of an array of one axis, a sample is a number.
+
+    Chunks of numbers by codecs that numcodecs has are read directly: the index of a shard once in a process, and of the
+    shard only the ranges that are wanted. What else there is goes through zarr, several times slower; the log says which.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        arrays: str | Sequence[str] | None = None,
+        *,
+        named: bool = False,
+        pool: int | str = "256MiB",
+        transform: Callable[[Any], Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Look at the arrays' metadata, once: an array that grows later stays as it was here.
+
+        `arrays`: names below the group at `url`; one name for one array alone. None: the array at `url`, or all of the group.
+        `pool`: memory for decoded chunks whose other samples are to come. For a window shuffle of `window` chunks, twice as many.
+
+        Raises FileNotFoundError for what is no array, and ValueError for arrays of different lengths.
+        """
+        super().__init__(url, transform=transform, storage_options=storage_options)
+        self._pool_size = parse_size(pool)
+        if isinstance(self._pool_size, float):
+            raise ValueError(f"pool={pool!r}: expected bytes, or a size like '256MiB'")
+        names = None if arrays is None else [arrays] if isinstance(arrays, str) else list(arrays)
+        found = arrays_at(self.fs, self.path, names)
+        self.arrays = tuple(found)
+        self._is_single = isinstance(arrays, str) or self.arrays == ("",)
+        if named and self._is_single:
+            raise ValueError(f"{self!r}: named=True is for arrays of a group")
+        self._is_named = named
+        self._length = _length(self, found)
+        self.shapes = {name: tuple(metadata.shape) for name, metadata in found.items()}
+        self.dtypes = {name: dtype_of(metadata) for name, metadata in found.items()}
+        layouts: dict[str, Layout] = {}
+        self._through: dict[str, _Through] = {}
+        for name, metadata in found.items():
+            path = f"{self.path}/{name}" if name else self.path
+            try:
+                layouts[name] = layout_of(path, metadata)
+            except Unknown as why:
+                logger.info("%s is read by zarr, not directly: %s", self.fs.unstrip_protocol(path), why)
+                self._through[name] = _Through(self.url, storage_options, name)
+        self._direct = Direct(self.fs, layouts, pool_size=self._pool_size, naming=self.naming)
+        self.group_size = _group_size(self, found)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+        """Return the samples with these numbers, in one round trip: views of arrays that hold all of them."""
+        numbers = self._numbers(indexes)
+        found = self._read(numbers)
+        samples: list[Any]
+        if self._is_single:
+            samples = [*found[0]]
+        elif self._is_named:
+            samples = [dict(zip(self.arrays, sample, strict=True)) for sample in zip(*found, strict=True)]
+        else:
+            samples = [*zip(*found, strict=True)]
+        if self.transform is None:
+            return samples
+        return [self.transformed(i, sample) for i, sample in zip(numbers.tolist(), samples, strict=True)]
+
+    def batch(self, indexes: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
+        """Return a batch as torch's `default_collate` makes it, or `collate`.
+
+        Without `collate` and `transform` chunks are decoded into the batch's own memory.
+        """
+        is_plain = all(dtype.kind in "biufc" for dtype in self.dtypes.values())
+        if collate is not None or self.transform is not None or not is_plain:
+            return (collate or default_collate)(self.__getitems__(indexes))
+        found = [torch.from_numpy(array) for array in self._read(self._numbers(indexes))]
+        if self._is_single:
+            return found[0]
+        return dict(zip(self.arrays, found, strict=True)) if self._is_named else found
+
+    def items(self, indexes: Iterable[int]) -> Iterator[Item]:
+        """Yield the objects that these samples read, or in shards their ranges; of arrays that zarr reads, nothing.
+
+        The index of a shard comes up to 256 samples before what it tells of, and is read here then.
+        """
+        return self._direct.items(map(self.number, indexes))
+
+    def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return numbers counted from the front. Raises IndexError, and TypeError for what is no number."""
+        return np.fromiter(map(self.number, indexes), np.int64, len(indexes))
+
+    def _read(self, numbers: npt.NDArray[np.int64]) -> list[Array]:
+        """Return these samples of each array, new ones."""
+        n = len(numbers)
+        found = {
+            name: np.empty((n, *self.shapes[name][1:]), self.dtypes[name])
+            for name in self.arrays
+            if name not in self._through
+        }
+        self._direct.read(numbers, found)
+        for name, array in self._through.items():
+            try:
+                found[name] = array.rows(numbers)
+            except Exception:  # of any kind: zarr and its codecs raise what they like
+                with self.naming(int(numbers[0]), f"and others of array {name!r}"):
+                    raise
+        return [found[name] for name in self.arrays]
+
+
+class _Through:
+    """An array that zarr reads. It pickles and forks without its store."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None, name: str) -> None:
+        self._given = url, storage_options, name
+        self._opened: tuple[int, Any] | None = None
+
+    def __reduce__(self) -> Any:
+        return type(self), self._given
+
+    def rows(self, numbers: npt.NDArray[np.int64]) -> Array:
+        array = self._array()
+        different, places = np.unique(numbers, return_inverse=True)
+        found = np.asarray(array.oindex[(different,)])
+        if found.dtype.kind in NUMBERS:
+            found = found.astype(found.dtype.newbyteorder("="), copy=False)
+        return found[places]
+
+    def _array(self) -> Any:
+        if self._opened is None or self._opened[0] != os.getpid():
+            import zarr
+
+            url, storage_options, name = self._given
+            store = zarr.storage.FsspecStore.from_url(
+                url, storage_options=dict(storage_options or {}), read_only=True
+            )
+            self._opened = os.getpid(), zarr.open_array(store, path=name, mode="r")
+        return self._opened[1]
+
+
+def _length(dataset: ZarrDataset, found: Mapping[str, Any]) -> int:
+    lengths = {name: metadata.shape[0] if metadata.shape else None for name, metadata in found.items()}
+    if not lengths:
+        raise FileNotFoundError(f"{dataset!r}: the group has no arrays")
+    first = next(iter(lengths.values()))
+    if first is not None and set(lengths.values()) == {first}:
+        return int(first)
+    told = ", ".join(f"{name!r} {'no axes' if n is None else n}" for name, n in lengths.items())
+    raise ValueError(
+        f"{dataset!r}: arrays of different lengths have no common samples: {told}; name those of one length, arrays=(...)"
+    )
+
+
+def _group_size(dataset: ZarrDataset, found: Mapping[str, Any]) -> int:
+    """Return how many samples a chunk has: of the array that has the most bytes a sample, by far the dearest to fetch."""
+    sizes = {name: dataset.dtypes[name].itemsize * int(np.prod(dataset.shapes[name][1:])) for name in found}
+    largest = found[max(sizes, key=lambda name: sizes[name])]
+    try:
+        return max(1, int(largest.chunks[0]))
+    except NotImplementedError:  # a grid of chunks that are not alike
+        return 1

@@ -1,0 +1,122 @@
+"""What batches take, and how they are moved; what may be ahead."""
+
+import collections
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from cachedfs.datasets.batches import Mover, mapped, size_of  # noqa: E402
+from cachedfs.datasets.declared import ranks_here  # noqa: E402
+from cachedfs.datasets.feed import UNKNOWN, Bounds, may_begin  # noqa: E402
+
+Pair = collections.namedtuple("Pair", "image label")
+
+
+class Encoding(collections.UserDict):
+    """As transformers return it."""
+
+
+def test_the_bytes_of_nested_tensors_arrays_and_strings_count():
+    batch = {
+        "x": torch.zeros(3, 4),  # 48
+        "y": [np.zeros(5, np.int16), (b"abc", "de")],  # 10 + 3 + 2
+        "z": Pair(torch.zeros(2, dtype=torch.bool), {7, None, 1.5}),  # 2
+        "n": np.float32(1),  # 4
+    }
+    assert size_of(batch) == 69
+
+
+def test_tensors_move_and_what_holds_them_stays_what_it_is():
+    batch = {
+        "pair": Pair(torch.zeros(2), "cat"),
+        "list": [torch.ones(1), (torch.ones(1), None)],
+        "encoding": Encoding(ids=torch.zeros(4)),
+        "fixed": types.MappingProxyType({"a": torch.zeros(1)}),
+        "ordered": collections.OrderedDict(b=torch.zeros(1), a=1),
+    }
+    moved = mapped(batch, lambda tensor: tensor.to("meta"))
+    assert type(moved["pair"]) is Pair
+    assert type(moved["encoding"]) is Encoding
+    assert type(moved["ordered"]) is collections.OrderedDict
+    assert type(moved["list"][1]) is tuple
+    assert moved["pair"].label == "cat"
+    tensors = [
+        moved["pair"].image,
+        moved["list"][0],
+        moved["list"][1][0],
+        moved["encoding"]["ids"],
+        moved["fixed"]["a"],
+        moved["ordered"]["b"],
+    ]
+    assert [tensor.device.type for tensor in tensors] == ["meta"] * 6
+    assert batch["pair"].image.device.type == batch["encoding"]["ids"].device.type == "cpu"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
+def test_without_cuda_nothing_is_pinned():
+    mover = Mover(None, pin_memory=True)
+    mover.enter()
+    batch, event = mover.sent([torch.zeros(1)])
+    assert not mover.received(batch, event)[0].is_pinned()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_with_cuda_batches_arrive_on_a_stream_of_their_own_before_they_are_used():
+    mover = Mover("cuda", pin_memory=None)
+    mover.enter()
+    for i in range(50):
+        batch, event = mover.sent({"x": torch.full((1 << 20,), float(i))})
+        batch = mover.received(batch, event)
+        assert batch["x"].device == torch.device("cuda", torch.cuda.current_device())
+        assert batch["x"].sum().item() == i * (1 << 20)
+
+
+@given(
+    bounds=st.builds(Bounds, n=st.integers(1, 12), size=st.integers(1, 1000)),
+    sizes=st.lists(st.integers(0, 400), max_size=12),
+    n_making=st.integers(0, 12),
+    most=st.integers(0, 400),
+)
+def test_what_is_ahead_stays_within_its_bounds(bounds, sizes, n_making, most):
+    ready, n_ahead = sum(sizes), len(sizes) + n_making
+    expected = max([*sizes, most])
+    begins = may_begin(bounds, n_ahead=n_ahead, ready=ready, n_making=n_making, expected=expected)
+    if n_ahead == 0:
+        assert begins  # else nothing ever came
+    else:
+        assert begins == (n_ahead < bounds.n and ready + expected * (n_making + 1) <= bounds.size)
+
+
+def test_before_a_size_is_known_few_are_made():
+    n = 0
+    while may_begin(Bounds(10, 1 << 30), n_ahead=n, ready=0, n_making=n, expected=None):
+        n += 1
+    assert n == UNKNOWN
+
+
+def torchrun(rank, world_size, local_rank, n_local):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return dict(zip(names, map(str, (rank, world_size, local_rank, n_local)), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "environment", "expected"),
+    [
+        (0, 1, {}, [0]),
+        (3, 8, {}, [3]),
+        (0, 8, torchrun(0, 8, 0, 4), [0, 1, 2, 3]),
+        (4, 8, torchrun(4, 8, 0, 4), [4, 5, 6, 7]),
+        (5, 8, torchrun(5, 8, 1, 4), []),  # the first of its machine declares for it
+        (1, 2, torchrun(5, 8, 1, 4), [1]),  # other ranks than torchrun's, as of model parallelism
+        (0, 1, torchrun(5, 8, 1, 4), [0]),
+        (3, 8, {"RANK": "3", "WORLD_SIZE": "8"}, [3]),
+        (3, 8, {"RANK": "x", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8"}, [3]),
+    ],
+)
+def test_one_process_of_a_machine_declares_what_its_ranks_read(rank, world_size, environment, expected):
+    assert list(ranks_here(rank, world_size, environment)) == expected

@@ -1,0 +1,344 @@
+"""Many small files: which they are, what a batch costs, workers, and errors that say which file."""
+
+import json
+import multiprocessing
+import pickle
+import random
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from cachedfs.datasets.files import FileDataset  # noqa: E402
+from cachedfs.datasets.listing import Names, natural_key  # noqa: E402
+from cachedfs.errors import ObjectNotFound  # noqa: E402
+from cachedfs.sim import Fault  # noqa: E402
+from tests.support import forget  # noqa: E402
+
+METHODS = ["fork", "spawn"]
+
+
+# What workers call: at module level, so that spawn finds it.
+
+
+def number_of(sample):
+    return sample["i"]
+
+
+def as_tensor(data):
+    return torch.tensor(json.loads(data)["i"])
+
+
+def folder_of(path):
+    return path.split("/")[-2]
+
+
+def fail_on_five(data):
+    if json.loads(data)["i"] == 5:
+        raise ZeroDivisionError("mine")
+    return 0
+
+
+@pytest.fixture(params=["cloud", "drive"])
+def machine(request):
+    return request.getfixturevalue(request.param)
+
+
+def options(machine):
+    """Return all that a process needs that was not configured as this one is."""
+    return {**machine.options, "cachedfs": {"cache_dir": str(machine.cache_dir), "keep_free": 0}}
+
+
+def put(machine, n, folder="train"):
+    for i in range(n):
+        machine.put(f"{folder}/img{i}.json", json.dumps({"i": i}).encode())
+
+
+def context(method):
+    return multiprocessing.get_context(method)
+
+
+# Which files.
+
+
+def test_a_pattern_names_files_in_natural_order(machine):
+    put(machine, 12)
+    machine.put("train/notes.txt", b"")
+    files = FileDataset(machine.url("train/*.json"), decode=json.loads, transform=number_of)
+    assert files.paths == [machine.path(f"train/img{i}.json") for i in range(12)]
+    assert [files[i] for i in range(len(files))] == list(range(12))
+    assert files[-1] == files[np.int64(11)] == 11
+
+
+def test_a_folder_is_everything_below_it(machine):
+    for name in ("b10/1", "b2/x/1", "b2/a", "a"):
+        machine.put(f"d/{name}", name.encode())
+    files = FileDataset(machine.url("d"))
+    assert [files[i] for i in range(4)] == [b"a", b"b2/a", b"b2/x/1", b"b10/1"]
+    assert FileDataset(machine.url("d/**/1")).paths == [machine.path("d/b2/x/1"), machine.path("d/b10/1")]
+
+
+def test_a_single_url_is_one_file(machine):
+    machine.put("a", b"1")
+    assert FileDataset(machine.url("a"))[0] == b"1"
+
+
+def test_a_list_is_taken_as_it_is_and_nobody_is_asked(cloud):
+    put(cloud, 3)
+    urls = [cloud.url(f"train/img{i}.json") for i in (2, 0, 2)]
+    files = FileDataset(urls, decode=as_tensor)
+    assert cloud.asked() == []
+    assert [int(x) for x in files.__getitems__([0, 1, 2])] == [2, 0, 2]
+    assert cloud.asked() == ["media", "media"]
+
+
+def test_names_that_look_like_patterns(cloud):
+    for name in ("d [v2]/img[1].jpg", "d [v2]/img1.jpg", "d v/img1.jpg"):
+        cloud.put(name, name.encode())
+    files = FileDataset(cloud.url("d [v2]"))
+    assert files.__getitems__([0, 1]) == [b"d [v2]/img1.jpg", b"d [v2]/img[1].jpg"]
+    with files.fs.prefetch(files.items([1, 0])) as prefetch:
+        assert prefetch.wait().items == 2
+    alone = FileDataset([cloud.url("d [v2]/img[1].jpg")])
+    assert alone[0] == b"d [v2]/img[1].jpg"
+
+
+def test_any_filesystem_will_do(tmp_path):
+    for i in (10, 2):
+        (tmp_path / f"{i}.txt").write_bytes(b"%d" % i)
+    assert FileDataset(tmp_path).__getitems__([0, 1, -1]) == [b"2", b"10", b"10"]
+    assert FileDataset([tmp_path / "10.txt"])[0] == b"10"
+
+
+def test_a_label_stands_beside_the_sample(cloud):
+    for name in ("cat/1", "dog/1"):
+        cloud.put(f"d/{name}", b"xy")
+    files = FileDataset(cloud.url("d"), decode=len, transform=float, label=folder_of)
+    assert files.__getitems__([0, 1]) == [(2.0, "cat"), (2.0, "dog")]
+
+
+@given(st.lists(st.tuples(st.text("ab/-._", max_size=4), st.integers(0, 10**30), st.text("ab/", max_size=3))))
+def test_numbers_in_names_are_numbers(names):
+    for before, number, after in names:
+        low, high = f"{before}{number}{after}", f"{before}{number + 1}{after}"
+        assert natural_key(low) < natural_key(high)
+
+
+def test_folders_are_sorted_one_after_the_other():
+    paths = ["a/2", "a/10", "a-1/1", "a2/1", "a10/1", "b"]
+    shuffled = random.Random(0).sample(paths, len(paths))
+    assert sorted(shuffled, key=natural_key) == paths
+
+
+# What it costs.
+
+
+@pytest.mark.parametrize("how", ["pattern", "list"])
+def test_a_batch_of_16_files_is_16_requests_at_once_and_then_none(cloud, how):
+    put(cloud, 16)
+    url = cloud.url("train/*.json")
+    files = FileDataset([cloud.url(f"train/img{i}.json") for i in range(16)] if how == "list" else url)
+    assert len(cloud.asked()) <= (3 if how == "pattern" else 0)
+    cloud.server.fail(Fault(kind="media", stall_s=0.1, times=None))
+    first = files.__getitems__(range(16))
+    assert cloud.server.peak_concurrency == 16
+    assert cloud.asked() == ["media"] * 16
+    assert files.__getitems__(range(15, -1, -1)) == first[::-1]
+    assert [files[i] for i in range(16)] == first
+    assert cloud.asked() == []
+
+
+def test_a_second_epoch_of_a_loader_asks_nobody(cloud):
+    put(cloud, 32)
+    files = FileDataset(cloud.url("train"), decode=as_tensor)
+    loader = DataLoader(files, batch_size=16, shuffle=True)
+    cloud.asked()
+    for expected in (["media"] * 32, []):
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(32))
+        assert cloud.asked() == expected
+
+
+def test_prefetch_takes_the_items(cloud):
+    put(cloud, 8)
+    files = FileDataset(cloud.url("train/*"))
+    order = [5, 3, 0, 7]
+    assert list(files.items(order)) == [cloud.path(f"train/img{i}.json") for i in order]
+    cloud.asked()
+    with files.fs.prefetch(files.items(order)) as prefetch:
+        prefetch.wait()
+    assert cloud.asked() == ["media"] * 4
+    files.__getitems__(order)
+    assert cloud.asked() == []
+
+
+# Workers and pickles.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_read_each_file_once_and_do_not_list_again(machine, method):
+    put(machine, 24)
+    files = FileDataset(
+        machine.url("train/*.json"), decode=as_tensor, label=folder_of, storage_options=options(machine)
+    )
+    machine.asked()
+    loader = DataLoader(
+        files,
+        batch_size=4,
+        shuffle=True,
+        num_workers=2,
+        multiprocessing_context=context(method),
+        persistent_workers=True,
+    )
+    for expected in (["media"] * 24, []):
+        batches = list(loader)
+        assert sorted(torch.cat([samples for samples, _ in batches]).tolist()) == list(range(24))
+        assert {label for _, labels in batches for label in labels} == {"train"}
+        assert machine.asked() == expected
+
+
+def test_bytes_come_as_a_list(cloud):
+    put(cloud, 4)
+    (batch,) = DataLoader(FileDataset(cloud.url("train")), batch_size=4)
+    assert batch == [json.dumps({"i": i}).encode() for i in range(4)]
+
+
+def test_a_copy_has_the_list(cloud):
+    put(cloud, 3)
+    files = FileDataset(cloud.url("train"), decode=as_tensor)
+    data = pickle.dumps(files)
+    cloud.asked()
+    forget()
+    copy = pickle.loads(data)
+    assert copy.paths == files.paths
+    assert int(copy[2]) == 2
+    assert cloud.asked() == ["media"]
+    assert repr(copy) == repr(files) == f"FileDataset({cloud.url('train')!r}, 3 files)"
+
+
+def test_110_000_names_are_as_small_as_their_bytes():
+    names = [f"bucket/train/{i % 40:02}/record-{i:07}.json" for i in range(110_000)]
+    held = Names(names)
+    assert len(pickle.dumps(held)) < sum(map(len, names)) + 9 * len(names)
+    assert held == names
+    assert (held[0], held[-1], held[7:9]) == (names[0], names[-1], names[7:9])
+    with pytest.raises(IndexError):
+        held[len(names)]
+
+
+@given(st.lists(st.text(st.characters(codec=None), max_size=5)))
+def test_names_come_out_as_they_went_in(names):
+    held = Names(names)
+    assert held == names
+    assert list(held) == [held[i] for i in range(len(held))] == names
+    assert pickle.loads(pickle.dumps(held)) == held
+
+
+# Errors.
+
+
+def test_nothing_found_says_what_was_looked_for(machine):
+    machine.put("train/a.json", b"")
+    machine.put("train/b/c/d.json", b"")
+    with pytest.raises(ObjectNotFound, match=r"train/\*\.jpg: no file matches this pattern"):
+        FileDataset(machine.url("train/*.jpg"))
+    with pytest.raises(
+        ObjectNotFound, match=r"test: no file has this name, and there is none below a folder"
+    ):
+        FileDataset(machine.url("test"))
+    with pytest.raises(ObjectNotFound, match=r"train/b/\*: this pattern matches folders only"):
+        FileDataset(machine.url("train/b/*"))
+
+
+@pytest.mark.parametrize(
+    ("given_url", "error", "match"),
+    [
+        ([], ValueError, "the list is empty"),
+        (["gs://b/a", "drive://My Drive/a"], ValueError, "of one filesystem"),
+        (["b/a", "gs://b/a"], ValueError, "of one filesystem"),
+        (7, TypeError, "not int"),
+        (b"gs://b/a", TypeError, "not bytes"),
+    ],
+)
+def test_what_is_no_url_is_refused(given_url, error, match):
+    with pytest.raises(error, match=match):
+        FileDataset(given_url)
+
+
+def test_a_file_that_vanished_is_named(machine):
+    put(machine, 4)
+    files = FileDataset(machine.url("train"))
+    machine.delete("train/img2.json")
+    with pytest.raises(ObjectNotFound, match=r"img2\.json") as caught:
+        files.__getitems__([0, 2])
+    assert caught.value.__notes__ == [f"in sample 2 of {files!r}: {machine.url('train/img2.json')}"]
+    assert len(files.__getitems__([0, 1, 3])) == 3
+
+
+def test_a_file_that_was_replaced_is_read_as_it_is_now(machine):
+    put(machine, 4)
+    files = FileDataset(machine.url("train"), decode=as_tensor)
+    machine.put("train/img2.json", json.dumps({"i": 222}).encode())
+    assert [int(x) for x in files.__getitems__([0, 2])] == [0, 222]
+
+
+def test_an_error_of_decode_keeps_its_type_and_its_place(cloud):
+    put(cloud, 6)
+    files = FileDataset(cloud.url("train"), decode=fail_on_five)
+    with pytest.raises(ZeroDivisionError, match=r"^mine\n") as caught:
+        files.__getitems__([0, 5])
+    assert caught.value.__notes__ == [f"in sample 5 of {files!r}: {cloud.url('train/img5.json')}"]
+    assert caught.traceback[-1].name == "fail_on_five"
+    cloud.put("other/img0.json", b"{")
+    with pytest.raises(json.JSONDecodeError) as caught:
+        FileDataset(cloud.url("other"), decode=json.loads)[0]
+    assert "img0.json" in caught.value.__notes__[0]
+
+
+def test_an_error_in_a_worker_names_the_file(cloud):
+    put(cloud, 6)
+    files = FileDataset(cloud.url("train"), decode=fail_on_five, storage_options=options(cloud))
+    loader = DataLoader(files, batch_size=3, num_workers=1, multiprocessing_context=context("fork"))
+    cloud.delete("train/img0.json")
+    with pytest.raises(ObjectNotFound, match=r"in sample 0 of .*img0\.json"):
+        list(loader)
+    put(cloud, 6, "other")
+    files = FileDataset(cloud.url("other"), decode=fail_on_five, storage_options=options(cloud))
+    with pytest.raises(ZeroDivisionError, match=r"in sample 5 of .*img5\.json"):
+        list(DataLoader(files, batch_size=3, num_workers=1, multiprocessing_context=context("fork")))
+
+
+def test_a_number_beyond_the_last_is_an_index_error(cloud):
+    put(cloud, 2)
+    files = FileDataset(cloud.url("train"))
+    for index in (2, -3):
+        with pytest.raises(IndexError, match=f"sample {index} of 2"):
+            files[index]
+    with pytest.raises(TypeError):
+        files["a"]
+    assert len(list(files)) == 2
+
+
+# A file that only a path can open.
+
+
+def test_lmdb_opens_a_cached_object(cloud, tmp_path):
+    lmdb = pytest.importorskip("lmdb")
+    made = lmdb.open(str(tmp_path / "a.lmdb"), subdir=False, map_size=8 << 20, lock=False)
+    with made, made.begin(write=True) as change:
+        for i in range(1000):
+            change.put(b"%06d" % i, b"sample %d" % i)
+    cloud.put("a.lmdb", (tmp_path / "a.lmdb").read_bytes())
+    fs, path = fsspec.core.url_to_fs(cloud.url("a.lmdb"))
+    for expected in (True, False):
+        with fs.local_path(path) as local:
+            options = {"subdir": False, "readonly": True, "lock": False, "readahead": False}
+            with lmdb.open(local, **options) as opened, opened.begin() as look:
+                assert look.get(b"000777") == b"sample 777"
+                assert look.stat()["entries"] == 1000
+        assert bool(cloud.asked()) is expected

@@ -1,0 +1,379 @@
+"""Rows of HDF5 datasets: the right ones in any order, each chunk once, in any process."""
+
+import gc
+import io
+import multiprocessing
+import os
+import pickle
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+h5py = pytest.importorskip("h5py")
+torch = pytest.importorskip("torch")
+
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from cachedfs.datasets.hdf5 import HDF5Dataset  # noqa: E402
+from cachedfs.errors import ObjectChanged, ObjectNotFound  # noqa: E402
+from tests.support import MiB, forget  # noqa: E402
+
+METHODS = ["fork", "spawn"]
+N = 203
+IMAGES = np.random.default_rng(0).integers(0, 255, (N, 8, 6), dtype="u1")
+LABELS = np.arange(N, dtype="i8") * 10
+
+LAYOUTS = {
+    "contiguous": {},
+    "chunked": {"chunks": (10, 8, 6)},
+    "chunked in two": {"chunks": (10, 4, 6), "compression": "gzip", "shuffle": True},
+    "row by row": {"chunks": (1, 8, 6), "compression": "lzf"},
+}
+
+
+# What workers call: at module level, so that spawn finds it.
+
+
+def label_of(sample):
+    return int(sample[1])
+
+
+def fail_on_fifty(sample):
+    if sample[1] == 50:
+        raise ZeroDivisionError("mine")
+    return 0
+
+
+def made(write):
+    """Return the bytes of an HDF5 file."""
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        write(file)
+    return buffer.getvalue()
+
+
+def pairs(images=IMAGES, labels=LABELS, **layout):
+    def write(file):
+        file.create_dataset("image", data=images, **layout)
+        file.create_dataset("label", data=labels)
+
+    return made(write)
+
+
+def large(file):
+    """Write 16 chunks of 1 MiB, which is a block each."""
+    file.create_dataset("image", data=wide(), chunks=(4, 256 << 10))
+    file.create_dataset("label", data=np.arange(64))
+
+
+def wide():
+    return np.arange(64, dtype="u1")[:, None] + np.zeros((1, 256 << 10), "u1")
+
+
+def options(cloud):
+    """Return all that a process needs that was not configured as this one is."""
+    return {**cloud.options, "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0, "read_ahead": 0}}
+
+
+def check(samples, indexes):
+    assert len(samples) == len(indexes)
+    for (image, label), index in zip(samples, indexes, strict=True):
+        np.testing.assert_array_equal(image, IMAGES[index])
+        assert label == LABELS[index]
+
+
+@pytest.fixture
+def url(cloud):
+    cloud.put("a.h5", pairs(chunks=(10, 8, 6)))
+    return cloud.url("a.h5")
+
+
+# Rows.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_rows_in_any_order(cloud, layout):
+    cloud.put("a.h5", pairs(**LAYOUTS[layout]))
+    rows = HDF5Dataset(cloud.url("a.h5"))
+    for indexes in ([0], [5, 6, 7], [200, 3, 3, -1, 57, 4], range(N), np.arange(N)[::-7], []):
+        check(rows.__getitems__(indexes), indexes)
+    check([rows[-1], rows[np.int64(2)]], [-1, 2])
+    assert rows.group_size == {"row by row": 1, "contiguous": 1}.get(layout, 10)
+    assert rows.dtypes == {"image": np.dtype("u1"), "label": np.dtype("i8")}
+    assert rows.shapes == {"image": (8, 6), "label": ()}
+    assert len(rows) == N
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_as_anything_orders_them(cloud, layout):
+    cloud.put("a.h5", pairs(**LAYOUTS[layout]))
+    rows = HDF5Dataset(cloud.url("a.h5"))
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+    @given(st.lists(st.integers(-N, N - 1), max_size=20))
+    def any_rows(indexes):
+        check(rows.__getitems__(indexes), indexes)
+
+    any_rows()
+
+
+def test_one_dataset_gives_rows_and_several_give_tuples(url):
+    (label,) = HDF5Dataset(url, ["label"])[3]
+    assert label == HDF5Dataset(url, "label")[3] == 30
+    assert HDF5Dataset(url, "label")[3].dtype == np.int64
+    label, image = HDF5Dataset(url, ("label", "image"))[3]
+    assert (label, image.shape) == (30, (8, 6))
+
+
+def test_groups_strings_and_fields(cloud):
+    records = np.array([(1, 2.5), (3, 4.5)], dtype=[("a", "i4"), ("b", "f8")])
+
+    def write(file):
+        file["train/text"] = ["eins", "zwei"]
+        file["train/record"] = records
+        file["train/empty"] = np.zeros((2, 0))
+
+    cloud.put("a.h5", made(write))
+    rows = HDF5Dataset(cloud.url("a.h5"), ["train/text", "train/record", "train/empty"])
+    text, record, empty = rows[1]
+    assert (text, record, empty.shape) == (b"zwei", records[1], (0,))
+    list(rows.items([0, 1]))
+
+
+def test_options_of_h5py_get_there(url):
+    rows = HDF5Dataset(url, h5py={"rdcc_nbytes": 7 << 20})
+    assert rows._file()._file.id.get_access_plist().get_cache()[2] == 7 << 20
+    check(pickle.loads(pickle.dumps(rows)).__getitems__([1]), [1])
+
+
+def test_any_filesystem_will_do(tmp_path):
+    (tmp_path / "a.h5").write_bytes(pairs(chunks=(10, 8, 6)))
+    check(HDF5Dataset(tmp_path / "a.h5").__getitems__([7, 3]), [7, 3])
+
+
+def test_samples_are_the_callers_to_change(url):
+    rows = HDF5Dataset(url)
+    images = [image for image, _ in rows.__getitems__([3, 5, 3, 4])]
+    for image in images:
+        image += 1
+    for image, index in zip(images, [3, 5, 3, 4], strict=True):
+        np.testing.assert_array_equal(image, IMAGES[index] + np.uint8(1))
+    check([rows[3]], [3])
+
+
+def test_a_chunk_that_hdf5_cannot_keep_is_decompressed_once(cloud, monkeypatch):
+    data = np.random.default_rng(0).normal(size=(64, 40_000))
+    cloud.put(
+        "a.h5",
+        made(lambda file: file.create_dataset("x", data=data, chunks=(32, 40_000), compression="gzip")),
+    )
+    rows = HDF5Dataset(cloud.url("a.h5"), "x")
+    reads = []
+    of_column = rows._file().columns["x"]
+    whole = of_column.data
+
+    class Counting:
+        def __getitem__(self, key):
+            reads.append(key)
+            return whole[key]
+
+    of_column.data = Counting()
+    indexes = [40, 3, 1, 30, 50]
+    monkeypatch.setattr(rows._file(), "_version", None)
+    np.testing.assert_array_equal(rows.__getitems__(indexes), data[indexes])
+    assert reads == [slice(1, 31), slice(40, 51)]
+
+
+# What it costs.
+
+
+def test_a_batch_is_its_blocks_at_once_and_then_nothing(cloud):
+    cloud.put("a.h5", made(large))
+    rows = HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud))
+    n_opening = len(cloud.asked())
+    assert n_opening <= 3
+    batch = rows.__getitems__([60, 20, 40, 22, 61])
+    assert cloud.server.peak_concurrency > 1
+    assert 3 <= len(cloud.asked()) <= 6  # a chunk is not where a block is
+    assert [int(image[7]) for image, _ in batch] == [int(label) for _, label in batch] == [60, 20, 40, 22, 61]
+    rows.__getitems__([22, 61, 41])
+    assert cloud.asked() == []
+
+
+def test_what_items_name_is_all_that_is_read(cloud):
+    cloud.put("a.h5", made(large))
+    rows = HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud))
+    items = list(rows.items([8, 9, 50]))
+    assert len(items) == 3  # two chunks, and the labels once
+    assert sorted(stop - start for _, start, stop in items) == [64 * 8, MiB, MiB]
+    with rows.fs.prefetch(items) as prefetch:
+        prefetch.wait()
+    cloud.asked()
+    assert [label for _, label in rows.__getitems__([50, 8, 9])] == [50, 8, 9]
+    assert cloud.asked() == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_items_hold_the_bytes_of_the_rows(cloud, layout):
+    data = cloud.put("a.h5", pairs(**LAYOUTS[layout]))
+    rows = HDF5Dataset(cloud.url("a.h5"))
+    # All else of the file is wiped out: what HDF5 knows of it is in memory already.
+    kept = np.zeros(len(data), bool)
+    for path, start, stop in rows.items([7, 150]):
+        assert path == cloud.path("a.h5")
+        kept[start:stop] = True
+    wiped = np.where(kept, np.frombuffer(data, "u1"), 255).astype("u1").tobytes()
+    file = rows._file()
+    file._bytes._file = io.BytesIO(wiped)
+    file._version = None
+    check(rows.__getitems__([7, 150]), [7, 150])
+
+
+# Processes and threads.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_open_the_file_for_themselves(cloud, method):
+    cloud.put("a.h5", pairs(chunks=(10, 8, 6)))
+    rows = HDF5Dataset(cloud.url("a.h5"), transform=label_of, storage_options=options(cloud))
+    loader = DataLoader(
+        rows,
+        batch_size=16,
+        shuffle=True,
+        num_workers=2,
+        multiprocessing_context=multiprocessing.get_context(method),
+        persistent_workers=True,
+    )
+    for _ in range(2):
+        assert sorted(torch.cat(list(loader)).tolist()) == LABELS.tolist()
+    assert rows[3] == 30
+
+
+def test_a_batch_is_a_tensor_for_each_dataset(url):
+    images, labels = next(iter(DataLoader(HDF5Dataset(url), batch_size=16)))
+    assert (images.shape, images.dtype) == ((16, 8, 6), torch.uint8)
+    assert labels.tolist() == LABELS[:16].tolist()
+
+
+def read_in_child(rows, parents, results):
+    check(rows.__getitems__([9, 100]), [9, 100])
+    results.put((rows._opened.pid == os.getpid(), rows._opened is parents))
+
+
+def test_a_handle_is_not_shared_over_a_fork(url):
+    rows = HDF5Dataset(url)
+    check(rows.__getitems__([9]), [9])
+    fork = multiprocessing.get_context("fork")
+    results = fork.Queue()
+    child = fork.Process(target=read_in_child, args=(rows, rows._opened, results))
+    child.start()
+    assert results.get(timeout=30) == (True, False)
+    child.join()
+    check(rows.__getitems__([202, 100]), [202, 100])
+
+
+def test_threads_read_at_once(cloud):
+    cloud.put("a.h5", pairs(**LAYOUTS["chunked in two"]))
+    rows = HDF5Dataset(cloud.url("a.h5"))
+    failed = []
+
+    def read(seed):
+        for indexes in np.random.default_rng(seed).integers(0, N, (40, 8)):
+            try:
+                check(rows.__getitems__(indexes), indexes)
+            except BaseException as error:
+                failed.append(error)
+                raise
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_the_file_is_closed_with_the_dataset(url):
+    rows = HDF5Dataset(url)
+    rows[3]
+    held = [weakref.ref(rows._opened._bytes), weakref.ref(rows._opened._bytes._file)]
+    gc.disable()  # it is in no cycle: one that a thread of ours collects would wait for HDF5's lock there
+    try:
+        del rows
+        assert [each() for each in held] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_copy_opens_when_it_reads(cloud, url):
+    data = pickle.dumps(HDF5Dataset(url))
+    cloud.asked()
+    forget()
+    copy = pickle.loads(data)
+    assert (len(copy), copy.group_size) == (N, 10)
+    assert cloud.asked() == []
+    check(copy.__getitems__([9, 2]), [9, 2])
+    assert repr(copy) == f"HDF5Dataset({url!r})"
+
+
+# Errors.
+
+
+def test_a_name_that_is_not_there_lists_those_that_are(url):
+    with pytest.raises(ValueError, match=r"a\.h5: 'images' is not a dataset there; .*'image', 'label'"):
+        HDF5Dataset(url, ("images", "label"))
+
+
+def test_what_has_no_rows_is_refused(cloud):
+    def write(file):
+        file["group/scalar"] = 3
+
+    cloud.put("a.h5", made(write))
+    for name, why in (("group", "is not a dataset"), ("group/scalar", "has no rows")):
+        with pytest.raises(ValueError, match=f"'{name}' {why}"):
+            HDF5Dataset(cloud.url("a.h5"), name)
+    with pytest.raises(ValueError, match="expected the names of datasets, such as 'group/scalar'"):
+        HDF5Dataset(cloud.url("a.h5"), ())
+
+
+def test_datasets_of_unequal_length_are_refused(cloud):
+    cloud.put("a.h5", pairs(labels=LABELS[:-1]))
+    with pytest.raises(ValueError, match=r"unequal length: \{'image': 203, 'label': 202\}"):
+        HDF5Dataset(cloud.url("a.h5"))
+
+
+def test_what_is_no_hdf5_file_is_said(cloud):
+    cloud.put("a.h5", b"no" * 1000)
+    with pytest.raises(OSError, match=r"a\.h5: not an HDF5 file that h5py can read: .*signature"):
+        HDF5Dataset(cloud.url("a.h5"))
+    cloud.put("b.h5", pairs()[:-2000])
+    with pytest.raises(OSError, match=r"b\.h5: not an HDF5 file that h5py can read: .*truncated"):
+        HDF5Dataset(cloud.url("b.h5"))
+    with pytest.raises(ObjectNotFound, match=r"c\.h5"):
+        HDF5Dataset(cloud.url("c.h5"))
+
+
+def test_versions_are_never_mixed(cloud):
+    cloud.put("a.h5", made(large))
+    rows = HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud))
+    rows[0]
+    cloud.put(
+        "a.h5", made(lambda file: file.create_dataset("image", data=255 - wide(), chunks=(4, 256 << 10)))
+    )
+    with pytest.raises(ObjectChanged, match=r"a\.h5"):
+        rows.__getitems__([20, 40, 60])
+    with pytest.raises(ObjectChanged, match=r"a\.h5"):
+        rows[30]
+
+
+def test_an_error_of_transform_names_the_sample(url):
+    rows = HDF5Dataset(url, transform=fail_on_fifty)
+    with pytest.raises(ZeroDivisionError, match=r"^mine\n") as caught:
+        rows.__getitems__([4, 5])
+    assert caught.value.__notes__ == [f"in sample 5 of {rows!r}"]
+    with pytest.raises(IndexError, match="sample 203 of 203"):
+        rows[203]

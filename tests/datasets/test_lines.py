@@ -1,0 +1,502 @@
+"""Lines of large files: each exactly once, whatever reads them, and on from where they were left."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import multiprocessing
+import pickle
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from cachedfs.datasets import spans  # noqa: E402
+from cachedfs.datasets.lines import LineDataset  # noqa: E402
+from cachedfs.datasets.spans import END, first_line, lines_from, spans_of  # noqa: E402
+from cachedfs.errors import ObjectChanged, ObjectNotFound  # noqa: E402
+from tests.support import KiB, MiB, noise  # noqa: E402
+
+METHODS = ["fork", "spawn"]
+N = 3000
+
+
+# What workers call: at module level, so that spawn finds it.
+
+
+def number_of(sample):
+    return sample["i"]
+
+
+def fail_on_seven(line):
+    if json.loads(line)["i"] == 7:
+        raise ZeroDivisionError("mine")
+    return 0
+
+
+def stop_on_seven(line):
+    if json.loads(line)["i"] == 7:
+        raise StopIteration
+    return 0
+
+
+def line(i):
+    """Return a line of a length that is its own: 20 to 320 bytes."""
+    return json.dumps({"i": i, "text": "é" * (i * 7919 % 50)}, ensure_ascii=i % 3 == 0).encode()
+
+
+def options(cloud):
+    """Return all that a process needs that was not configured as this one is."""
+    return {**cloud.options, "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}}
+
+
+def put(cloud, n=N, n_files=3, suffix="", pack=bytes):
+    """Put lines into files, numbered through; return their URL."""
+    for f in range(n_files):
+        numbers = range(n * f // n_files, n * (f + 1) // n_files)
+        cloud.put(f"d/{f}.jsonl{suffix}", pack(b"".join(line(i) + b"\n" for i in numbers)))
+    return cloud.url("d")
+
+
+def numbers(dataset):
+    return [sample["i"] for sample in dataset]
+
+
+# The arithmetic.
+
+lines_of_bytes = st.lists(st.binary(max_size=12).map(lambda data: data.replace(b"\n", b"")), max_size=12)
+
+
+@st.composite
+def files(draw):
+    """Files of any lines, the last with an end or without."""
+    content = b"\n".join(draw(lines_of_bytes))
+    return content + draw(st.sampled_from([b"", b"\n"]))
+
+
+def lines_in(content):
+    """Return the lines of a file in the plainest way."""
+    found = content.split(b"\n")
+    return found[:-1] if found[-1] == b"" else found
+
+
+def read(contents, part, n_parts, is_whole=None):
+    found = []
+    sizes = [len(content) for content in contents]
+    for span in spans_of(sizes, is_whole or [False] * len(sizes), part, n_parts):
+        file = io.BytesIO(contents[span.file])
+        start = first_line(file, span.start, span.stop)
+        for some in lines_from(file, start, span.stop):
+            assert contents[span.file].startswith(some.lines[0], some.begin)
+            assert some.may_return or not any(found.endswith(b"\r") for found in some.lines)
+            found += some.lines
+    return found
+
+
+@given(st.lists(files(), max_size=4), st.integers(1, 9), st.integers(1, 40), st.integers(1, 40))
+def test_the_parts_one_after_the_other_are_all_lines_in_order(contents, n_parts, read_size, tail_size):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans, "READ", read_size)
+        patch.setattr(spans, "TAIL", tail_size)
+        parts = [read(contents, part, n_parts) for part in range(n_parts)]
+    assert [each for part in parts for each in part] == [each for c in contents for each in lines_in(c)]
+
+
+@given(st.lists(st.integers(0, 60), max_size=8), st.integers(1, 9))
+def test_parts_have_equal_shares_of_the_bytes(sizes, n_parts):
+    found = [spans_of(sizes, [False] * len(sizes), part, n_parts) for part in range(n_parts)]
+    shares = [sum(span.stop - span.start for span in part) for part in found]
+    assert sum(shares) == sum(sizes)
+    assert max(shares) - min(shares) <= 1
+    assert all(0 <= span.start < span.stop <= sizes[span.file] for part in found for span in part)
+
+
+@example([(0, True)], 2)
+@example([(5, False), (0, True)], 3)
+@given(st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=8), st.integers(1, 9))
+def test_a_file_that_cannot_be_split_goes_to_one_part(files, n_parts):
+    sizes, whole = [size for size, _ in files], [is_whole for _, is_whole in files]
+    found = [span for part in range(n_parts) for span in spans_of(sizes, whole, part, n_parts)]
+    assert sorted(span.file for span in found if whole[span.file]) == [i for i, w in enumerate(whole) if w]
+    assert all((span.start, span.stop) == (0, END) for span in found if whole[span.file])
+    rest = sum(size for size, is_whole in files if not is_whole)
+    assert sum(span.stop - span.start for span in found if not whole[span.file]) == rest
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 64])
+def test_as_many_compressed_files_as_readers_are_one_for_each(n):
+    sizes = [1000 + i * 7919 % 10 for i in range(n)]
+    assert [len(spans_of(sizes, [True] * n, part, n)) for part in range(n)] == [1] * n
+
+
+@given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 40))
+def test_a_line_longer_than_every_part_and_every_read_is_whole(size, read_size, n_parts):
+    content = b"short\n" + b"x" * size + b"\nend"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans, "READ", read_size)
+        patch.setattr(spans, "TAIL", read_size)
+        found = [each for part in range(n_parts) for each in read([content], part, n_parts)]
+    assert found == [b"short", b"x" * size, b"end"]
+
+
+# What a line is.
+
+
+@pytest.mark.parametrize("prefix", ["cachedfs::gs://", "cgs://"])
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [
+        (b"", []),
+        (b"a", ["a"]),
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\r\n\r\nb\r\n", ["a", "", "b"]),
+        (b"\n\na\n\n", ["", "", "a", ""]),
+        (b"\xef\xbb\xbfa\nb", ["a", "b"]),
+        (b"a\rb\r\r\n", ["a\rb\r"]),
+        ("é\u2028\x85\x0b\n".encode(), ["é\u2028\x85\x0b"]),
+    ],
+)
+def test_what_a_line_is(cloud, content, kept, prefix):
+    cloud.put("a.txt", content)
+    url = cloud.url("a.txt", prefix=prefix)
+    assert list(LineDataset(url, keep_empty=True)) == kept
+    assert list(LineDataset(url)) == [each for each in kept if each]
+    assert list(LineDataset(url, encoding=None)) == [each.encode() for each in kept if each]
+    assert list(LineDataset(url, decode=len, transform=float)) == [float(len(k.encode())) for k in kept if k]
+
+
+def test_other_encodings(cloud):
+    cloud.put("a.txt", "é\nö\n".encode("latin-1"))
+    assert list(LineDataset(cloud.url("a.txt"), encoding="latin-1")) == ["é", "ö"]
+    with pytest.raises(ValueError, match="utf-16"):
+        LineDataset(cloud.url("a.txt"), encoding="utf-16")
+    with pytest.raises(UnicodeDecodeError) as caught:
+        list(LineDataset(cloud.url("a.txt")))
+    assert "in the line at byte 0 of" in caught.value.__notes__[0]
+
+
+def test_any_filesystem_will_do(tmp_path):
+    for i in (10, 2):
+        (tmp_path / f"{i}.txt").write_text(f"{i}\n")
+    assert list(LineDataset(tmp_path)) == list(LineDataset(tmp_path / "*.txt")) == ["2", "10"]
+    assert list(LineDataset([tmp_path / "10.txt", tmp_path / "2.txt"])) == ["10", "2"]
+
+
+def test_from_drive(drive):
+    drive.put("a.jsonl", b"".join(line(i) + b"\n" for i in range(100)))
+    assert numbers(LineDataset(drive.url("*.jsonl"), decode=json.loads)) == list(range(100))
+
+
+# Every line exactly once.
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
+def test_ranks_get_every_line_once_and_in_order(cloud, n_ranks):
+    url = put(cloud)
+    ranks = [LineDataset(url, decode=json.loads, rank=r, world_size=n_ranks) for r in range(n_ranks)]
+    found = [numbers(rank) for rank in ranks]
+    assert [i for rank in found for i in rank] == list(range(N))
+    assert min(map(len, found)) > 0.8 * N / n_ranks
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
+def test_ranks_with_workers_get_every_line_once(cloud, n_ranks, method):
+    if method == "spawn" and n_ranks > 1:
+        pytest.skip("each spawned worker imports torch: the arithmetic is that of forked ones")
+    url = put(cloud, 600)
+    found = []
+    for rank in range(n_ranks):
+        dataset = LineDataset(
+            url,
+            decode=json.loads,
+            transform=number_of,
+            rank=rank,
+            world_size=n_ranks,
+            storage_options=options(cloud),
+        )
+        loader = DataLoader(
+            dataset, batch_size=32, num_workers=2, multiprocessing_context=multiprocessing.get_context(method)
+        )
+        found += torch.cat(list(loader)).tolist()
+    assert sorted(found) == list(range(600))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_that_stay_begin_anew(cloud, method):
+    dataset = LineDataset(
+        put(cloud, 600), decode=json.loads, transform=number_of, storage_options=options(cloud)
+    )
+    loader = DataLoader(
+        dataset,
+        batch_size=32,
+        num_workers=2,
+        multiprocessing_context=multiprocessing.get_context(method),
+        persistent_workers=True,
+    )
+    for _ in range(2):
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(600))
+
+
+def test_more_readers_than_lines(cloud):
+    cloud.put("a.txt", b"one\ntwo")
+    ranks = [LineDataset(cloud.url("a.txt"), rank=r, world_size=20) for r in range(20)]
+    assert [each for rank in ranks for each in rank] == ["one", "two"]
+
+
+def use_rank(meeting, rank, dataset, results):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    try:
+        found = [list(dataset)]
+        if rank == 1:
+            spawn = multiprocessing.get_context("spawn")
+            loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=spawn)
+            found.append(list(loader))
+        results.put((rank, found))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_torch_distributed_says_which_rank_this_is_and_spawned_workers_are_told(cloud, tmp_path):
+    fork = multiprocessing.get_context("fork")
+    dataset = LineDataset(
+        put(cloud, 100), decode=json.loads, transform=number_of, storage_options=options(cloud)
+    )
+    results = fork.Queue()
+    ranks = [fork.Process(target=use_rank, args=(tmp_path / "meet", r, dataset, results)) for r in range(2)]
+    for rank in ranks:
+        rank.start()
+    found = dict(results.get(timeout=100) for _ in ranks)
+    for rank in ranks:
+        rank.join()
+    assert found[0][0] + found[1][0] == list(range(100))
+    assert found[1][1] == found[1][0]
+
+
+# Compressed files.
+
+
+def zst(data):
+    """Return frames: those that a file has which was written in pieces."""
+    zstandard = pytest.importorskip("zstandard")
+    middle = len(data) // 2
+    return b"".join(zstandard.compress(part) for part in (data[:middle], b"", data[middle:]))
+
+
+def gz(data):
+    middle = len(data) // 2
+    return gzip.compress(data[:middle]) + gzip.compress(data[middle:])
+
+
+PACKS = {".gz": gz, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zst}
+
+
+@pytest.mark.parametrize("suffix", PACKS)
+def test_compressed_files_go_whole_to_one_reader(cloud, suffix):
+    url = put(cloud, 900, n_files=4, suffix=suffix, pack=PACKS[suffix])
+    ranks = [LineDataset(url, decode=json.loads, rank=r, world_size=2) for r in range(2)]
+    found = [numbers(rank) for rank in ranks]
+    assert found[0] + found[1] == list(range(900))
+    assert min(map(len, found)) > 400
+
+
+@pytest.mark.parametrize("suffix", PACKS)
+def test_a_compressed_file_that_is_cut_off_is_an_error(cloud, suffix):
+    data = PACKS[suffix](noise(300 * KiB).hex().encode())
+    cloud.put(f"a.txt{suffix}", data[:-1000])
+    with pytest.raises(EOFError) as caught:
+        list(LineDataset(cloud.url(f"a.txt{suffix}")))
+    assert any(f"a.txt{suffix}" in note for note in caught.value.__notes__)
+
+
+def test_what_is_not_compressed_as_its_name_says_is_named(cloud):
+    cloud.put("a.gz", b"plain\n" * 100)
+    with pytest.raises(OSError) as caught:  # of whatever kind the library has
+        list(LineDataset(cloud.url("a.gz")))
+    assert f"while reading {cloud.url('a.gz')}" in caught.value.__notes__
+
+
+def test_zstandard_that_is_missing_is_said(cloud, monkeypatch):
+    cloud.put("a.zst", b"")
+    monkeypatch.setattr("cachedfs.datasets.compressed.import_module", _missing)
+    with pytest.raises(ImportError, match="pip install zstandard"):
+        list(LineDataset(cloud.url("a.zst")))
+
+
+def _missing(name):
+    raise ImportError(name)
+
+
+# Resuming.
+
+
+def resumed(dataset, state):
+    copy = pickle.loads(pickle.dumps(dataset))
+    copy.load_state_dict(json.loads(json.dumps(state)))
+    return copy
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n\r\n"])
+def test_an_iterator_goes_on_where_another_stood(cloud, suffix, ending):
+    pack = PACKS.get(suffix, bytes)
+    url = put(cloud, 60, suffix=suffix, pack=lambda data: pack(data.replace(b"\n", ending)))
+    dataset = LineDataset(url, decode=json.loads, rank=1, world_size=2)
+    everything = numbers(dataset)
+    for n in range(len(everything) + 1):
+        iterator = iter(dataset)
+        assert [next(iterator)["i"] for _ in range(n)] == everything[:n]
+        copy = resumed(dataset, dataset.state_dict())
+        assert copy.state_dict() == dataset.state_dict()
+        assert numbers(copy) == everything[n:]
+        assert numbers(copy) == everything  # and then from the start
+
+
+def test_a_state_of_the_end_is_followed_by_nothing(cloud):
+    dataset = LineDataset(put(cloud, 10), decode=json.loads)
+    assert numbers(dataset) == list(range(10))
+    copy = resumed(dataset, dataset.state_dict())
+    assert numbers(copy) == []
+    assert numbers(copy) == list(range(10))
+
+
+def test_the_state_before_the_first_sample_is_the_start(cloud):
+    dataset = LineDataset(put(cloud, 10), decode=json.loads)
+    assert numbers(resumed(dataset, dataset.state_dict())) == list(range(10))
+    iter(dataset)
+    assert numbers(resumed(dataset, dataset.state_dict())) == list(range(10))
+
+
+def test_resuming_reads_nothing_of_what_came_before(cloud):
+    cloud.put("a.jsonl", b"".join(line(i) + b"\n" for i in range(50_000)))
+    given_options = {"cachedfs": {"read_ahead": 0}}
+    dataset = LineDataset(cloud.url("*.jsonl"), decode=json.loads, storage_options=given_options)
+    iterator = iter(dataset)
+    for _ in range(49_000):
+        next(iterator)
+    state = dataset.state_dict()
+    del iterator
+    dataset.fs.evict(cloud.path("a.jsonl"))
+    cloud.asked()
+    assert numbers(resumed(dataset, state)) == list(range(49_000, 50_000))
+    assert cloud.asked() == ["media"]
+    ((start, _),) = dataset.fs.cached_extent(cloud.path("a.jsonl"))
+    assert start == state["offset"] // MiB * MiB > 3 * MiB
+
+
+def test_a_state_that_does_not_fit_says_why(cloud):
+    url = put(cloud, 30)
+    dataset = LineDataset(url)
+    iterator = iter(dataset)
+    next(iterator)
+    state = dataset.state_dict()
+    with pytest.raises(ValueError, match="part 0 of 1, and this is part 1 of 2: resume with as many"):
+        iter(resumed(LineDataset(url, rank=1, world_size=2), state))
+    with pytest.raises(ValueError, match=r"it has no .*offset"):
+        dataset.load_state_dict({"file": None})
+    cloud.put("d/0.jsonl", bytes(dataset._sizes[0] - 1) + b"\n")
+    dataset.fs.invalidate_cache()
+    with pytest.raises(ObjectChanged, match=r"0\.jsonl: replaced since the state was saved"):
+        iter(resumed(LineDataset(url), state))
+    cloud.put("d/0.jsonl", b"shorter")
+    dataset.fs.invalidate_cache()
+    with pytest.raises(ObjectChanged, match="other sizes"):
+        iter(resumed(LineDataset(url), state))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # which torchdata calls
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_torchdata_resumes_in_the_middle_of_an_epoch(cloud, n_workers):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader():
+        dataset = LineDataset(
+            put(cloud, 200), decode=json.loads, transform=number_of, storage_options=options(cloud)
+        )
+        return stateful.StatefulDataLoader(dataset, batch_size=8, num_workers=n_workers)
+
+    first = loader()
+    batches, states = [], []
+    for batch in first:
+        batches.append(batch.tolist())
+        states.append(first.state_dict())
+    assert sorted(i for batch in batches for i in batch) == list(range(200))
+    for n in (1, len(batches) // 2, len(batches) - 1):
+        second = loader()
+        second.load_state_dict(states[n - 1])
+        assert [batch.tolist() for batch in second] == batches[n:]
+        assert sorted(torch.cat(list(second)).tolist()) == list(range(200))  # the next epoch is all of it
+
+
+# What it costs, and errors.
+
+
+def test_a_file_is_read_once_and_then_from_the_disk(cloud):
+    dataset = LineDataset(put(cloud, 300), decode=json.loads)
+    assert cloud.asked() == ["list"]
+    for expected in (["media"] * 3, []):
+        assert numbers(dataset) == list(range(300))
+        assert cloud.asked() == expected
+
+
+def test_prefetch_takes_the_items(cloud):
+    dataset = LineDataset(put(cloud, 300), rank=0, world_size=2)
+    cloud.asked()
+    with dataset.fs.prefetch(dataset.items()) as prefetch:
+        prefetch.wait()
+    assert len(cloud.asked()) == 2
+    assert len(list(dataset)) > 100
+    assert cloud.asked() == []
+
+
+def test_nothing_found_is_said(cloud):
+    with pytest.raises(ObjectNotFound, match=r"d/\*\.txt: no file matches"):
+        LineDataset(cloud.url("d/*.txt"))
+    with pytest.raises(ObjectNotFound, match=r"no\.txt"):
+        LineDataset([cloud.url("no.txt")])
+
+
+@pytest.mark.parametrize("given_ranks", [{"rank": 1}, {"world_size": 2}, {"rank": 2, "world_size": 2}])
+def test_ranks_that_make_no_sense(cloud, given_ranks):
+    with pytest.raises(ValueError, match="rank"):
+        LineDataset(cloud.url("a"), **given_ranks)
+
+
+def test_a_file_that_was_replaced_is_named(cloud):
+    url = put(cloud, 30)
+    dataset = LineDataset(url)
+    cloud.put("d/1.jsonl", b"other\n")
+    with pytest.raises(ObjectChanged, match=r"1\.jsonl"):
+        list(dataset)
+    dataset.fs.invalidate_cache()
+    with pytest.raises(ObjectChanged, match=r"1\.jsonl: replaced since LineDataset\(.*make it again"):
+        list(dataset)
+    cloud.delete("d/0.jsonl")
+    dataset.fs.evict()
+    dataset.fs.invalidate_cache()
+    with pytest.raises(ObjectNotFound, match=r"0\.jsonl"):
+        list(dataset)
+
+
+def test_an_error_of_decode_keeps_its_type_and_names_the_line(cloud):
+    cloud.put("a.jsonl", b"\n".join(line(i) for i in range(10)))
+    at = sum(len(line(i)) + 1 for i in range(7))
+    dataset = LineDataset(cloud.url("a.jsonl"), decode=fail_on_seven)
+    with pytest.raises(ZeroDivisionError, match=r"^mine\n") as caught:
+        list(dataset)
+    assert caught.value.__notes__ == [f"in the line at byte {at:,} of {cloud.url('a.jsonl')}, in {dataset!r}"]
+    assert caught.traceback[-1].name == "fail_on_seven"
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(LineDataset(cloud.url("a.jsonl"), decode=stop_on_seven))
+
+
+def test_an_error_in_a_worker_names_the_line(cloud):
+    dataset = LineDataset(put(cloud, 30), decode=fail_on_seven, storage_options=options(cloud))
+    fork = multiprocessing.get_context("fork")
+    with pytest.raises(ZeroDivisionError, match=r"in the line at byte .*0\.jsonl"):
+        list(DataLoader(dataset, num_workers=1, multiprocessing_context=fork))

@@ -1,0 +1,956 @@
+"""The Loader: the same order whatever feeds it, on from any place, and nothing left behind."""
+
+import contextlib
+import gc
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+import warnings
+from queue import Queue
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
+
+from cachedfs.datasets.base import Samples  # noqa: E402
+from cachedfs.datasets.feed import UNKNOWN  # noqa: E402
+from cachedfs.datasets.loader import Loader  # noqa: E402
+from cachedfs.datasets.order import epoch_order  # noqa: E402
+from tests.support import ROOT, forget, noise, until  # noqa: E402
+
+
+class Numbers(Dataset):
+    """Each sample is its own number; `before` is called with it in the thread that makes it."""
+
+    def __init__(self, n=100, before=None):
+        self.n, self.before = n, before
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        if self.before is not None:
+            self.before(index)
+        return torch.tensor(index)
+
+
+class Objects(Samples):
+    """Each sample is the length and the first byte of one small object."""
+
+    def __init__(self, url, n, **options):
+        super().__init__(url, **options)
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitems__(self, indexes):
+        paths = [self._path(self.number(index)) for index in indexes]
+        data = self.fs.cat(paths)
+        return [
+            self.transformed(i, (len(data[path]), data[path][0]))
+            for i, path in zip(indexes, paths, strict=True)
+        ]
+
+    def items(self, indexes):
+        return map(self._path, indexes)
+
+    def _path(self, index):
+        return f"{self.path}/{index:03}"
+
+
+class Stream(IterableDataset):
+    def __len__(self):
+        return 1
+
+    def __iter__(self):
+        return iter([1])
+
+
+def order_of(n=100, epoch=0, shuffle="full", seed=0, **options):
+    return epoch_order(n, seed=seed, epoch=epoch, shuffle=shuffle, **options).tolist()
+
+
+def flat(batches):
+    return [i for batch in batches for i in batch.tolist()]
+
+
+def our_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("cachedfs-loader")]
+
+
+def plans(fs):
+    """Return the tasks of plans, and the threads that take their items."""
+    tasks = [task.get_coro().__qualname__ for task in list(fs._source.engine._tasks)]
+    threads = [thread.name for thread in threading.enumerate() if thread.name == "cachedfs-items"]
+    return [name for name in tasks if name.startswith(("Plan.", "Course.", "Pending.", "Sending."))] + threads
+
+
+# Its order.
+
+
+@pytest.mark.parametrize("n_threads", [1, 3, 8])
+@pytest.mark.parametrize("shuffle", [False, True, "window"])
+def test_the_order_is_that_of_the_epoch_whatever_the_threads(n_threads, shuffle):
+    word = {False: None, True: "full"}.get(shuffle, shuffle)
+    loader = Loader(Numbers(), batch_size=7, shuffle=shuffle, seed=5, window=4, n_threads=n_threads)
+    for epoch in range(3):
+        assert loader.epoch == epoch
+        batches = list(loader)
+        assert [len(batch) for batch in batches] == [7] * 14 + [2]
+        assert flat(batches) == order_of(epoch=epoch, shuffle=word, seed=5, window=4)
+    assert len(loader) == 15
+
+
+def test_ranks_share_the_order_step_by_step_and_their_last_batches_are_equal():
+    order = order_of()
+    ranks = [list(Loader(Numbers(), batch_size=8, shuffle=True, rank=r, world_size=3)) for r in range(3)]
+    assert [[len(batch) for batch in rank] for rank in ranks] == [[8, 8, 8, 8, 2]] * 3
+    given = [i for step in zip(*ranks, strict=True) for batch in step for i in batch.tolist()]
+    assert given == order + order[:2]
+
+
+def test_without_padding_each_sample_is_given_once():
+    ranks = [
+        list(Loader(Numbers(97), batch_size=8, shuffle=True, rank=r, world_size=3, pad=False))
+        for r in range(3)
+    ]
+    assert [[len(batch) for batch in rank] for rank in ranks] == [[8, 8, 8, 8, 1], [8, 8, 8, 8], [8, 8, 8, 8]]
+    assert sorted(flat(batch for rank in ranks for batch in rank)) == list(range(97))
+
+
+def test_dropping_the_last_leaves_whole_batches():
+    loader = Loader(Numbers(), batch_size=16, drop_last=True)
+    assert len(loader) == 6
+    assert flat(loader) == list(range(96))
+    assert loader.epoch == 1
+    assert loader.state_dict()["position"] == 0
+
+
+def test_an_empty_dataset_is_an_empty_epoch():
+    loader = Loader(Numbers(0), batch_size=4)
+    assert list(loader) == []
+    assert (len(loader), loader.epoch) == (0, 1)
+
+
+def test_fewer_samples_than_ranks():
+    ranks = [list(Loader(Numbers(2), batch_size=4, rank=r, world_size=5)) for r in range(5)]
+    assert [flat(rank) for rank in ranks] == [[0], [1], [0], [1], [0]]
+
+
+# What it takes samples from.
+
+
+def test_a_batch_is_one_call_where_the_dataset_takes_them_so():
+    class Batched(Numbers):
+        def __getitem__(self, index):
+            raise AssertionError("one by one")
+
+        def __getitems__(self, indexes):
+            assert all(type(index) is int for index in indexes)
+            return [torch.tensor(index) for index in indexes]
+
+    assert flat(Loader(Batched(), batch_size=9, shuffle=True)) == order_of()
+
+
+def test_a_list_is_a_dataset_and_collate_is_the_callers():
+    loader = Loader(["a", "b", "c"], batch_size=2, collate_fn="".join)
+    assert list(loader) == ["ab", "c"]
+
+
+@pytest.mark.parametrize("dataset", [iter([1]), 7, Stream()])
+def test_what_has_no_samples_by_number_is_refused(dataset):
+    with pytest.raises(TypeError, match="has no samples by number"):
+        Loader(dataset)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0: expected a whole number, 1 or more"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"batch_size": None}, "batch_size=None"),
+        ({"n_threads": 0}, "n_threads=0"),
+        ({"n_prefetch": -1}, "n_prefetch=-1: expected a whole number, 0 or more"),
+        ({"echo": 0}, "echo=0"),
+        ({"window": 0}, "window=0"),
+        ({"shuffle": "block"}, "shuffle='block': expected True, False, 'full' or 'window'"),
+        ({"shuffle": 1.0}, "shuffle=1.0"),
+        ({"prefetch_bytes": "10%"}, "prefetch_bytes='10%'"),
+        ({"prefetch_bytes": "much"}, "prefetch_bytes='much': expected bytes"),
+        ({"rank": 1}, "give both"),
+        ({"rank": 2, "world_size": 2}, "of 2 ranks the last is 1"),
+    ],
+)
+def test_what_can_be_no_argument_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Loader(Numbers(), **options)
+
+
+def test_it_tells_where_it_is_and_pickles():
+    loader = Loader(Numbers(), batch_size=8, shuffle="window", seed=3)
+    for _ in loader:
+        copy = pickle.loads(pickle.dumps(loader))
+        break
+    assert repr(loader) == (
+        "<Loader(Numbers, batch_size=8, shuffle='window', seed=3): 8 samples of epoch 0 given>"
+    )
+    assert copy.state_dict() == loader.state_dict()
+    assert len(list(copy)) == 13
+
+
+# Epochs, places, states.
+
+
+def test_after_a_break_the_epoch_begins_again_and_after_its_end_the_next():
+    loader = Loader(Numbers(), batch_size=10, shuffle=True)
+    for _ in range(2):
+        for batch in loader:
+            assert batch.tolist() == order_of()[:10]
+            break
+        assert (loader.epoch, loader.state_dict()["position"]) == (0, 10)
+    assert flat(loader) == order_of()
+    assert flat(loader) == order_of(epoch=1)
+    loader.set_epoch(7)
+    assert flat(loader) == order_of(epoch=7)
+    assert loader.epoch == 8
+
+
+def test_setting_the_epoch_that_it_is_in_keeps_the_place():
+    loader = Loader(Numbers(), batch_size=10, shuffle=True)
+    loader.load_state_dict(loader.state_dict() | {"epoch": 2, "position": 60})
+    loader.set_epoch(2)
+    assert flat(loader) == order_of(epoch=2)[60:]
+
+
+def test_a_state_goes_on_after_the_batch_that_was_given_last():
+    loader = Loader(Numbers(), batch_size=10, shuffle=True)
+    states = [loader.state_dict()]
+    batches = [states.append(loader.state_dict()) or batch for batch in loader]
+    assert [(state["epoch"], state["position"]) for state in states] == [
+        *((0, 10 * i) for i in range(10)),
+        (1, 0),
+    ]
+    for i, state in enumerate(states):
+        other = Loader(Numbers(), batch_size=10, shuffle=True, n_threads=2)
+        other.load_state_dict(state)
+        assert flat(other) == (flat(batches[i:]) or order_of(epoch=1))
+        assert flat(other) == order_of(epoch=other.epoch - 1)
+
+
+def test_a_place_is_used_once():
+    loader = Loader(Numbers(), batch_size=10)
+    loader.load_state_dict(loader.state_dict() | {"position": 95})
+    assert loader.state_dict()["position"] == 95
+    assert [next(iter(loader)).tolist() for _ in range(2)] == [list(range(95, 100)), list(range(10))]
+
+
+def test_a_state_is_small_and_of_plain_values():
+    small, large = (Loader(range(n), batch_size=4, shuffle=True).state_dict() for n in (10, 10_000_000))
+    assert small.keys() == large.keys()
+    assert {type(value) for value in large.values()} <= {int, str}
+
+
+def test_a_state_of_another_dataset_is_refused():
+    state = Loader(Numbers(), shuffle=True).state_dict()
+    loader = Loader(Numbers(90), seed=1, shuffle=True)
+    with pytest.raises(ValueError, match="n=100, and here it is 90; seed=0, and here it is 1"):
+        loader.load_state_dict(state)
+
+
+def test_a_loop_ends_when_another_begins_and_when_it_is_sent_elsewhere():
+    loader = Loader(Numbers(), batch_size=10)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    with pytest.raises(RuntimeError, match="this loop is over"):
+        next(first)
+    assert next(second).tolist() == list(range(10, 20))
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(RuntimeError, match="this loop is over"):
+        next(second)
+    assert our_threads() == []
+    assert flat(loader) == list(range(20, 100))
+
+
+CHILD = """
+    import json, sys, time
+    import torch
+    from cachedfs.datasets.loader import Loader
+    loader = Loader(range(1000), batch_size=16, shuffle=True, seed=9, rank=int(sys.argv[1]), world_size=2)
+    for batch in loader:
+        print(json.dumps([batch.tolist(), loader.state_dict()]), flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.fixture(scope="module")
+def killed():
+    """Two ranks that were killed in the middle: what they were given step by step, and the last state."""
+    import json
+
+    command = [sys.executable, "-c", textwrap.dedent(CHILD)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank)], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for rank in range(2)
+    ]
+    given, state = [], None
+    for _ in range(12):
+        for rank in ranks:
+            batch, state = json.loads(rank.stdout.readline())
+            given += batch
+            print(file=rank.stdin, flush=True)
+    for rank in ranks:
+        rank.send_signal(signal.SIGKILL)
+        rank.communicate()
+    return given, state
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_after_a_kill_the_rest_comes_in_the_same_order_with_any_number_of_ranks(killed, world_size):
+    given, state = killed
+    order = order_of(1000, seed=9)
+    assert given == order[: 12 * 32]
+    ranks = []
+    for rank in range(world_size):
+        loader = Loader(range(1000), batch_size=5, shuffle=True, seed=9, rank=rank, world_size=world_size)
+        loader.load_state_dict(state)
+        ranks.append(list(loader))
+    rest = [i for step in zip(*ranks, strict=True) for batch in step for i in batch.tolist()]
+    assert rest[: 1000 - len(given)] == order[len(given) :]
+    assert len(rest) - (1000 - len(given)) < world_size
+
+
+# Threads.
+
+
+def test_the_next_batch_is_made_while_the_loop_computes():
+    made = [threading.Event() for _ in range(20)]
+    loader = Loader(Numbers(20, before=lambda i: made[i].set()), n_threads=1, n_prefetch=0)
+    for batch in loader:
+        assert batch.item() == 19 or made[batch.item() + 1].wait(30)
+
+
+@pytest.mark.parametrize(("n_threads", "n_prefetch"), [(1, 0), (1, 2), (3, 2), (2, 5)])
+def test_so_many_batches_are_ahead_and_no_more(n_threads, n_prefetch):
+    n_ahead = n_threads + n_prefetch
+    begun = Queue()
+    loader = Loader(Numbers(30, before=begun.put), n_threads=n_threads, n_prefetch=n_prefetch)
+    for step, _ in enumerate(loader, 1):
+        expected = min(step + n_ahead, 30)
+        until(lambda expected=expected: begun.qsize() == expected)
+        until(lambda: loader._feed is None or all(future.done() for future in loader._feed._ahead))
+        assert begun.qsize() == expected
+
+
+def test_bytes_ahead_are_bounded_by_what_batches_turned_out_to_be():
+    class Large(Numbers):
+        def __getitem__(self, index):
+            begun.put(index)
+            return {"x": (np.zeros(1000, np.uint8),)}
+
+    begun = Queue()
+    loader = Loader(
+        Large(40), n_threads=8, n_prefetch=8, prefetch_bytes=3500, collate_fn=lambda batch: batch[0]
+    )
+    for step, _ in enumerate(loader, 1):
+        until(lambda: loader._feed is None or all(future.done() for future in loader._feed._ahead))
+        assert begun.qsize() == min(40, step + 3)
+
+
+def test_before_the_first_size_is_known_few_are_begun():
+    gate, begun = threading.Event(), Queue()
+
+    def before(index):
+        begun.put(index)
+        gate.wait(30)
+
+    iterator = iter(Loader(Numbers(40, before), n_threads=8))
+    thread = threading.Thread(target=next, args=(iterator,))
+    thread.start()
+    until(lambda: begun.qsize() == UNKNOWN)
+    gate.set()
+    thread.join()
+    iterator.close()
+
+
+def test_a_batch_larger_than_the_bound_comes_all_the_same():
+    loader = Loader(Numbers(20), batch_size=4, prefetch_bytes=1)
+    assert flat(loader) == list(range(20))
+
+
+def test_batches_come_in_order_however_late_one_of_them_is():
+    gate = threading.Event()
+
+    def before(index):
+        if index == 0:
+            assert gate.wait(30)  # others are made meanwhile
+        if index == 3:
+            gate.set()
+
+    assert flat(Loader(Numbers(20, before), n_threads=4, prefetch_bytes="1MiB")) == list(range(20))
+
+
+def test_torch_computes_alone_in_the_threads_and_as_before_elsewhere():
+    def asked():
+        answers = Queue()
+        thread = threading.Thread(target=lambda: answers.put(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        return answers.get()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert list(Loader(Numbers(8), collate_fn=lambda batch: torch.get_num_threads())) == [1] * 8
+        assert (torch.get_num_threads(), asked()) == (3, 3)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_each_batch_is_given_so_often_and_counts_once():
+    loader = Loader(Numbers(10), batch_size=4, echo=3)
+    positions, given = [], []
+    for batch in loader:
+        given.append(batch.tolist())
+        positions.append(loader.state_dict()["position"])
+    batches = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert given == [batch for batch in batches for _ in range(3)]
+    assert positions == [4, 4, 4, 8, 8, 8, 0, 0, 0]
+    assert len(loader) == 9
+
+
+def test_a_loop_that_cannot_begin_leaves_nothing(cloud):
+    dataset = objects(cloud, 8)
+    loader = Loader(dataset, batch_size=4, device="cuda:999")
+    with pytest.raises((AssertionError, RuntimeError)):
+        list(loader)
+    assert our_threads() == plans(dataset.fs) == []
+    assert loader.state_dict()["position"] == 0
+
+
+def test_tensors_are_brought_to_the_device():
+    class Pairs(Numbers):
+        def __getitem__(self, index):
+            return {"x": torch.zeros(2), "name": str(index)}
+
+    for batch in Loader(Pairs(4), batch_size=2, device="meta"):
+        assert batch["x"].shape == (2, 2)
+        assert batch["x"].device.type == "meta"
+        assert len(batch["name"]) == 2
+
+
+def test_times_are_kept_within_bounds():
+    loader = Loader(Numbers(3000), batch_size=2)
+    batches = list(loader)
+    timings = loader.timings
+    assert timings.n_batches == len(batches) == 1500
+    assert timings.size == 3000 * 8
+    assert len(timings.recent) == 1000
+    assert {timing.size for timing in timings.recent} == {16}
+    assert timings.wait_s >= timings.first_wait_s > 0
+    assert min(timings.load_s, timings.compute_s) > 0
+
+
+# What goes wrong.
+
+
+class OddOne(RuntimeError):
+    pass
+
+
+def taken(batches):
+    """Return what came, and the error that ended it."""
+    given = []
+    try:
+        for batch in batches:
+            given.append(batch)
+    except Exception as error:
+        return given, error
+    return given, None
+
+
+def of_a_sample(index):
+    if index == 37:
+        raise OddOne("it is odd")
+
+
+def test_an_error_comes_at_its_place_as_it_was_raised_and_ends_the_loop():
+    loader = Loader(Numbers(before=of_a_sample), batch_size=5, n_threads=4)
+    iterator = iter(loader)
+    given, error = taken(iterator)
+    assert flat(given) == list(range(35))
+    assert type(error) is OddOne
+    assert error.__notes__ == [
+        "in sample 37 of Numbers",
+        "in a batch of samples 35, 36, 37, 38, 39 of Numbers",
+    ]
+    assert "of_a_sample" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    assert list(iterator) == []
+    assert our_threads() == []
+    # And the next loop tries again what could not be made.
+    assert loader.state_dict()["position"] == 35
+    loader.dataset.before = None
+    assert flat(loader) == list(range(35, 100))
+    assert loader.epoch == 1
+
+
+def test_an_error_of_collate_names_the_samples():
+    loader = Loader([torch.zeros(i) for i in range(40)], batch_size=20)
+    with pytest.raises(RuntimeError, match="stack") as caught:
+        list(loader)
+    assert caught.value.__notes__[-1].startswith("in a batch of samples 0, 1, 2")
+    assert "15 and 4 more of list" in caught.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("error", [StopIteration, SystemExit])
+def test_no_error_ends_an_epoch_unseen(error):
+    def before(index):
+        if index == 5:
+            raise error("of the dataset")
+
+    loader = Loader(Numbers(20, before))
+    with pytest.raises((RuntimeError, SystemExit)):
+        list(loader)
+    assert loader.epoch == 0
+    assert our_threads() == []
+
+
+def left_by_break(loader):
+    for _ in loader:
+        break
+
+
+def left_by_error(loader):
+    with contextlib.suppress(ZeroDivisionError):
+        for _ in loader:
+            _ = 1 / 0
+
+
+def left_by_close(loader):
+    iterator = iter(loader)
+    next(iterator)
+    iterator.close()
+
+
+def left_by_collection(loader):
+    holder = {"iterator": iter(loader)}
+    next(holder["iterator"])
+    holder["itself"] = holder
+    del holder
+    gc.collect()
+
+
+def left_for_another_that_never_begins(loader):
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    del first, second
+
+
+def left_by_closing_the_loader(loader):
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    del iterator
+
+
+def left_at_the_end(loader):
+    with loader:
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        left_by_break,
+        left_by_error,
+        left_by_close,
+        left_by_collection,
+        left_for_another_that_never_begins,
+        left_by_closing_the_loader,
+        left_at_the_end,
+    ],
+)
+def test_who_leaves_leaves_nothing(cloud, leave):
+    loader = Loader(objects(cloud, 60), batch_size=4, shuffle=True)
+    leave(loader)
+    assert our_threads() == []
+    until(lambda: not plans(loader.dataset.fs))
+    assert len(list(loader)) == 15
+
+
+def test_a_loader_that_nobody_holds_ends_its_plan(cloud):
+    dataset = objects(cloud, 20)
+    loader = Loader(dataset, batch_size=4)
+    list(loader)
+    assert plans(dataset.fs)
+    del loader
+    until(lambda: not plans(dataset.fs))
+
+
+def test_nothing_is_begun_before_the_first_batch_is_asked_for(cloud):
+    dataset = objects(cloud, 8)
+    iterator = iter(Loader(dataset, batch_size=4))
+    assert our_threads() == plans(dataset.fs) == []
+    assert len(list(iterator)) == 2
+
+
+def test_a_batch_that_hangs_keeps_nobody_from_leaving(monkeypatch):
+    monkeypatch.setattr("cachedfs.datasets.feed.END_S", 0.01)
+    gate, begun = threading.Event(), Queue()
+
+    def before(index):
+        begun.put(index)
+        assert index == 0 or gate.wait(30)
+
+    left_by_break(Loader(Numbers(20, before), n_threads=2))
+    assert our_threads()
+    gate.set()
+    until(lambda: not our_threads())
+    assert begun.qsize() <= 3  # what was not begun never is
+
+
+IN_USE_AT_THE_END = """
+    import os, sys, threading
+    import torch
+    from cachedfs.datasets.base import Samples
+    from cachedfs.datasets.loader import Loader
+
+    class Objects(Samples):
+        def __len__(self):
+            return 40
+        def __getitems__(self, indexes):
+            return [torch.frombuffer(bytearray(self.fs.cat(path)), dtype=torch.uint8) for path in self.items(indexes)]
+        def items(self, indexes):
+            return (f"{self.path}/{i:03}" for i in indexes)
+
+    loader = Loader(Objects(sys.argv[1]), collate_fn=lambda batch: batch[0])
+    iterator = iter(loader)
+    first = next(iterator)
+
+    def train():
+        threading.main_thread().join()
+        print(1 + sum(1 for _ in iterator), flush=True)
+
+    if sys.argv[2] == "thread":
+        threading.Thread(target=train).start()
+"""
+
+
+@pytest.mark.parametrize(("who", "printed"), [("nobody", ""), ("thread", "40\n")])
+def test_a_process_ends_with_a_loop_in_use_and_not_before_its_threads_do(cloud, who, printed):
+    objects(cloud, 40)
+    assert cloud.python(IN_USE_AT_THE_END, cloud.url("d"), who) == printed
+
+
+INTERRUPTED = """
+    import os, signal, threading
+    from cachedfs.datasets.loader import Loader
+
+    class Slow(list):
+        def __getitem__(self, i):
+            if i == 20:
+                os.kill(os.getpid(), signal.SIGINT)
+                threading.Event().wait(0.2)
+            return i
+
+    loader = Loader(Slow(range(100)), batch_size=2)
+    try:
+        for batch in loader:
+            if {in_body} and batch[0] == 10:
+                os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+    print([thread.name for thread in threading.enumerate()], loader.epoch)
+"""
+
+
+@pytest.mark.parametrize("in_body", [True, False])
+def test_ctrl_c_leaves_nothing(in_body):
+    code = textwrap.dedent(INTERRUPTED).replace("{in_body}", str(in_body))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("['MainThread'] 0\n", "")
+
+
+# Processes.
+
+
+@pytest.fixture
+def forking():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+        yield multiprocessing.get_context("fork")
+
+
+def run(context, target, *arguments):
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    process.join(30)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise AssertionError("the child hangs")
+    assert process.exitcode == 0
+
+
+def check_loader(loader, expected):
+    assert [batch[1].tolist() for batch in loader] == expected
+    loader.close()
+
+
+def check_loop_is_the_parents(iterator, loader):
+    with pytest.raises(RuntimeError, match="before a fork"):
+        next(iterator)
+    assert len(list(loader)) == 10
+
+
+def test_a_child_of_a_fork_uses_the_loader_and_the_parent_goes_on(cloud, forking):
+    loader = Loader(objects(cloud, 40), batch_size=4)
+    expected = [batch[1].tolist() for batch in loader]
+    loader.set_epoch(0)
+    iterator = iter(loader)
+    given = [next(iterator)[1].tolist()]
+    run(forking, check_loader, loader, expected)
+    assert given + [batch[1].tolist() for batch in iterator] == expected
+
+
+def test_a_loop_that_was_begun_before_a_fork_stays_with_the_parent(forking):
+    loader = Loader(Numbers(40), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)
+    run(forking, check_loop_is_the_parents, iterator, loader)
+    assert len(list(iterator)) == 9
+
+
+def train(rank, port, folder):
+    from torch import distributed, nn
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    loader = Loader(Numbers(50), batch_size=8, shuffle=True, seed=4)  # before it knows of ranks
+    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
+    given = []
+    for batch in loader:
+        model(batch[:, None].float()).sum().backward()
+        given.append(batch.tolist())
+        if len(given) == 2:
+            state = loader.state_dict()
+    torch.save({"given": given, "state": state, "len": len(loader)}, f"{folder}/{rank}")
+    distributed.destroy_process_group()
+
+
+def test_the_ranks_of_distributed_training(tmp_path):
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # for a free port
+    port = store.port
+    del store
+    torch.multiprocessing.spawn(train, (port, str(tmp_path)), nprocs=2)
+    ranks = [torch.load(tmp_path / str(rank)) for rank in range(2)]
+    order = order_of(50, seed=4)
+    given = [
+        i for step in zip(*(rank["given"] for rank in ranks), strict=True) for batch in step for i in batch
+    ]
+    assert given == order
+    assert [rank["len"] for rank in ranks] == [4, 4]
+    assert ranks[0]["state"] == ranks[1]["state"]
+    loader = Loader(Numbers(50), batch_size=3, shuffle=True, seed=4)
+    loader.load_state_dict(ranks[0]["state"])
+    assert flat(loader) == order[32:]
+
+
+# The plan.
+
+
+def objects(cloud, n, **options):
+    for i in range(n):
+        cloud.put(f"d/{i:03}", noise(100 + i, i))
+    return Objects(cloud.url("d"), n, **options)
+
+
+def declared(dataset, monkeypatch):
+    """Return what is declared to the filesystem from now on: a list for each plan."""
+    real, calls = dataset.fs.prefetch, []
+
+    def prefetch(items):
+        calls.append([])
+
+        def noted():
+            for item in items:
+                calls[-1].append(item)
+                yield item
+
+        return real(noted())
+
+    monkeypatch.setattr(dataset.fs, "prefetch", prefetch)
+    return calls
+
+
+def numbers_of(items):
+    return [int(item.rpartition("/")[2]) for item in items]
+
+
+def test_an_epoch_asks_for_each_object_once_and_the_next_for_nothing(cloud):
+    loader = Loader(objects(cloud, 60), batch_size=7, shuffle=True)
+    sizes = [size for batch in loader for size in batch[0].tolist()]
+    assert sizes == [100 + i for i in order_of(60)]
+    assert cloud.asked() == ["media"] * 60
+    assert len(list(loader)) == 9
+    assert cloud.asked() == []
+
+
+def test_epochs_that_follow_one_another_are_one_plan(cloud, monkeypatch):
+    dataset = objects(cloud, 30)
+    calls = declared(dataset, monkeypatch)
+    loader = Loader(dataset, batch_size=4, shuffle=True)
+    for _ in range(3):
+        assert len(list(loader)) == 8
+    until(lambda: len(calls[0]) == 120)  # the next one, too, and no further
+    assert numbers_of(calls[0]) == [i for epoch in range(4) for i in order_of(30, epoch=epoch)]
+    loader.close()
+    assert len(calls) == 1
+
+
+def test_a_plan_begins_where_the_training_goes_on_and_after_a_break_anew(cloud, monkeypatch):
+    dataset = objects(cloud, 30)
+    calls = declared(dataset, monkeypatch)
+    with Loader(dataset, batch_size=4, shuffle=True) as loader:
+        loader.load_state_dict(loader.state_dict() | {"position": 20})
+        left_by_break(loader)
+        left_by_break(loader)
+        loader.set_epoch(5)
+        list(loader)
+        until(lambda: len(calls[2]) == 60)
+    assert len(calls) == 3
+    assert order_of(30)[20:][: len(calls[0])] == numbers_of(calls[0])[:10]
+    assert order_of(30)[: len(calls[1])] == numbers_of(calls[1])[:30]
+    assert numbers_of(calls[2]) == order_of(30, epoch=5) + order_of(30, epoch=6)
+
+
+def test_the_first_process_of_a_machine_declares_what_all_its_ranks_read(cloud, monkeypatch):
+    dataset = objects(cloud, 30)
+    calls = declared(dataset, monkeypatch)
+    for name, value in {"WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    order = order_of(30)
+    with Loader(dataset, batch_size=2, shuffle=True, rank=0, world_size=3) as loader:
+        list(loader)
+        until(lambda: len(calls[0]) == 40)
+    steps = [order[i : i + 6][:4] for i in range(0, 30, 6)]
+    assert numbers_of(calls[0])[:20] == [i for step in steps for i in step]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with Loader(dataset, batch_size=2, shuffle=True, rank=1, world_size=3) as loader:
+        assert len(list(loader)) == 5
+    assert len(calls) == 1
+
+
+def test_a_plan_that_fails_is_nobodys_error(cloud, monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG, logger="cachedfs.loader")
+    dataset = objects(cloud, 12)
+
+    def items(indexes):
+        raise OddOne("of the plan")
+        yield
+
+    dataset.items = items
+    with Loader(dataset, batch_size=4) as loader:
+        assert len(list(loader)) == 3
+        until(lambda: loader._declared._plan.progress.is_over)
+    assert "of the plan" in caplog.text
+
+    def refuse(items):
+        raise OSError("not today")
+
+    monkeypatch.setattr(dataset.fs, "prefetch", refuse)
+    with Loader(dataset, batch_size=4) as loader:
+        assert len(list(loader)) == 3
+    assert "not today" in caplog.text
+
+
+def test_a_plan_that_failed_is_made_again_from_where_the_training_is(cloud, monkeypatch):
+    monkeypatch.setattr("cachedfs.datasets.declared.RENEW_S", 0.0)
+    dataset, real, calls, may_fail = objects(cloud, 30), Objects.items, [], threading.Event()
+
+    def items(indexes):
+        calls.append([])
+        for index in indexes:
+            if len(calls) == 1 and len(calls[0]) == 8:
+                may_fail.wait(30)
+                raise OddOne("of the plan")
+            calls[-1].append(index)
+            yield from real(dataset, [index])
+
+    dataset.items = items
+    with Loader(dataset, batch_size=4) as loader:
+        for step, _ in enumerate(loader):
+            if step == 3:
+                may_fail.set()
+                until(lambda: loader._declared._plan.progress.is_over)
+        until(lambda: list(map(len, calls)) == [8, 14, 30])
+    assert calls == [list(range(8)), list(range(16, 30)), list(range(30))]
+
+
+def test_an_object_that_is_missing_is_the_error_of_its_batch(cloud):
+    dataset = objects(cloud, 12)
+    cloud.delete("d/007")
+    loader = Loader(dataset, batch_size=2)
+    given, error = taken(loader)
+    assert len(given) == 3
+    assert isinstance(error, FileNotFoundError)
+    assert "007" in str(error)
+    assert error.__notes__[-1].startswith("in a batch of samples 6, 7 of Objects(")
+    assert loader.state_dict()["position"] == 6
+
+
+def test_a_part_of_a_dataset_is_declared_as_well(cloud, monkeypatch):
+    dataset = objects(cloud, 30)
+    calls = declared(dataset, monkeypatch)
+    part = Subset(Subset(dataset, range(10, 30)), [5, 3, 8, 1])
+    with Loader(part, batch_size=3) as loader:
+        assert [size for batch in loader for size in batch[0].tolist()] == [115, 113, 118, 111]
+        until(lambda: len(calls[0]) == 8)
+    assert numbers_of(calls[0]) == [15, 13, 18, 11] * 2
+    assert cloud.asked() == ["media"] * 4
+
+
+def test_groups_are_those_of_the_dataset_and_of_parts_in_one_piece(cloud):
+    dataset = Objects(cloud.url("d"), 90)
+    dataset.group_size = 10
+    cases = [(dataset, 10), (Subset(dataset, range(10, 90)), 10), (Subset(dataset, [1, 3]), 1)]
+    for part, group_size in cases:
+        assert Loader(part, shuffle="window").state_dict()["group_size"] == group_size
+
+
+def test_a_new_process_goes_on_with_what_is_in_the_cache(cloud):
+    with Loader(objects(cloud, 40), batch_size=4, shuffle=True) as loader:
+        list(loader)
+        state = loader.state_dict() | {"position": 20}
+    assert cloud.asked() == ["media"] * 40
+    forget()
+    with Loader(Objects(cloud.url("d"), 40), batch_size=5, shuffle=True) as loader:
+        loader.load_state_dict(state)
+        sizes = [size for batch in loader for size in batch[0].tolist()]
+    assert sizes == [100 + i for i in order_of(40, epoch=1)[20:]]
+    assert cloud.asked() == []

@@ -1,0 +1,69 @@
+"""The order of an epoch: each sample once, the same for ever, and as well mixed as is promised."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.datasets.order import epoch_order
+
+N, GROUP, BATCH = 131_072, 64, 64
+
+
+@given(
+    n=st.integers(0, 500),
+    seed=st.integers(-5, 1 << 70),
+    epoch=st.integers(0, 1 << 40),
+    shuffle=st.sampled_from(["full", "window", None]),
+    group_size=st.integers(1, 60),
+    window=st.integers(1, 9),
+)
+def test_every_sample_comes_once(n, **options):
+    assert sorted(epoch_order(n, **options)) == list(range(n))
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "first"),
+    [
+        ("full", [65, 72, 2, 23, 62, 34, 18, 35]),
+        ("window", [9, 10, 92, 73, 95, 72, 23, 21]),
+        (None, [0, 1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_an_order_is_the_same_in_every_version(shuffle, first):
+    order = epoch_order(100, seed=7, epoch=3, shuffle=shuffle, group_size=4, window=3)
+    assert order[:8].tolist() == first
+
+
+@pytest.mark.parametrize("shuffle", ["full", "window"])
+def test_every_seed_and_epoch_has_an_order_of_its_own(shuffle):
+    orders = {
+        tuple(epoch_order(1000, seed=seed, epoch=epoch, shuffle=shuffle, group_size=4, window=8))
+        for seed in range(5)
+        for epoch in range(5)
+    }
+    assert len(orders) == 25
+
+
+# The figures of full permutations and of sliding windows that a batch can be measured by: distinct groups in it, and the
+# entropy in bits of 100 labels by which the samples are sorted.
+@pytest.mark.parametrize(
+    ("shuffle", "window", "groups", "entropy"),
+    [("full", 0, 63.0, 5.44), ("window", 16, 31.2, 4.45), ("window", 64, 51.0, 5.15)],
+)
+def test_a_batch_is_as_diverse_as_promised(shuffle, window, groups, entropy):
+    order = epoch_order(N, seed=1, epoch=0, shuffle=shuffle, group_size=GROUP, window=window)
+    batches = order.reshape(-1, BATCH)
+    assert np.mean([len(np.unique(batch // GROUP)) for batch in batches]) >= groups - 0.2
+    shares = np.stack([np.bincount(batch * 100 // N, minlength=100) for batch in batches]) / BATCH
+    bits = -np.sum(shares * np.log2(shares, where=shares > 0, out=np.zeros_like(shares)), axis=1)
+    assert bits.mean() >= entropy - 0.02
+
+
+def test_a_window_holds_few_groups_at_a_time():
+    order = epoch_order(N, seed=1, epoch=0, shuffle="window", group_size=GROUP, window=16)
+    position = np.empty(N, dtype=int)
+    position[order] = np.arange(N)
+    begun, over = position.reshape(-1, GROUP).min(axis=1), position.reshape(-1, GROUP).max(axis=1)
+    at_once = [np.count_nonzero((begun <= at) & (at <= over)) for at in range(0, N, 997)]
+    assert max(at_once) <= 6 * 16

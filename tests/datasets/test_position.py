@@ -1,0 +1,147 @@
+"""How an epoch is divided: whatever the ranks, the batches and the interruptions, each sample once, in its order."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.datasets.position import VERSION, Division, Epochs, Place, place_in, state_at
+
+divisions = st.builds(
+    Division,
+    n=st.integers(0, 200),
+    batch_size=st.integers(1, 20),
+    world_size=st.integers(1, 9),
+    drop_last=st.booleans(),
+    pad=st.booleans(),
+)
+
+
+def batches_of(division, order, rank, position=0):
+    return [batch.tolist() for batch in division.batches(order, range(rank, rank + 1), position)]
+
+
+@given(division=divisions)
+def test_ranks_together_get_the_order(division):
+    order = np.random.default_rng(0).permutation(division.n)
+    ranks = [batches_of(division, order, rank) for rank in range(division.world_size)]
+    n_steps = max(map(len, ranks))
+    given = [i for step in range(n_steps) for rank in ranks for i in (rank[step] if step < len(rank) else [])]
+    if division.drop_last:
+        assert given == order[: division.n // division.step * division.step].tolist()
+    else:
+        assert given[: division.n] == order.tolist()
+        # What comes once more is of the beginning, and at most one sample a rank.
+        extra = given[division.n :]
+        assert len(extra) < division.world_size
+        assert extra == [] or (division.pad and extra == np.resize(order, len(extra)).tolist())
+
+
+@given(division=divisions, rank=st.integers(0, 8), position=st.integers(0, 200))
+def test_the_number_of_batches_is_known_before(division, rank, position):
+    rank, position = rank % division.world_size, min(position, division.n)
+    order = np.arange(division.n)
+    assert division.n_batches(rank, position) == len(batches_of(division, order, rank, position))
+    assert division.is_over(position) == (
+        not any(division.n_batches(r, position) for r in range(division.world_size))
+    )
+
+
+@given(division=divisions)
+def test_all_ranks_get_as_many_batches_of_the_same_sizes(division):
+    if not division.pad and not division.drop_last:
+        return
+    order = np.arange(division.n)
+    sizes = {
+        tuple(len(batch) for batch in batches_of(division, order, rank))
+        for rank in range(division.world_size)
+    }
+    assert len(sizes) == 1
+
+
+@given(division=divisions, first=st.integers(0, 8), n=st.integers(1, 9))
+def test_a_machine_reads_what_its_ranks_read_step_by_step(division, first, n):
+    first = first % division.world_size
+    ranks = range(first, min(first + n, division.world_size))
+    order = np.random.default_rng(0).permutation(division.n)
+    together = [i for batch in division.batches(order, ranks) for i in batch.tolist()]
+    each = [batches_of(division, order, rank) for rank in ranks]
+    n_steps = max(map(len, each))
+    assert together == [i for step in range(n_steps) for rank in each if step < len(rank) for i in rank[step]]
+
+
+parts = st.tuples(st.integers(1, 9), st.integers(1, 20), st.integers(0, 12))  # ranks, batch size, steps made
+
+
+@given(n=st.integers(0, 300), parts=st.lists(parts, max_size=6), pad=st.booleans())
+def test_after_any_interruptions_each_sample_was_given_once_in_the_order(n, parts, pad):
+    order = np.random.default_rng(0).permutation(n)
+    position, given, extra = 0, [], []
+    for world_size, batch_size, n_steps in [*parts, (1, 7, n)]:
+        division = Division(n, batch_size, world_size, pad=pad)
+        ranks = [batches_of(division, order, rank, position) for rank in range(world_size)]
+        for step in range(min(n_steps, max(map(len, ranks)))):
+            now = [i for rank in ranks if step < len(rank) for i in rank[step]]
+            n_left = n - position
+            given += now[:n_left]
+            extra += now[n_left:]
+            position = division.after(position)
+    assert given == order.tolist()
+    assert position == n
+    assert len(extra) < 9
+    assert not extra or pad
+
+
+@given(division=divisions, position=st.integers(0, 200))
+def test_after_the_last_batch_all_were_given(division, position):
+    position = min(position, division.n)
+    while not division.is_over(position):
+        before, position = position, division.after(position)
+        assert position == before + division.step or position == division.n
+    assert not division.n or division.after(division.n) == division.n
+
+
+# States.
+
+EPOCHS = Epochs(n=100, seed=3, shuffle="window", window=8, group_size=4)
+
+
+@given(epoch=st.integers(0, 1 << 40), position=st.integers(0, 100))
+def test_a_state_is_the_place(epoch, position):
+    assert place_in(state_at(Place(epoch, position), EPOCHS), EPOCHS) == Place(epoch, position)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n", 99), ("seed", 4), ("shuffle", "full"), ("window", 9), ("group_size", 5)]
+)
+def test_a_state_of_another_order_is_refused_and_it_is_said_what_differs(name, value):
+    state = state_at(Place(1, 50), EPOCHS) | {name: value}
+    with pytest.raises(ValueError, match=f"{name}={value!r}, and here it is {getattr(EPOCHS, name)!r}"):
+        place_in(state, EPOCHS)
+
+
+def test_what_changes_no_order_is_no_difference():
+    plain, full = (Epochs(n=100, seed=3, shuffle=shuffle) for shuffle in (None, "full"))
+    assert place_in(state_at(Place(1, 50), plain) | {"seed": 4, "window": 1}, plain) == Place(1, 50)
+    assert place_in(state_at(Place(1, 50), full) | {"group_size": 9, "window": 1}, full) == Place(1, 50)
+    with pytest.raises(ValueError, match="seed=4"):
+        place_in(state_at(Place(1, 50), full) | {"seed": 4}, full)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": VERSION + 1}, "version 2"),
+        ({"version": None}, "version None"),
+        ({"position": 101}, "101 of 100"),
+        ({"position": -1}, "no such place"),
+        ({"epoch": -1}, "no such place"),
+    ],
+)
+def test_what_is_no_state_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        place_in(state_at(Place(1, 50), EPOCHS) | change, EPOCHS)
+    with pytest.raises(ValueError, match="it has no position, seed"):
+        place_in(
+            {"version": VERSION, "epoch": 0, "n": 100, "shuffle": None, "window": 1, "group_size": 1}, EPOCHS
+        )

@@ -1,0 +1,885 @@
+"""Samples of Zarr arrays: what zarr itself reads is right, and what it costs is counted."""
+
+import collections
+import json
+import pickle
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import fsspec
+import numcodecs
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import zarr  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch.utils.data import DataLoader, default_collate  # noqa: E402
+
+from cachedfs.datasets import arrays, codecs, direct, pool  # noqa: E402
+from cachedfs.datasets.zarrs import ZarrDataset  # noqa: E402
+from cachedfs.errors import ObjectChanged  # noqa: E402
+from tests.support import KiB, MiB, noise  # noqa: E402
+
+BYTES = zarr.codecs.BytesCodec
+
+
+def put_folder(cloud, folder, name):
+    for path in folder.rglob("*"):
+        if path.is_file():
+            cloud.put(f"{name}/{path.relative_to(folder)}", path.read_bytes())
+
+
+def values_of(shape, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    if dtype.kind == "c":
+        return (rng.random(shape) + 1j * rng.random(shape)).astype(dtype)
+    if dtype.kind == "f":
+        return rng.normal(size=shape).astype(dtype)
+    return rng.integers(0, 100, shape).astype(dtype)
+
+
+def same(found, expected):
+    if expected.dtype.kind in "biufcM":  # of words NumPy makes a type as long as the longest
+        assert found.dtype == expected.dtype.newbyteorder("=")
+    assert found.shape == expected.shape
+    np.testing.assert_array_equal(found, expected)
+
+
+def check(url, array, *, direct=True, **options):
+    """Compare every way to read an array with what zarr reads."""
+    expected = np.asarray(array[...])
+    dataset = ZarrDataset(url, **options)
+    assert dataset._through == {} or not direct
+    assert len(dataset) == len(expected)
+    n = len(expected)
+    shuffled = np.random.default_rng(1).permutation(n)
+    for order in (range(n), shuffled, [-1, 0, 0, n // 2, -1]):
+        found = dataset.__getitems__(order)
+        same(np.stack([np.asarray(one) for one in found]), expected[list(order)])
+        if expected.dtype.kind in "biufc":
+            batch = dataset.batch(order)
+            assert batch.dtype == torch.as_tensor(expected.astype(expected.dtype.newbyteorder("="))[:1]).dtype
+            same(batch.numpy(), expected[list(order)])
+    for i in (0, n - 1):
+        same(np.asarray(dataset[i]), np.asarray(expected[i]))
+    return dataset
+
+
+# The values are those that zarr reads.
+
+SHAPE, CHUNK, SHARD = (23, 6, 5), (4, 3, 5), (8, 6, 5)
+V3 = {
+    "bytes": {"compressors": None},
+    "big": {"serializer": BYTES(endian="big"), "compressors": None},
+    "blosc": {"compressors": zarr.codecs.BloscCodec(cname="lz4", shuffle="bitshuffle")},
+    "zstd": {"compressors": zarr.codecs.ZstdCodec(level=3)},
+    "zstd checked": {"compressors": zarr.codecs.ZstdCodec(checksum=True)},
+    "gzip": {"compressors": zarr.codecs.GzipCodec()},
+    "crc32c": {"compressors": [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()]},
+    "crc32c alone": {"compressors": zarr.codecs.Crc32cCodec()},
+    "transposed": {"filters": zarr.codecs.TransposeCodec(order=(2, 0, 1))},
+    "transposed twice": {
+        "filters": [zarr.codecs.TransposeCodec(order=(2, 0, 1)), zarr.codecs.TransposeCodec(order=(0, 2, 1))]
+    },
+    "transposed, big": {
+        "filters": zarr.codecs.TransposeCodec(order=(1, 2, 0)),
+        "serializer": BYTES(endian="big"),
+    },
+    "dots": {"chunk_key_encoding": {"name": "default", "separator": "."}},
+    "named as v2": {"chunk_key_encoding": {"name": "v2", "separator": "/"}},
+}
+PLACES = {
+    "chunks": {"chunks": CHUNK},
+    "shards": {"chunks": CHUNK, "shards": SHARD},
+    "one a chunk": {"chunks": (1, 6, 5), "shards": SHARD},
+    "all": {"chunks": (30, 8, 8)},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", V3)
+def test_every_codec_of_the_third_version_is_decoded_as_zarr_does(tmp_path, kind, place):
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=SHAPE, dtype="f4", fill_value=np.nan, **PLACES[place], **V3[kind]
+    )
+    array[...] = values_of(SHAPE, "f4")
+    check(str(tmp_path / "a.zarr"), array)
+
+
+V2 = {
+    "none": {"compressors": None},
+    "blosc": {"compressors": numcodecs.Blosc(cname="zstd", shuffle=2)},
+    "zstd": {"compressors": numcodecs.Zstd(5)},
+    "lz4": {"compressors": numcodecs.LZ4()},
+    "gzip": {"compressors": numcodecs.GZip()},
+    "zlib": {"compressors": numcodecs.Zlib()},
+    "bz2": {"compressors": numcodecs.BZ2()},
+    "delta": {"filters": [numcodecs.Delta("<i4")], "compressors": numcodecs.Zstd()},
+    "shuffle": {"filters": [numcodecs.Shuffle(4)], "compressors": numcodecs.Zlib()},
+    "both": {"filters": [numcodecs.Delta("<i4"), numcodecs.Shuffle(4)], "compressors": numcodecs.LZ4()},
+    "filter alone": {"filters": [numcodecs.Delta("<i4")], "compressors": None},
+    "slashes": {"chunk_key_encoding": {"name": "v2", "separator": "/"}},
+}
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kind", V2)
+def test_every_codec_of_the_second_version_is_decoded_as_zarr_does(tmp_path, kind, order):
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=SHAPE, chunks=CHUNK, dtype="<i4", zarr_format=2, order=order, **V2[kind]
+    )
+    array[...] = values_of(SHAPE, "i4")
+    check(str(tmp_path / "a.zarr"), array)
+
+
+TYPES = [
+    "?",
+    "i1",
+    "u1",
+    "<i2",
+    ">i2",
+    "<u2",
+    "<u4",
+    ">f4",
+    "<f2",
+    "<f8",
+    ">f8",
+    "<c8",
+    ">c16",
+    "<u8",
+    "<M8[s]",
+]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
+def test_every_type_of_numbers_is_read_in_this_machines_byte_order(tmp_path, dtype, zarr_format):
+    kwargs = {"shards": (6, 4)} if zarr_format == 3 else {}
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=(11, 4), chunks=(3, 2), dtype=dtype, zarr_format=zarr_format, **kwargs
+    )
+    array[...] = values_of((11, 4), dtype)
+    check(str(tmp_path / "a.zarr"), array)
+
+
+@st.composite
+def any_array(draw):
+    n_axes = draw(st.integers(1, 4))
+    shape = tuple(draw(st.integers(1, 9)) for _ in range(n_axes))
+    chunks = tuple(draw(st.integers(1, 5)) for _ in range(n_axes))
+    options = {"shape": shape, "chunks": chunks, "dtype": draw(st.sampled_from(["u1", "<f4", ">i8"]))}
+    options["zarr_format"] = draw(st.sampled_from([2, 3]))
+    is_sharded = options["zarr_format"] == 3 and draw(st.booleans())
+    if is_sharded:
+        options["shards"] = tuple(part * draw(st.integers(1, 3)) for part in chunks)
+        where = draw(st.sampled_from(["start", "end"]))
+        options["shards"] = {"shape": options["shards"], "index_location": where}
+    if options["zarr_format"] == 2:
+        options["order"] = draw(st.sampled_from("CF"))
+    elif draw(st.booleans()):
+        options["filters"] = zarr.codecs.TransposeCodec(order=draw(st.permutations(range(n_axes))))
+    options["compressors"] = draw(st.sampled_from([None, "auto"]))
+    options["fill_value"] = draw(st.integers(0, 100))
+    return options
+
+
+@given(any_array(), st.data())
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    database=None,
+)
+def test_any_array_reads_as_zarr_reads_it_also_where_it_was_never_written(tmp_path, options, data):
+    array = zarr.create_array(tmp_path / "h.zarr", overwrite=True, **options)
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = tuple(data.draw(st.integers(0, n - 1)) for n in array.shape)
+        array[at] = 7
+    check(str(tmp_path / "h.zarr"), array, pool=data.draw(st.sampled_from([0, 1000, "1MiB"])))
+
+
+@pytest.mark.parametrize("fill_value", [0, -1.5, np.nan, np.inf, None])
+@pytest.mark.parametrize("options", [{"zarr_format": 2}, {}, {"shards": (4, 4)}], ids=str)
+def test_what_was_never_written_is_the_fill_value(tmp_path, fill_value, options):
+    if fill_value is None and "zarr_format" not in options:
+        pytest.skip("the third version always has one")
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=(8, 4), chunks=(2, 2), dtype="f8", fill_value=fill_value, **options
+    )
+    array[5, 1] = 3
+    check(str(tmp_path / "a.zarr"), array)
+
+
+def test_shards_with_their_index_in_front_or_without_a_checksum_or_big_endian(tmp_path):
+    for i, (where, index_codecs) in enumerate(
+        [
+            ("start", [BYTES(), zarr.codecs.Crc32cCodec()]),
+            ("end", [BYTES()]),
+            ("start", [BYTES(endian="big")]),
+        ]
+    ):
+        codec = zarr.codecs.ShardingCodec(
+            chunk_shape=(2, 3),
+            codecs=[BYTES(), zarr.codecs.ZstdCodec()],
+            index_codecs=index_codecs,
+            index_location=where,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            array = zarr.create(
+                store=tmp_path / f"{i}.zarr",
+                shape=(9, 6),
+                chunks=(4, 6),
+                dtype="i4",
+                codecs=[codec],
+                zarr_format=3,
+            )
+        array[...] = values_of((9, 6), "i4")
+        check(str(tmp_path / f"{i}.zarr"), array)
+
+
+# What zarr reads for us.
+
+
+@pytest.mark.filterwarnings("ignore:.*V3 spec", "ignore:Numcodecs codecs are not")
+@pytest.mark.parametrize("kind", ["string", "structured", "v2 string", "delta", "nested"])
+def test_what_is_not_known_here_is_read_by_zarr_and_the_log_says_so(tmp_path, caplog, kind):
+    options = {"shape": (7,), "chunks": (3,)}
+    if kind == "string":
+        array = zarr.create_array(tmp_path / "a.zarr", dtype=str, **options)
+        array[:] = np.array([f"word {i}" for i in range(7)])
+    elif kind == "v2 string":
+        array = zarr.create_array(tmp_path / "a.zarr", dtype="<U4", zarr_format=2, **options)
+        array[:] = np.array([f"w {i}" for i in range(7)])
+    elif kind == "structured":
+        array = zarr.create_array(
+            tmp_path / "a.zarr", dtype=[("a", "i4"), ("b", "f4")], zarr_format=2, **options
+        )
+        array[:] = np.array([(i, i / 2) for i in range(7)], array.dtype)
+    elif kind == "delta":
+        array = zarr.create_array(
+            tmp_path / "a.zarr", dtype="i4", filters=zarr.codecs.numcodecs.Delta(dtype="i4"), **options
+        )
+        array[:] = np.arange(7)
+    else:
+        inner = zarr.codecs.ShardingCodec(chunk_shape=(1,))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            array = zarr.create(
+                store=tmp_path / "a.zarr",
+                shape=(7,),
+                chunks=(6,),
+                dtype="i4",
+                zarr_format=3,
+                codecs=[zarr.codecs.ShardingCodec(chunk_shape=(3,), codecs=[inner])],
+            )
+        array[:] = np.arange(7)
+    with caplog.at_level("INFO", "cachedfs.datasets"):
+        dataset = check(str(tmp_path / "a.zarr"), array, direct=False)
+    assert list(dataset._through) == [""]
+    assert "is read by zarr" in caplog.text
+    assert list(dataset.items(range(7))) == []
+    again = pickle.loads(pickle.dumps(dataset))
+    assert np.asarray(again[2]).tolist() == np.asarray(array[2]).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*V3 spec")
+def test_words_and_numbers_are_one_batch_as_torch_makes_it(tmp_path):
+    group = zarr.create_group(tmp_path / "g.zarr")
+    group.create_array("x", shape=(4, 2), chunks=(1, 2), dtype="f4")[...] = values_of((4, 2), "f4")
+    group.create_array("word", shape=(4,), chunks=(2,), dtype=str)[...] = np.array(["a", "b", "c", "d"])
+    dataset = ZarrDataset(str(tmp_path / "g.zarr"), arrays=("x", "word"))
+    x, words = dataset.batch([3, 0])
+    same(x.numpy(), group["x"][...][[3, 0]])
+    assert list(words) == ["d", "a"]
+
+
+# Groups.
+
+
+def make_group(folder, n=20, zarr_format=3, **image):
+    group = zarr.create_group(folder, zarr_format=zarr_format)
+    image = {"chunks": (1, 4, 3)} | image
+    group.create_array("image", shape=(n, 4, 3), dtype="u1", **image)[...] = values_of((n, 4, 3), "u1")
+    group.create_array("label", shape=(n,), chunks=(6,), dtype=">i8")[...] = np.arange(n)
+    return group
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+@pytest.mark.parametrize("is_consolidated", [False, True])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_the_arrays_of_a_group_are_one_sample(tmp_path, zarr_format, is_consolidated):
+    group = make_group(tmp_path / "g.zarr", zarr_format=zarr_format)
+    group.create_group("deeper").create_array("other", shape=(3,), dtype="i4")
+    if is_consolidated:
+        zarr.consolidate_metadata(tmp_path / "g.zarr")
+    url, images = str(tmp_path / "g.zarr"), group["image"][...]
+    dataset = ZarrDataset(url)
+    assert dataset.arrays == ("image", "label")
+    assert dataset.group_size == 1
+    image, label = dataset[-2]
+    same(image, images[-2])
+    assert label == 18
+    label, image = ZarrDataset(url, arrays=("label", "image"))[3]
+    same(image, images[3])
+    assert label == 3
+    same(ZarrDataset(url, arrays="image")[3], images[3])
+    same(ZarrDataset(f"{url}/image")[3], images[3])
+    assert ZarrDataset(url, arrays="deeper/other")[0] == 0
+    named = ZarrDataset(url, named=True)
+    assert named[3].keys() == {"image", "label"}
+    assert named.batch([1, 2])["label"].tolist() == [1, 2]
+    (alone,) = ZarrDataset(url, arrays=["image"])[3]
+    same(alone, images[3])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"named": True}, {"arrays": "image"}, {"arrays": ["label"]}], ids=str
+)
+def test_a_batch_is_what_torch_makes_of_the_samples(tmp_path, options):
+    make_group(tmp_path / "g.zarr")
+    dataset = ZarrDataset(str(tmp_path / "g.zarr"), **options)
+    order = [3, 19, 3, 0, 7]
+    found, expected = dataset.batch(order), default_collate(dataset.__getitems__(order))
+    assert type(found) is type(expected)
+
+    def flat(batch):
+        if isinstance(batch, torch.Tensor):
+            return [batch]
+        return list(batch.values()) if isinstance(batch, dict) else list(batch)
+
+    for one, other in zip(flat(found), flat(expected), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+def test_transform_and_collate_get_each_sample(tmp_path):
+    make_group(tmp_path / "g.zarr")
+
+    def transform(sample):
+        image, label = sample
+        image += 1  # a sample's memory is its own
+        return int(image.sum()), int(label)
+
+    url = str(tmp_path / "g.zarr")
+    dataset, plain = ZarrDataset(url, transform=transform), ZarrDataset(url)
+    assert dataset[4] == (plain[4][0].sum() + 12, 4)
+    sums, labels = dataset.batch([4, 4, 1])
+    assert labels.tolist() == [4, 4, 1]
+    assert sums[0] == sums[1] == plain[4][0].sum() + 12
+    assert plain.batch([4, 1], collate=lambda samples: [int(label) for _, label in samples]) == [4, 1]
+
+
+# Errors.
+
+
+def test_arrays_of_different_lengths_are_an_error_that_names_them(tmp_path):
+    group = make_group(tmp_path / "g.zarr")
+    group.create_array("scalar", shape=(), dtype="i4")
+    with pytest.raises(ValueError, match=r"'image' 20, 'label' 20, 'scalar' no axes"):
+        ZarrDataset(str(tmp_path / "g.zarr"))
+    with pytest.raises(ValueError, match=r"'scalar' no axes"):
+        ZarrDataset(str(tmp_path / "g.zarr"), arrays=["scalar"])
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    url = str(tmp_path / "g.zarr")
+    with pytest.raises(FileNotFoundError, match=r"g\.zarr is no Zarr array or group"):
+        ZarrDataset(url)
+    make_group(tmp_path / "g.zarr")
+    with pytest.raises(FileNotFoundError, match=r"g\.zarr has no array 'picture', 'sound'"):
+        ZarrDataset(url, arrays=("picture", "label", "sound"))
+    zarr.create_group(tmp_path / "empty.zarr")
+    with pytest.raises(FileNotFoundError, match="no arrays"):
+        ZarrDataset(str(tmp_path / "empty.zarr"))
+    with pytest.raises(ValueError, match="named=True"):
+        ZarrDataset(url, arrays="label", named=True)
+    with pytest.raises(ValueError, match="pool='10%'"):
+        ZarrDataset(url, pool="10%")
+    dataset = ZarrDataset(url)
+    with pytest.raises(IndexError, match="sample 20 of 20"):
+        dataset[20]
+    with pytest.raises(TypeError):
+        dataset["image"]
+    (tmp_path / "g.zarr/label/zarr.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"label/zarr\.json is no metadata"):
+        ZarrDataset(url)
+
+
+def notes(error):
+    return "\n".join(error.value.__notes__)
+
+
+def sharded(folder, n=32, **options):
+    options = {"chunks": (1, 1000), "shards": (8, 1000), "dtype": "u1", "compressors": None} | options
+    array = zarr.create_array(folder, shape=(n, 1000), overwrite=True, **options)
+    array[...] = np.frombuffer(noise(n * 1000), "u1").reshape(n, 1000)
+    return array
+
+
+def test_a_shard_that_is_cut_off_is_an_error_that_names_it_and_the_sample(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        codec = zarr.codecs.ShardingCodec(chunk_shape=(1, 1000), codecs=[BYTES()], index_location="start")
+        array = zarr.create(
+            store=tmp_path / "a.zarr",
+            shape=(32, 1000),
+            chunks=(8, 1000),
+            dtype="u1",
+            codecs=[codec],
+            zarr_format=3,
+        )
+    array[...] = 1
+    shard = tmp_path / "a.zarr/c/1/0"
+    shard.write_bytes(shard.read_bytes()[:4000])
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    assert dataset[8].sum() == 1000
+    with pytest.raises(
+        ValueError, match=r"a\.zarr/c/1/0 is cut off: its index has a chunk at bytes"
+    ) as error:
+        dataset.batch([0, 13, 14])
+    assert "in sample 13 of ZarrDataset(" in notes(error)
+    assert "c/1/0" in notes(error)
+    shard.write_bytes(b"short")
+    with pytest.raises(ValueError, match="the index of a shard has 132 bytes, and 5 are there") as error:
+        ZarrDataset(str(tmp_path / "a.zarr"))[9]
+    assert "in sample 9 of" in notes(error)
+
+
+def test_an_index_with_another_checksum_is_an_error(tmp_path):
+    sharded(tmp_path / "a.zarr")
+    shard = tmp_path / "a.zarr/c/2/0"
+    data = bytearray(shard.read_bytes())
+    data[-20] ^= 1
+    shard.write_bytes(data)
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    with pytest.raises(ValueError, match="CRC-32C") as error:
+        dataset[17]
+    assert "in sample 17 of" in notes(error)
+    assert "c/2/0" in notes(error)
+
+
+@pytest.mark.parametrize("options", [{}, {"shards": (8, 1000)}], ids=str)
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_bytes_that_cannot_be_decoded_name_the_sample_and_stop_nobody_else(tmp_path, chunk, options):
+    array = zarr.create_array(
+        tmp_path / "a.zarr",
+        shape=(32, 1000),
+        chunks=(chunk, 1000),
+        dtype="u1",
+        compressors=[zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()],
+        **options,
+    )
+    array[...] = np.frombuffer(noise(32 * 1000), "u1").reshape(32, 1000)
+    name = "c/1/0" if options else f"c/{8 // chunk}/0"
+    path = tmp_path / "a.zarr" / name
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="CRC-32C") as error:
+            dataset.batch([0, 8, 30])
+        assert "in sample 8 of" in notes(error)
+        assert name in notes(error)
+    same(dataset[30], array[30])
+
+
+def test_an_error_of_the_origin_is_not_a_missing_chunk(tmp_path, monkeypatch):
+    array = sharded(tmp_path / "a.zarr", shards=None)
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    (tmp_path / "a.zarr/c/3/0").unlink()
+    cat_file = type(dataset.fs).cat_file
+
+    def refused(self, path, *args, **options):
+        if path.endswith("c/5/0"):
+            raise PermissionError(path)
+        return cat_file(self, path, *args, **options)
+
+    monkeypatch.setattr(type(dataset.fs), "cat_file", refused)
+    assert dataset[3].sum() == 0
+    with pytest.raises(PermissionError) as error:
+        dataset.batch([3, 4, 5])
+    assert "in sample 5 of" in notes(error)
+    same(dataset[4], array[4])
+
+
+# What it costs.
+
+
+def counted(cloud):
+    asked = collections.Counter(request.key for request in cloud.server.requests)
+    sent = cloud.server.bytes_sent()
+    cloud.server.reset()
+    return asked, sent
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """How many chunks were decoded."""
+    counts = collections.Counter()
+    for name in ("array", "into"):
+        method = getattr(codecs.Decoder, name)
+
+        def counting(self, *args, method=method, name=name):
+            counts[name] += 1
+            return method(self, *args)
+
+        monkeypatch.setattr(codecs.Decoder, name, counting)
+    return counts
+
+
+def test_each_chunk_of_a_batch_is_decoded_once_and_those_that_are_used_up_are_not_kept(tmp_path, decoded):
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(64, 10), chunks=(4, 5), shards=(16, 10), dtype="f4")
+    array[...] = values_of((64, 10), "f4")
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    order = np.random.default_rng(0).permutation(64)
+    same(dataset.batch(order).numpy(), array[...][order])
+    assert decoded == {"array": 2 * 16}
+    assert not dataset._direct._state.pool._chunks._values
+
+
+def test_samples_of_a_chunk_that_come_in_other_batches_do_not_decode_it_again(tmp_path, decoded):
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(64, 10), chunks=(8, 10), dtype="f4")
+    array[...] = values_of((64, 10), "f4")
+    order = np.random.default_rng(0).permutation(64)
+    for pool_size, most in (("1MiB", 8), (0, 64)):
+        decoded.clear()
+        dataset = ZarrDataset(str(tmp_path / "a.zarr"), pool=pool_size)
+        for batch in np.split(order, 16):
+            same(dataset.batch(batch).numpy(), array[...][batch])
+        assert decoded["array"] <= most
+        assert pool_size == 0 or decoded["array"] == 8
+        assert not dataset._direct._state.pool._chunks._values  # an epoch over, none is wanted again
+
+
+def test_the_index_of_a_shard_is_read_and_decoded_once_in_a_process(tmp_path, monkeypatch):
+    array, decode, n = sharded(tmp_path / "a.zarr"), arrays.Index.decode, []
+    monkeypatch.setattr(arrays.Index, "decode", lambda self, data: n.append(1) or decode(self, data))
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    order = np.random.default_rng(0).permutation(32)
+    for _ in range(2):
+        list(dataset.items(order))
+        for batch in np.split(order, 8):
+            same(dataset.batch(batch).numpy(), array[...][batch])
+    assert len(n) == 4
+    pickle.loads(pickle.dumps(dataset)).batch(order)
+    assert len(n) == 8
+
+
+def test_what_the_pool_keeps_is_bounded(tmp_path):
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(64, 250), chunks=(4, 250), dtype="f4")
+    array[...] = values_of((64, 250), "f4")
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"), pool=5 * 4256)
+    for i in range(0, 64, 4):
+        dataset[i]
+    kept = dataset._direct._state.pool._chunks
+    assert len(kept._values) == 5
+    assert kept._size <= 5 * 4256
+
+
+def test_whole_chunks_are_decoded_into_the_batch(tmp_path, decoded, monkeypatch):
+    monkeypatch.setattr(codecs, "SMALL", 0)
+    for name, options in {"one": {"chunks": (1, 100)}, "many": {"chunks": (8, 100)}}.items():
+        array = zarr.create_array(tmp_path / name, shape=(32, 100), shards=(16, 100), dtype="f4", **options)
+        array[...] = values_of((32, 100), "f4")
+        decoded.clear()
+        same(ZarrDataset(str(tmp_path / name)).batch(range(32)).numpy(), array[...])
+        assert decoded == {"into": 32 // options["chunks"][0]}
+
+
+def blocks_of(text):
+    """Return the first block of a request's range, and the one behind its last."""
+    start, stop = map(int, text.split("-"))
+    assert start % MiB == 0
+    return start // MiB, stop // MiB + 1
+
+
+def test_a_cold_epoch_asks_for_each_index_once_and_for_no_byte_twice_and_the_next_for_nothing(
+    cloud, tmp_path
+):
+    array = zarr.create_array(
+        tmp_path / "a.zarr",
+        shape=(4 * 64, 64 * KiB),
+        chunks=(1, 64 * KiB),
+        shards=(64, 64 * KiB),
+        dtype="u1",
+        compressors=None,
+    )
+    array[...] = np.frombuffer(noise(array.size), "u1").reshape(array.shape)
+    values = array[...]
+    put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+    counted(cloud)
+    options = {"cachedfs": {"read_ahead": 0}}
+    dataset = ZarrDataset(cloud.url("a.zarr"), storage_options=options)
+    asked, _ = counted(cloud)
+    assert asked == {"a.zarr/zarr.json": 1}
+    order = np.random.default_rng(0).permutation(len(values))
+    first = order[:64]
+    same(dataset.batch(first).numpy(), values[first])
+    for batch in np.split(order[64:], 3):
+        same(dataset.batch(batch).numpy(), values[batch])
+    ranges = collections.defaultdict(list)
+    for request in cloud.server.requests:
+        ranges[request.key].append(request.headers["range"].removeprefix("bytes="))
+    counted(cloud)
+    assert len(ranges) == 4
+    for asked in ranges.values():
+        index, *others = asked
+        assert index.startswith("-")
+        blocks = [block for text in others for block in range(*blocks_of(text))]
+        assert sorted(blocks) == [0, 1, 2, 3]  # of the last, of 1028 bytes, the index's request brought all
+    for again in (dataset, pickle.loads(pickle.dumps(dataset))):
+        for batch in np.split(order, 8):
+            same(again.batch(batch).numpy(), values[batch])
+    assert counted(cloud) == ({}, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"shards": (16, 4, 3)}], ids=str)
+def test_what_was_prefetched_by_the_items_of_an_epoch_is_all_that_it_reads(cloud, tmp_path, options):
+    make_group(tmp_path / "g.zarr", n=64, **options)
+    put_folder(cloud, tmp_path / "g.zarr", "g.zarr")
+    dataset = ZarrDataset(cloud.url("g.zarr"), arrays=("image", "label"))
+    order = np.random.default_rng(0).permutation(64)
+    counted(cloud)
+    plan = dataset.fs.prefetch(dataset.items(order))
+    plan.wait()
+    asked, _ = counted(cloud)
+    assert len(asked) == sum(asked.values()) == (64 if not options else 4) + 11
+    fresh = pickle.loads(pickle.dumps(dataset))
+    for batch in np.split(order, 4):
+        assert fresh.batch(batch)[1].tolist() == batch.tolist()
+    assert counted(cloud) == ({}, 0)
+
+
+def test_the_items_of_shards_are_their_index_and_then_the_ranges_of_chunks(tmp_path):
+    array = sharded(tmp_path / "a.zarr", n=1000)
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    found = list(dataset.items(range(1000)))
+    shard = str(tmp_path / "a.zarr/c/0/0")
+    assert found[0] == (shard, -132, None)
+    ranges = [item for item in found if item[2] is not None]
+    assert len(ranges) == 1000
+    assert len(found) == 1000 + 125
+    for (path, start, stop), values in zip(ranges, array[...], strict=True):
+        with open(path, "rb") as file:
+            file.seek(start)
+            assert file.read(stop - start) == values.tobytes()
+    first = {path: found.index((path, -132, None)) for path, _, stop in found if stop is None}
+    assert all(first[item[0]] < i for i, item in enumerate(found) if item[2] is not None)
+
+
+def test_opening_asks_for_nothing_but_the_metadata(cloud, tmp_path):
+    make_group(tmp_path / "g.zarr")
+    make_group(tmp_path / "h.zarr", zarr_format=2)
+    for name in ("g.zarr", "h.zarr"):
+        put_folder(cloud, tmp_path / name, name)
+    counted(cloud)
+    ZarrDataset(cloud.url("g.zarr"), arrays=("image", "label"))
+    asked, _ = counted(cloud)
+    assert asked == {"g.zarr/image/zarr.json": 1, "g.zarr/label/zarr.json": 1}
+    ZarrDataset(cloud.url("h.zarr/image"))
+    asked, _ = counted(cloud)
+    assert asked["h.zarr/image/.zarray"] == 1
+    assert set(asked.values()) == {1}
+
+
+# A store that changes.
+
+
+def test_a_shard_that_was_replaced_is_read_by_its_new_index(cloud, tmp_path):
+    array = sharded(tmp_path / "a.zarr", compressors=zarr.codecs.ZstdCodec())
+    put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+    options = {"cachedfs": {"max_age": 0}}
+    dataset = ZarrDataset(cloud.url("a.zarr"), storage_options=options)
+    same(dataset.batch([3, 30]).numpy(), array[...][[3, 30]])
+    array[...] = values_of((32, 1000), "u1")  # of another size when compressed: each chunk lies elsewhere
+    put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+    same(dataset.batch([4, 29]).numpy(), array[...][[4, 29]])
+
+
+def test_a_shard_that_is_replaced_again_and_again_is_an_error(cloud, tmp_path, monkeypatch):
+    sharded(tmp_path / "a.zarr")
+    put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+    dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": 0}})
+    versions = iter(range(1000))
+    monkeypatch.setattr(type(dataset.fs), "ukey", lambda self, path: str(next(versions)))
+    with pytest.raises(ObjectChanged, match=r"a\.zarr/c/1/0 is replaced faster than it is read") as error:
+        dataset[9]
+    assert "in sample 9 of" in notes(error)
+
+
+def test_a_shard_that_is_gone_is_an_error_and_no_fill_value(tmp_path):
+    sharded(tmp_path / "a.zarr")
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    dataset[8]
+    (tmp_path / "a.zarr/c/1/0").unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        dataset[9]
+    assert "in sample 9 of" in notes(error)
+    assert "c/1/0" in notes(error)
+
+
+def test_a_shard_whose_versions_are_told_apart_and_that_is_gone_is_an_error_too(cloud, tmp_path):
+    sharded(tmp_path / "a.zarr")
+    put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+    dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": 0}})
+    dataset[8]
+    cloud.delete("a.zarr/c/1/0")
+    with pytest.raises(FileNotFoundError, match=r"a\.zarr/c/1/0") as error:
+        dataset[9]
+    assert "in sample 9 of" in notes(error)
+
+
+# Threads and processes.
+
+
+def test_many_threads_decode_each_chunk_once(tmp_path, decoded, monkeypatch):
+    monkeypatch.setattr(direct, "INLINE", 0)
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=(256, 100), chunks=(16, 50), shards=(64, 100), dtype="f4"
+    )
+    array[...] = values_of((256, 100), "f4")
+    values = array[...]
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    order = np.random.default_rng(0).permutation(256)
+    with ThreadPoolExecutor(8) as threads:
+        for batch, found in zip(
+            np.split(order, 32), threads.map(dataset.batch, np.split(order, 32)), strict=True
+        ):
+            same(found.numpy(), values[batch])
+    assert decoded == {"array": 32}
+
+
+def test_who_waits_for_a_chunk_that_another_thread_cannot_read_reads_it_for_himself(tmp_path, monkeypatch):
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(8, 10), chunks=(8, 10), dtype="f4")
+    array[...] = values_of((8, 10), "f4")
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    decode, begun, go_on = codecs.Decoder.array, threading.Event(), threading.Event()
+
+    def failing_once(self, data):
+        if begun.is_set():
+            return decode(self, data)
+        begun.set()
+        go_on.wait(10)
+        raise RuntimeError("once")
+
+    monkeypatch.setattr(codecs.Decoder, "array", failing_once)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(dataset.batch, [1, 2])
+        begun.wait(10)
+        second = threads.submit(dataset.batch, [3, 4])
+        go_on.set()
+        with pytest.raises(RuntimeError, match="once"):
+            first.result()
+        same(second.result().numpy(), array[3:5])
+    same(dataset.batch([5]).numpy(), array[5:6])
+
+
+def test_a_chunk_that_failed_does_not_end_another_threads_wait_for_it():
+    chunks = pool.Pool(1000)
+    first, is_mine = chunks.take("a", 1, 9)
+    assert is_mine
+    chunks.fill("a", 1, 2000)  # larger than the pool: not kept
+    second, is_mine = chunks.take("a", 1, 9)
+    assert is_mine
+    chunks.fail("a", first)
+    assert not second.cancelled()
+    chunks.fail("a", second)
+    assert second.cancelled()
+    assert first.result() == 1
+
+
+@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+@pytest.mark.parametrize("options", [{}, {"shards": (16, 4, 3)}], ids=str)
+def test_in_a_data_loader_of_torch(cloud, tmp_path, context, options, monkeypatch):
+    group = make_group(tmp_path / "g.zarr", n=64, **options)
+    put_folder(cloud, tmp_path / "g.zarr", "g.zarr")
+    for name, value in cloud._environment().items():
+        monkeypatch.setenv(name, value)
+    dataset = ZarrDataset(
+        cloud.url("g.zarr"),
+        storage_options=cloud.options | {"cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}},
+    )
+    dataset.batch([0, 1])  # what a parent opened is no use to its children
+    loader = DataLoader(
+        dataset,
+        batch_size=16,
+        shuffle=True,
+        num_workers=2 if context else 0,
+        multiprocessing_context=context,
+    )
+    images = group["image"][...]
+    seen = []
+    for image, label in loader:
+        same(image.numpy(), images[label.numpy()])
+        seen += label.tolist()
+    assert sorted(seen) == list(range(64))
+
+
+def test_it_reads_through_the_simulated_drive(drive, tmp_path):
+    group = make_group(tmp_path / "g.zarr", n=32, shards=(16, 4, 3))
+    for path in (tmp_path / "g.zarr").rglob("*"):
+        if path.is_file():
+            drive.put(f"g.zarr/{path.relative_to(tmp_path / 'g.zarr')}", path.read_bytes())
+    image, label = ZarrDataset(drive.url("g.zarr")).batch(range(32))
+    same(image.numpy(), group["image"][...])
+    assert label.tolist() == list(range(32))
+
+
+@pytest.mark.parametrize(
+    ("codec", "says"),
+    [(numcodecs.Zstd(), True), (numcodecs.LZ4(), True), (numcodecs.Blosc(), True), (numcodecs.Zlib(), False)],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [1, 200, 255, 256, 257, 65_000, 65_791, 65_792, 65_793, 300_000])
+def test_the_size_that_compressed_bytes_state_is_theirs(codec, says, size):
+    for data in (noise(size), bytes(size)):
+        stored = codec.encode(np.frombuffer(data, "u1"))
+        found = codecs.stated_size(codec.codec_id, stored)
+        assert found == (size if says else None)
+        assert codecs.stated_size(codec.codec_id, stored[:3]) is None
+
+
+@pytest.mark.parametrize("small", [0, codecs.SMALL])
+def test_a_chunk_of_too_few_bytes_is_an_error_also_where_it_is_decoded_into_the_batch(
+    tmp_path, monkeypatch, small
+):
+    monkeypatch.setattr(codecs, "SMALL", small)
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(4, 100), chunks=(1, 100), dtype="u1")
+    array[...] = 1
+    (tmp_path / "a.zarr/c/2/0").write_bytes(numcodecs.Zstd().encode(np.ones(60, "u1")))
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    with pytest.raises(ValueError, match="60") as error:
+        dataset.batch([1, 2])
+    assert "in sample 2 of" in notes(error)
+
+
+def test_arrays_are_told_by_json_that_zarr_need_not_have_written(tmp_path):
+    (tmp_path / "a.zarr").mkdir()
+    document = {
+        "zarr_format": 2,
+        "shape": [5],
+        "chunks": [2],
+        "dtype": "<i2",
+        "compressor": None,
+        "fill_value": None,
+        "order": "C",
+        "filters": None,
+    }
+    (tmp_path / "a.zarr/.zarray").write_text(json.dumps(document))
+    (tmp_path / "a.zarr/1").write_bytes(np.array([7, 8], "<i2").tobytes())
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    assert [int(value) for value in dataset.__getitems__(range(5))] == [0, 0, 7, 8, 0]
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/a.zarr/.zarray", json.dumps(document).encode())
+    assert ZarrDataset("memory://a.zarr").batch([1, 2]).tolist() == [0, 0]
+    fs.rm("/a.zarr", recursive=True)
