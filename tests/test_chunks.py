@@ -166,8 +166,10 @@ def test_an_array_read_step_by_step_along_any_axis_is_read_ahead(
     assert sent == 120 * CHUNK_BYTES
     if at_once == 1:
         assert len(ahead) == 120 - N_UNFORESEEN
-    else:  # ten under way at once, while the first steps show how they follow, in the order that they happen to come in
-        assert len(ahead) >= 120 - 36
+    else:
+        # Ten under way at once show worse how the steps follow, in the order that they happen to come in: mostly 109, and
+        # 73 at the worst of 150 runs.
+        assert len(ahead) >= 120 // 2
 
 
 def test_the_chunks_of_the_next_step_are_here_before_they_are_read(cloud, tmp_path):
