@@ -389,7 +389,7 @@ def policy(monkeypatch):
     """The patience of origins that are made from now on; those of gcsfs itself wait for nothing."""
     # A handle that reads no more ends its request soon.
     monkeypatch.setattr("cachedfs.fetcher.PATIENCE_S", 0.02)
-    given = {"base_s": 0.001, "cap_s": 0.001, "stall_s": 10.0}
+    given = {"base_s": 0.001, "cap_s": 0.001, "stall_s": 10.0, "connect_s": 10.0}
     # Or what a busy machine holds up for two seconds is sent a second time.
     given |= {"hedge_least_s": 60.0, "hedge_early_s": 60.0}
     for room in ("cachedfs.origins.gcs", "cachedfs.origins.drive.account"):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -32,6 +34,7 @@ MOST_REDIRECTS = 5  # Google's services need none
 _GOOD = frozenset({200, 206, 416})
 _ERROR_BODY = 64 << 10
 _KIND = "download"  # of the requests that a pacer counts
+_LATE_S = 0.05  # a loop that runs keeps its times better
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,9 @@ class Client:
         self._slots, self._on_request, self.new_tries = slots, on_request, new_tries
         self._pacer, self._hedge = pacer, hedge
         self._kwargs: dict[str, Any] = {} if keeps_session_timeout else {"timeout": timeout}
+        # Later than this, a time-out of connecting was late itself. aiohttp rounds long ones up to the full second.
+        rounded_s = 1.0 if (timeout.sock_connect or 0.0) > timeout.ceil_threshold else 0.0
+        self._connected_s = (timeout.sock_connect or math.inf) + rounded_s + _LATE_S
 
     async def json(self, ask: Ask) -> Any:
         """Return the answer to `ask`, after retries."""
@@ -196,16 +202,23 @@ class Client:
 
     async def _request(self, ask: Ask, proof: Mapping[str, str]) -> aiohttp.ClientResponse:
         self._on_request()
-        with _troubled():
-            return await self._session.get(
-                URL(ask.url, encoded=True),
-                params=ask.params,
-                headers={**ask.headers, **proof},
-                auto_decompress=not ask.as_stored,
-                raise_for_status=False,
-                max_redirects=MOST_REDIRECTS,
-                **self._kwargs,
-            )
+        started = time.monotonic()
+        try:
+            with _troubled():
+                return await self._session.get(
+                    URL(ask.url, encoded=True),
+                    params=ask.params,
+                    headers={**ask.headers, **proof},
+                    auto_decompress=not ask.as_stored,
+                    raise_for_status=False,
+                    max_redirects=MOST_REDIRECTS,
+                    **self._kwargs,
+                )
+        except Failed as failed:
+            if not failed.trouble.is_unreachable or time.monotonic() - started < self._connected_s:
+                raise
+            # A process that was stopped for so long, or a loop that was held up, says nothing of the service.
+            raise Failed(dataclasses.replace(failed.trouble, is_unreachable=False)) from failed.__cause__
 
 
 def timeout_of(

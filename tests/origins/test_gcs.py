@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -30,7 +31,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs import checksums
-from cachedfs.errors import AccessDenied, IsAFolder, ObjectChanged, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import (
+    AccessDenied,
+    IsAFolder,
+    ObjectChanged,
+    ObjectNotFound,
+    OriginAway,
+    OriginUnavailable,
+)
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
 from cachedfs.origins import identity_of, open_origin
@@ -43,6 +51,7 @@ from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, rea
 
 PATIENT = Policy(base_s=0.001, cap_s=0.001)  # a busy machine may seem to hang
 QUICK = Policy(base_s=0.001, cap_s=0.001, stall_s=0.2)  # where a request does
+HURRIED = Policy(base_s=0.001, cap_s=0.001, connect_s=0.2)
 MakeOrigin = Callable[..., GCSOrigin]
 
 
@@ -775,6 +784,34 @@ async def test_a_refused_connection_is_told_within_three_seconds(make: MakeOrigi
         with pytest.raises(OriginUnavailable, match=r"gs://b/k: reading all bytes.*endpoint"):
             await read(origin, "b/k")
     assert time.monotonic() - started < 3
+
+
+async def test_a_service_that_does_not_take_the_connection_is_away(make: MakeOrigin) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as others:
+        for _ in range(4):  # it takes one, and then no more
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        origin = make(HURRIED, endpoint_url=f"http://127.0.0.1:{full.getsockname()[1]}")
+        with pytest.raises(OriginAway, match="gs://b/k"):
+            await read(origin, "b/k")
+
+
+async def test_a_process_that_was_held_up_while_it_connected_tries_again(
+    make: MakeOrigin, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin, loop, held_up = make(HURRIED), asyncio.get_running_loop(), []
+    connect = type(loop).sock_connect
+
+    async def late(loop: Any, sock: socket.socket, address: Any) -> None:
+        if not held_up:
+            held_up.append(address)
+            loop.call_soon(time.sleep, 2 * HURRIED.connect_s)
+        await connect(loop, sock, address)
+
+    monkeypatch.setattr(type(loop), "sock_connect", late)
+    assert (await read(origin, path))[0] == DATA
+    assert held_up
 
 
 async def test_an_unresolved_host_is_told_within_three_seconds(make: MakeOrigin) -> None:
