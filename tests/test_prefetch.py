@@ -443,7 +443,8 @@ def test_what_leaves_the_cache_before_it_is_read_makes_the_window_smaller(cloud,
         read_and_wait(fs, path, i, plan)
     plan.wait(30)
     assert all(fs.cached_extent(path) for path in pinned)
-    assert cloud.server.bytes_sent() <= (28 + 30 + 20) * MiB
+    # Each is lost once at most, in the mean: 13 to 23 of them are, and 47 while the window stays as it is.
+    assert cloud.server.bytes_sent() <= (28 + 2 * 30) * MiB
 
 
 # The end of a plan: nothing runs, nothing is claimed, nothing waits.
