@@ -72,23 +72,20 @@ class OverGCS(Fixtures):
 
 
 class OverDrive(Fixtures):
-    """As `cdrive://`; as `cachedfs::drive://` it is the same class with another name in front."""
-
-    @pytest.fixture(scope="class", params=["cdrive", "cachedfs"])
+    @pytest.fixture(scope="class")
     @classmethod
-    def fs(cls, request, drive_server, tmp_path_factory):
-        drive_server.folder(f"conformance/{request.param}")
+    def fs(cls, drive_server, tmp_path_factory):
+        drive_server.folder("conformance")
         return fsspec.filesystem(
-            request.param,
-            target_protocol="drive",
+            "cdrive",
             drive={"token": "anon", "endpoint_url": drive_server.endpoint_url},
             cache_dir=str(tmp_path_factory.mktemp("cache")),
             keep_free=0,
         )
 
     @pytest.fixture
-    def fs_path(self, fs):
-        return f"My Drive/conformance/{fs.protocol}"  # each has a cache of its own, as two machines have
+    def fs_path(self):
+        return "My Drive/conformance"
 
 
 class TestCopyOverMemory(suites.AbstractCopyTests, OverMemory):
