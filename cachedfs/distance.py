@@ -129,7 +129,8 @@ class Distance:
         """
         lost = None
         for place, (key, index), *_ in self._unread:
-            if place[0] in coming or self._cache.has(key, index) or key.name(index) in self._flights:
+            # In this order: what is stored meanwhile leaves the requests only when its file is there.
+            if place[0] in coming or key.name(index) in self._flights or self._cache.has(key, index):
                 break
             lost = place
             self._foresight.lost((key, index))

@@ -17,7 +17,7 @@ import pytest
 from fsspec.callbacks import Callback
 
 from cachedfs import distance
-from cachedfs.cache import disk
+from cachedfs.cache import BlockCache, disk
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -161,6 +161,7 @@ def test_objects_are_asked_for_in_exactly_the_order_given(origin):
 
 @pytest.mark.parametrize("is_known", [False, True])
 def test_with_several_slots_the_order_holds_but_for_what_is_in_them(origin, is_known):
+    origin.piece_s = 0.02  # longer than a busy machine takes to send one: the others would overtake it
     fs = fake_fs(concurrency=4)
     paths = [f"b/{name}" for name in "hgfedcbaqponmlkjizyxwvutsr"]
     for path in paths:
@@ -320,7 +321,9 @@ def read(fs, path, seed=None):
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_what_is_fetched_and_not_read_never_exceeds_the_window(cloud, fs, is_known):
+def test_what_is_fetched_and_not_read_never_exceeds_the_window(cloud, is_known):
+    # Numbered files come ahead by themselves, too.
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=0)
     paths = small_files(cloud, 60, size=100_000)
     if is_known:
         fs.find(cloud.path("d"))
@@ -445,6 +448,43 @@ def test_what_leaves_the_cache_before_it_is_read_makes_the_window_smaller(cloud,
     assert all(fs.cached_extent(path) for path in pinned)
     # Each is lost once at most, in the mean: 13 to 23 of them are, and 47 while the window stays as it is.
     assert cloud.server.bytes_sent() <= (28 + 2 * 30) * MiB
+
+
+def test_what_is_stored_while_it_is_looked_for_has_not_left_the_cache(origin, monkeypatch):
+    fs = fake_fs()
+    paths = [f"b/{i}" for i in range(20)]
+    for i, path in enumerate(paths):
+        origin.put(path, noise(100_000, i))
+        fs.info(path)
+    has, write_all, forget_lost = BlockCache.has, disk.write_all, distance.Distance.forget_lost
+    looking, may_store = [], threading.Event()
+
+    def look(self, coming):
+        looking.append(self)
+        forget_lost(self, coming)
+        looking.pop()
+
+    def late(fd, buffers, offset):
+        if len(buffers) > 1:  # a block: its bytes and its trailer
+            may_store.wait(10)
+        write_all(fd, buffers, offset)
+
+    def stored_meanwhile(self, key, index):
+        found = has(self, key, index)
+        if looking:
+            may_store.set()
+            fs._source.engine.drain()
+        return found
+
+    monkeypatch.setattr(disk, "write_all", late)
+    monkeypatch.setattr(BlockCache, "has", stored_meanwhile)
+    monkeypatch.setattr(distance.Distance, "forget_lost", look)
+    plan = fs.prefetch(paths, window=1_000_000)
+    until(lambda: plan.progress.bytes_fetched == 1_000_000)
+    read(fs, paths[0], 0)
+    until(lambda: plan.progress.bytes_fetched == 1_100_000)
+    plan.cancel()
+    may_store.set()
 
 
 # The end of a plan: nothing runs, nothing is claimed, nothing waits.
