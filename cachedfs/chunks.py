@@ -228,7 +228,7 @@ class Chunks:
             piece: bytes | None = None
             if flight is not None and want.stop <= flight.filled:
                 try:
-                    piece = bytes(flight.piece(want))
+                    piece = flight.copy(want)
                 except FlightStopped:
                     pass  # it has just been stored
             piece = piece or engine.cache.read(

@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fsspec.asyn import mirror_sync_methods
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -27,10 +27,12 @@ from cachedfs.localfiles import filled
 from cachedfs.model import ObjectInfo, Stats, Verified
 from cachedfs.names import before_magic, jsonable, strip, target_of
 from cachedfs.origins.walking import WalksCycles
-from cachedfs.prefetch import Prefetch, begin
 from cachedfs.reader import TRIES, Reader
 from cachedfs.source import Source
 from cachedfs.written import WrittenFile
+
+if TYPE_CHECKING:
+    from cachedfs.prefetch import Prefetch
 
 if sys.platform == "win32":
     raise ImportError(
@@ -333,6 +335,8 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         `callback` (fsspec's) is told of bytes, on another thread.
         """
         strip, glob = self._strip, functools.partial(self._glob, detail=True)
+        from cachedfs.prefetch import begin  # here: most processes declare no order
+
         return begin(self._reader, items, window=window, strip=strip, glob=glob, callback=callback)
 
     async def _prefetch(

@@ -10,6 +10,9 @@ from cachedfs.origins.slots import is_ahead
 __all__ = ["Flight", "FlightStopped"]
 
 
+_APART = 1 << 20  # bytes that are held together of what has no blocks
+
+
 class FlightStopped(Exception):
     """The request was stopped before the bytes that somebody waited for: ask for them anew. Internal."""
 
@@ -17,8 +20,11 @@ class FlightStopped(Exception):
 class Flight:
     """The bytes `[start, stop)` of one object version, filled from the front by one request.
 
-    Made and fed on the engine's loop. Any thread may look at `filled` and take bytes below it: the buffer never
+    Made and fed on the engine's loop. Any thread may look at `filled` and take bytes below it: no buffer ever
     moves, and bytes once there never change. Only `began`, `arrival`, `want` and `stop_soon` need the loop.
+
+    Each block has a buffer of its own, which is made when its first byte comes: one for all is zeros first, and the
+    first byte of eight megabytes would wait for them.
 
     `demand` is how far the request may read; past it the body is left in the socket until somebody wants more. A
     flight that nobody wants any more ends at its demand.
@@ -42,7 +48,8 @@ class Flight:
         self.n_landed = 0  # blocks that were given to be stored; changed on the loop
         self._n_stored = 0  # of them, those that were dealt with; changed by the writer
         self._all_kept = True
-        self._view = memoryview(b"")
+        self._block_size = _APART
+        self._blocks: list[memoryview] = []  # Invariant: [start, filled), by blocks; or empty, once it is let go
         self._headers = asyncio.Event()
         self._wanted = asyncio.Event()
         self._arrivals: list[tuple[int, asyncio.Future[None]]] = []
@@ -52,7 +59,7 @@ class Flight:
     @property
     def memory(self) -> int:
         """Bytes that are held, or will be; 0 once all of them are stored, or when none came."""
-        return 0 if self.forgotten or (self.done and not self._view) else self.stop - self.start
+        return 0 if self.forgotten or (self.done and not self._blocks) else self.stop - self.start
 
     @property
     def is_settled(self) -> bool:
@@ -71,19 +78,40 @@ class Flight:
 
     def take(self, position: int, into: memoryview) -> int:
         """Copy what is here from `position` on into `into`; return the bytes copied, 0 when none is here yet."""
-        view, n = self._view, min(len(into), self.filled - position)
-        if n <= 0 or position < self.start or not view or self.refused:
+        n = min(len(into), self.filled - position)
+        if n <= 0 or position < self.start or self.refused:
             return 0
-        offset = position - self.start
-        into[:n] = view[offset : offset + n]
-        return n
+        done = 0
+        for view in self._views(position, position + n):
+            into[done : done + len(view)] = view
+            done += len(view)
+        return done
 
     def piece(self, want: Range) -> memoryview:
-        """Return the bytes of `want`, which must have arrived, without copying; FlightStopped: they are on the disk."""
-        piece = self._view[want.start - self.start : want.stop - self.start]
-        if len(piece) != want.size:
+        """Return bytes of one block, which must have arrived, without copying; FlightStopped: they are on the disk."""
+        views = self._views(want.start, want.stop)
+        if not views and want.size:
             raise FlightStopped
+        (piece,) = views or [memoryview(b"")]
         return piece
+
+    def copy(self, want: Range) -> bytes:
+        """Return the bytes of `want`, which must have arrived; FlightStopped: they are on the disk."""
+        views = self._views(want.start, want.stop)
+        if not views and want.size:
+            raise FlightStopped
+        return b"".join(views)
+
+    def _views(self, start: int, stop: int) -> list[memoryview]:
+        """Return the bytes `[start, stop)`, which are here, by blocks; nothing when they were let go."""
+        size, blocks = self._block_size, self._blocks  # another thread may let them go
+        if not blocks or stop <= start:
+            return []
+        first, views = self.start // size, []
+        for index in range(start // size, -(-stop // size)):
+            begins = max(self.start, index * size)
+            views.append(blocks[index - first][max(start - begins, 0) : stop - begins])
+        return views
 
     def stored(self, is_kept: bool) -> None:
         """Another block that arrived was stored, or could not be. With all of them on the disk, the bytes here go."""
@@ -148,17 +176,24 @@ class Flight:
             bytes_.stop,
             bytes_.start,
         )
+        if key is not None:
+            self._block_size = key.block_size
         self._headers.set()
 
     def feed(self, data: bytes) -> None:
         """Add bytes at the end of what is here, and wake those who waited for them."""
-        if not self._view:
-            self._view = memoryview(
-                bytearray(self.stop - self.start)
-            )  # late: a queued request holds no memory
-        offset = self.filled - self.start
-        self._view[offset : offset + len(data)] = data
-        self.filled += len(data)
+        if len(data) > self.stop - self.filled:
+            raise ValueError(f"{len(data)} bytes at {self.filled} go past the end at {self.stop}")
+        view, size = memoryview(data), self._block_size
+        while view:
+            index = self.filled // size
+            begins, ends = max(self.start, index * size), min(self.stop, (index + 1) * size)
+            if self.filled == begins:
+                self._blocks.append(memoryview(bytearray(ends - begins)))
+            part, view = view[: ends - self.filled], view[ends - self.filled :]
+            offset = self.filled - begins
+            self._blocks[-1][offset : offset + len(part)] = part
+            self.filled += len(part)
         self._wake()
 
     def finish(self, error: Exception | None = None) -> None:
@@ -171,7 +206,7 @@ class Flight:
     def _forget_if_stored(self) -> None:
         if self.done and self.n_landed and self.n_landed == self._n_stored and self._all_kept:
             self.forgotten = True
-            self._view = memoryview(b"")
+            self._blocks = []
 
     def _wake(self) -> None:
         waiting = []

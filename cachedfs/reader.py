@@ -122,7 +122,7 @@ class Reader:
         if want.start < flight.start or flight.filled < want.stop:
             return None
         try:
-            data = bytes(flight.piece(want))
+            data = flight.copy(want)
         except FlightStopped:  # they have just been stored
             return None
         blocks = covering(want, key.block_size)
@@ -305,7 +305,7 @@ class Reader:
             if flight is not None and flight.start <= want.start and want.stop <= flight.stop:
                 with contextlib.suppress(FlightStopped):  # it ended unread, before these bytes
                     await flight.arrival(want.stop)
-                    return bytes(flight.piece(want))
+                    return flight.copy(want)
             if want.size == 0:
                 return b""
         async with self.source.origin(known.path).read(

@@ -322,7 +322,7 @@ def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, or
                 assert file.read(MiB) == data[i * MiB : (i + 1) * MiB]
             fs._source.engine.run(asyncio.sleep(0))
             kept = [flight for keep in file.raw._kept.values() for flight in keep]
-            assert sum(len(flight._view) for flight in kept) <= 80 * MiB
+            assert sum(len(block) for flight in kept for block in flight._blocks) <= 80 * MiB
 
 
 def test_a_window_is_a_quarter_of_the_cache_and_whole_where_nothing_can_be_stored(fs, monkeypatch):
