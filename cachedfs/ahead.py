@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 
 from cachedfs.errors import CachedFSError
 from cachedfs.flights import Flight
+from cachedfs.model import LinkStats
 from cachedfs.origins import Origin
 from cachedfs.origins.slots import sent_ahead
-from cachedfs.plan.link import Link
+from cachedfs.plan.link import Link, Timed
 
 __all__ = ["Ahead", "Wish"]
 
@@ -66,6 +67,7 @@ class Ahead:
         self._sent: WeakKeyDictionary[Flight, Origin] = WeakKeyDictionary()
         self._asking: dict[asyncio.Task[Any], tuple[Wish, Origin]] = {}
         self._links: WeakKeyDictionary[Origin, Link] = WeakKeyDictionary()
+        self._timed: WeakKeyDictionary[Origin, Timed] = WeakKeyDictionary()
         self._timer: asyncio.TimerHandle | None = None
 
     def submit(self, wish: Wish) -> None:
@@ -93,12 +95,22 @@ class Ahead:
         """Return what was seen of the way to an origin."""
         return self._links.get(origin) or Link()
 
+    def link_stats(self, origin: Origin) -> LinkStats:
+        """Return what was measured of the way to an origin, and nothing that is assumed of it. In any thread."""
+        timed = self._timed.get(origin) or Timed()
+        per_s = None
+        if timed.took_s:
+            per_s = timed.size / timed.took_s * (self.link(origin).n_bodies + ONE_MORE)
+        return LinkStats(timed.n, timed.wait_s, per_s, origin.concurrency)
+
     def saw(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
         """A body of `size` bytes came, `wait_s` after its request, and took so long."""
         n_others = sum(at is origin and not flight.done for flight, at in list(self._sent.items()))
         self._links[origin] = self.link(origin).after(
             wait_s=wait_s, size=size, took_s=took_s, n_others=n_others, most=origin.concurrency
         )
+        timed = self._timed.get(origin) or Timed()
+        self._timed[origin] = timed.after(wait_s=wait_s, size=size, took_s=took_s)
 
     def pump(self) -> None:
         """Send what may be sent: to be called whenever a request has ended, or blocks were stored."""

@@ -20,11 +20,11 @@ from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.utils import stringify_path
 
 from cachedfs.config import FSSPEC_KEYWORDS, Config
-from cachedfs.errors import ObjectChanged, WrongBytes
+from cachedfs.errors import CacheError, ObjectChanged, WrongBytes
 from cachedfs.file import CachedFile
 from cachedfs.integrity import Integrity
 from cachedfs.localfiles import filled
-from cachedfs.model import ObjectInfo, Stats, Verified
+from cachedfs.model import LinkStats, ObjectInfo, Stats, Verified
 from cachedfs.names import before_magic, jsonable, strip, target_of
 from cachedfs.origins.walking import WalksCycles
 from cachedfs.reader import TRIES, Reader
@@ -522,6 +522,17 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
     def stats(self) -> Stats:
         """Return what this process hit, missed and fetched, and what the cache holds."""
         return self._source.engine.stats()
+
+    def link_stats(self) -> LinkStats:
+        """Return what this process measured of the way to the origin, by what it fetched ahead."""
+        return self._source.link_stats()
+
+    def may_hold(self) -> int | None:
+        """Return how many bytes the cache may hold now, by `cache_size` and `keep_free`; None where nothing can be stored."""
+        try:
+            return self._source.engine.cache.allowance(self.config.bounds)
+        except CacheError:  # `stats` says why
+            return None
 
     def cached_extent(self, path: Any) -> list[tuple[int, int]]:
         """Return the byte ranges `(start, stop)` of the object's present version that are in the cache, merged."""

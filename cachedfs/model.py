@@ -13,6 +13,7 @@ __all__ = [
     "Change",
     "Changes",
     "Kind",
+    "LinkStats",
     "ObjectInfo",
     "ObjectKey",
     "Range",
@@ -184,6 +185,20 @@ class Stats(NamedTuple):
     evictions: int = 0
     cache_dir: str = ""
     cannot_store: str | None = None
+
+
+class LinkStats(NamedTuple):
+    """What one process saw of the way to an origin since its start, by the requests that it sent ahead.
+
+    `n_timed` of them were answered, and waited `wait_s` seconds in all for their first byte. `bytes_per_s`: what comes in a
+    second of as many bodies as are sent for at a time; None while no body of a MiB or more was timed. `concurrency`: the
+    requests that may be in flight.
+    """
+
+    n_timed: int = 0
+    wait_s: float = 0.0
+    bytes_per_s: float | None = None
+    concurrency: int = 0
 
 
 class Verified(NamedTuple):

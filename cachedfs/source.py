@@ -11,7 +11,7 @@ from cachedfs.config import Config
 from cachedfs.engine import Engine, engine_for
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.facts import Facts, Known
-from cachedfs.model import ObjectKey
+from cachedfs.model import LinkStats, ObjectKey
 from cachedfs.origins import Origin, identity_of
 from cachedfs.plan import freshness
 
@@ -62,6 +62,13 @@ class Source:
             found = engine.origin(self.protocol, self.options, concurrency=self.config.concurrency)
             self._origin = (engine, found)
         return self._origin[1]
+
+    def link_stats(self) -> LinkStats:
+        """Return what was measured of the way to the origin; nobody is asked, and nothing is made."""
+        engine, made = self.engine, self._origin
+        if made is None or made[0] is not engine:
+            return LinkStats(concurrency=self.config.concurrency)
+        return engine.ahead.link_stats(made[1])
 
     def known(self, path: str) -> Known | None:
         """Return what is known of `path`, of any age; None when nothing valid is."""

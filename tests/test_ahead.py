@@ -9,7 +9,7 @@ from cachedfs import ahead
 from cachedfs.ahead import Ahead, Wish
 from cachedfs.errors import OriginUnavailable
 from cachedfs.flights import Flight
-from cachedfs.model import ObjectInfo, Range
+from cachedfs.model import LinkStats, ObjectInfo, Range
 from cachedfs.origins.slots import Slots, sent_ahead
 from tests.fakes import FakeOrigin
 from tests.support import MiB
@@ -248,3 +248,13 @@ async def test_who_waits_never_waits_for_a_slot_of_what_is_sent_ahead():
             await stack.enter_async_context(slots.mine)
             assert slots.mine.locked()
         assert not slots.mine.locked()
+
+
+async def test_what_was_measured_of_the_link_is_told_and_nothing_that_is_assumed(desk):
+    assert desk.ahead.link_stats(desk.origin) == LinkStats(concurrency=2)
+    desk.ahead.saw(desk.origin, wait_s=0.5, size=1000, took_s=0.001)
+    assert desk.ahead.link_stats(desk.origin) == LinkStats(1, 0.5, None, 2)
+    for took_s in (0.5, 1.5):
+        desk.ahead.saw(desk.origin, wait_s=0.25, size=10 * MiB, took_s=took_s)
+    n_at_a_time = desk.ahead.link(desk.origin).n_bodies + ahead.ONE_MORE
+    assert desk.ahead.link_stats(desk.origin) == LinkStats(3, 1.0, 10 * MiB * n_at_a_time, 2)

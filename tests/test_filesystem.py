@@ -568,6 +568,29 @@ def test_cached_extent_evict_and_stats_tell_what_is_here(cloud):
     assert fs.cat_file(path) == data
 
 
+def test_what_was_seen_of_the_link_and_what_the_cache_may_hold_are_told(cloud, tmp_path):
+    options = {"cache_dir": str(tmp_path / "own"), "cache_size": "8MiB", "concurrency": 7}
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", **options)
+    assert fs.link_stats() == (0, 0.0, None, 7)
+    assert fs._source._origin is None  # nothing is made to tell it
+    assert 7 * MiB < fs.may_hold() <= 8 * MiB
+    for i in range(20):
+        cloud.put(f"s/{i}", noise(1000))
+    fs.prefetch(cloud.path("s/")).wait()
+    seen = fs.link_stats()
+    assert (seen.n_timed, seen.bytes_per_s, seen.concurrency) == (20, None, 7)
+    assert seen.wait_s > 0
+    cloud.put("large", noise(3 * MiB))
+    fs.prefetch([(cloud.path("large"), 0, 2 * MiB)]).wait()
+    fs.prefetch([(cloud.path("large"), 2 * MiB, 3 * MiB)]).wait()  # by now it is known
+    assert fs.link_stats().bytes_per_s > 0
+
+
+def test_a_cache_that_can_hold_nothing_says_so():
+    fs = fsspec.filesystem("cachedfs", target_protocol="memory", cache_dir="/proc/none")
+    assert fs.may_hold() is None
+
+
 def test_a_pin_keeps_blocks_until_it_is_taken_back(cloud, tmp_path):
     fs = fsspec.filesystem(
         "cachedfs", target_protocol="gs", cache_dir=str(tmp_path / "small"), cache_size="8MiB"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["COURTESY", "FEWEST", "Link"]
+__all__ = ["COURTESY", "FEWEST", "Link", "Timed"]
 
 COURTESY = 1.2
 FEWEST = 4
@@ -61,3 +61,19 @@ class Link(NamedTuple):
         """Return how many bodies a request for `size` bytes is, on average over its life."""
         body_s = size / self.per_s
         return body_s / (self.wait_s + body_s)
+
+
+class Timed(NamedTuple):
+    """What was measured of it, in sums; nothing is assumed, as a `Link` does that saw little yet."""
+
+    n: int = 0
+    wait_s: float = 0.0
+    size: int = 0  # of the bodies whose rate says something
+    took_s: float = 0.0
+
+    def after(self, *, wait_s: float, size: int, took_s: float) -> Timed:
+        """Return the sums with one more request, as `Link.after` is told of it."""
+        timed = self._replace(n=self.n + 1, wait_s=self.wait_s + wait_s)
+        if size < _BLOCK or took_s <= 0:
+            return timed
+        return timed._replace(size=self.size + size, took_s=self.took_s + took_s)
