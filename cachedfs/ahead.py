@@ -13,7 +13,7 @@ from cachedfs.errors import CachedFSError
 from cachedfs.flights import Flight
 from cachedfs.model import LinkStats
 from cachedfs.origins import Origin
-from cachedfs.origins.slots import sent_ahead
+from cachedfs.origins.slots import AHEAD, sent_ahead
 from cachedfs.plan.link import Link, Timed
 
 __all__ = ["Ahead", "Wish"]
@@ -101,7 +101,7 @@ class Ahead:
         per_s = None
         if timed.took_s:
             per_s = timed.size / timed.took_s * (self.link(origin).n_bodies + ONE_MORE)
-        return LinkStats(timed.n, timed.wait_s, per_s, origin.concurrency)
+        return LinkStats(timed.n, timed.wait_s, per_s, AHEAD * origin.concurrency)
 
     def saw(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
         """A body of `size` bytes came, `wait_s` after its request, and took so long."""

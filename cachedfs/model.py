@@ -191,14 +191,14 @@ class LinkStats(NamedTuple):
     """What one process saw of the way to an origin since its start, by the requests that it sent ahead.
 
     `n_timed` of them were answered, and waited `wait_s` seconds in all for their first byte. `bytes_per_s`: what comes in a
-    second of as many bodies as are sent for at a time; None while no body of a MiB or more was timed. `concurrency`: the
-    requests that may be in flight.
+    second of as many bodies as are sent for at a time; None while no body of a MiB or more was timed. `n_at_once`: requests
+    that may be in flight ahead of their readers.
     """
 
     n_timed: int = 0
     wait_s: float = 0.0
     bytes_per_s: float | None = None
-    concurrency: int = 0
+    n_at_once: int = 0
 
 
 class Verified(NamedTuple):

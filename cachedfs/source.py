@@ -13,6 +13,7 @@ from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnav
 from cachedfs.facts import Facts, Known
 from cachedfs.model import LinkStats, ObjectKey
 from cachedfs.origins import Origin, identity_of
+from cachedfs.origins.slots import AHEAD
 from cachedfs.plan import freshness
 
 __all__ = ["Source"]
@@ -67,7 +68,7 @@ class Source:
         """Return what was measured of the way to the origin; nobody is asked, and nothing is made."""
         engine, made = self.engine, self._origin
         if made is None or made[0] is not engine:
-            return LinkStats(concurrency=self.config.concurrency)
+            return LinkStats(n_at_once=AHEAD * self.config.concurrency)
         return engine.ahead.link_stats(made[1])
 
     def known(self, path: str) -> Known | None:

@@ -251,10 +251,10 @@ async def test_who_waits_never_waits_for_a_slot_of_what_is_sent_ahead():
 
 
 async def test_what_was_measured_of_the_link_is_told_and_nothing_that_is_assumed(desk):
-    assert desk.ahead.link_stats(desk.origin) == LinkStats(concurrency=2)
+    assert desk.ahead.link_stats(desk.origin) == LinkStats(n_at_once=4)
     desk.ahead.saw(desk.origin, wait_s=0.5, size=1000, took_s=0.001)
-    assert desk.ahead.link_stats(desk.origin) == LinkStats(1, 0.5, None, 2)
+    assert desk.ahead.link_stats(desk.origin) == LinkStats(1, 0.5, None, 4)
     for took_s in (0.5, 1.5):
         desk.ahead.saw(desk.origin, wait_s=0.25, size=10 * MiB, took_s=took_s)
     n_at_a_time = desk.ahead.link(desk.origin).n_bodies + ahead.ONE_MORE
-    assert desk.ahead.link_stats(desk.origin) == LinkStats(3, 1.0, 10 * MiB * n_at_a_time, 2)
+    assert desk.ahead.link_stats(desk.origin) == LinkStats(3, 1.0, 10 * MiB * n_at_a_time, 4)

@@ -571,14 +571,14 @@ def test_cached_extent_evict_and_stats_tell_what_is_here(cloud):
 def test_what_was_seen_of_the_link_and_what_the_cache_may_hold_are_told(cloud, tmp_path):
     options = {"cache_dir": str(tmp_path / "own"), "cache_size": "8MiB", "concurrency": 7}
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", **options)
-    assert fs.link_stats() == (0, 0.0, None, 7)
+    assert fs.link_stats() == (0, 0.0, None, 14)
     assert fs._source._origin is None  # nothing is made to tell it
     assert 7 * MiB < fs.may_hold() <= 8 * MiB
     for i in range(20):
         cloud.put(f"s/{i}", noise(1000))
     fs.prefetch(cloud.path("s/")).wait()
     seen = fs.link_stats()
-    assert (seen.n_timed, seen.bytes_per_s, seen.concurrency) == (20, None, 7)
+    assert (seen.n_timed, seen.bytes_per_s, seen.n_at_once) == (20, None, 14)
     assert seen.wait_s > 0
     cloud.put("large", noise(3 * MiB))
     fs.prefetch([(cloud.path("large"), 0, 2 * MiB)]).wait()

@@ -21,6 +21,7 @@ class Samples(Dataset[Any]):
     It pickles and forks as its filesystem does. `fs` and `path` are what `url` names there.
     """
 
+    tells_reading = False  # whether all waiting for bytes is counted, by `clock.reading`
     group_size = 1  # neighbouring samples that come with one fetch, as those of one chunk: what a window shuffle keeps together
 
     def __init__(

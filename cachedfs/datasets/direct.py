@@ -16,6 +16,7 @@ from fsspec import AbstractFileSystem
 
 from cachedfs.datasets.arrays import ABSENT, Layout
 from cachedfs.datasets.base import Item
+from cachedfs.datasets.clock import reading
 from cachedfs.datasets.parts import Part, parts_of
 from cachedfs.datasets.pool import Kept, Pool, in_threads
 from cachedfs.errors import ObjectChanged
@@ -96,7 +97,9 @@ class Direct:
         for part in others:
             assert part.future is not None
             try:
-                part.put(part.future.result())
+                with reading():  # another thread's fetching and decoding, which it counts as well
+                    chunk = part.future.result()
+                part.put(chunk)
             except (
                 CancelledError
             ):  # another thread has the error, and this one may have another: it reads for itself
@@ -176,7 +179,8 @@ class Direct:
             datas: list[Any] = []
             if found:
                 paths, starts, stops = zip(*(where for _, where in found), strict=True)
-                datas = self._fs.cat_ranges(list(paths), list(starts), list(stops), on_error="return")
+                with reading():
+                    datas = self._fs.cat_ranges(list(paths), list(starts), list(stops), on_error="return")
             changed = self._changed(shards)
             parts = [part for part, _ in found if part.path in changed]
             self._decode(
@@ -211,7 +215,8 @@ class Direct:
             return found
         bounds = [part.layout.index.bounds for part in missing.values() if part.layout.index is not None]
         starts, stops = zip(*bounds, strict=True)
-        datas = self._fs.cat_ranges(list(missing), list(starts), list(stops), on_error="return")
+        with reading():
+            datas = self._fs.cat_ranges(list(missing), list(starts), list(stops), on_error="return")
         for (path, part), data in zip(missing.items(), datas, strict=True):
             with self._naming(part.sample, self._url(part)):
                 shard = self._shard(part, data)

@@ -28,11 +28,13 @@ class Bounds(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A batch, what it takes, and how long a thread made it."""
+    """A batch of so many samples, the bytes that it takes, how long a thread made it, and of that waited for bytes."""
 
     batch: Any
+    n_samples: int
     size: int
     load_s: float
+    read_s: float
 
 
 def may_begin(bounds: Bounds, *, n_ahead: int, ready: int, n_making: int, expected: int | None) -> bool:

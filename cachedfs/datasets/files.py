@@ -9,6 +9,7 @@ from typing import Any
 from fsspec.core import has_magic
 
 from cachedfs.datasets.base import Item, Samples
+from cachedfs.datasets.clock import reading
 from cachedfs.datasets.listing import Names, URLs, as_urls, files_of, paths_of
 
 __all__ = ["FileDataset"]
@@ -24,6 +25,8 @@ class FileDataset(Samples):
     The files are listed once, where it is made; copies in workers have the list. A file that was replaced since is read as
     it is now; one that is gone is an `ObjectNotFound` (FileNotFoundError) that names it.
     """
+
+    tells_reading = True
 
     def __init__(
         self,
@@ -64,10 +67,11 @@ class FileDataset(Samples):
             yield (path, 0, sys.maxsize) if has_magic(path) else path
 
     def _read(self, paths: list[str]) -> dict[str, bytes | BaseException]:
-        if any(map(has_magic, paths)):  # `cat` would take them for patterns
-            return dict(zip(paths, self.fs.cat_ranges(paths, None, None, on_error="return"), strict=True))
-        found: dict[str, bytes | BaseException] = self.fs.cat(paths, on_error="return")
-        return found
+        with reading():
+            if any(map(has_magic, paths)):  # `cat` would take them for patterns
+                return dict(zip(paths, self.fs.cat_ranges(paths, None, None, on_error="return"), strict=True))
+            found: dict[str, bytes | BaseException] = self.fs.cat(paths, on_error="return")
+            return found
 
     def _sample(self, number: int, path: str, data: bytes | BaseException) -> Any:
         with self.naming(number, self.fs.unstrip_protocol(path)):

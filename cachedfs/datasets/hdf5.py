@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 from cachedfs.datasets.base import Item, Samples
+from cachedfs.datasets.clock import reading
 from cachedfs.filesystem import CachedFileSystem
 
 __all__ = ["HDF5Dataset"]
@@ -33,6 +34,8 @@ class HDF5Dataset(Samples):
     trip. `dtypes` and `shapes` are those of the rows, by name. Each process opens the file for itself, when it reads first;
     threads share that, since the HDF5 library does one thing at a time.
     """
+
+    tells_reading = True
 
     def __init__(
         self,
@@ -151,7 +154,8 @@ class _Opened:
         if len(pieces) < 2:
             return {}
         starts, stops = [start for start, _ in pieces], [stop for _, stop in pieces]
-        found = self._fs.cat_ranges([self._path] * len(pieces), starts, stops, on_error="return")
+        with reading():
+            found = self._fs.cat_ranges([self._path] * len(pieces), starts, stops, on_error="return")
         if self._known_version() != self._version:
             return {}  # of another version, perhaps: the open file says so
         return {start: data for start, data in zip(starts, found, strict=True) if isinstance(data, bytes)}
@@ -284,8 +288,9 @@ class _Bytes:
             buffer[:] = memoryview(pieces[at])[inside : inside + size]
             n = size
         else:
-            self._file.seek(start)
-            n = self._file.readinto(buffer)
+            with reading():
+                self._file.seek(start)
+                n = self._file.readinto(buffer)
         self._position += n
         if n != size:
             raise OSError(errno.EIO, f"{self._file}: {n} bytes at {start:,}, not {size}: it is cut off")

@@ -14,10 +14,13 @@ import torch
 
 from cachedfs.datasets.arguments import at_least, default_threads, ranks_of, shuffle_of, size
 from cachedfs.datasets.batches import Mover, size_of
+from cachedfs.datasets.clock import reading_s
 from cachedfs.datasets.declared import Declared, ranks_here
 from cachedfs.datasets.feed import Bounds, Feed, Made
+from cachedfs.datasets.meter import Meter
 from cachedfs.datasets.order import Order
 from cachedfs.datasets.position import Division, Epochs, Place, place_in, state_at
+from cachedfs.datasets.report import Measured, Report, report_of
 from cachedfs.datasets.source import Collate, Source
 from cachedfs.datasets.timings import Timing, Timings
 
@@ -89,6 +92,9 @@ class Loader:
         self._bounds = Bounds(self._n_threads + n_prefetch, size(prefetch_bytes=prefetch_bytes))
         self._echo = at_least(1, echo=echo)
         self.timings = Timings()
+        self._measured: tuple[int, Meter] | None = (
+            None  # which epoch the timings are of, and what was fetched
+        )
         self._place = Place(0)  # what was given
         self._start = 0  # where in the epoch the next `for` begins
         self._feed: Feed | None = None
@@ -166,7 +172,8 @@ class Loader:
                     yield batch
                     self._must_be_current(feed)
                 now = time.perf_counter()
-                self.timings.add(Timing(given - began, made.load_s, now - given, made.size))
+                compute_s, n = now - given, made.n_samples
+                self.timings.add(Timing(given - began, made.load_s, compute_s, made.size, n, made.read_s))
                 del made, batch  # the training may be done with it, and waits for the next
             is_complete = True
         finally:
@@ -187,6 +194,7 @@ class Loader:
             enter=partial(_enter, mover, torch.get_num_threads()),
         )
         self._feed, self._place, self._start, self.timings = feed, place, 0, Timings()
+        self._measured = place.epoch, Meter(self._source.fs)
         self._declare(epochs, division, ranks_here(rank, world_size, os.environ), place)
         return feed, division, mover
 
@@ -209,6 +217,7 @@ class Loader:
     def _leave(self, feed: Feed, *, is_complete: bool) -> None:
         if self._feed is feed:
             self._feed = None
+            self._stop_meter()
             if is_complete:
                 self._place = Place(self.epoch + 1)
             else:
@@ -220,12 +229,39 @@ class Loader:
         self._end_plan()
         feed, self._feed = self._feed, None
         if feed is not None:
+            self._stop_meter()
             feed.close()
 
     def _end_loop(self) -> None:
         """End a loop that was not left. The plan of one that is complete goes on."""
         if self._feed is not None:
             self.close()
+
+    # What it took.
+
+    def report(self) -> Report:
+        """Return what the `for` that runs, or the last one, took, and what limits it: print it, or show it in a notebook.
+
+        The batch in use does not count yet. Requests and bytes are those of this process, whoever made it read meanwhile.
+        Raises RuntimeError before the first `for`.
+        """
+        if self._measured is None:
+            raise RuntimeError("there is nothing to report on yet: read some batches in a `for` first")
+        epoch, meter = self._measured
+        return report_of(
+            Measured(
+                epoch=epoch,
+                n=len(self._source),
+                n_threads=self._n_threads,
+                timings=self.timings,
+                tells_reading=self._source.tells_reading,
+                fetched=meter.fetched(self._source.fs),
+            )
+        )
+
+    def _stop_meter(self) -> None:
+        if self._measured is not None:
+            self._measured[1].stop(self._source.fs)
 
     # What will be read.
 
@@ -276,10 +312,11 @@ class Loader:
 
 def _made(source: Source, collate: Collate | None, mover: Mover, indexes: Order) -> Made:
     """Make one batch: with the event of its arrival at the device."""
-    began = time.perf_counter()
+    began, read_before = time.perf_counter(), reading_s()
     batch = source.batch(indexes.tolist(), collate)
     size = size_of(batch)
-    return Made(mover.sent(batch), size, time.perf_counter() - began)
+    sent = mover.sent(batch)
+    return Made(sent, len(indexes), size, time.perf_counter() - began, reading_s() - read_before)
 
 
 def _enter(mover: Mover, n_torch_threads: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, Subset, default_collate
 
 from cachedfs.datasets.base import Item, Samples, naming
+from cachedfs.filesystem import CachedFileSystem
 
 __all__ = ["Collate", "Source"]
 
@@ -39,6 +40,17 @@ class Source:
     def group_size(self) -> int:
         """Neighbouring samples that come with one fetch."""
         return self._samples.group_size if self._samples is not None and self._are_runs else 1
+
+    @property
+    def fs(self) -> CachedFileSystem | None:
+        """The filesystem that the samples are read through, if it is one of ours, and that can be told."""
+        fs = None if self._samples is None else self._samples.fs
+        return fs if isinstance(fs, CachedFileSystem) else None
+
+    @property
+    def tells_reading(self) -> bool:
+        """Whether the dataset tells how long it waits for bytes: see `clock`."""
+        return self._samples is not None and self._samples.tells_reading
 
     @property
     def prefetch(self) -> Callable[[Iterable[Item]], Any] | None:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Timing", "Timings"]
+__all__ = ["KEPT", "Timing", "Timings"]
 
 KEPT = 1000  # batches that are remembered one by one
 
@@ -18,6 +18,8 @@ class Timing(NamedTuple):
     load_s: float
     compute_s: float
     size: int  # bytes
+    n_samples: int
+    read_s: float  # of `load_s`, for bytes; 0 where the dataset does not tell
 
 
 @dataclass
@@ -28,8 +30,10 @@ class Timings:
     """
 
     n_batches: int = 0
+    n_samples: int = 0
     wait_s: float = 0.0
     load_s: float = 0.0
+    read_s: float = 0.0
     compute_s: float = 0.0
     size: int = 0  # bytes
     first_wait_s: float = 0.0  # counts among the others as well
@@ -39,8 +43,10 @@ class Timings:
         if not self.n_batches:
             self.first_wait_s = timing.wait_s
         self.n_batches += 1
+        self.n_samples += timing.n_samples
         self.wait_s += timing.wait_s
         self.load_s += timing.load_s
+        self.read_s += timing.read_s
         self.compute_s += timing.compute_s
         self.size += timing.size
         self.recent.append(timing)

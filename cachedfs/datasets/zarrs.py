@@ -74,6 +74,7 @@ class ZarrDataset(Samples):
             except Unknown as why:
                 logger.info("%s is read by zarr, not directly: %s", self.fs.unstrip_protocol(path), why)
                 self._through[name] = _Through(self.url, storage_options, name)
+        self.tells_reading = not self._through  # zarr reads and decodes at once
         self._direct = Direct(self.fs, layouts, pool_size=self._pool_size, naming=self.naming)
         self.group_size = _group_size(self, found)
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["Slots", "is_ahead", "sent_ahead"]
+__all__ = ["AHEAD", "Slots", "is_ahead", "sent_ahead"]
+
+AHEAD = 2  # times `concurrency`, for what is sent ahead
 
 _is_ahead = ContextVar("cachedfs_is_ahead", default=False)
 
@@ -36,8 +38,9 @@ class Slots:
 
     def __init__(self, concurrency: int) -> None:
         self.concurrency = concurrency
-        self.most = 3 * concurrency
-        self._waited_for, self._ahead = asyncio.Semaphore(concurrency), asyncio.Semaphore(2 * concurrency)
+        self.most = (1 + AHEAD) * concurrency
+        self._waited_for = asyncio.Semaphore(concurrency)
+        self._ahead = asyncio.Semaphore(AHEAD * concurrency)
 
     @property
     def mine(self) -> asyncio.Semaphore:

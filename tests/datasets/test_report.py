@@ -1,0 +1,337 @@
+"""The report of a Loader: what limits, how near it came, and nothing that was not measured."""
+
+import json
+import multiprocessing
+import warnings
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cachedfs.datasets import FileDataset, HDF5Dataset, Loader  # noqa: E402
+from cachedfs.datasets.clock import reading, reading_s  # noqa: E402
+from cachedfs.datasets.picture import MOST, picture  # noqa: E402
+from cachedfs.datasets.report import Fetched, Measured, report_of  # noqa: E402
+from cachedfs.datasets.timings import Timing, Timings  # noqa: E402
+from cachedfs.datasets.words import bars, columns, counted, per_cent, seconds, size  # noqa: E402
+from tests.support import MiB, forget, noise  # noqa: E402
+
+WARM = Fetched(0, 0, 4_000_000, None, None, 32, 10**10)
+
+
+def timings(n=100, *, wait_s=0.0, load_s=0.0, compute_s=0.0, read_s=0.0, first_wait_s=None):
+    """Return those of `n` batches of ten samples that took as long each, but for the first."""
+    sums = Timings()
+    for number in range(n):
+        waited = first_wait_s if number == 0 and first_wait_s is not None else wait_s
+        sums.add(Timing(waited, load_s, compute_s, 40_000, 10, read_s))
+    return sums
+
+
+def report(sums, fetched=WARM, *, tells_reading=True, n=1000, n_threads=4):
+    return report_of(Measured(3, n, n_threads, sums, tells_reading, fetched))
+
+
+# What limits.
+
+
+def test_a_training_that_computes_all_the_time_limits_itself():
+    found = report(timings(compute_s=0.1, wait_s=0.001, load_s=0.2, read_s=0.12))
+    assert found.limit == "compute"
+    assert (found.elapsed_s, found.bound_s) == pytest.approx((10.1, 10.0))
+    assert found.of_bound == pytest.approx(10 / 10.1)
+    assert found.by_itself == pytest.approx(
+        {"compute": 10.0, "link": 0.0, "latency": 0.0, "decode": 2.0, "load": 5.0}
+    )
+    assert (found.hit_ratio, found.hit_bound) == (1.0, 1.0)
+    assert found.unknown == ()
+    assert str(found).splitlines()[:4] == [
+        "Epoch 3: 100 batches, 1,000 samples in 10.1 s",
+        "The training limits: it computes 99.0 % of the time; faster loading would change nothing.",
+        "  bound      10.0 s, 99.0 % of it reached",
+        "  compute    10.0 s, 99.0 % of the time",
+    ]
+
+
+def test_the_link_limits_where_the_missing_bytes_take_as_long_as_all_of_it():
+    sums = timings(compute_s=0.02, wait_s=0.08, load_s=0.3, read_s=0.29)
+    found = report(sums, Fetched(100, 580_000_000, 600_000_000, 0.05, 60e6, 32, 150_000_000))
+    assert found.limit == "link"
+    assert found.by_itself["link"] == pytest.approx(580 / 60)
+    assert found.by_itself["latency"] == pytest.approx(100 * 0.05 / 32)
+    assert found.by_itself["decode"] == pytest.approx(0.25)
+    assert "load" not in found.by_itself  # in it the threads wait for the link
+    assert found.hit_ratio == pytest.approx(20 / 600)
+    assert found.hit_bound == pytest.approx(0.25)
+    assert found.fetched_per_sample == 580_000
+    assert found.sentence == (
+        "The link limits: 58 MB/s of 60 MB/s; give the cache more room (cache_size; now for 25.0 % of the data), or "
+        "batches twice (echo=2)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("may_hold", "advice"),
+    [(10**10, "the cache holds all of it"), (None, "let the cache store what comes")],
+)
+def test_what_to_do_about_the_link_depends_on_the_cache(may_hold, advice):
+    found = report(timings(wait_s=0.1), Fetched(9, 600_000_000, 600_000_000, 0.05, 50e6, 32, may_hold))
+    assert found.by_itself["link"] == pytest.approx(10.0)  # a link that brought 60 MB/s takes as much
+    assert (found.bytes_per_s, found.of_bound) == pytest.approx((60e6, 1.0))
+    assert advice in found.sentence
+
+
+def test_many_small_files_wait_for_answers():
+    found = report(timings(wait_s=0.13), Fetched(1000, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
+    assert found.limit == "latency"
+    assert found.by_itself["latency"] == pytest.approx(12.5)
+    assert found.unknown == ("the link's bandwidth: nothing of a MiB or more was fetched ahead",)
+    assert found.sentence.startswith(
+        "Waiting for answers limits: 76.9 requests a second of 400 ms each, 32 at a time; pack the files"
+    )
+
+
+def test_waits_that_were_side_by_side_took_no_longer_than_all_of_it():
+    found = report(timings(wait_s=0.13), Fetched(2000, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
+    assert found.by_itself["latency"] == pytest.approx(13.0)
+    assert found.of_bound == 1.0
+
+
+def test_decoding_limits_where_all_threads_do_nothing_else():
+    found = report(timings(wait_s=0.1, compute_s=0.01, load_s=0.43, read_s=0.01))
+    assert found.limit == "decode"
+    assert found.by_itself["decode"] == pytest.approx(10.5)
+    assert found.sentence.startswith("Decoding limits: 4 threads are busy with it;")
+
+
+def test_loading_from_the_cache_limits_where_only_both_parts_together_fill_the_time():
+    found = report(timings(wait_s=0.1, load_s=0.4, read_s=0.3))
+    assert (found.limit, found.of_bound) == ("load", pytest.approx(1.0))
+    assert found.sentence.startswith("Loading limits, 75.0 % of it reading the cache:")
+
+
+def test_where_nothing_fills_the_time_the_loop_waited_by_turns_or_at_the_beginning():
+    by_turns = report(timings(wait_s=0.05, compute_s=0.05, load_s=0.1, read_s=0.05))
+    assert (by_turns.limit, by_turns.of_bound) == (None, pytest.approx(0.5))
+    assert by_turns.sentence == (
+        "Nothing that was measured is at its limit: the loop waited 5.00 s of 10.0 s, by turns; more n_threads or n_prefetch "
+        "may even it out."
+    )
+    first = report(timings(compute_s=0.01, load_s=0.01, first_wait_s=3.0))
+    assert (
+        first.sentence
+        == "Nothing limits but the beginning: the loop waited 3.00 s of 4.00 s, 3.00 s for the first batch."
+    )
+    assert "waited     3.00 s for batches, 3.00 s of it for the first" in str(first)
+
+
+def test_of_a_dataset_that_reads_past_cachedfs_nothing_is_made_up():
+    found = report(timings(wait_s=0.1, load_s=0.4), None, tells_reading=False)
+    assert found.limit == "load"
+    assert found.by_itself == pytest.approx({"compute": 0.0, "load": 10.0})
+    assert [found.latency_s, found.bytes_per_s, found.bytes_fetched, found.hit_ratio, found.hit_bound] == [
+        None
+    ] * 5
+    assert [found.requests_per_sample, found.fetched_per_sample, found.read_per_sample] == [None] * 3
+    assert found.sentence.startswith("Loading limits, and by what cannot be told")
+    assert [what.partition(":")[0] for what in found.unknown] == [
+        "what is fetched, from where and how fast",
+        "what of loading is decoding",
+    ]
+
+
+def test_a_for_without_batches_is_no_error():
+    found = report(timings(0), Fetched(0, 0, 0, None, None, 32, None))
+    assert (found.sentence, found.limit, found.of_bound) == ("Nothing was given yet.", None, 1.0)
+    assert "<svg" not in found._repr_html_()
+
+
+def test_requests_of_which_no_answer_was_timed_are_not_guessed():
+    found = report(timings(wait_s=0.1), Fetched(5, 1000, 1000, None, None, 32, None))
+    assert "how late answers are: nothing was fetched ahead" in found.unknown
+    assert not {"link", "latency"} & found.by_itself.keys()
+
+
+# As text, values and picture.
+
+
+def test_it_is_json():
+    found = report(timings(compute_s=0.1, wait_s=0.001)).as_dict()
+    assert json.loads(json.dumps(found)) == found
+    assert found["of_bound"] == pytest.approx(10 / 10.1)
+    assert found["stalls"][0]["compute_s"] == 0.1
+
+
+def test_the_picture_has_a_bar_for_what_each_batch_computed_and_waited():
+    stalls = [Timing(0.0, 0.4, 1.0, 0, 1, 0.0), Timing(3.0, 0.8, 1.0, 0, 1, 0.0)]
+    svg = ElementTree.fromstring(picture(stalls, 4))
+    rects = [each for each in svg.iter("{http://www.w3.org/2000/svg}rect") if each.get("x")]
+    heights = [float(each.get("height")) for each in rects]
+    assert heights == pytest.approx([37.5, 37.5, 112.5])  # of 150, that are 4 s
+    (line,) = svg.iter("{http://www.w3.org/2000/svg}polyline")
+    ys = [float(point.split(",")[1]) for point in line.get("points").split()]
+    assert ys == pytest.approx([176 - 3.75, 176 - 7.5])
+    assert [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")] == [
+        *("0 s", "2.00 s", "4.00 s"),
+        "the last 2 batches, in their order",
+        *("computing", "waiting", "loading / 4 threads"),
+    ]
+
+
+def test_of_many_batches_several_are_one_bar():
+    svg = ElementTree.fromstring(picture([Timing(0.0, 0.4, 1.0, 0, 1, 0.0)] * 1000, 1))
+    rects = [each for each in svg.iter("{http://www.w3.org/2000/svg}rect") if each.get("x")]
+    assert len(rects) == MOST
+
+
+def test_a_notebook_shows_sentence_facts_and_picture():
+    html = report(timings(wait_s=0.1, load_s=0.4), None, tells_reading=False)._repr_html_()
+    root = ElementTree.fromstring(html.replace("<br>", "<br/>"))
+    assert root.find(".//{http://www.w3.org/2000/svg}svg") is not None
+    said = [cell.text for cell in root.iter("td") if cell.text]
+    assert "10.0 s, 100.0 % of the time: in 4 threads" in said
+    assert "▁" not in html
+
+
+def test_words():
+    assert [seconds(value) for value in (0, 0.0123, 1.234, 61.04, 3725)] == [
+        *("0 s", "12.3 ms", "1.23 s", "61.0 s"),
+        "62 min 5 s",
+    ]
+    assert [size(value) for value in (0, 999, 12_345, 58e6, 4e9, 2e15)] == [
+        *("0 B", "999 B", "12.3 kB", "58 MB", "4 GB"),
+        "2,000 TB",
+    ]
+    assert (per_cent(0.9731), counted(1, "thread"), counted(1200, "batch", "batches")) == (
+        *("97.3 %", "1 thread"),
+        "1,200 batches",
+    )
+    assert columns([1.0, 3.0, 5.0, 6.0, 7.0], 2) == [2.0, 6.0]
+    assert columns([], 5) == []
+    assert (bars([0.0, 1.0, 8.0], 60), bars([0.0, 0.0], 60)) == ("▁▂█", "")
+
+
+# Of a real one.
+
+
+def test_a_report_before_the_first_for_is_an_error():
+    with pytest.raises(RuntimeError, match="read some batches"):
+        Loader([1]).report()
+
+
+def files(cloud, n=48, size=1000):
+    for number in range(n):
+        cloud.put(f"d/{number:03}", noise(size, number))
+    return FileDataset(cloud.url("d"), decode=len)
+
+
+def test_the_first_epoch_is_fetched_and_the_second_comes_from_the_cache(cloud):
+    with Loader(files(cloud), batch_size=8, shuffle=True) as loader:
+        for epoch in range(2):
+            list(loader)
+            found = loader.report()
+            assert (found.epoch, found.n_batches, found.n_samples) == (epoch, 6, 48)
+            assert (found.read_per_sample, found.hit_ratio) == (1000, epoch)
+            assert (found.requests_per_sample, found.fetched_per_sample) == (1 - epoch, 1000 * (1 - epoch))
+            assert found.hit_bound == 1.0
+            assert found.by_itself["decode"] > 0
+            assert ("load" in found.by_itself) == (epoch == 1)
+            assert (found.latency_s is None) == (epoch == 1)
+
+
+def test_it_tells_of_the_for_that_is_over_and_not_of_what_is_read_afterwards(cloud):
+    dataset = files(cloud)
+    with Loader(dataset, batch_size=8) as loader:
+        list(loader)
+        before = loader.report().as_dict()
+        dataset.fs.cat_file(cloud.path("d/000"))
+        assert loader.report().as_dict() == before
+        iterator = iter(loader)
+        next(iterator)
+        next(iterator)
+        assert (loader.report().epoch, loader.report().n_batches) == (1, 1)
+
+
+def test_the_bandwidth_is_known_where_blocks_are_fetched_ahead(cloud):
+    with Loader(files(cloud, 6, 2 * MiB), batch_size=2) as loader:
+        list(loader)
+        found = loader.report()
+    assert found.bytes_per_s > 0
+    assert found.unknown == ()
+    assert found.by_itself["link"] == pytest.approx(12 * MiB / found.bytes_per_s)
+
+
+def test_a_dataset_that_is_nobodys_says_so():
+    loader = Loader([torch.zeros(2)] * 8, batch_size=2)
+    list(loader)
+    assert loader.report().by_itself.keys() == {"compute", "load"}
+
+
+def test_ours_over_another_filesystem_tells_decoding_and_nothing_of_the_link(tmp_path):
+    for number in range(8):
+        (tmp_path / str(number)).write_bytes(b"x")
+    loader = Loader(FileDataset(str(tmp_path), decode=len), batch_size=2)
+    list(loader)
+    assert loader.report().by_itself.keys() == {"compute", "decode", "load"}
+
+
+def test_an_array_that_zarr_reads_does_not_tell_reading_from_decoding(cloud):
+    zarr = pytest.importorskip("zarr")
+    from cachedfs.datasets import ZarrDataset
+
+    group = zarr.create_group(cloud.url("z"), zarr_format=2)
+    group.create_array("x", shape=(8,), dtype="i8")[:] = np.arange(8)
+    text = group.create_array("y", shape=(8,), dtype="U4")
+    text[:] = np.array(["a"] * 8)
+    assert ZarrDataset(cloud.url("z"), arrays="x").tells_reading
+    assert not ZarrDataset(cloud.url("z"), arrays=("x", "y")).tells_reading
+
+
+def test_our_datasets_count_their_waiting_for_bytes_in_the_thread_that_waits(cloud, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    zarr = pytest.importorskip("zarr")
+    from cachedfs.datasets import ZarrDataset
+
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(100)
+    cloud.put("a.h5", (tmp_path / "a.h5").read_bytes())
+    group = zarr.create_group(cloud.url("a.zarr"))
+    group.create_array("x", shape=(8,), chunks=(2,), shards=(4,), dtype="i8")[:] = np.arange(8)
+    forget()
+    for dataset in (
+        files(cloud),
+        HDF5Dataset(cloud.url("a.h5"), "x"),
+        ZarrDataset(cloud.url("a.zarr"), arrays="x"),
+    ):
+        before = reading_s()
+        dataset.batch([0, 5])
+        assert reading_s() > before, dataset
+
+
+def test_the_clock_of_a_thread_is_its_own_and_counts_also_what_fails():
+    before = reading_s()
+    with pytest.raises(ValueError), reading():
+        raise ValueError
+    assert reading_s() > before
+
+
+def in_a_child(loader):
+    found = loader.report()
+    assert found.n_batches == 1
+    assert found.bytes_fetched is None
+
+
+def test_a_child_of_a_fork_does_not_take_its_counts_for_those_of_its_parent(cloud):
+    loader = Loader(files(cloud), batch_size=8)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+        child = multiprocessing.get_context("fork").Process(target=in_a_child, args=(loader,))
+        child.start()
+        child.join(30)
+    assert child.exitcode == 0
+    iterator.close()
