@@ -22,7 +22,8 @@ class Samples(Dataset[Any]):
     """
 
     tells_reading = False  # whether all waiting for bytes is counted, by `clock.reading`
-    group_size = 1  # neighbouring samples that come with one fetch, as those of one chunk: what a window shuffle keeps together
+    # Neighbouring samples that come with one fetch, as those of one chunk, or of one block: what a window shuffle keeps together.
+    group_size = 1
 
     def __init__(
         self,

@@ -21,6 +21,10 @@ __all__ = ["ZarrDataset"]
 
 logger = logging.getLogger("cachedfs.datasets")
 
+# Decoded bytes of a shard that are taken to come with one fetch: a block by default. Not the one that is configured, nor
+# what is stored of them: an order must follow from the array alone.
+FETCHED = 1 << 20
+
 Array = npt.NDArray[Any]
 
 
@@ -182,10 +186,16 @@ def _length(dataset: ZarrDataset, found: Mapping[str, Any]) -> int:
 
 
 def _group_size(dataset: ZarrDataset, found: Mapping[str, Any]) -> int:
-    """Return how many samples a chunk has: of the array that has the most bytes a sample, by far the dearest to fetch."""
+    """Return how many samples come with one fetch: of the array that has the most bytes a sample, by far the dearest.
+
+    They are those of a chunk; in a shard, of as many neighbouring chunks as a block of the cache may hold.
+    """
     sizes = {name: dataset.dtypes[name].itemsize * int(np.prod(dataset.shapes[name][1:])) for name in found}
-    largest = found[max(sizes, key=lambda name: sizes[name])]
+    name = max(sizes, key=lambda name: sizes[name])
     try:
-        return max(1, int(largest.chunks[0]))
+        rows, shards = max(1, int(found[name].chunks[0])), getattr(found[name], "shards", None)
     except NotImplementedError:  # a grid of chunks that are not alike
         return 1
+    if not shards:
+        return rows
+    return rows * max(1, min(int(shards[0]), FETCHED // max(1, sizes[name])) // rows)

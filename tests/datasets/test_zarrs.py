@@ -20,6 +20,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, default_collate  # noqa: E402
 
 from cachedfs.datasets import arrays, codecs, direct, pool  # noqa: E402
+from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.zarrs import ZarrDataset  # noqa: E402
 from cachedfs.errors import ObjectChanged  # noqa: E402
 from tests.support import KiB, MiB, noise  # noqa: E402
@@ -883,3 +884,31 @@ def test_arrays_are_told_by_json_that_zarr_need_not_have_written(tmp_path):
     fs.pipe("/a.zarr/.zarray", json.dumps(document).encode())
     assert ZarrDataset("memory://a.zarr").batch([1, 2]).tolist() == [0, 0]
     fs.rm("/a.zarr", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "group_size"),
+    [
+        ((100, 64, 64), {"chunks": (1, 64, 64)}, 1),  # a fetch for each
+        ((100, 64, 64), {"chunks": (5, 64, 64)}, 5),
+        ((1000, 64, 64), {"chunks": (1, 64, 64), "shards": (500, 64, 64)}, 256),  # a MiB of them
+        ((1000, 64, 64), {"chunks": (5, 64, 64), "shards": (500, 64, 64)}, 255),  # whole chunks
+        ((1000, 64, 64), {"chunks": (1, 64, 64), "shards": (50, 64, 64)}, 50),  # no more than a shard has
+        ((8, 2048, 1024), {"chunks": (2, 512, 512), "shards": (4, 2048, 1024)}, 2),  # no less than a chunk has
+    ],
+)
+def test_a_group_is_what_comes_with_one_fetch(tmp_path, shape, options, group_size):
+    zarr.create_array(tmp_path / "a.zarr", shape=shape, dtype="u1", **options)
+    assert ZarrDataset(str(tmp_path / "a.zarr")).group_size == group_size
+
+
+def test_a_window_shuffle_of_a_sharded_array_reads_block_after_block(tmp_path):
+    """It took each chunk of a shard for a fetch of its own, so that the first samples were those of all blocks."""
+    shards = {"chunks": (1, 256, 256), "shards": (64, 256, 256), "compressors": None}
+    array = zarr.create_array(tmp_path / "s.zarr", shape=(256, 256, 256), dtype="u1", **shards)
+    array[...] = 1
+    dataset = ZarrDataset(str(tmp_path / "s.zarr"))
+    order = Loader(dataset, shuffle="window", window=2)._epochs().order(0).tolist()
+    places = [(path, start // MiB) for path, start, stop in dataset.items(order) if stop is not None]
+    assert len(set(places)) == 16
+    assert [len(set(places[:n])) for n in (16, 64, 128)] == [pytest.approx(each, abs=2) for each in (3, 6, 10)]
