@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from cachedfs.facts import Known
 from cachedfs.fetcher import Fetcher
@@ -15,10 +17,26 @@ from cachedfs.plan.link import Link
 from cachedfs.plan.readahead import History, ahead
 from cachedfs.source import Source
 
-__all__ = ["Habits"]
+__all__ = ["Habits", "as_declared"]
 
 MOST = 1000  # objects that are remembered
 FEW = 64  # blocks of an object that are looked at one by one before it is known whether the rest of it is worth it
+
+
+_is_declared = ContextVar("cachedfs_is_declared", default=False)
+
+
+@contextmanager
+def as_declared() -> Iterator[None]:
+    """Infer nothing from what is read in here, in this thread: somebody declared it, and has it fetched in its order.
+
+    What is inferred goes before that; the rest of a large object, sent for at once, came between it and the next batch.
+    """
+    token = _is_declared.set(True)
+    try:
+        yield
+    finally:
+        _is_declared.reset(token)
 
 
 class Habit:
@@ -46,6 +64,8 @@ class Habits:
 
         `is_first`: the object was not known, and the question what it is brings them.
         """
+        if _is_declared.get():
+            return
         self._habit(key).n_misses += is_first
         wanted = self._wanted(known, key, want)
         self.waited(known, key, covering(want, key.block_size))
@@ -87,6 +107,8 @@ class Habits:
 
         Where the rest is one request, what follows the blocks is sent for with them.
         """
+        if _is_declared.get():
+            return
         free = self._missing(key, blocks)
         if not free or self._n_blocks(known, key) < 2:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch.utils.data import IterableDataset, Subset, default_collate
 
 from cachedfs.datasets.base import Item, Samples, naming
 from cachedfs.filesystem import CachedFileSystem
+from cachedfs.habits import as_declared
 
 __all__ = ["Collate", "Source"]
 
@@ -65,8 +67,12 @@ class Source:
         return self._samples.items(indexes)
 
     def batch(self, indexes: Sequence[int], collate: Collate | None) -> Any:
-        """Return a batch of samples; an error from inside is told which samples those were."""
-        with naming(f"a batch of samples {_listed(indexes)} of {self!r}"):
+        """Return a batch of samples; an error from inside is told which samples those were.
+
+        Where there is `prefetch` they are read as declared: by this process, or by the first one of the machine.
+        """
+        reading = as_declared() if self.prefetch is not None else nullcontext()
+        with reading, naming(f"a batch of samples {_listed(indexes)} of {self!r}"):
             if self._samples is not None:
                 for subset in self._subsets:
                     indexes = [subset[index] for index in indexes]

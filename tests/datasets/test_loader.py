@@ -26,7 +26,7 @@ from cachedfs.datasets.base import Samples  # noqa: E402
 from cachedfs.datasets.feed import UNKNOWN  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.order import epoch_order  # noqa: E402
-from tests.support import ROOT, forget, noise, until  # noqa: E402
+from tests.support import ROOT, MiB, forget, noise, until  # noqa: E402
 
 
 class Numbers(Dataset):
@@ -954,3 +954,36 @@ def test_a_new_process_goes_on_with_what_is_in_the_cache(cloud):
         sizes = [size for batch in loader for size in batch[0].tolist()]
     assert sizes == [100 + i for i in order_of(40, epoch=1)[20:]]
     assert cloud.asked() == []
+
+
+class Slices(Samples):
+    """Each sample is a small part of one large object."""
+
+    def __init__(self, url, n):
+        super().__init__(url)
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitems__(self, indexes):
+        paths, starts, stops = zip(*self.items(indexes), strict=True)
+        return [len(data) for data in self.fs.cat_ranges(list(paths), list(starts), list(stops))]
+
+    def items(self, indexes):
+        return ((self.path, i * MiB, i * MiB + 1000) for i in indexes)
+
+
+def test_nothing_is_inferred_from_what_was_declared(cloud, monkeypatch):
+    """The rest of the object was sent for, in requests of 8 MiB, before the samples of the next batch."""
+    cloud.put("large", noise(64 * MiB))
+    dataset = Slices(cloud.url("large"), 64)
+    monkeypatch.setattr(
+        dataset.fs, "prefetch", lambda items: None
+    )  # as on a machine whose first process has the plan
+    dataset.fs.info(cloud.path("large"))
+    loader = Loader(Subset(dataset, range(0, 64, 4)), batch_size=8, shuffle=True)
+    list(loader)
+    loader.close()
+    until(lambda: not dataset.fs._source.engine.airborne)
+    assert dataset.fs.stats().bytes_fetched <= 16 * MiB  # the blocks that they are in

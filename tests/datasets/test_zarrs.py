@@ -894,7 +894,11 @@ def test_arrays_are_told_by_json_that_zarr_need_not_have_written(tmp_path):
         ((1000, 64, 64), {"chunks": (1, 64, 64), "shards": (500, 64, 64)}, 256),  # a MiB of them
         ((1000, 64, 64), {"chunks": (5, 64, 64), "shards": (500, 64, 64)}, 255),  # whole chunks
         ((1000, 64, 64), {"chunks": (1, 64, 64), "shards": (50, 64, 64)}, 50),  # no more than a shard has
-        ((8, 2048, 1024), {"chunks": (2, 512, 512), "shards": (4, 2048, 1024)}, 2),  # no less than a chunk has
+        (
+            (8, 2048, 1024),
+            {"chunks": (2, 512, 512), "shards": (4, 2048, 1024)},
+            2,
+        ),  # no less than a chunk has
     ],
 )
 def test_a_group_is_what_comes_with_one_fetch(tmp_path, shape, options, group_size):
@@ -911,4 +915,6 @@ def test_a_window_shuffle_of_a_sharded_array_reads_block_after_block(tmp_path):
     order = Loader(dataset, shuffle="window", window=2)._epochs().order(0).tolist()
     places = [(path, start // MiB) for path, start, stop in dataset.items(order) if stop is not None]
     assert len(set(places)) == 16
-    assert [len(set(places[:n])) for n in (16, 64, 128)] == [pytest.approx(each, abs=2) for each in (3, 6, 10)]
+    assert [len(set(places[:n])) for n in (16, 64, 128)] == [
+        pytest.approx(each, abs=2) for each in (3, 6, 10)
+    ]
