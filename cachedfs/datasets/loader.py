@@ -16,6 +16,7 @@ from cachedfs.datasets.arguments import at_least, default_threads, ranks_of, shu
 from cachedfs.datasets.batches import Mover, size_of
 from cachedfs.datasets.clock import reading_s
 from cachedfs.datasets.declared import Declared, ranks_here
+from cachedfs.datasets.external import ExternalSource
 from cachedfs.datasets.feed import Bounds, Feed, Made
 from cachedfs.datasets.meter import Meter
 from cachedfs.datasets.order import Order
@@ -236,6 +237,14 @@ class Loader:
         """End a loop that was not left. The plan of one that is complete goes on."""
         if self._feed is not None:
             self.close()
+
+    def external_source(self) -> ExternalSource:
+        """Return what NVIDIA's DALI takes as the `source` of `fn.external_source`, with `batch=True`: see `ExternalSource`.
+
+        Each tensor of a batch is an output, in their order. DALI asks for batches some time before its pipeline gives them:
+        `state_dict` counts what it asked for.
+        """
+        return ExternalSource(self)
 
     # What it took.
 
