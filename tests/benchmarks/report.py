@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cachedfs.sim import PROFILES
+from tests.benchmarks import training
 from tests.benchmarks.abuse import CONTENDERS, ROWS
 from tests.benchmarks.bounds import LATER, Verdict
 from tests.benchmarks.harness import Result
@@ -25,6 +26,7 @@ __all__ = ["load", "save", "tables"]
 NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches that a user may have: looked for, not driven
 TITLES = {"import": "import over fsspec and aiohttp", "memory": "10 GB through one handle"}
 TITLES |= {row.name: row.title for row in ROWS.values()}
+TITLES |= {row.name: row.title for row in training.ROWS.values()}
 TITLES |= {workload.name: workload.title for workload in WORKLOADS.values()}
 
 
@@ -79,6 +81,8 @@ def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]
         ]
     if any(result.row in ROWS for result in results):
         parts.append(_abuse(results))
+    if any(result.row in training.ROWS for result in results):
+        parts.append(_trainings(results))
     parts += [_bounds(verdicts), _definitions(results)]
     return "\n\n".join(parts) + "\n"
 
@@ -93,6 +97,22 @@ def _abuse(results: list[Result]) -> str:
         if any(cells):
             cells = [f"**{c}**" if by == "cachedfs" else c for c, by in zip(cells, contenders, strict=True)]
             lines.append(_line([row.title, *cells]))
+    return "\n".join(lines)
+
+
+def _trainings(results: list[Result]) -> str:
+    """Return a line for each training and each of its contenders: what they took, and what nobody could go below."""
+    lines = [_line(["training", "by", "measured", "bound"]), _line(["---"] * 4)]
+    for result in results:
+        if result.row not in training.ROWS:
+            continue
+        row, is_ours = training.ROWS[result.row], result.contender == "cachedfs"
+        said = result.error or result.outcome
+        bound = "" if row.bound_s is None else f"{row.bound_s:.2f} s"
+        by = training.NAMES.get(result.contender, result.contender)
+        lines.append(
+            _line([row.title, f"**{by}**" if is_ours else by, f"**{said}**" if is_ours else said, bound])
+        )
     return "\n".join(lines)
 
 
@@ -163,7 +183,8 @@ def _definitions(results: list[Result]) -> str:
     measured = {result.row for result in results}
     lines = ["What each row does, by the same code for all; Python's start and imports are not counted:", ""]
     lines += [f"- {w.title}: {w.definition}." for name, w in WORKLOADS.items() if name in measured]
-    lines += [f"- {row.title}: {row.definition}." for name, row in ROWS.items() if name in measured]
+    others = [*ROWS.values(), *training.ROWS.values()]
+    lines += [f"- {row.title}: {row.definition}." for row in others if row.name in measured]
     samples = [f"{TITLES[r.row]} by {r.contender}: {r.sample}" for r in results if r.sample]
     return "\n".join(lines + ([f"- Samples: {'; '.join(samples)}."] if samples else []))
 

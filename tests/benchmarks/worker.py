@@ -15,6 +15,7 @@ import zlib
 from typing import Any
 
 from tests.benchmarks.abused import act
+from tests.benchmarks.trained import train
 from tests.benchmarks.workloads import FLOORS, WORKLOADS, Place, Run, fetch_rounds
 
 
@@ -70,6 +71,8 @@ def main() -> None:
         try:
             if "do" in order:
                 answer = act(**order)
+            elif "train" in order:
+                answer = train(order.pop("train"), **order)
             elif "endpoint" in order:
                 answer = measure_floor(**order)
             elif "run" in order:

@@ -1,0 +1,319 @@
+"""What a process does in the rows of training: loops over batches whose computing is a sleep, by a Loader or torch's own."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+__all__ = ["train"]
+
+AFTER = 3  # batches that are not counted where a steady state is meant
+BATCH = 64  # random samples of the rows that read from a warm cache
+_KEPT: list[Any] = []  # what is not to be made again between two orders
+
+
+def train(row: str, contender: str, base: str, **options: Any) -> dict[str, Any]:
+    """Return the figures of one row, in seconds where nothing else is said."""
+    figures = _ROWS[row](contender, base, **options)
+    for loader in _KEPT:
+        loader.close()
+    _KEPT.clear()
+    return {"figures": figures}
+
+
+# Loops.
+
+
+def loaded(contender: str, dataset: Any, *, batch: int, workers: int = 4, **options: Any) -> Any:
+    """Return what gives batches of a dataset: ours, or torch's with so many processes."""
+    if contender in ("cachedfs", "local"):
+        from cachedfs.datasets import Loader
+
+        _KEPT.append(Loader(dataset, batch_size=batch, **{"shuffle": True} | options))
+        return _KEPT[-1]
+    from multiprocessing import get_context
+
+    from torch.utils.data import DataLoader
+
+    context = get_context("forkserver")  # a fork of a process with an event loop hangs
+    context.set_forkserver_preload(["torch", "gcsfs", "tests.benchmarks.trained"])
+    return DataLoader(
+        dataset,
+        batch_size=batch,
+        shuffle=True,
+        num_workers=workers,
+        multiprocessing_context=context,
+        persistent_workers=True,
+    )
+
+
+def ends(batches: Iterable[Any], step_s: float) -> list[float]:
+    """Return when the computing with each batch was over, counted from before the first was asked for."""
+    began, found = time.perf_counter(), []
+    for _ in batches:
+        time.sleep(step_s)
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def steady(found: list[float], step_s: float) -> float:
+    """Return what the batches from the fourth on took, over what computing with them does."""
+    return (found[-1] - found[AFTER - 1]) / (step_s * (len(found) - AFTER))
+
+
+class Files:
+    """Small files one by one, as a dataset that somebody writes for torch reads them."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self._urls = urls
+
+    def __len__(self) -> int:
+        return len(self._urls)
+
+    def __getitem__(self, index: int) -> int:
+        with fsspec.open(self._urls[index], "rb") as file:
+            return len(file.read())
+
+
+class Slow:
+    """Samples of no bytes whose batches take so long to make."""
+
+    def __init__(self, n: int, load_s: float) -> None:
+        self._n, self._load_s = n, load_s
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self._load_s)
+        return index
+
+
+# Rows.
+
+
+def small(contender: str, base: str, *, n: int, batch: int, step_s: float, workers: int) -> dict[str, float]:
+    """Return what `n` files took in all, and from the fourth batch on what they took over computing."""
+    fs, root = fsspec.url_to_fs(f"{base}/files")
+    urls = [f"{base}/files/{path.rpartition('/')[2]}" for path in sorted(fs.find(root))[:n]]
+    if contender == "cachedfs":
+        from cachedfs.datasets import FileDataset
+
+        dataset: Any = FileDataset(urls, decode=len)
+    else:
+        dataset = Files(urls)
+    found = ends(loaded(contender, dataset, batch=batch, workers=workers), step_s)
+    return {"seconds": found[-1], "over": steady(found, step_s)}
+
+
+def ratio(contender: str, base: str, *, step_s: float, shares: list[float]) -> dict[str, float]:
+    """Return the worst of an iteration over the longer of loading and computing, and that of each share."""
+    n, threads = 60, 4
+    found = {}
+    for share in shares:
+        slow = Slow(n, share * step_s * threads)  # four of them make a batch in `share` of a step
+        batches = loaded_evenly(contender, slow, threads)
+        times = ends(batches, step_s)
+        first = 2 * threads  # the first ones of each thread come together
+        each = (times[-1 - threads] - times[first - 1]) / (n - threads - first)
+        found[f"at {share:g}"] = each / (step_s * max(1.0, share))
+    return {"over": max(found.values()), **found}
+
+
+def loaded_evenly(contender: str, dataset: Any, threads: int) -> Any:
+    if contender != "cachedfs":
+        return loaded(contender, dataset, batch=1, workers=threads)
+    from cachedfs.datasets import Loader
+
+    _KEPT.append(Loader(dataset, batch_size=1, n_threads=threads))
+    return _KEPT[-1]
+
+
+def images(
+    contender: str, base: str, *, step_s: float, local: str, epochs: int, **options: Any
+) -> dict[str, float]:
+    """Return what each epoch took, and the second beside one of the local disk, in turn and each the second time."""
+    from cachedfs.datasets import ZarrDataset
+
+    remote = loaded("cachedfs", ZarrDataset(f"{base}/images.zarr"), batch=16, **options)
+    beside = loaded("local", ZarrDataset(f"{local}/images.zarr"), batch=16, **options)
+    times = ends(remote, step_s)
+    took = {"first": times[-1], "over": steady(times, step_s)}
+    ends(beside, step_s)
+    pairs = [(ends(remote, step_s)[-1], ends(beside, step_s)[-1]) for _ in range(epochs)]
+    took["second"] = statistics.median(ours for ours, _ in pairs)
+    took["beside"] = statistics.median(theirs for _, theirs in pairs)
+    return took
+
+
+def random_samples(contender: str, base: str, *, local: str, n: int) -> dict[str, float]:
+    """Return microseconds a random sample in batches from the warm cache, and those of a bare loop over the same file."""
+    import numpy as np
+
+    from cachedfs.datasets import ZarrDataset
+
+    dataset = ZarrDataset(f"{base}/samples.zarr")
+    bare = Bare(Path(local) / "samples.zarr")
+    order = np.random.default_rng(0).permutation(len(dataset))
+    batches = [order[at : at + BATCH].tolist() for at in range(0, n, BATCH)]
+    for batch in batches:  # from now on in the cache, and the page cache
+        assert (dataset.batch(batch).numpy() == bare.batch(batch)).all()
+    read = {"us": dataset.batch, "bare_us": bare.batch}
+    best = dict.fromkeys(read, float("inf"))
+    for _ in range(9):
+        for name, call in read.items():
+            began = time.perf_counter()
+            for batch in batches:
+                call(batch)
+            best[name] = min(best[name], (time.perf_counter() - began) / (len(batches) * BATCH) * 1e6)
+    return {**best, "over": best["us"] / best["bare_us"]}
+
+
+class Bare:
+    """The least that reading random samples takes: a `pread` each of open files whose index is known, and decoding."""
+
+    def __init__(self, path: Path) -> None:
+        import numcodecs
+        import numpy as np
+        import zarr
+
+        array = zarr.open_array(path, mode="r")
+        self._shape, self._per_shard = array.shape, array.shards[0]
+        n_shards = -(-array.shape[0] // self._per_shard)
+        names = [path / ".".join(["c", str(number), *["0"] * (array.ndim - 1)]) for number in range(n_shards)]
+        self._files = [os.open(name, os.O_RDONLY) for name in names]
+        self._index = []
+        for name in names:
+            data = name.read_bytes()[-(16 * self._per_shard + 4) : -4]
+            self._index.append(np.frombuffer(data, "<u8").reshape(-1, 2).tolist())
+        self._codec = numcodecs.Zstd()
+
+    def batch(self, indexes: list[int]) -> Any:
+        import numpy as np
+
+        out = np.empty((len(indexes), *self._shape[1:]), "u1")
+        for row, index in enumerate(indexes):
+            shard, inner = divmod(index, self._per_shard)
+            start, size = self._index[shard][inner]
+            data = self._codec.decode(os.pread(self._files[shard], size, start))
+            out[row] = np.frombuffer(data, "u1").reshape(self._shape[1:])
+        return out
+
+
+def by_zarr(contender: str, base: str, *, local: str, n: int) -> dict[str, float]:
+    """Return microseconds a random sample through zarr, from the local file."""
+    import zarr
+
+    array = zarr.open_array(f"{local}/samples.zarr", mode="r")
+    indexes = [index * 7919 % array.shape[0] for index in range(n // 10)]
+    began = time.perf_counter()
+    for index in indexes:
+        array[index]
+    return {"us": (time.perf_counter() - began) / len(indexes) * 1e6}
+
+
+def whole(contender: str, base: str, *, local: str) -> dict[str, float]:
+    """Return seconds of all cores for a decoded GB of all samples in order, from the warm cache."""
+    from cachedfs.datasets import ZarrDataset
+
+    if contender == "zarr":
+        import zarr
+
+        array = zarr.open_array(f"{local}/whole.zarr", mode="r")
+        n, read = array.shape[0], lambda indexes: array[indexes[0] : indexes[-1] + 1]
+        size = array.nbytes
+    else:
+        dataset = ZarrDataset(f"{base}/whole.zarr")
+        n, read = len(dataset), dataset.batch
+        size = (
+            n * sum(dataset.dtypes[""].itemsize * _product(shape) for shape in dataset.shapes.values()) // n
+        )
+    best = float("inf")
+    for _ in range(5):  # the first one fills the cache
+        began = time.process_time()
+        for at in range(0, n, 16):
+            read(range(at, at + 16))
+        best = min(best, time.process_time() - began)
+    return {"cpu_s_a_gb": best / size * 1e9}
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for length in shape:
+        total *= length
+    return total
+
+
+def epochs(contender: str, base: str, *, n: int) -> dict[str, float]:
+    """Read so many epochs in random order; return the bytes that were fetched in all, and after the first."""
+    from cachedfs.datasets import FileDataset
+
+    dataset = FileDataset(f"{base}/blocks", decode=len)
+    fs, fetched = dataset.fs, [0]
+    loader = loaded("cachedfs", dataset, batch=8)
+    for _ in range(n):
+        for _batch in loader:
+            time.sleep(0.01)
+        fetched.append(fs.stats().bytes_fetched)
+    loader.close()
+    return {"fetched": float(fetched[-1]), "later": float(fetched[-1] - fetched[1])}
+
+
+def resumed(contender: str, base: str, *, places: list[float], seed: int = 3) -> dict[str, float]:
+    """Return the seconds from a state to the first batch after it, at each place of the epoch, and the most of them."""
+    from cachedfs.datasets import ZarrDataset
+
+    dataset = ZarrDataset(f"{base}/samples.zarr")
+    found = {}
+    for place in places:
+        found[f"at {place:g}"] = statistics.median(
+            _to_first(contender, dataset, place, seed) for _ in range(3)
+        )
+    return {"worst": max(found.values()), "spread": max(found.values()) - min(found.values()), **found}
+
+
+def _to_first(contender: str, dataset: Any, place: float, seed: int) -> float:
+    position = int(place * len(dataset)) // 16 * 16
+    if contender == "cachedfs":
+        from cachedfs.datasets import Loader
+
+        with Loader(dataset, batch_size=16, shuffle=True, seed=seed) as loader:
+            state = loader.state_dict() | {"position": position}
+            began = time.perf_counter()
+            loader.load_state_dict(state)
+            next(iter(loader))
+            return time.perf_counter() - began
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make() -> Any:
+        torch.manual_seed(seed)
+        return StatefulDataLoader(dataset, batch_size=16, shuffle=True)
+
+    first: Iterator[Any] = iter(loader := make())
+    for _ in range(position // 16):
+        next(first)
+    state = loader.state_dict()
+    again = make()
+    began = time.perf_counter()
+    again.load_state_dict(state)
+    next(iter(again))
+    return time.perf_counter() - began
+
+
+_ROWS: dict[str, Callable[..., dict[str, float]]] = {
+    "small": small,
+    "ratio": ratio,
+    "images": images,
+    "random_samples": random_samples,
+    "by_zarr": by_zarr,
+    "whole": whole,
+    "epochs": epochs,
+    "resumed": resumed,
+}
