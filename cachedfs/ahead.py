@@ -98,10 +98,7 @@ class Ahead:
     def link_stats(self, origin: Origin) -> LinkStats:
         """Return what was measured of the way to an origin, and nothing that is assumed of it. In any thread."""
         timed = self._timed.get(origin) or Timed()
-        per_s = None
-        if timed.took_s:
-            per_s = timed.size / timed.took_s * (self.link(origin).n_bodies + ONE_MORE)
-        return LinkStats(timed.n, timed.wait_s, per_s, AHEAD * origin.concurrency)
+        return LinkStats(timed.n, timed.wait_s, timed.per_s, AHEAD * origin.concurrency)
 
     def saw(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
         """A body of `size` bytes came, `wait_s` after its request, and took so long."""
@@ -110,7 +107,7 @@ class Ahead:
             wait_s=wait_s, size=size, took_s=took_s, n_others=n_others, most=origin.concurrency
         )
         timed = self._timed.get(origin) or Timed()
-        self._timed[origin] = timed.after(wait_s=wait_s, size=size, took_s=took_s)
+        self._timed[origin] = timed.after(wait_s=wait_s, size=size, took_s=took_s, n_others=n_others)
 
     def pump(self) -> None:
         """Send what may be sent: to be called whenever a request has ended, or blocks were stored."""

@@ -190,8 +190,8 @@ class Stats(NamedTuple):
 class LinkStats(NamedTuple):
     """What one process saw of the way to an origin since its start, by the requests that it sent ahead.
 
-    `n_timed` of them were answered, and waited `wait_s` seconds in all for their first byte. `bytes_per_s`: what comes in a
-    second of as many bodies as are sent for at a time; None while no body of a MiB or more was timed. `n_at_once`: requests
+    `n_timed` of them were answered, and waited `wait_s` seconds in all for their first byte. `bytes_per_s`: what came in a
+    second, of all bodies that shared the link; None while no body of a MiB or more was timed. `n_at_once`: requests
     that may be in flight ahead of their readers.
     """
 

@@ -256,5 +256,10 @@ async def test_what_was_measured_of_the_link_is_told_and_nothing_that_is_assumed
     assert desk.ahead.link_stats(desk.origin) == LinkStats(1, 0.5, None, 4)
     for took_s in (0.5, 1.5):
         desk.ahead.saw(desk.origin, wait_s=0.25, size=10 * MiB, took_s=took_s)
-    n_at_a_time = desk.ahead.link(desk.origin).n_bodies + ahead.ONE_MORE
-    assert desk.ahead.link_stats(desk.origin) == LinkStats(3, 1.0, 10 * MiB * n_at_a_time, 4)
+    assert desk.ahead.link_stats(desk.origin) == LinkStats(3, 1.0, 10 * MiB, 4)
+    desk.wish("a")
+    desk.wish("b")
+    desk.ahead.saw(
+        desk.origin, wait_s=1.0, size=20 * MiB, took_s=1.0
+    )  # shared with two that wait half of their time
+    assert desk.ahead.link_stats(desk.origin) == LinkStats(4, 2.0, 20 * MiB, 4)

@@ -68,12 +68,20 @@ class Timed(NamedTuple):
 
     n: int = 0
     wait_s: float = 0.0
-    size: int = 0  # of the bodies whose rate says something
-    took_s: float = 0.0
+    came: float = (
+        0.0  # bytes, while bodies came whose rate says something, in all of those that shared the link
+    )
+    took_s: float = 0.0  # of each of these bodies
 
-    def after(self, *, wait_s: float, size: int, took_s: float) -> Timed:
+    @property
+    def per_s(self) -> float | None:
+        """Bytes a second of the link as it was shared; None: no body came that says it."""
+        return self.came / self.took_s if self.took_s else None
+
+    def after(self, *, wait_s: float, size: int, took_s: float, n_others: int) -> Timed:
         """Return the sums with one more request, as `Link.after` is told of it."""
         timed = self._replace(n=self.n + 1, wait_s=self.wait_s + wait_s)
         if size < _BLOCK or took_s <= 0:
             return timed
-        return timed._replace(size=self.size + size, took_s=self.took_s + took_s)
+        n_bodies = 1 + n_others * took_s / (wait_s + took_s)  # the others wait for their first bytes as long
+        return timed._replace(came=self.came + size * n_bodies, took_s=self.took_s + took_s)

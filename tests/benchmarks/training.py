@@ -172,11 +172,11 @@ def _capped(share: float) -> Row:
     return Row(
         f"train_c{share * 100:.0f}",
         f"{N_EPOCHS} epochs with a cache of {share:g} of the data",
-        f"{BLOCKS} files of 1 MiB in random order, by batches of 8, `cache_size` {size // MiB} MiB: of what the later epochs "
+        f"{BLOCKS} files of 1 MiB in random order, by batches of 8 and steps of 60 ms, `cache_size` {size // MiB} MiB: of what the later epochs "
         f"read the share that is not fetched (no cache can do better than {share:g}), and all bytes over the least, which is the data "
         f"once and {1 - share:g} of them for each later epoch",
         "epochs",
-        {"n": N_EPOCHS},
+        {"n": N_EPOCHS, "step_s": 0.06},
         _hits,
         cache_size=str(size),
         data=("blocks",),

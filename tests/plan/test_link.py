@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from cachedfs.plan.link import COURTESY, FEWEST, Link
+from cachedfs.plan.link import COURTESY, FEWEST, Link, Timed
 from cachedfs.sim.network import Link as Fluid
 
 MiB = 1 << 20
@@ -20,8 +20,9 @@ LINKS = [  # bytes a second of one stream and of all, seconds to the first byte
 
 
 def fill(stream: float, total: float, wait_s: float, *, n: int, size: int = 8 * MiB):
-    """Send n requests ahead over a link that streams share; return the bytes a second, what was learnt, and bodies."""
+    """Send n requests ahead over a link that streams share; return the bytes a second, what was learnt and measured, and bodies."""
     rng, link, fluid, now = random.Random(1), Link(), Fluid(stream, total), 0.0
+    timed = Timed()
     waiting: list[tuple[float, float]] = []
     bodies: list[tuple[object, float, float]] = []
     counts, n_done = [], 0
@@ -38,22 +39,24 @@ def fill(stream: float, total: float, wait_s: float, *, n: int, size: int = 8 * 
             bodies.remove(body)
             n_others = len(waiting) + len(bodies)
             link = link.after(wait_s=body[2], size=size, took_s=now - body[1], n_others=n_others, most=16)
+            timed = timed.after(wait_s=body[2], size=size, took_s=now - body[1], n_others=n_others)
             n_done += 1
         counts.append(len(bodies))
         now += 0.004
-    return n * size / now, link, counts[len(counts) // 2 :]
+    return n * size / now, link, timed, counts[len(counts) // 2 :]
 
 
 @pytest.mark.parametrize(("stream", "total", "wait_s"), LINKS)
 def test_what_is_sent_ahead_fills_the_link(stream, total, wait_s):
-    rate, link, _ = fill(stream, total, wait_s, n=400)
+    rate, link, timed, _ = fill(stream, total, wait_s, n=400)
     assert rate > 0.9 * total
+    assert timed.per_s == pytest.approx(total, rel=0.15)
     assert link.wait_s == pytest.approx(wait_s, rel=0.5)
 
 
 @pytest.mark.parametrize(("stream", "total", "wait_s"), [LINKS[0], LINKS[1], LINKS[4]])
 def test_a_block_that_somebody_waits_for_is_hardly_later(stream, total, wait_s):
-    _, _, counts = fill(stream, total, wait_s, n=150)
+    _, _, _, counts = fill(stream, total, wait_s, n=150)
     n = sum(counts) / len(counts)
     alone_s = wait_s + MiB / stream
     beside_s = wait_s + MiB / min(stream, total / (n + 1))
