@@ -50,11 +50,12 @@ def test_after_an_error_the_next_call_tries_again():
             return super().__getitem__(index)
 
     sick = {5: True}
-    call = Loader(Sick(range(8)), batch_size=4, n_threads=1).external_source().batch
-    assert call().tolist() == [0, 1, 2, 3]
-    with pytest.raises(OSError, match="not today"):
-        call()
-    assert call().tolist() == [4, 5, 6, 7]
+    with Loader(Sick(range(8)), batch_size=4, n_threads=1) as loader:
+        call = loader.external_source().batch
+        assert call().tolist() == [0, 1, 2, 3]
+        with pytest.raises(OSError, match="not today"):
+            call()
+        assert call().tolist() == [4, 5, 6, 7]
 
 
 def test_arrays_are_those_of_the_tensors_and_nothing_is_copied():
