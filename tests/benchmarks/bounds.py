@@ -116,7 +116,7 @@ def over_local(result: Result) -> float:
 def _images(row: str) -> list[Bound]:
     # What comes before the first batch is not a tenth of what it is at Drive: blocks and pauses are as they are.
     first = Bound(row, "first epoch over its bound", 1.03, median("over_all"), "x", is_due=False)
-    return [first, Bound(row, "a later epoch over the local disk", 1.03, over_local, "x")]
+    return [first, Bound(row, "a later epoch over the local disk", 1.01, over_local, "x")]
 
 
 def _capped(row: str) -> list[Bound]:
