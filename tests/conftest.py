@@ -9,6 +9,7 @@ import time
 
 import fsspec
 import fsspec.config
+import hypothesis
 import pytest
 
 from cachedfs import engine
@@ -20,6 +21,12 @@ from tests.support import OURS, Cloud, Drive, tallied, tally
 
 _numbers = itertools.count()
 LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 # A shell that starts the suite in the background has it, and all its children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
