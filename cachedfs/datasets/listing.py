@@ -13,7 +13,7 @@ from fsspec.core import has_magic
 
 from cachedfs.errors import ObjectNotFound
 
-__all__ = ["Names", "URLs", "as_urls", "files_of", "natural_key", "paths_of"]
+__all__ = ["Names", "URLs", "as_urls", "files_of", "infos_of", "natural_key", "paths_of"]
 
 URLs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _DIGITS = re.compile(r"[0-9]+")
@@ -99,7 +99,12 @@ def paths_of(fs: Any, urls: Iterable[str]) -> list[str]:
 
 
 def files_of(fs: Any, url: str, path: str) -> dict[str, int | None]:
-    """Return the files that a URL names, in natural order, each with its size as far as that is known.
+    """Return the files that a URL names, in natural order, each with its size as far as that is known: see `infos_of`."""
+    return {name: info.get("size") for name, info in infos_of(fs, url, path).items()}
+
+
+def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
+    """Return the files that a URL names, in natural order, each with what its listing says of it.
 
     A pattern names the files that match; any other URL a file, or everything below a folder. One listing. Raises
     ObjectNotFound when there is none.
@@ -107,7 +112,7 @@ def files_of(fs: Any, url: str, path: str) -> dict[str, int | None]:
     is_pattern = has_magic(path)
     matched = fs.glob(path, detail=True) if is_pattern else {}
     # A folder may have a bracket in its name, too.
-    files = _sizes(matched) or _sizes(fs.find(path, detail=True))
+    files = _files(matched) or _files(fs.find(path, detail=True))
     if files:
         return dict(sorted(files.items(), key=lambda item: (natural_key(item[0]), item[0])))
     if matched:
@@ -121,5 +126,5 @@ def files_of(fs: Any, url: str, path: str) -> dict[str, int | None]:
     raise ObjectNotFound(f"{url}: no file has this name, and there is none below a folder of this name")
 
 
-def _sizes(found: Mapping[str, Any]) -> dict[str, int | None]:
-    return {name: info.get("size") for name, info in found.items() if info["type"] == "file"}
+def _files(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: info for name, info in found.items() if info["type"] == "file"}

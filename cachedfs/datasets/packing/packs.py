@@ -1,0 +1,279 @@
+"""`pack`: many samples into one sharded Zarr store."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.core import has_magic
+
+from cachedfs.config import parse_size
+from cachedfs.datasets.listing import URLs
+from cachedfs.datasets.packing.ahead import ahead
+from cachedfs.datasets.packing.job import Job
+from cachedfs.datasets.packing.kinds import HEAD, KINDS, kind_of, source_of
+from cachedfs.datasets.packing.plan import Plan, array_plans, attributes_of, plan_of
+from cachedfs.datasets.packing.run import Run
+from cachedfs.datasets.packing.small import write_small
+from cachedfs.datasets.packing.sources.base import Files, Source
+from cachedfs.datasets.packing.store import BESIDE, Store, Stored
+from cachedfs.datasets.packing.workers import Cluster, Pool, Threads, client_of
+
+__all__ = ["Packed", "Packing", "pack"]
+
+logger = logging.getLogger("cachedfs.datasets")
+THREADS = 2, 4  # fewest and most where nothing is said: each has up to two shards in memory
+ZARR = ("zarr.json", ".zgroup", ".zarray")
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """What `pack` made. Sizes in bytes."""
+
+    url: str
+    kind: str
+    samples: int
+    shapes: dict[str, tuple[int, ...]]  # of the arrays, by name
+    layout: list[str]  # how each is cut and encoded, and why
+    objects: int
+    resumed: int  # of them, written by an earlier run
+    source_size: int
+    size: int
+    seconds: float
+    verified: str
+
+    def __str__(self) -> str:
+        rate = f", {_size(self.source_size / self.seconds)}/s" if self.seconds else ""
+        again = f", {self.resumed} of them from an earlier run" if self.resumed else ""
+        return (
+            f"{self.samples:,} samples, {_size(self.source_size)} of {self.kind}, in {self.objects} objects of {_size(self.size)}"
+            f"{again}; {self.seconds:.1f} s{rate}; {self.verified}"
+        )
+
+
+def pack(
+    source: URLs,
+    target: str,
+    *,
+    kind: str | None = None,
+    decode: str | None = None,
+    columns: Sequence[str] | Mapping[str, str | None] | None = None,
+    chunk_bytes: int | str | None = None,
+    shard_bytes: int | str | None = None,
+    codec: str | None = None,
+    n_workers: int | None = None,
+    client: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    callback: Any = DEFAULT_CALLBACK,
+    overwrite: bool = False,
+) -> Packed:
+    """Pack many samples into one sharded group of Zarr's third version at `target`, and verify it.
+
+    `source`: a folder, pattern, file or list of URLs. `kind` is one of files (a sample for each, its bytes or with
+    `decode="image"` its pixels), lines, jsonl, csv, parquet, hdf5 and tar (WebDataset's form); None: by names and first bytes.
+    `columns`: which names to pack of those that have names, in a dictionary also as what ("float32", "float32[768]",
+    "ragged int64", "utf8", "bytes", "json").
+
+    Samples of one shape are an array; others lie one behind the other in an array of elements, and `<name>_offsets`, one
+    longer than there are samples, says where each begins. Sizes of chunks and shards ("64MiB") and `codec` ("none", "lz4",
+    "zstd") are chosen from some of the samples and from where they go; `Packed.layout` says why.
+
+    A shard is written whole by one of `n_workers` threads, or by the workers of a Dask `client`, or of the scheduler at an
+    address. Run again after it was interrupted or killed, it goes on with the shards that are missing; nothing looks
+    finished before all is there. `overwrite`: what is at `target` is removed first, unless it is this very pack, half done.
+
+    Raises ValueError for options that make no sense and for samples that cannot be packed, naming them; FileExistsError
+    where something is at `target`; what the filesystems raise.
+    """
+    packing = Packing(
+        source,
+        target,
+        kind=kind,
+        decode=decode,
+        columns=columns,
+        chunk_bytes=chunk_bytes,
+        shard_bytes=shard_bytes,
+        codec=codec,
+        storage_options=storage_options,
+        target_options=target_options,
+    )
+    for line in packing.plan.lines():
+        logger.info("%s", line)
+    return packing.run(n_workers=n_workers, client=client, callback=callback, overwrite=overwrite)
+
+
+class Packing:
+    """A pack that is decided, and not begun: `plan` says what will be, and why."""
+
+    def __init__(
+        self,
+        source: URLs,
+        target: str,
+        *,
+        kind: str | None = None,
+        decode: str | None = None,
+        columns: Any = None,
+        chunk_bytes: int | str | None = None,
+        shard_bytes: int | str | None = None,
+        codec: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        target_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Look at the source: its listing, and some of its samples. Nothing is written."""
+        if kind is not None and kind not in KINDS:
+            raise ValueError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
+        self._chunk, self._shard = _bytes(chunk_bytes=chunk_bytes), _bytes(shard_bytes=shard_bytes)
+        self.store = Store(target, target_options)
+        self.files = Files(source, storage_options)
+        _must_be_apart(self.files, self.store)
+        head = self.files.head(0, HEAD) if len(self.files) == 1 else b""
+        self.kind = kind or kind_of(self.files.paths, head)
+        self.source: Source = source_of(self.kind, self.files, decode=decode, columns=columns)
+        sampled = self.source.look()
+        if not sum(batch.n for batch in sampled):
+            raise ValueError(f"{self.files.url}: nothing to pack: there is no sample in it")
+        self.plan: Plan = plan_of(
+            self.source, sampled, self.store.protocol, chunk=self._chunk, shard=self._shard, codec=codec
+        )
+        self.source.fields = self.plan.fields
+        columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
+        self._told = self.plan.as_json(self.source, {"decode": decode, "columns": columns})
+
+    def run(
+        self,
+        *,
+        n_workers: int | None = None,
+        client: Any = None,
+        callback: Any = DEFAULT_CALLBACK,
+        overwrite: bool = False,
+    ) -> Packed:
+        """Write the store, or what is missing of it."""
+        started = time.perf_counter()
+        there = self._begun(overwrite=overwrite)
+        job = Job(self.source, self.store, self.plan.big)
+        with_ahead = client is None
+        client = client_of(client) if isinstance(client, str) else client
+        pool: Pool = Threads(job, _n_workers(n_workers)) if client is None else Cluster(job, client)
+        callback.set_size(self.source.total_size)
+
+        def told(size: int, total: int) -> None:
+            callback.relative_update(size)
+
+        run = Run(job, pool, there, told)
+        try:
+            with ahead(self.source, there, is_on=with_ahead):
+                run()
+        finally:
+            pool.close()
+        return self._finished(job, run, started)
+
+    def _begun(self, *, overwrite: bool) -> dict[str, Stored]:
+        """Return what is there of this pack already, which is nothing for a new one."""
+        store = self.store
+        there = store.listing()
+        kept = store.kept_plan() if f"{BESIDE}/plan.json" in there else None
+        if kept is not None and kept == json.loads(json.dumps(self._told)):
+            return there
+        if there:
+            is_ours = any(name in there for name in ZARR) or any(name.startswith(f"{BESIDE}/") for name in there)
+            if not (overwrite and is_ours):
+                raise FileExistsError(_why_not(store.url, kept is not None, is_ours=is_ours))
+            store.remove()
+        store.keep_plan(self._told)
+        return {}
+
+    def _finished(self, job: Job, run: Run, started: float) -> Packed:
+        store, plan = self.store, self.plan
+        pieces = [piece for piece, _ in run.pieces]
+        small, lengths = write_small(job, pieces, dict(plan.small))
+        lengths |= {name: run.length(name) for name in plan.big}
+        if self.files.again().digest != self.files.digest:
+            raise ValueError(
+                f"{self.files.url}: files came, went or changed while they were packed; {store.url} is not finished: pack again "
+                "with overwrite"
+            )
+        stored = {**run.stored, **{each.name: each for each in small}}
+        self._verify(stored, lengths, run.n_samples)
+        store.finish(array_plans(plan, lengths), attributes_of(plan, self.source, run.n_samples))
+        store.remove(BESIDE)
+        n_stated = sum(each.checksum is not None for each in stored.values())
+        return Packed(
+            url=store.url,
+            kind=self.kind,
+            samples=run.n_samples,
+            shapes={each.name: each.shape for each in array_plans(plan, lengths)},
+            layout=plan.lines(),
+            objects=len(stored),
+            resumed=sum(not each.is_new for each in stored.values()),
+            source_size=self.files.size,
+            size=sum(each.size for each in stored.values()),
+            seconds=round(time.perf_counter() - started, 3),
+            verified=f"verified: {n_stated} objects by the origin's checksum, {len(stored) - n_stated} read back",
+        )
+
+    def _verify(self, stored: Mapping[str, Stored], lengths: Mapping[str, int], n: int) -> None:
+        """Raise OSError unless all objects are there, of their size, and all arrays have as many samples.
+
+        The bytes of each were compared when it was written, with the origin's checksum or by reading them back.
+        """
+        there = self.store.listing()
+        for name, each in stored.items():
+            if name not in there or there[name].size != each.size:
+                found = f"{there[name].size:,} bytes" if name in there else "not there"
+                raise OSError(f"{self.store.shown(name)}: {found}, and {each.size:,} bytes were written; run pack again")
+        for field in self.plan.fields:
+            rows = lengths[field.name + "_offsets"] - 1 if field.is_ragged else lengths[field.name]
+            if rows != n:
+                raise OSError(f"{self.store.shown(field.name)}: {rows:,} samples, and {n:,} were read")
+
+
+def _why_not(url: str, is_begun: bool, *, is_ours: bool) -> str:
+    if is_begun:
+        return f"{url}: a pack of another source, or with other options, was begun here; overwrite=True removes it"
+    if is_ours:
+        return f"{url}: there is a Zarr store already; overwrite=True removes it first"
+    return f"{url}: there are files, and no Zarr store: choose another target; they are not removed, with overwrite either"
+
+
+def _must_be_apart(files: Files, store: Store) -> None:
+    """Raise ValueError for a target inside the folder that is packed: it would be a part of itself."""
+    folder = str(files.fs._strip_protocol(files.url)).rstrip("/")
+    if type(files.fs) is type(store.fs) and not has_magic(folder) and store.path.startswith(f"{folder}/"):
+        raise ValueError(f"{store.url}: is inside of {files.url}, which is packed: choose a target outside")
+
+
+def _n_workers(given: int | None) -> int:
+    if given is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(max(cores, THREADS[0]), THREADS[1])
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ValueError(f"n_workers={given!r}: expected a whole number, 1 or more")
+    return given
+
+
+def _bytes(**given: Any) -> int | None:
+    [(name, value)] = given.items()
+    if value is None:
+        return None
+    size: Any = None
+    try:
+        size = parse_size(value)
+    except (ValueError, TypeError):
+        pass
+    if not isinstance(size, int) or not 1 << 10 <= size <= 1 << 30:
+        raise ValueError(f"{name}={value!r}: expected bytes or a size like '64MiB', from 1 KiB to 1 GiB")
+    return size
+
+
+def _size(n: float) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= unit:
+            return f"{n / unit:.1f} {name}"
+    return f"{n:.0f} bytes"

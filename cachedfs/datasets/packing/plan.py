@@ -1,0 +1,137 @@
+"""What is decided before anything is written: which fields there are, and how each array is cut and encoded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cachedfs.datasets.packing.encoding import Encoding, measured
+from cachedfs.datasets.packing.model import OFFSETS, Array, Batch, Field
+from cachedfs.datasets.packing.sizes import CODECS, choose_codec, grid_of, is_small, shard_size, shares
+from cachedfs.datasets.packing.small import small_arrays
+from cachedfs.datasets.packing.sources.base import Source
+from cachedfs.datasets.packing.store import ArrayPlan
+
+__all__ = ["ATTRIBUTE", "FORMAT", "Plan", "attributes_of", "array_plans", "plan_of"]
+
+ATTRIBUTE = "cachedfs_pack"  # of the group: what its arrays are
+FORMAT = 1
+SMALL_SHARD = 16 << 20  # bytes: all small arrays are made at the same time
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How the arrays of a store will be: by name, those of big fields and small ones, and why."""
+
+    fields: tuple[Field, ...]
+    big: Mapping[str, Encoding]
+    small: Mapping[str, Encoding]
+    reasons: Mapping[str, str]  # of the codec of each
+
+    def as_json(self, source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what has to be the same for a run to go on where an earlier one ended."""
+        return {
+            "format": FORMAT,
+            "source": {"digest": source.files.digest, "kind": source.kind, **options},
+            "fields": [dataclasses.asdict(field) for field in self.fields],
+            "arrays": {name: _as_json(encoding) for name, encoding in {**self.big, **self.small}.items()},
+        }
+
+    def lines(self) -> list[str]:
+        """Return for people what each array will be, and why."""
+        found = []
+        for name, encoding in {**self.big, **self.small}.items():
+            grid, reason = encoding.grid, self.reasons[name]
+            found.append(
+                f"{name}: {encoding.dtype}, chunks {_shape(grid.chunk)}, shards {_shape(grid.shard)} ({grid.reason}); "
+                f"{encoding.codec} ({reason})"
+            )
+        return found
+
+
+def plan_of(
+    source: Source, sampled: list[Batch], protocol: str, *, chunk: int | None, shard: int | None, codec: str | None
+) -> Plan:
+    """Return the plan for a source of which some samples are known; `protocol` is that of the target's origin."""
+    n = sum(batch.n for batch in sampled)
+    means = {field.name: _mean(field, sampled, n) for field in source.fields}
+    fields = tuple(
+        dataclasses.replace(field, is_small=field.is_small or is_small(means, field.name))
+        for field in source.fields
+    )
+    most, why = (shard, "as asked for") if shard is not None else shard_size(protocol)
+    big_means = {field.name: means[field.name] for field in fields if not field.is_small}
+    # Sources that are read by range need nothing at hand.
+    by_field = shares(big_means, most) if source.is_decoded else dict.fromkeys(big_means, most)
+    big, small, reasons = {}, {}, {}
+    for field in fields:
+        if not field.is_small:
+            values = np.concatenate([batch.values[field.name] for batch in sampled])
+            chosen, reasons[field.name] = _codec(field, values, codec)
+            grid = grid_of(field, means[field.name], chunk=chunk, shard=by_field[field.name], why=why)
+            big[field.name] = Encoding.of(field, grid, chosen)
+    for field in small_arrays(fields):
+        size = min(most, SMALL_SHARD)
+        grid = grid_of(field, means.get(field.name, 8.0), chunk=None, shard=size, why="little beside the samples")
+        small[field.name] = Encoding.of(field, grid, "zstd")
+        reasons[field.name] = "numbers and names that follow one another"
+    return Plan(fields, big, small, reasons)
+
+
+def array_plans(plan: Plan, lengths: Mapping[str, int]) -> list[ArrayPlan]:
+    """Return the arrays as they are when all is written, by what `lengths` says of how long each is."""
+    fields = {field.name: field for field in (*plan.fields, *small_arrays(plan.fields))}
+    ragged = {field.name for field in plan.fields if field.is_ragged}
+    found = []
+    for name, encoding in {**plan.big, **plan.small}.items():
+        field = fields[name]
+        if name in ragged:
+            first = f"{name}_element"
+        else:
+            first = f"{name.removesuffix(OFFSETS)}_edge" if name.removesuffix(OFFSETS) in ragged and name.endswith(OFFSETS) else "sample"
+        # xarray takes no two axes of one name.
+        axes = (first, *(f"{name}_axis_{i}" for i in range(1, len(field.shape) + 1)))
+        attributes = {"units": field.means} if " since " in field.means else {}
+        found.append(ArrayPlan(name, (lengths[name], *field.shape), encoding, axes, attributes))
+    return found
+
+
+def attributes_of(plan: Plan, source: Source, n: int) -> dict[str, Any]:
+    """Return the attributes of the group, by which samples are found in its arrays."""
+    fields = {}
+    for field in plan.fields:
+        told: dict[str, Any] = {"layout": "ragged" if field.is_ragged else "fixed"}
+        if field.is_ragged:
+            told["offsets"] = field.name + OFFSETS
+        if field.means:
+            told["means"] = field.means
+        if field.shapes:
+            told["shapes"] = field.shapes
+        if field.name not in {each.shapes for each in plan.fields}:
+            fields[field.name] = told
+    return {ATTRIBUTE: {"format": FORMAT, "source": source.files.url, "kind": source.kind, "samples": n, "fields": fields}}
+
+
+def _mean(field: Field, sampled: list[Batch], n: int) -> float:
+    if not field.is_ragged:
+        return float(field.row_size)
+    return field.row_size * sum(int(batch.sizes[field.name].sum()) for batch in sampled) / max(1, n)
+
+
+def _codec(field: Field, values: Array, given: str | None) -> tuple[str, str]:
+    if given is None:
+        return choose_codec(measured(field, values))
+    if given not in CODECS:
+        raise ValueError(f"codec={given!r}: expected one of {', '.join(CODECS)}; None: by measuring samples")
+    return choose_codec({given: 1.0}, is_given=True)
+
+
+def _as_json(encoding: Encoding) -> list[Any]:
+    return [encoding.dtype, list(encoding.grid.chunk), list(encoding.grid.shard), encoding.codec, encoding.shuffle]
+
+
+def _shape(numbers: tuple[int, ...]) -> str:
+    return " x ".join(f"{n:,}" for n in numbers)

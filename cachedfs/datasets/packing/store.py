@@ -1,0 +1,211 @@
+"""Where the packed arrays go: objects that appear whole, what was sent compared with what is there, the group's metadata last."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from fsspec.core import url_to_fs
+
+from cachedfs.checksums import Running, crc32c_of, stated_of
+from cachedfs.datasets.packing.encoding import Encoding
+from cachedfs.datasets.packing.model import Tally
+from cachedfs.filesystem import CachedFileSystem
+
+__all__ = ["BESIDE", "ArrayPlan", "Store", "Stored"]
+
+BESIDE = ".cachedfs-pack"  # the folder of what only packing needs: gone when it is done
+# Where an object is there when it is complete, and not before: it is written where it is to be.
+WHOLE = {"gs", "gcs", "cgs", "s3", "s3a", "az", "abfs", "abfss", "adl", "drive", "cdrive", "memory", "oss", "r2"}
+
+
+class Stored(NamedTuple):
+    """An object that is there as it was sent. `checksum`: what the origin states of it; None: nothing, so it was read back."""
+
+    name: str
+    size: int
+    checksum: str | None
+    is_new: bool = True  # False: an earlier run wrote it
+
+
+class ArrayPlan(NamedTuple):
+    """One array of the store."""
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: Encoding
+    dimensions: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+
+class Store:
+    """A Zarr group at a URL that is being made. It pickles as URL and options."""
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        self.url, self._options = url, dict(options or {})
+        self.fs, path = url_to_fs(url, **self._options)
+        self.path = str(path).rstrip("/")
+        self._folders: set[str] = set()
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.url, self._options)
+
+    @cached_property
+    def protocol(self) -> str:
+        """That of the origin: `gs`, `drive`, `file`, ..."""
+        fs = self.fs
+        name = fs.target_protocol if isinstance(fs, CachedFileSystem) else fs.protocol
+        return str(name if isinstance(name, str) else name[0])
+
+    # Objects.
+
+    def at(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    def shown(self, name: str) -> str:
+        return str(self.fs.unstrip_protocol(self.at(name)))
+
+    def put(self, name: str, data: bytes | bytearray) -> None:
+        """Write an object so that nobody ever sees a part of it under its name."""
+        path = self.at(name)
+        if self.protocol in WHOLE:
+            self.fs.pipe_file(path, data)
+            return
+        temporary = self.at(f"{BESIDE}/{uuid.uuid4().hex}.tmp")
+        for folder in (path.rpartition("/")[0], temporary.rpartition("/")[0]):
+            if folder not in self._folders:
+                self.fs.makedirs(folder, exist_ok=True)
+                self._folders.add(folder)
+        self.fs.pipe_file(temporary, data)
+        self.fs.mv(temporary, path)
+
+    def put_checked(self, name: str, data: bytes | bytearray) -> Stored:
+        """Write an object and make sure that it is there as it was sent.
+
+        By the checksum that the origin states of it, which is one request; where there is none it is read back.
+        Raises OSError for one that is not: it is removed.
+        """
+        self.put(name, data)
+        path = self.at(name)
+        info = self.fs.info(path)
+        stated = stated_of(info)
+        if stated is not None:
+            running = Running(stated)
+            running.add(bytes(data) if isinstance(data, bytearray) else data)
+            wrong = running.contradiction()
+        else:
+            back = self.fs.cat_file(path)
+            wrong = None if back == data else f"it was read back, and {len(back):,} bytes are not those sent"
+        if wrong is not None or info.get("size") not in (None, len(data)):
+            with contextlib.suppress(OSError):
+                self.fs.rm_file(path)
+            raise OSError(
+                f"{self.shown(name)}: written, and not there as sent: {wrong or info.get('size')}; run pack again, it goes on here"
+            )
+        return Stored(name, len(data), None if stated is None else stated.value)
+
+    def read(self, name: str) -> bytes | None:
+        """Return an object; None when it is not there."""
+        try:
+            return bytes(self.fs.cat_file(self.at(name)))
+        except FileNotFoundError:
+            return None
+
+    def listing(self) -> dict[str, Stored]:
+        """Return what is there, as the origin has it now: one listing."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.invalidate_cache(self.path)
+            found = self.fs.find(self.path, detail=True)
+            head = len(self.path) + 1
+            return {str(path)[head:]: _stored(str(path)[head:], info) for path, info in found.items()}
+        return {}
+
+    def remove(self, name: str = "") -> None:
+        """Remove a folder with all in it; without a name all that is here."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm(self.at(name).rstrip("/"), recursive=True)
+
+    # What is known of pieces, while it is being made.
+
+    def keep(self, piece: str, tally: Tally) -> None:
+        self.put(f"{BESIDE}/{piece}.npz", tally.as_bytes())
+
+    def kept(self, piece: str) -> Tally | None:
+        data = self.read(f"{BESIDE}/{piece}.npz")
+        return None if data is None else Tally.from_bytes(data)
+
+    def keep_done(self, done: Mapping[str, str]) -> None:
+        """Write down the checksums of objects that were found to be as they were sent."""
+        self.put(f"{BESIDE}/done-{uuid.uuid4().hex}.json", json.dumps(done).encode())
+
+    def kept_done(self, names: Iterable[str]) -> dict[str, str]:
+        """Return what was written down, by earlier runs too; `names`: all that is there."""
+        found: dict[str, str] = {}
+        for name in names:
+            if name.startswith(f"{BESIDE}/done-"):
+                with contextlib.suppress(ValueError):
+                    found |= json.loads(self.read(name) or b"{}")
+        return found
+
+    def keep_plan(self, plan: Mapping[str, Any]) -> None:
+        self.put(f"{BESIDE}/plan.json", json.dumps(plan).encode())
+
+    def kept_plan(self) -> dict[str, Any] | None:
+        data = self.read(f"{BESIDE}/plan.json")
+        try:
+            return None if data is None else dict(json.loads(data))
+        except ValueError:
+            return {}
+
+    # Metadata.
+
+    def finish(self, arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> None:
+        """Write the metadata: those of the group last, with all others in them, so that what opens is complete."""
+        documents = metadata_of(arrays, attributes)
+        for name in sorted(documents, key=len, reverse=True):
+            if name != "zarr.json":
+                self.put(name, documents[name])
+        self.put("zarr.json", documents["zarr.json"])
+
+
+def _stored(name: str, info: Mapping[str, Any]) -> Stored:
+    stated = stated_of(info)
+    return Stored(name, int(info.get("size") or 0), None if stated is None else stated.value, is_new=False)
+
+
+def metadata_of(arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the documents of a group and its arrays, by name, as zarr writes them; the group's have all in them."""
+    import zarr
+    from zarr.storage import MemoryStore
+
+    held: dict[str, Any] = {}
+    group = zarr.create_group(MemoryStore(held), attributes=dict(attributes))
+    for each in arrays:
+        encoding = each.encoding
+        group.create_array(
+            each.name,
+            shape=each.shape,
+            dtype=encoding.dtype,
+            chunks=encoding.grid.chunk,
+            shards=encoding.grid.shard,
+            compressors=encoding.described,
+            fill_value=0,
+            # Flat names: each further axis would be another folder, which Drive makes two or three of in a second.
+            chunk_key_encoding={"name": "default", "separator": "."},
+            dimension_names=each.dimensions,
+            attributes=dict(each.attributes),
+        )
+    documents = {name: json.loads(value.to_bytes()) for name, value in held.items()}
+    members = {
+        name.removesuffix("/zarr.json"): document for name, document in documents.items() if name != "zarr.json"
+    }
+    documents["zarr.json"]["consolidated_metadata"] = {
+        "kind": "inline",
+        "must_understand": False,
+        "metadata": dict(sorted(members.items())),
+    }
+    return {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}

@@ -1,0 +1,106 @@
+"""Who does the work: threads of this process, or the processes of a Dask cluster. Both do the same jobs."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from cachedfs.datasets.packing.job import Job
+
+__all__ = ["Cluster", "Pool", "Threads", "client_of"]
+
+
+class Pool(Protocol):
+    """Runs methods of a job, several at a time."""
+
+    n_workers: int
+
+    def submit(self, method: str, *args: Any) -> Any:
+        """Begin one; return what stands for it."""
+        ...
+
+    def finished(self) -> Iterable[tuple[Any, Any]]:
+        """Wait until any has ended; return those that have, each with its result. Raises what one raised."""
+        ...
+
+    def close(self) -> None:
+        """Give up what has not begun, and wait for what has."""
+        ...
+
+
+class Threads:
+    """Threads: reading, codecs and Arrow let go of the interpreter's lock."""
+
+    def __init__(self, job: Job, n_workers: int) -> None:
+        self.n_workers, self._job = n_workers, job
+        self._threads = concurrent.futures.ThreadPoolExecutor(n_workers, "cachedfs-pack")
+        self._going: set[concurrent.futures.Future[Any]] = set()
+
+    def submit(self, method: str, *args: Any) -> Any:
+        future = self._threads.submit(getattr(self._job, method), *args)
+        self._going.add(future)
+        return future
+
+    def finished(self) -> Iterable[tuple[Any, Any]]:
+        done, self._going = concurrent.futures.wait(
+            self._going, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        return [(future, future.result()) for future in done]
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class Cluster:
+    """The workers of a Dask cluster. What one of them did not finish when it was lost is done by another."""
+
+    def __init__(self, job: Job, client: Any) -> None:
+        from distributed import as_completed
+
+        self._client = client
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        self._addresses = sorted(workers)
+        threads = sum(each["nthreads"] for each in workers.values())
+        if not threads:
+            raise ValueError(f"{client}: has no workers; start some, or pack without client=")
+        self.n_workers = 2 * threads  # one waits while another is done
+        # Once to each worker: the list of a source's files may be long.
+        self._job = client.scatter(job, broadcast=True, hash=False)
+        self._going: set[Any] = set()
+        self._done = as_completed(loop=client.loop)
+
+    def submit(self, method: str, *args: Any) -> Any:
+        # The pieces of one file at one worker, if it is free: it has the file open where the piece before ended.
+        at = self._addresses[args[0].file % len(self._addresses)] if method == "measure" else None
+        future = self._client.submit(
+            _do, self._job, method, args, workers=at, allow_other_workers=at is not None, pure=False
+        )
+        self._going.add(future)
+        self._done.add(future)
+        return future
+
+    def finished(self) -> Iterable[tuple[Any, Any]]:
+        future = next(self._done)
+        self._going.discard(future)
+        return [(future, future.result())]
+
+    def close(self) -> None:
+        from distributed import wait
+
+        if self._going:
+            self._client.cancel(list(self._going))
+            wait(list(self._going))
+
+
+def client_of(address: str) -> Any:
+    """Return a client of the Dask scheduler at an address. Raises ImportError saying what to install."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise ImportError("packing on Dask needs it: pip install distributed") from error
+    return Client(address, timeout=10)
+
+
+def _do(job: Job, method: str, args: tuple[Any, ...]) -> Any:
+    return getattr(job, method)(*args)
