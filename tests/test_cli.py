@@ -22,7 +22,7 @@ from cachedfs.sim import Fault, GCSServer
 from tests.cache.rig import flip
 from tests.support import ROOT, MiB, forget, noise, until
 
-COMMANDS = ["ls", "cat", "get", "prefetch", "stats", "evict", "verify", "sim", "demo", "doctor"]
+COMMANDS = ["ls", "cat", "get", "prefetch", "pack", "stats", "evict", "verify", "sim", "demo", "doctor"]
 PAGE = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 
 

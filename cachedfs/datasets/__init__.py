@@ -1,6 +1,7 @@
 """Datasets for training that never waits: samples of many files, of arrays, of lines, and the Loader that feeds them.
 
-All work in a plain `torch.utils.data.DataLoader` as well. Needs torch: `pip install "cachedfs[torch]"`.
+All work in a plain `torch.utils.data.DataLoader` as well. Needs torch: `pip install "cachedfs[torch]"`. `pack`, which makes
+one sharded Zarr store of many samples, does without: `pip install "cachedfs[pack]"`.
 """
 
 from importlib import import_module
@@ -12,17 +13,20 @@ if TYPE_CHECKING:
     from cachedfs.datasets.hdf5 import HDF5Dataset
     from cachedfs.datasets.lines import LineDataset
     from cachedfs.datasets.loader import Loader
+    from cachedfs.datasets.packing import Packed, pack
     from cachedfs.datasets.zarrs import ZarrDataset
 
-__all__ = ["FileDataset", "HDF5Dataset", "LineDataset", "Loader", "Samples", "ZarrDataset"]
+__all__ = ["FileDataset", "HDF5Dataset", "LineDataset", "Loader", "Packed", "Samples", "ZarrDataset", "pack"]
 
 _MODULES = {
     "FileDataset": "files",
     "HDF5Dataset": "hdf5",
     "LineDataset": "lines",
     "Loader": "loader",
+    "Packed": "packing",
     "Samples": "base",
     "ZarrDataset": "zarrs",
+    "pack": "packing",
 }
 _EXTRAS = {
     "torch": "torch",
@@ -42,6 +46,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"cachedfs.datasets.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(error.name or "")
+        if extra is not None and _MODULES[name] == "packing":
+            extra = "pack"
         if extra is None:
             raise
         raise ImportError(

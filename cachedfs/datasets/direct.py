@@ -76,16 +76,21 @@ class Direct:
         Raises what filesystem and codecs raise, ObjectChanged for a shard that is replaced again and again, and ValueError
         for one that is not what its index says.
         """
+        self.put(
+            part for name, layout in self._layouts.items() for part in parts_of(layout, samples, outs[name])
+        )
+
+    def put(self, parts: Iterable[Part]) -> None:
+        """Copy parts of chunks into place, as `read` does."""
         pool = self._here().pool
         mine: list[Part] = []
         others: list[Part] = []
-        for name, layout in self._layouts.items():
-            for part in parts_of(layout, samples, outs[name]):
-                is_mine, n = True, layout.n_rows(part.number)
-                if part.n_rows < n:  # else nobody needs it again
-                    part.pool = pool
-                    part.future, is_mine = pool.take(part.key, part.n_rows, n)
-                (mine if is_mine else others).append(part)
+        for part in parts:
+            is_mine, n = True, part.layout.n_rows(part.number)
+            if part.n_rows < n:  # else nobody needs it again
+                part.pool = pool
+                part.future, is_mine = pool.take(part.key, part.n_rows, n)
+            (mine if is_mine else others).append(part)
         try:
             self._fill(mine)
         except BaseException:  # an interrupt, too: other threads wait for these chunks, and would for ever

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cachedfs.datasets.arrays import Beside, Layout, Place
 from cachedfs.datasets.pool import Pool
 
-__all__ = ["Part", "parts_of"]
+__all__ = ["Part", "parts_between", "parts_of"]
 
 Array = npt.NDArray[Any]
 Rows = slice | list[int]
@@ -69,6 +69,17 @@ def parts_of(layout: Layout, samples: Array, out: Array) -> Iterator[Part]:
         where, within = _as_slice(own), _as_slice([inside[row] for row in own])
         for beside in layout.beside:
             yield Part(layout, number, beside, out, len(own), where, within)
+
+
+def parts_between(layout: Layout, start: int, stop: int, out: Array, at: int) -> Iterator[Part]:
+    """Yield what is needed of each chunk for rows `[start, stop)`, which go to `out` from `at` on."""
+    n = layout.chunk[0]
+    while start < stop:
+        number, inside = divmod(start, n)
+        rows = min(n - inside, stop - start)
+        for beside in layout.beside:
+            yield Part(layout, number, beside, out, rows, slice(at, at + rows), slice(inside, inside + rows))
+        start, at = start + rows, at + rows
 
 
 def _as_slice(numbers: list[int]) -> Rows:

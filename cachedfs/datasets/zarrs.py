@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import tee, zip_longest
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from cachedfs.config import parse_size
 from cachedfs.datasets.arrays import NUMBERS, Layout, Unknown, arrays_at, dtype_of, layout_of
 from cachedfs.datasets.base import Item, Samples
 from cachedfs.datasets.direct import Direct
+from cachedfs.datasets.ragged import RAGGED, Ragged
 
 __all__ = ["ZarrDataset"]
 
@@ -33,6 +35,8 @@ class ZarrDataset(Samples):
 
     A tuple of NumPy arrays in the order of `arrays`, a dictionary by name with `named`, or one array alone where `url` or
     `arrays` is one. They have the array's type in this machine's byte order; of an array of one axis, a sample is a number.
+
+    Of a ragged array that `pack` made, a sample is `bytes`, a `str` or an array, each as long as it is.
 
     Chunks of numbers by codecs that numcodecs has are read directly: the index of a shard once in a process, and of the
     shard only the ranges that are wanted. What else there is goes through zarr, several times slower; the log says which.
@@ -61,17 +65,23 @@ class ZarrDataset(Samples):
             raise ValueError(f"pool={pool!r}: expected bytes, or a size like '256MiB'")
         names = None if arrays is None else [arrays] if isinstance(arrays, str) else list(arrays)
         found = arrays_at(self.fs, self.path, names)
+        ragged = _ragged(self, found)
+        beside = {found_by for spec in ragged.values() for found_by in (spec["offsets"], spec.get("shapes"))}
+        if names is None:  # what only says where samples are is no sample
+            found = {name: metadata for name, metadata in found.items() if name not in beside}
         self.arrays = tuple(found)
         self._is_single = isinstance(arrays, str) or self.arrays == ("",)
         if named and self._is_single:
             raise ValueError(f"{self!r}: named=True is for arrays of a group")
         self._is_named = named
-        self._length = _length(self, found)
-        self.shapes = {name: tuple(metadata.shape) for name, metadata in found.items()}
+        self._ragged = Ragged.of(self.fs, self.path, ragged, pool_size=self._pool_size)
+        self._length = _length(self, found, self._ragged)
         self.dtypes = {name: dtype_of(metadata) for name, metadata in found.items()}
+        fixed = {name: metadata for name, metadata in found.items() if name not in self._ragged}
+        self.shapes = {name: tuple(metadata.shape) for name, metadata in fixed.items()}
         layouts: dict[str, Layout] = {}
         self._through: dict[str, _Through] = {}
-        for name, metadata in found.items():
+        for name, metadata in fixed.items():
             path = f"{self.path}/{name}" if name else self.path
             try:
                 layouts[name] = layout_of(path, metadata)
@@ -105,7 +115,7 @@ class ZarrDataset(Samples):
 
         Without `collate` and `transform` chunks are decoded into the batch's own memory.
         """
-        is_plain = all(dtype.kind in "biufc" for dtype in self.dtypes.values())
+        is_plain = all(dtype.kind in "biufc" for dtype in self.dtypes.values()) and not self._ragged
         if collate is not None or self.transform is not None or not is_plain:
             return (collate or default_collate)(self.__getitems__(indexes))
         found = [torch.from_numpy(array) for array in self._read(self._numbers(indexes))]
@@ -118,21 +128,28 @@ class ZarrDataset(Samples):
 
         The index of a shard comes up to 256 samples before what it tells of, and is read here then.
         """
-        return self._direct.items(map(self.number, indexes))
+        if not self._ragged:
+            return self._direct.items(map(self.number, indexes))
+        ways = tee(map(self.number, indexes), 1 + len(self._ragged))
+        each = [self._direct.items(ways[0])] + [
+            one.items(way) for one, way in zip(self._ragged.values(), ways[1:], strict=True)
+        ]
+        return (item for items in zip_longest(*each) for item in items if item is not None)
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return numbers counted from the front. Raises IndexError, and TypeError for what is no number."""
         return np.fromiter(map(self.number, indexes), np.int64, len(indexes))
 
-    def _read(self, numbers: npt.NDArray[np.int64]) -> list[Array]:
+    def _read(self, numbers: npt.NDArray[np.int64]) -> list[Any]:
         """Return these samples of each array, new ones."""
         n = len(numbers)
-        found = {
-            name: np.empty((n, *self.shapes[name][1:]), self.dtypes[name])
-            for name in self.arrays
+        found: dict[str, Any] = {
+            name: np.empty((n, *shape[1:]), self.dtypes[name])
+            for name, shape in self.shapes.items()
             if name not in self._through
         }
         self._direct.read(numbers, found)
+        found |= {name: one.rows(numbers) for name, one in self._ragged.items()}
         for name, array in self._through.items():
             try:
                 found[name] = array.rows(numbers)
@@ -172,8 +189,27 @@ class _Through:
         return self._opened[1]
 
 
-def _length(dataset: ZarrDataset, found: Mapping[str, Any]) -> int:
+def _ragged(dataset: ZarrDataset, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the attributes of ragged arrays of a group say, by name, each with the metadata of all that it needs."""
+    ragged = {
+        name: dict(metadata.attributes[RAGGED])
+        for name, metadata in found.items()
+        if name and RAGGED in (metadata.attributes or {})
+    }
+    needed = {
+        name for spec in ragged.values() for name in (spec["offsets"], spec.get("shapes")) if name is not None
+    }
+    more = arrays_at(dataset.fs, dataset.path, sorted(needed - found.keys())) if needed - found.keys() else {}
+    for name, spec in ragged.items():
+        spec["metadata"] = {
+            each: {**found, **more}[each] for each in (name, spec["offsets"], spec.get("shapes")) if each
+        }
+    return ragged
+
+
+def _length(dataset: ZarrDataset, found: Mapping[str, Any], ragged: Mapping[str, Ragged]) -> int:
     lengths = {name: metadata.shape[0] if metadata.shape else None for name, metadata in found.items()}
+    lengths |= {name: len(one) for name, one in ragged.items()}
     if not lengths:
         raise FileNotFoundError(f"{dataset!r}: the group has no arrays")
     first = next(iter(lengths.values()))
@@ -190,12 +226,15 @@ def _group_size(dataset: ZarrDataset, found: Mapping[str, Any]) -> int:
 
     They are those of a chunk; in a shard, of as many neighbouring chunks as a block of the cache may hold.
     """
-    sizes = {name: dataset.dtypes[name].itemsize * int(np.prod(dataset.shapes[name][1:])) for name in found}
+    means = {name: one.mean for name, one in dataset._ragged.items()}  # elements of a sample
+    means |= {name: int(np.prod(shape[1:])) for name, shape in dataset.shapes.items()}
+    sizes = {name: dataset.dtypes[name].itemsize * means[name] for name in found}
     name = max(sizes, key=lambda name: sizes[name])
+    each = max(1.0, means[name]) if name in dataset._ragged else 1  # of the first axis, to a sample
     try:
-        rows, shards = max(1, int(found[name].chunks[0])), getattr(found[name], "shards", None)
+        rows, shards = max(1, int(found[name].chunks[0] / each)), getattr(found[name], "shards", None)
     except NotImplementedError:  # a grid of chunks that are not alike
         return 1
     if not shards:
         return rows
-    return rows * max(1, min(int(shards[0]), FETCHED // max(1, sizes[name])) // rows)
+    return rows * max(1, int(min(shards[0] / each, FETCHED / max(1, sizes[name]))) // rows)

@@ -81,7 +81,9 @@ class Job:
             slice(at * part, min((at + 1) * part, whole))
             for at, part, whole in zip(place[1:], shard[1:], field.shape, strict=True)
         )
-        row = int(np.dtype(field.dtype).itemsize * np.prod([each.stop - each.start for each in box], dtype=np.int64))
+        row = int(
+            np.dtype(field.dtype).itemsize * np.prod([each.stop - each.start for each in box], dtype=np.int64)
+        )
         slab = max(1, SLAB // max(1, row * chunk[0])) * chunk[0]
         data = ShardBytes(encoding)
         n = sum(span.stop - span.start for span in spans)

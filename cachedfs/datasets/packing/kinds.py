@@ -41,7 +41,10 @@ def kind_of(paths: Sequence[str], head: bytes) -> str:
     if kind == "lines" and len(paths) > 1:
         return "files"
     if kind == "files" and len(paths) == 1:  # one file that is all of the source, whatever it is called
-        return next((name for name, magic in MAGIC.items() if head.startswith(magic)), "tar" if _is_tar(head) else kind)
+        return next(
+            (name for name, magic in MAGIC.items() if head.startswith(magic)),
+            "tar" if _is_tar(head) else kind,
+        )
     return kind
 
 

@@ -62,7 +62,9 @@ class Batch:
     n: int
     values: Mapping[str, Array]
     sizes: Mapping[str, Array]
-    stop: int = END  # of a piece that was to end when it is large enough: where the next begins; END: it was the last
+    stop: int = (
+        END  # of a piece that was to end when it is large enough: where the next begins; END: it was the last
+    )
 
     @property
     def nbytes(self) -> int:

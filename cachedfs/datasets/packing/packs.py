@@ -182,7 +182,9 @@ class Packing:
         if kept is not None and kept == json.loads(json.dumps(self._told)):
             return there
         if there:
-            is_ours = any(name in there for name in ZARR) or any(name.startswith(f"{BESIDE}/") for name in there)
+            is_ours = any(name in there for name in ZARR) or any(
+                name.startswith(f"{BESIDE}/") for name in there
+            )
             if not (overwrite and is_ours):
                 raise FileExistsError(_why_not(store.url, kept is not None, is_ours=is_ours))
             store.remove()
@@ -227,7 +229,9 @@ class Packing:
         for name, each in stored.items():
             if name not in there or there[name].size != each.size:
                 found = f"{there[name].size:,} bytes" if name in there else "not there"
-                raise OSError(f"{self.store.shown(name)}: {found}, and {each.size:,} bytes were written; run pack again")
+                raise OSError(
+                    f"{self.store.shown(name)}: {found}, and {each.size:,} bytes were written; run pack again"
+                )
         for field in self.plan.fields:
             rows = lengths[field.name + "_offsets"] - 1 if field.is_ragged else lengths[field.name]
             if rows != n:

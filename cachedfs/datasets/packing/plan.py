@@ -14,6 +14,7 @@ from cachedfs.datasets.packing.sizes import CODECS, choose_codec, grid_of, is_sm
 from cachedfs.datasets.packing.small import small_arrays
 from cachedfs.datasets.packing.sources.base import Source
 from cachedfs.datasets.packing.store import ArrayPlan
+from cachedfs.datasets.ragged import RAGGED
 
 __all__ = ["ATTRIBUTE", "FORMAT", "Plan", "attributes_of", "array_plans", "plan_of"]
 
@@ -53,7 +54,13 @@ class Plan:
 
 
 def plan_of(
-    source: Source, sampled: list[Batch], protocol: str, *, chunk: int | None, shard: int | None, codec: str | None
+    source: Source,
+    sampled: list[Batch],
+    protocol: str,
+    *,
+    chunk: int | None,
+    shard: int | None,
+    codec: str | None,
 ) -> Plan:
     """Return the plan for a source of which some samples are known; `protocol` is that of the target's origin."""
     n = sum(batch.n for batch in sampled)
@@ -75,7 +82,9 @@ def plan_of(
             big[field.name] = Encoding.of(field, grid, chosen)
     for field in small_arrays(fields):
         size = min(most, SMALL_SHARD)
-        grid = grid_of(field, means.get(field.name, 8.0), chunk=None, shard=size, why="little beside the samples")
+        grid = grid_of(
+            field, means.get(field.name, 8.0), chunk=None, shard=size, why="little beside the samples"
+        )
         small[field.name] = Encoding.of(field, grid, "zstd")
         reasons[field.name] = "numbers and names that follow one another"
     return Plan(fields, big, small, reasons)
@@ -91,28 +100,28 @@ def array_plans(plan: Plan, lengths: Mapping[str, int]) -> list[ArrayPlan]:
         if name in ragged:
             first = f"{name}_element"
         else:
-            first = f"{name.removesuffix(OFFSETS)}_edge" if name.removesuffix(OFFSETS) in ragged and name.endswith(OFFSETS) else "sample"
+            first = (
+                f"{name.removesuffix(OFFSETS)}_edge"
+                if name.removesuffix(OFFSETS) in ragged and name.endswith(OFFSETS)
+                else "sample"
+            )
         # xarray takes no two axes of one name.
         axes = (first, *(f"{name}_axis_{i}" for i in range(1, len(field.shape) + 1)))
-        attributes = {"units": field.means} if " since " in field.means else {}
-        found.append(ArrayPlan(name, (lengths[name], *field.shape), encoding, axes, attributes))
+        found.append(ArrayPlan(name, (lengths[name], *field.shape), encoding, axes, _attributes(field)))
     return found
 
 
 def attributes_of(plan: Plan, source: Source, n: int) -> dict[str, Any]:
-    """Return the attributes of the group, by which samples are found in its arrays."""
-    fields = {}
-    for field in plan.fields:
-        told: dict[str, Any] = {"layout": "ragged" if field.is_ragged else "fixed"}
-        if field.is_ragged:
-            told["offsets"] = field.name + OFFSETS
-        if field.means:
-            told["means"] = field.means
-        if field.shapes:
-            told["shapes"] = field.shapes
-        if field.name not in {each.shapes for each in plan.fields}:
-            fields[field.name] = told
-    return {ATTRIBUTE: {"format": FORMAT, "source": source.files.url, "kind": source.kind, "samples": n, "fields": fields}}
+    """Return the attributes of the group: where it is from."""
+    return {ATTRIBUTE: {"format": FORMAT, "source": source.files.url, "kind": source.kind, "samples": n}}
+
+
+def _attributes(field: Field) -> dict[str, Any]:
+    """Return the attributes of a field's array: by them samples are found in what is ragged."""
+    if not field.is_ragged:
+        return {"units": field.means} if field.means else {}
+    told = {"offsets": field.name + OFFSETS, "means": field.means, "shapes": field.shapes}
+    return {RAGGED: {name: value for name, value in told.items() if value}}
 
 
 def _mean(field: Field, sampled: list[Batch], n: int) -> float:
@@ -130,7 +139,13 @@ def _codec(field: Field, values: Array, given: str | None) -> tuple[str, str]:
 
 
 def _as_json(encoding: Encoding) -> list[Any]:
-    return [encoding.dtype, list(encoding.grid.chunk), list(encoding.grid.shard), encoding.codec, encoding.shuffle]
+    return [
+        encoding.dtype,
+        list(encoding.grid.chunk),
+        list(encoding.grid.shard),
+        encoding.codec,
+        encoding.shuffle,
+    ]
 
 
 def _shape(numbers: tuple[int, ...]) -> str:

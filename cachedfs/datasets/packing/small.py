@@ -18,7 +18,9 @@ def small_arrays(fields: tuple[Field, ...]) -> list[Field]:
     return found + [Field(field.name + OFFSETS, "int64") for field in fields if field.is_ragged]
 
 
-def write_small(job: Job, pieces: list[Piece], encodings: dict[str, Encoding]) -> tuple[list[Stored], dict[str, int]]:
+def write_small(
+    job: Job, pieces: list[Piece], encodings: dict[str, Encoding]
+) -> tuple[list[Stored], dict[str, int]]:
     """Write them, from what was kept of each piece; return the objects, and how long each array is."""
     fields = job.source.fields
     growing = {name: _Growing(job.store, name, encoding) for name, encoding in encodings.items()}

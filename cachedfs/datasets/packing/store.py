@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fsspec.core import url_to_fs
 
-from cachedfs.checksums import Running, crc32c_of, stated_of
+from cachedfs.checksums import Running, stated_of
 from cachedfs.datasets.packing.encoding import Encoding
 from cachedfs.datasets.packing.model import Tally
 from cachedfs.filesystem import CachedFileSystem
@@ -20,7 +20,22 @@ __all__ = ["BESIDE", "ArrayPlan", "Store", "Stored"]
 
 BESIDE = ".cachedfs-pack"  # the folder of what only packing needs: gone when it is done
 # Where an object is there when it is complete, and not before: it is written where it is to be.
-WHOLE = {"gs", "gcs", "cgs", "s3", "s3a", "az", "abfs", "abfss", "adl", "drive", "cdrive", "memory", "oss", "r2"}
+WHOLE = {
+    "gs",
+    "gcs",
+    "cgs",
+    "s3",
+    "s3a",
+    "az",
+    "abfs",
+    "abfss",
+    "adl",
+    "drive",
+    "cdrive",
+    "memory",
+    "oss",
+    "r2",
+}
 
 
 class Stored(NamedTuple):
@@ -201,7 +216,9 @@ def metadata_of(arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> dict[
         )
     documents = {name: json.loads(value.to_bytes()) for name, value in held.items()}
     members = {
-        name.removesuffix("/zarr.json"): document for name, document in documents.items() if name != "zarr.json"
+        name.removesuffix("/zarr.json"): document
+        for name, document in documents.items()
+        if name != "zarr.json"
     }
     documents["zarr.json"]["consolidated_metadata"] = {
         "kind": "inline",

@@ -19,7 +19,9 @@ __all__ = ["LARGEST", "NAMES", "PIECE", "Decoded", "Files", "Held", "Item", "Sou
 
 Item = str | tuple[str, int, int]
 PIECE = 16 << 20  # bytes of a source that are read, and decoded, at once
-LARGEST = 128 << 20  # bytes of a sample that has to be in memory as a whole; one whose bytes are kept may have any size
+LARGEST = (
+    128 << 20
+)  # bytes of a sample that has to be in memory as a whole; one whose bytes are kept may have any size
 HELD = 192 << 20  # decoded bytes that wait to be written
 NAMES = "names"  # the field with what a source calls each sample
 # What changes with the bytes of a file, by the names that listings have for it.
@@ -122,9 +124,7 @@ class Source:
     def measure(self, piece: Piece) -> Tally:
         raise NotImplementedError
 
-    def rows(
-        self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]
-    ) -> Array:
+    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
         """Return values or elements of a field; `box`: what of each, along its own axes. `tally` gives that of the piece."""
         raise NotImplementedError
 
@@ -167,9 +167,7 @@ class Decoded(Source):
     def measure(self, piece: Piece) -> Tally:
         return tally_of(self._batch(piece), self.fields)
 
-    def rows(
-        self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]
-    ) -> Array:
+    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
         return self._batch(span.piece).values[field.name][(slice(span.start, span.stop), *box)]
 
     def _batch(self, piece: Piece) -> Batch:
@@ -237,5 +235,7 @@ def _digest(infos: Mapping[str, Mapping[str, Any]]) -> str:
 def _common_folder(names: Sequence[str]) -> str:
     """Return the folder that all are in, with the slash at its end."""
     first, last = min(names), max(names)
-    n = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    n = next(
+        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )
     return first[: first.rfind("/", 0, n) + 1]

@@ -53,12 +53,22 @@ def arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType:
 def fields_of(schema: pa.Schema, columns: Columns) -> tuple[Field, ...]:
     """Return the fields of these columns. Raises ValueError for names that cannot be those of arrays."""
     fields = tuple(field_of(column.name, column.type, (columns or {}).get(column.name)) for column in schema)
-    taken = {name for field in fields for name in ([field.name, field.name + OFFSETS] if field.is_ragged else [field.name])}
+    taken = {
+        name
+        for field in fields
+        for name in ([field.name, field.name + OFFSETS] if field.is_ragged else [field.name])
+    }
     n = sum(1 + field.is_ragged for field in fields)
-    folders = {"/".join(parts[:i]) for parts in (name.split("/") for name in taken) for i in range(1, len(parts))}
+    folders = {
+        "/".join(parts[:i]) for parts in (name.split("/") for name in taken) for i in range(1, len(parts))
+    }
     bad = [field.name for field in fields if not _is_name(field.name) or field.name in folders]
     if bad or len(taken) < n:
-        told = f"{bad[0]!r} cannot be the name of an array" if bad else f"two arrays would have one name: {[f.name for f in fields]}"
+        told = (
+            f"{bad[0]!r} cannot be the name of an array"
+            if bad
+            else f"two arrays would have one name: {[f.name for f in fields]}"
+        )
         raise ValueError(f"{told}; columns= says which columns to pack")
     return fields
 
@@ -94,7 +104,9 @@ def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> Batch
         try:
             values[field.name], n = _values(_whole(column), field)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ValueError(f"column {field.name!r}: {error}; columns={{...}} can give it another type") from error
+            raise ValueError(
+                f"column {field.name!r}: {error}; columns={{...}} can give it another type"
+            ) from error
         if n is not None:
             sizes[field.name] = n
     return Batch(table.num_rows, values, sizes, stop)
@@ -105,7 +117,9 @@ def merged(schemas: Sequence[pa.Schema]) -> pa.Schema:
     try:
         return pa.unify_schemas(list(schemas), promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ValueError(f"files have columns of one name and different types: {error}; columns={{...}} settles it") from error
+        raise ValueError(
+            f"files have columns of one name and different types: {error}; columns={{...}} settles it"
+        ) from error
 
 
 def _values(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
@@ -114,7 +128,9 @@ def _values(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
     if field.is_ragged or field.shape:
         return _lists(column, field)
     if field.means:  # times
-        return np.asarray(_filled(column.cast(_integer(column.type)).cast(pa.int64()), np.iinfo(np.int64).min)), None
+        return np.asarray(
+            _filled(column.cast(_integer(column.type)).cast(pa.int64()), np.iinfo(np.int64).min)
+        ), None
     if column.null_count and field.dtype.startswith("float"):
         column = _filled(column.cast(pa.from_numpy_dtype(np.dtype(field.dtype))), float("nan"))
     if column.null_count:
@@ -124,7 +140,10 @@ def _values(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
 
 def _text(column: pa.Array, field: Field) -> tuple[Array, Array]:
     if field.means == "json":
-        texts = [b"" if value is None else json.dumps(value, default=str, ensure_ascii=False).encode() for value in column.to_pylist()]
+        texts = [
+            b"" if value is None else json.dumps(value, default=str, ensure_ascii=False).encode()
+            for value in column.to_pylist()
+        ]
         return np.frombuffer(b"".join(texts), "u1"), np.fromiter(map(len, texts), np.int64, len(texts))
     if not (_is_text(column.type) or _is_bytes(column.type)):
         column = column.cast(pa.string())
@@ -174,7 +193,10 @@ def _parsed(name: str, given: str) -> Field:
 
 def _is_name(name: str) -> bool:
     parts = name.split("/")
-    return all(part and set(part) != {"."} and not part.startswith("__") for part in parts) and parts[-1] != "zarr.json"
+    return (
+        all(part and set(part) != {"."} and not part.startswith("__") for part in parts)
+        and parts[-1] != "zarr.json"
+    )
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -206,7 +228,9 @@ def _integer(type_: pa.DataType) -> pa.DataType:
 
 
 def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
+    return bool(
+        pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+    )
 
 
 def _is_bytes(type_: pa.DataType) -> bool:
@@ -219,7 +243,9 @@ def _is_bytes(type_: pa.DataType) -> bool:
 
 
 def _is_list(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+    return bool(
+        pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+    )
 
 
 def _is_number(type_: pa.DataType) -> bool:

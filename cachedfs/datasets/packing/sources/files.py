@@ -63,9 +63,7 @@ class FileSource(Source):
             {"data": self.files.sizes[piece.start : piece.stop], NAMES: sizes},
         )
 
-    def rows(
-        self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]
-    ) -> Array:
+    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
         return np.frombuffer(b"".join(self.files.ranges(list(self._within(*span)))), "u1")
 
     def _within(self, piece: Piece, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -112,7 +110,9 @@ class ImageSource(Decoded):
         images = self._images(chosen)
         dtypes = {image.dtype.name for image in images}
         if len(dtypes) > 1:
-            raise ValueError(f"{self.files.url}: images of several types ({', '.join(sorted(dtypes))}) are no one array")
+            raise ValueError(
+                f"{self.files.url}: images of several types ({', '.join(sorted(dtypes))}) are no one array"
+            )
         is_ragged = self._is_ragged = self._is_ragged or len({image.shape for image in images}) > 1
         shape = () if is_ragged else images[0].shape
         self.fields = (
@@ -140,7 +140,12 @@ class ImageSource(Decoded):
         numbers = list(chosen)
         datas = self.files.ranges([(i, 0, int(self.files.sizes[i])) for i in numbers])
         with ThreadPoolExecutor(2) as pool:  # Pillow lets go of the interpreter's lock where it decodes
-            return list(pool.map(lambda each: decoded_image(each[1], self.files.shown(each[0])), zip(numbers, datas, strict=True)))
+            return list(
+                pool.map(
+                    lambda each: decoded_image(each[1], self.files.shown(each[0])),
+                    zip(numbers, datas, strict=True),
+                )
+            )
 
     def _batch_of(self, numbers: Iterable[int], images: list[Array]) -> Batch:
         field, numbers = self.fields[0], list(numbers)
@@ -148,7 +153,11 @@ class ImageSource(Decoded):
             if image.dtype.name != field.dtype or (not field.is_ragged and image.shape != field.shape):
                 raise ValueError(
                     f"{self.files.shown(number)}: an image of {image.dtype} {image.shape}, where the first ones looked at are {field}: "
-                    + ('columns={"image": "ragged"} packs images of any shape' if image.dtype.name == field.dtype else "pack it apart")
+                    + (
+                        'columns={"image": "ragged"} packs images of any shape'
+                        if image.dtype.name == field.dtype
+                        else "pack it apart"
+                    )
                 )
         names, name_sizes = as_text(map(self.files.name, numbers))
         values, sizes = {NAMES: names}, {NAMES: name_sizes}
@@ -179,9 +188,13 @@ def decoded_image(data: bytes, name: str) -> Array:
                 image = image.convert("L" if image.mode == "1" else "RGB")
             pixels = np.asarray(image)
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{name}: no image that Pillow can decode: {error}; leave it out, or pack bytes as they are") from error
+        raise ValueError(
+            f"{name}: no image that Pillow can decode: {error}; leave it out, or pack bytes as they are"
+        ) from error
     if pixels.nbytes > LARGEST:
-        raise ValueError(f"{name}: {pixels.nbytes:,} bytes decoded, more than {LARGEST:,}: pack its bytes as they are")
+        raise ValueError(
+            f"{name}: {pixels.nbytes:,} bytes decoded, more than {LARGEST:,}: pack its bytes as they are"
+        )
     return pixels
 
 
@@ -193,4 +206,8 @@ def as_text(words: Iterable[str]) -> tuple[Array, Array]:
 
 def spread(n: int, most: int) -> list[int]:
     """Return up to `most` of n numbers, the first and the last of them and others evenly between."""
-    return sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(min(n, most))}) if n > most else list(range(n))
+    return (
+        sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(min(n, most))})
+        if n > most
+        else list(range(n))
+    )

@@ -25,7 +25,9 @@ class HDF5Source(Source):
 
     def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
-        if columns is not None and (isinstance(columns, dict) or not all(isinstance(name, str) for name in columns)):
+        if columns is not None and (
+            isinstance(columns, dict) or not all(isinstance(name, str) for name in columns)
+        ):
             raise ValueError(f"columns={columns!r}: datasets keep their types: give a list of names")
         self.columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
         self._opened = _Opened()
@@ -35,7 +37,9 @@ class HDF5Source(Source):
             found = _datasets(file)
             names = self.columns or list(found)
             if missing := [name for name in names if name not in found]:
-                raise ValueError(f"{self.files.shown(0)}: no datasets {missing}; there are {', '.join(found) or 'none'}")
+                raise ValueError(
+                    f"{self.files.shown(0)}: no datasets {missing}; there are {', '.join(found) or 'none'}"
+                )
             if not names:
                 raise ValueError(f"{self.files.shown(0)}: has no datasets with rows")
             lengths = {name: found[name].shape[0] for name in names}
@@ -49,8 +53,13 @@ class HDF5Source(Source):
             values, sizes = {}, {}
             for field in self.fields:
                 rows = min(n, max(1, SAMPLED_SIZE // _row_size(found[field.name])))
-                box = tuple(slice(0, max(1, SAMPLED_SIZE // max(1, field.row_size // size))) for size in field.shape[:1])
-                values[field.name], more = _values(found[field.name], field, 0, rows, box if rows == 1 else ())
+                box = tuple(
+                    slice(0, max(1, SAMPLED_SIZE // max(1, field.row_size // size)))
+                    for size in field.shape[:1]
+                )
+                values[field.name], more = _values(
+                    found[field.name], field, 0, rows, box if rows == 1 else ()
+                )
                 if more is not None:
                     sizes[field.name] = more
             return [Batch(n, values, sizes)]
@@ -79,9 +88,7 @@ class HDF5Source(Source):
                     small[field.name] = values
         return Tally(piece.stop - piece.start, small, sizes)
 
-    def rows(
-        self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]
-    ) -> Array:
+    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
         piece, start, stop = span
         with self._opened.file(self.files, piece.file) as file:
             if not field.is_ragged:
@@ -115,7 +122,11 @@ class HDF5Source(Source):
         for field in self.fields:
             name = field.name
             other = None if name not in found else _field(name, found[name], self.files.shown(number))
-            if other is None or (other.dtype, other.shape, other.is_ragged) != (field.dtype, field.shape, field.is_ragged):
+            if other is None or (other.dtype, other.shape, other.is_ragged) != (
+                field.dtype,
+                field.shape,
+                field.is_ragged,
+            ):
                 raise ValueError(
                     f"{self.files.shown(number)}: dataset {name!r} is {other or 'not there'}, and {field} in the first file"
                 )
@@ -174,7 +185,9 @@ def _datasets(file: Any) -> dict[str, Any]:
     """Return the datasets that have rows, by name."""
     found: dict[str, Any] = {}
     file.visititems(
-        lambda name, what: found.update({name: what}) if isinstance(what, h5py.Dataset) and what.shape else None
+        lambda name, what: (
+            found.update({name: what}) if isinstance(what, h5py.Dataset) and what.shape else None
+        )
     )
     return found
 

@@ -66,7 +66,9 @@ class LineSource(_Text):
 
     def look(self) -> list[Batch]:
         if self.columns is not None:
-            raise ValueError(f"columns={list(self.columns)}: lines have none; kind='jsonl' reads lines of JSON")
+            raise ValueError(
+                f"columns={list(self.columns)}: lines have none; kind='jsonl' reads lines of JSON"
+            )
         heads = [head for _, head in self._heads()]
         try:
             means = "utf-8" if all(head.decode() is not None for head in heads) else "bytes"
@@ -96,12 +98,19 @@ class JSONSource(_Text):
         if self.columns is not None:
             missing = [name for name in self.columns if name not in schema.names]
             if missing:
-                raise ValueError(f"{self.files.url}: columns {missing} are not there; there are {schema.names}")
+                raise ValueError(
+                    f"{self.files.url}: columns {missing} are not there; there are {schema.names}"
+                )
             schema = pa.schema([schema.field(name) for name in self.columns])
         given = self.columns or {}
-        self._schema = pa.schema([(each.name, arrow_type(each.name, given.get(each.name), each.type)) for each in schema])
+        self._schema = pa.schema(
+            [(each.name, arrow_type(each.name, given.get(each.name), each.type)) for each in schema]
+        )
         self.fields = fields_of(self._schema, self.columns)
-        return [batch_of(self._parsed(head, self._schema, Piece(file, 0, END)), self.fields) for file, head in heads]
+        return [
+            batch_of(self._parsed(head, self._schema, Piece(file, 0, END)), self.fields)
+            for file, head in heads
+        ]
 
     def read(self, piece: Piece) -> Batch:
         data, stop = self._blocks.read(piece)
@@ -140,11 +149,15 @@ class CSVSource(_Text):
         first = _without_mark(heads[0][1], Piece(0, 0, END))
         header = first[: _first_record(first)]
         path = self.files.paths[heads[0][0]].lower()
-        self._delimiter = "\t" if ".tsv" in path else max(",;\t|", key=header.decode("utf-8", "replace").count)
+        self._delimiter = (
+            "\t" if ".tsv" in path else max(",;\t|", key=header.decode("utf-8", "replace").count)
+        )
         read = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(header) + 64)
         parse = pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
         self._header = header
-        self._names = pyarrow.csv.read_csv(pa.py_buffer(header), read_options=read, parse_options=parse).schema.names
+        self._names = pyarrow.csv.read_csv(
+            pa.py_buffer(header), read_options=read, parse_options=parse
+        ).schema.names
         wanted = list(self.columns) if self.columns is not None else self._names
         if missing := [name for name in wanted if name not in self._names]:
             raise ValueError(f"{self.files.url}: columns {missing} are not there; there are {self._names}")
@@ -152,7 +165,9 @@ class CSVSource(_Text):
         tables = [self._parsed(head, Piece(file, 0, END), is_typed=False) for file, head in heads]
         schema = merged([table.schema for table in tables])
         given = self.columns or {}
-        self._schema = pa.schema([(name, arrow_type(name, given.get(name), schema.field(name).type)) for name in wanted])
+        self._schema = pa.schema(
+            [(name, arrow_type(name, given.get(name), schema.field(name).type)) for name in wanted]
+        )
         self.fields = fields_of(self._schema, self.columns)
         return [batch_of(self._parsed(head, Piece(file, 0, END)), self.fields) for file, head in heads]
 
@@ -243,5 +258,3 @@ def _why(data: bytes, schema: pa.Schema | None, error: Exception) -> str:
 
 def _shown(line: bytes) -> str:
     return repr(line[:80].decode("utf-8", "replace")) + ("..." if len(line) > 80 else "")
-
-

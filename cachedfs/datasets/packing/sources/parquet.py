@@ -39,13 +39,25 @@ class ParquetSource(Decoded):
         given = self.columns or {}
         self._schema = pa.schema([schema.field(name) for name in wanted])
         self.fields = fields_of(
-            pa.schema([(each.name, arrow_type(each.name, given.get(each.name), each.type) if given.get(each.name) else each.type) for each in self._schema]),
+            pa.schema(
+                [
+                    (
+                        each.name,
+                        arrow_type(each.name, given.get(each.name), each.type)
+                        if given.get(each.name)
+                        else each.type,
+                    )
+                    for each in self._schema
+                ]
+            ),
             self.columns,
         )
         found = []
         for number in spread(len(self.files), SAMPLED):
             with self._file(number) as file:
-                table = next(iter(file.iter_batches(ROWS, columns=self._schema.names, use_threads=False)), None)
+                table = next(
+                    iter(file.iter_batches(ROWS, columns=self._schema.names, use_threads=False)), None
+                )
             if table is not None:
                 found.append(batch_of(pa.Table.from_batches([table]), self.fields))
         return found
@@ -89,7 +101,9 @@ class ParquetSource(Decoded):
             return pq.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20)
         except pa.ArrowInvalid as error:
             raw.close()
-            raise ValueError(f"{self.files.shown(number)}: no Parquet file that Arrow can read: {error}") from error
+            raise ValueError(
+                f"{self.files.shown(number)}: no Parquet file that Arrow can read: {error}"
+            ) from error
 
     def _check(self, number: int, schema: pa.Schema) -> None:
         for each in self._schema:
@@ -129,7 +143,9 @@ class _Rows:
         """Return the next `n` rows."""
         if self._batches is None:
             size = max(1, min(n, 64 << 10))
-            self._batches = self._file.iter_batches(size, self._groups, columns=self._columns, use_threads=False)
+            self._batches = self._file.iter_batches(
+                size, self._groups, columns=self._columns, use_threads=False
+            )
         tables, have = ([self._over], self._over.num_rows) if self._over is not None else ([], 0)
         while have < self._skip + n:
             batch = next(self._batches, None)
@@ -177,4 +193,4 @@ class _Readers:
 def _step(group: Any) -> int:
     """Return how many rows of a row group are a piece."""
     n_pieces = max(1, -(-group.total_byte_size // PIECE))
-    return max(1, -(-group.num_rows // n_pieces))
+    return int(max(1, -(-group.num_rows // n_pieces)))

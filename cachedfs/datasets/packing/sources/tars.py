@@ -25,8 +25,12 @@ class TarSource(Source):
 
     def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
-        if columns is not None and (isinstance(columns, dict) or not all(isinstance(name, str) for name in columns)):
-            raise ValueError(f"columns={columns!r}: members are packed as bytes: give a list of endings, such as ['jpg']")
+        if columns is not None and (
+            isinstance(columns, dict) or not all(isinstance(name, str) for name in columns)
+        ):
+            raise ValueError(
+                f"columns={columns!r}: members are packed as bytes: give a list of endings, such as ['jpg']"
+            )
         self.columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
 
     def look(self) -> list[Batch]:
@@ -40,21 +44,32 @@ class TarSource(Source):
                     for ending, member in sample.members.items():
                         if self.columns is None or ending in self.columns:
                             found.setdefault(ending, []).append(member.data(SAMPLED_SIZE))
-                    if sum(len(data) for datas in found.values() for data in datas) > SAMPLED_SIZE * (number + 1):
+                    if sum(len(data) for datas in found.values() for data in datas) > SAMPLED_SIZE * (
+                        number + 1
+                    ):
                         break
         if missing := [ending for ending in self.columns or () if ending not in found]:
             raise ValueError(f"{self.files.url}: no member ends in {missing}; there are {sorted(found)}")
         if not found:
             raise ValueError(f"{self.files.url}: no file is in it")
         if bad := [ending for ending in found if ending == NAMES or ending.startswith("__")]:
-            raise ValueError(f"{self.files.url}: {bad[0]!r} cannot be the name of an array; columns=[...] leaves it out")
+            raise ValueError(
+                f"{self.files.url}: {bad[0]!r} cannot be the name of an array; columns=[...] leaves it out"
+            )
         self.fields = (
-            *(Field(ending, "uint8", is_ragged=True, means="bytes") for ending in self.columns or sorted(found)),
+            *(
+                Field(ending, "uint8", is_ragged=True, means="bytes")
+                for ending in self.columns or sorted(found)
+            ),
             Field(NAMES, "uint8", is_ragged=True, means="utf-8", is_small=True),
         )
         text, text_sizes = as_text(names)
-        values = {ending: np.frombuffer(b"".join(datas), "u1") for ending, datas in found.items()} | {NAMES: text}
-        sizes = {ending: np.fromiter(map(len, datas), np.int64) for ending, datas in found.items()} | {NAMES: text_sizes}
+        values = {ending: np.frombuffer(b"".join(datas), "u1") for ending, datas in found.items()} | {
+            NAMES: text
+        }
+        sizes = {ending: np.fromiter(map(len, datas), np.int64) for ending, datas in found.items()} | {
+            NAMES: text_sizes
+        }
         return [Batch(n, values, sizes)]
 
     def pieces(self) -> Iterable[Piece]:
@@ -92,9 +107,7 @@ class TarSource(Source):
             {ending: np.array(starts[ending], np.int64) for ending in endings if ending not in small},
         )
 
-    def rows(
-        self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]
-    ) -> Array:
+    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
         known, (piece, start, stop) = tally(), span
         sizes, starts = known.sizes[field.name], known.places[field.name]
         ends = np.cumsum(sizes)
@@ -182,7 +195,7 @@ class _members:
         last = 0
         try:
             while (info := self._tar.next()) is not None:
-                self._tar.members.clear()  # else it keeps all of them
+                self._tar.members.clear()  # type: ignore[attr-defined]  # typeshed hides it  # else it keeps all of them
                 last = info.offset_data + info.size
                 if info.isreg():
                     yield Member(info.name, info.offset_data, info.size, self._raw)
@@ -196,5 +209,3 @@ class _members:
             f"{self._files.shown(self._number)}: no tar that can be read: {error}; a compressed one cannot be read in "
             "parts: decompress it first"
         )
-
-
