@@ -47,14 +47,13 @@ class Encoding:
         """Chunks of a shard, along each axis."""
         return tuple(whole // part for whole, part in zip(self.grid.shard, self.grid.chunk, strict=True))
 
-    def chunk(self, values: Array) -> bytes:
-        """Return the bytes of a chunk; what lacks of it at the edge of the array is zero."""
+    def chunk(self, values: Array) -> Any:
+        """Return the bytes of a chunk; what lacks of it at the edge of the array is zero. It may be a view of `values`."""
         whole = values
         if values.shape != self.grid.chunk:
             whole = np.zeros(self.grid.chunk, self.dtype)
             whole[tuple(map(slice, values.shape))] = values
-        data = encoded(np.ascontiguousarray(whole, _little(self.dtype)), self.codec, self.shuffle)
-        return data + crc32c_of(data).to_bytes(4, "little")
+        return encoded(np.ascontiguousarray(whole, _little(self.dtype)), self.codec, self.shuffle)
 
     @property
     def described(self) -> list[dict[str, Any]]:
@@ -84,8 +83,9 @@ class ShardBytes:
         """Encode the chunk at a place in the shard."""
         data = self._encoding.chunk(values)
         number = int(np.ravel_multi_index(place, self._encoding.per_shard))
-        self._index[number] = len(self._data), len(data)
-        self._data += data
+        self._index[number] = len(self._data), len(data) + 4
+        self._data += memoryview(data)  # of an array: it would add itself to the bytes as numbers
+        self._data += crc32c_of(data).to_bytes(4, "little")
 
     def finish(self) -> bytearray:
         """Return all of the shard, its index at the end."""
@@ -137,11 +137,14 @@ def shuffle_of(field: Field) -> int:
     return 2 if field.shapes or field.shape else 0
 
 
-def encoded(values: Array, codec: str, shuffle: int) -> bytes:
+def encoded(values: Array, codec: str, shuffle: int) -> Any:
+    """Return the bytes of contiguous values, which may be their own."""
     if codec == "none":
-        return values.tobytes()
+        flat = values.reshape(-1).view("u1")
+        flat.flags.writeable = False  # which the checksum asks for
+        return flat
     blosc = numcodecs.blosc.Blosc(cname=codec, clevel=LEVELS[codec], shuffle=shuffle)
-    return bytes(blosc.encode(values))
+    return blosc.encode(values)
 
 
 def _little(dtype: str) -> np.dtype[Any]:

@@ -19,6 +19,7 @@ from cachedfs.filesystem import CachedFileSystem
 __all__ = ["BESIDE", "ArrayPlan", "Store", "Stored"]
 
 BESIDE = ".cachedfs-pack"  # the folder of what only packing needs: gone when it is done
+STEP = 8 << 20  # bytes that are read back, or summed up, at once
 # Where an object is there when it is complete, and not before: it is written where it is to be.
 WHOLE = {
     "gs",
@@ -108,13 +109,13 @@ class Store:
         path = self.at(name)
         info = self.fs.info(path)
         stated = stated_of(info)
-        if stated is not None:
-            running = Running(stated)
-            running.add(bytes(data) if isinstance(data, bytearray) else data)
-            wrong = running.contradiction()
+        if stated is None:
+            wrong = self._contradiction(path, memoryview(data))
         else:
-            back = self.fs.cat_file(path)
-            wrong = None if back == data else f"it was read back, and {len(back):,} bytes are not those sent"
+            running = Running(stated)
+            for start in range(0, len(data), STEP):
+                running.add(bytes(memoryview(data)[start : start + STEP]))
+            wrong = running.contradiction()
         if wrong is not None or info.get("size") not in (None, len(data)):
             with contextlib.suppress(OSError):
                 self.fs.rm_file(path)
@@ -122,6 +123,15 @@ class Store:
                 f"{self.shown(name)}: written, and not there as sent: {wrong or info.get('size')}; run pack again, it goes on here"
             )
         return Stored(name, len(data), None if stated is None else stated.value)
+
+    def _contradiction(self, path: str, data: memoryview) -> str | None:
+        """Return where an object differs from what was sent; None where it does not."""
+        for start in range(0, len(data), STEP):
+            stop = min(start + STEP, len(data))
+            # Copied: bytes are compared ten times as fast as views of them.
+            if self.fs.cat_file(path, start, stop) != bytes(data[start:stop]):
+                return f"bytes {start:,} to {stop:,} are others when they are read back"
+        return None
 
     def read(self, name: str) -> bytes | None:
         """Return an object; None when it is not there."""
