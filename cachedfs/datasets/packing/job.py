@@ -95,7 +95,7 @@ class Job:
 
     def ensure(self, name: str, place: tuple[int, ...], spans: Sequence[Span], n_chunks: int) -> Stored:
         """Read back a shard that an earlier run wrote; write it again unless it has all its chunks, as they were encoded."""
-        stored = self.store.read(object_name(name, place))
+        stored = self.store.read_back(object_name(name, place))
         if stored is None or wrong_with(stored, self.encodings[name], n_chunks) is not None:
             return self.write(name, place, spans)
         return Stored(object_name(name, place), len(stored), None, is_new=False)

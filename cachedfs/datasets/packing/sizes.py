@@ -51,7 +51,7 @@ def shares(means: Mapping[str, float], size: int) -> dict[str, int]:
     """
     largest, total = max(means.values(), default=1), sum(means.values())
     scale = min(1.0, AT_ONCE * largest / total) if total else 1.0
-    return {name: max(MiB, int(size * scale * mean / largest)) for name, mean in means.items()}
+    return {name: max(min(MiB, size), int(size * scale * mean / largest)) for name, mean in means.items()}
 
 
 def grid_of(field: Field, mean: float, *, chunk: int | None, shard: int, why: str) -> Grid:

@@ -70,6 +70,11 @@ class Store:
     def __reduce__(self) -> Any:
         return type(self), (self.url, self._options)
 
+    @property
+    def _origin(self) -> Any:
+        """The origin itself: what is verified is not what a cache has of it."""
+        return self.fs.origin_fs if isinstance(self.fs, CachedFileSystem) else self.fs
+
     @cached_property
     def protocol(self) -> str:
         """That of the origin: `gs`, `drive`, `file`, ..."""
@@ -129,7 +134,7 @@ class Store:
         for start in range(0, len(data), STEP):
             stop = min(start + STEP, len(data))
             # Copied: bytes are compared ten times as fast as views of them.
-            if self.fs.cat_file(path, start, stop) != bytes(data[start:stop]):
+            if self._origin.cat_file(path, start, stop) != bytes(data[start:stop]):
                 return f"bytes {start:,} to {stop:,} are others when they are read back"
         return None
 
@@ -137,6 +142,13 @@ class Store:
         """Return an object; None when it is not there."""
         try:
             return bytes(self.fs.cat_file(self.at(name)))
+        except FileNotFoundError:
+            return None
+
+    def read_back(self, name: str) -> bytes | None:
+        """Return an object as the origin has it now; None when it is not there."""
+        try:
+            return bytes(self._origin.cat_file(self.at(name)))
         except FileNotFoundError:
             return None
 

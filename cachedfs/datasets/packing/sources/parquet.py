@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,8 @@ from cachedfs.datasets.packing.sources.files import spread
 __all__ = ["ParquetSource"]
 
 SAMPLED = 4  # files of which some rows are looked at
-ROWS = 2000  # rows of each of them
+ROWS = 16  # rows that are read at once of them,
+SAMPLED_SIZE = 1 << 20  # until there are so many bytes
 
 
 class ParquetSource(Decoded):
@@ -52,15 +53,20 @@ class ParquetSource(Decoded):
             ),
             self.columns,
         )
-        found = []
-        for number in spread(len(self.files), SAMPLED):
-            with self._file(number) as file:
-                table = next(
-                    iter(file.iter_batches(ROWS, columns=self._schema.names, use_threads=False)), None
-                )
-            if table is not None:
-                found.append(batch_of(pa.Table.from_batches([table]), self.fields))
+        found = [self._sampled(number) for number in spread(len(self.files), SAMPLED)]
+        n = sum(batch.n for batch in found)
+        # Of words that are the same again and again, a file has each once.
+        self._row_size = max(1, sum(batch.nbytes for batch in found) // max(1, n))
         return found
+
+    def _sampled(self, number: int) -> Batch:
+        tables: list[pa.Table] = [self._schema.empty_table()]
+        with self._file(number) as file:
+            for batch in file.iter_batches(ROWS, columns=self._schema.names, use_threads=False):
+                tables.append(pa.Table.from_batches([batch]))
+                if sum(table.nbytes for table in tables) > SAMPLED_SIZE:
+                    break
+        return batch_of(pa.concat_tables(tables), self.fields)
 
     def pieces(self) -> Iterable[Piece]:
         for number in range(len(self.files)):
@@ -71,7 +77,7 @@ class ParquetSource(Decoded):
             for i in range(metadata.num_row_groups):
                 group = metadata.row_group(i)
                 # The pieces of a large one follow one another: each goes on where the reader of the one before stands.
-                yield Piece(number, row, END if _step(group) < group.num_rows else row + group.num_rows)
+                yield Piece(number, row, END if self._step(group) < group.num_rows else row + group.num_rows)
                 row += group.num_rows
 
     def read(self, piece: Piece) -> Batch:
@@ -79,7 +85,9 @@ class ParquetSource(Decoded):
         try:
             if reader is None:
                 reader = _Rows(self._file(piece.file), piece.start, self._schema.names)
-            stop, end = (piece.stop, piece.stop) if piece.stop != END else reader.span(piece.start)
+            stop, end = (
+                (piece.stop, piece.stop) if piece.stop != END else reader.span(piece.start, self._step)
+            )
             batch = batch_of(reader.read(stop - piece.start), self.fields, END if stop == end else stop)
         except Exception as error:  # of any kind, as of Arrow or of the filesystem
             error.add_note(f"in {self.shown(piece)}")
@@ -93,6 +101,11 @@ class ParquetSource(Decoded):
 
     def shown(self, piece: Piece) -> str:
         return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
+
+    def _step(self, group: Any) -> int:
+        """Return how many rows of a row group are a piece."""
+        n_pieces = max(1, -(-group.total_byte_size // PIECE))
+        return int(max(1, min(-(-group.num_rows // n_pieces), PIECE // self._row_size)))
 
     def _file(self, number: int) -> pq.ParquetFile:
         raw = self.files.fs.open(self.files.paths[number], "rb")
@@ -131,13 +144,13 @@ class _Rows:
         self._over: pa.Table | None = None
         self._skip = start - self.position
 
-    def span(self, start: int) -> tuple[int, int]:
+    def span(self, start: int, step: Callable[[Any], int]) -> tuple[int, int]:
         """Return where the piece ends that begins here, and where its row group does."""
         metadata, end, i = self._file.metadata, 0, -1
         while end <= start:
             i += 1
             end += metadata.row_group(i).num_rows
-        return min(start + _step(metadata.row_group(i)), end), end
+        return min(start + step(metadata.row_group(i)), end), end
 
     def read(self, n: int) -> pa.Table:
         """Return the next `n` rows."""
@@ -188,9 +201,3 @@ class _Readers:
             old = [self._at.pop(key) for key in list(self._at)[:-4]]
         for each in old:
             each.close()
-
-
-def _step(group: Any) -> int:
-    """Return how many rows of a row group are a piece."""
-    n_pieces = max(1, -(-group.total_byte_size // PIECE))
-    return int(max(1, -(-group.num_rows // n_pieces)))

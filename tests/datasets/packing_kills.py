@@ -1,0 +1,34 @@
+"""A process that packs, and dies at a write of its choice."""
+
+import os
+import signal
+
+from cachedfs.datasets import pack
+from cachedfs.datasets.packing import run, store
+from cachedfs.datasets.packing.sources import blocks
+
+SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
+
+
+def pack_and_die(source, target, number, when, options):
+    """Pack, and die at the n-th write of an object: `before` it, `within` it (local files), or `after` it.
+
+    `noted`: after it, and what was done before is written down at once.
+    """
+    blocks.PIECE = 4096
+    put, left = store.Store.put, [number]
+
+    def deadly(self, name, data):
+        left[0] -= 1
+        if not left[0] and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not left[0] and when == "within":
+            self.fs.mv = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+        put(self, name, data)
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store.Store.put = deadly
+    if when == "noted":
+        run.NOTED_S = 0.0
+    pack(source, target, n_workers=1, storage_options=options, target_options=options, **SMALL)

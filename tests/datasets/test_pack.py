@@ -1,0 +1,349 @@
+"""Packing: what comes out is what went in, for every kind of source, by readers that know nothing of us."""
+
+import bz2
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("PIL")
+
+import tensorstore
+import xarray
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cachedfs.datasets import pack
+from cachedfs.datasets.packing import job, store
+from cachedfs.datasets.packing.sources import blocks, hdf5, parquet
+from tests.datasets import packs
+from tests.support import KiB, noise
+
+SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}  # so that a little is many shards
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Read sources in small pieces, so that a little is many of them."""
+    for module in (blocks, hdf5, parquet):
+        monkeypatch.setattr(module, "PIECE", 4 * KiB)
+
+
+# Files.
+
+
+def some_files(place, n=30, folder="src"):
+    """Put files of 0 to 9 KB below two folders; return their bytes by name, in natural order."""
+    return {
+        name: place.put(f"{folder}/{name}", noise(331 * i, seed=i))
+        for i in range(n)
+        for name in [f"{'a' if i < n // 2 else 'b'}/{i}.bin"]
+    }
+
+
+@pytest.mark.parametrize("service", ["cloud", "drive"])
+def test_files_keep_their_bytes_and_names(service, request):
+    place = request.getfixturevalue(service)
+    files = some_files(place)
+    done = pack(place.url("src"), place.url("out.zarr"), **SMALL)
+    assert done.samples == 30
+    assert [data.tobytes() for data in packs.stored(place.url("out.zarr"), "data")] == list(files.values())
+    assert packs.stored(place.url("out.zarr"), "names", text=True) == list(files)
+    assert done.objects == -(-sum(map(len, files.values())) // (16 * KiB)) + 3
+    assert f"{done.objects} objects by the origin's checksum" in done.verified
+
+
+def test_a_list_keeps_its_order(cloud):
+    files = some_files(cloud)
+    names = list(files)[::-1]
+    pack([cloud.url(f"src/{name}") for name in names], cloud.url("out.zarr"), **SMALL)
+    assert packs.stored(cloud.url("out.zarr"), "names", text=True) == names
+
+
+def test_a_file_costs_one_request_and_a_shard_one_upload(cloud):
+    some_files(cloud, n=20)
+    cloud.asked()
+    done = pack(cloud.url("src"), cloud.url("out.zarr"), n_workers=1)
+    asked = cloud.asked()
+    assert asked.count("media") <= 19 + 2  # the empty one is not asked for; two documents are looked for
+    # Metadata of four arrays and of the group, the plan, and what is done.
+    assert asked.count("upload") == done.objects + 4 + 1 + 1 + 1
+
+
+def test_one_file_larger_than_a_shard(cloud):
+    data = cloud.put("src/big", noise(70_001))
+    cloud.put("src/small", b"x")
+    pack(cloud.url("src"), cloud.url("out.zarr"), **SMALL)
+    assert [each.tobytes() for each in packs.stored(cloud.url("out.zarr"), "data")] == [data, b"x"]
+
+
+def test_images_of_one_shape_are_an_array_and_others_ragged(cloud):
+    pixels = [np.full((8, 6, 3), i, "u1") for i in range(20)]
+    for i, each in enumerate(pixels):
+        cloud.put(f"src/{i}.png", packs.png(each))
+    done = pack(cloud.url("src"), cloud.url("out.zarr"), decode="image", **SMALL)
+    assert done.shapes["image"] == (20, 8, 6, 3)
+    np.testing.assert_array_equal(zarr.open_group(cloud.url("out.zarr"), mode="r")["image"][:], pixels)
+    pixels[3] = np.full((4, 5), 7, "u1")
+    cloud.put("src/3.png", packs.png(pixels[3]))
+    pack(
+        cloud.url("src"),
+        cloud.url("out.zarr"),
+        decode="image",
+        overwrite=True,
+        storage_options={"cachedfs": {"max_age": 0}},
+    )
+    group = zarr.open_group(cloud.url("out.zarr"), mode="r")
+    assert group["image_shape"][3].tolist() == [4, 5, 1]
+    np.testing.assert_array_equal(packs.stored(cloud.url("out.zarr"), "image")[3], np.full(20, 7))
+
+
+# Lines.
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
+def test_json_lines_become_columns(cloud, suffix, small_pieces):
+    samples = packs.records(700)
+    for i in range(2):
+        data = packs.lines_of(samples[350 * i : 350 * i + 350])
+        data = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[suffix](data)
+        cloud.put(f"src/{i}.jsonl{suffix}", data)
+    done = pack(cloud.url("src"), cloud.url("out.zarr"), **SMALL)
+    url = cloud.url("out.zarr")
+    group = zarr.open_group(url, mode="r")
+    assert done.kind == "jsonl"
+    assert packs.stored(url, "text", text=True) == [each["text"] for each in samples]
+    assert packs.stored(url, "when", text=True) == [each["when"] for each in samples]
+    assert [json.loads(each) for each in packs.stored(url, "meta", text=True)] == [
+        each["meta"] for each in samples
+    ]
+    assert [each.tolist() for each in packs.stored(url, "ids")] == [each["ids"] for each in samples]
+    assert group["label"][:].tolist() == [each["label"] for each in samples]
+    assert group["is_odd"][:].tolist() == [each["is_odd"] for each in samples]
+    expected = [float("nan") if each["score"] is None else each["score"] for each in samples]
+    np.testing.assert_array_equal(group["score"][:], expected)
+
+
+def test_columns_say_which_and_as_what(cloud):
+    cloud.put("x.jsonl", b"".join(b'{"a": %d, "v": [1, %d], "more": {}}\n' % (i, i) for i in range(50)))
+    done = pack(cloud.url("x.jsonl"), cloud.url("out.zarr"), columns={"v": "float32[2]", "a": "float64"})
+    group = zarr.open_group(cloud.url("out.zarr"), mode="r")
+    assert set(done.shapes) == {"v", "a"}
+    assert (group["v"].dtype, group["a"].dtype) == ("f4", "f8")
+    assert group["v"][49].tolist() == [1, 49]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.binary(max_size=30).filter(lambda line: b"\n" not in line and not line.endswith(b"\r")), min_size=1
+    ),
+    st.integers(2, 50),
+    st.booleans(),
+)
+def test_each_line_is_packed_once_wherever_pieces_end(tmp_path_factory, found, size, has_end):
+    folder = tmp_path_factory.mktemp("lines")
+    content = b"\n".join(found) + b"\n" * has_end
+    (folder / "x.txt").write_bytes(content)
+    expected = [line.removesuffix(b"\r") for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n")]
+    expected = [line for line in expected if line]
+    if not expected:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cachedfs.datasets.packing.sources.blocks.PIECE", size)
+        pack(str(folder / "x.txt"), str(folder / "out.zarr"))
+    assert [line.tobytes() for line in packs.stored(str(folder / "out.zarr"), "data")] == expected
+
+
+def test_csv_with_line_ends_in_quotes(cloud, small_pieces):
+    rows = [(i, f'say "{i}"\nand, more' if i % 3 else "", i / 4) for i in range(600)]
+    quoted = ['%d,"%s",%r' % (i, text.replace('"', '""'), x) for i, text, x in rows]
+    cloud.put("src/x.csv", ("number,text,x\r\n" + "\r\n".join(quoted)).encode())
+    pack(cloud.url("src/x.csv"), cloud.url("out.zarr"), **SMALL)
+    group = zarr.open_group(cloud.url("out.zarr"), mode="r")
+    assert group["number"][:].tolist() == [row[0] for row in rows]
+    assert packs.stored(cloud.url("out.zarr"), "text", text=True) == [row[1] for row in rows]
+    assert group["x"][:].tolist() == [row[2] for row in rows]
+
+
+def test_parquet_with_large_row_groups(cloud, small_pieces):
+    first, second = packs.table(900), packs.table(500, start=900)
+    cloud.put("src/0.parquet", packs.parquet(first, row_group_size=600))
+    cloud.put("src/1.parquet", packs.parquet(second))
+    pack(cloud.url("src/*.parquet"), cloud.url("out.zarr"), **SMALL)
+    url = cloud.url("out.zarr")
+    group = zarr.open_group(url, mode="r")
+    assert group["number"][:].tolist() == list(range(1400))
+    assert packs.stored(url, "text", text=True) == first["text"].to_pylist() + second["text"].to_pylist()
+    np.testing.assert_array_equal(group["vector"][:900], np.arange(3600.0).reshape(-1, 4))
+    assert xarray.open_zarr(url)["when"].dtype.kind == "M"
+    assert xarray.open_zarr(url)["when"][1000].values == np.datetime64("1970-01-01T00:00:01", "ms")
+
+
+def test_hdf5_keeps_names_and_types(cloud, small_pieces):
+    images = np.random.default_rng(0).integers(0, 255, (150, 9, 9), dtype="u1")
+    for i in range(2):
+        part = slice(75 * i, 75 * i + 75)
+        data = packs.hdf5(
+            train__image=images[part], label=np.arange(150)[part], word=[f"w{i}" for i in range(150)][part]
+        )
+        cloud.put(f"src/{i}.h5", data)
+    pack(cloud.url("src"), cloud.url("out.zarr"), **SMALL)
+    group = zarr.open_group(cloud.url("out.zarr"), mode="r")
+    np.testing.assert_array_equal(group["train/image"][:], images)
+    assert group["label"][:].tolist() == list(range(150))
+    assert packs.stored(cloud.url("out.zarr"), "word", text=True) == [f"w{i}" for i in range(150)]
+
+
+def test_hdf5_rows_larger_than_a_shard_are_cut(cloud, small_pieces):
+    data = np.random.default_rng(0).normal(size=(3, 60, 70, 2)).astype("f4")
+    cloud.put("x.h5", packs.hdf5(field=data))
+    pack(cloud.url("x.h5"), cloud.url("out.zarr"), **SMALL)
+    array = zarr.open_group(cloud.url("out.zarr"), mode="r")["field"]
+    assert np.prod(array.shards) * 4 <= 16 * KiB
+    np.testing.assert_array_equal(array[:], data)
+
+
+def test_tar_in_webdataset_form(cloud):
+    samples = [(f"d/{i:04}", noise(50 * (i % 40), seed=i), str(i).encode()) for i in range(300)]
+    for shard in range(3):
+        members = [
+            each
+            for name, image, label in samples[100 * shard : 100 * shard + 100]
+            for each in ((f"{name}.jpg", image), (f"{name}.cls", label))
+        ]
+        cloud.put(f"src/{shard}.tar", packs.tar([("d/README", b"no ending"), *members]))
+    pack(cloud.url("src"), cloud.url("out.zarr"), **SMALL)
+    url = cloud.url("out.zarr")
+    assert packs.stored(url, "names", text=True) == [name for name, _, _ in samples]
+    assert [each.tobytes() for each in packs.stored(url, "jpg")] == [image for _, image, _ in samples]
+    assert [each.tobytes() for each in packs.stored(url, "cls")] == [label for _, _, label in samples]
+
+
+# Readers.
+
+
+def test_zarr_xarray_and_tensorstore_read_the_same(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(500, 12)).astype("f4")
+    (tmp_path / "x.h5").write_bytes(packs.hdf5(vector=vectors, word=[f"w{i}" for i in range(500)]))
+    url = str(tmp_path / "out.zarr")
+    done = pack(str(tmp_path / "x.h5"), url, codec="zstd", **SMALL)
+    with xarray.open_zarr(url) as opened:
+        np.testing.assert_array_equal(opened["vector"].values, vectors)
+        assert dict(opened.sizes)["sample"] == 500
+    for name, expected in {
+        "vector": vectors,
+        "word_offsets": zarr.open_group(url)["word_offsets"][:],
+    }.items():
+        kvstore = {"driver": "file", "path": f"{url}/{name}/"}
+        found = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}).result().read().result()
+        np.testing.assert_array_equal(found, expected)
+    assert any("zstd (as asked for)" in line for line in done.layout)
+    assert sorted(path.name for path in (tmp_path / "out.zarr").iterdir()) == [
+        "vector",
+        "word",
+        "word_offsets",
+        "zarr.json",
+    ]
+
+
+# What cannot be packed.
+
+
+def refused(error, match, *arguments, **options):
+    with pytest.raises(error, match=match) as caught:
+        pack(*arguments, **options)
+    return caught.value
+
+
+def test_bad_samples_are_named_and_nothing_looks_finished(cloud):
+    url = cloud.url("out.zarr")
+    for i in range(5):
+        cloud.put(f"img/{i}.png", packs.png(np.zeros((4, 4), "u1")))
+    cloud.put("img/3.png", b"no image")
+    refused(ValueError, r"img/3\.png: no image that Pillow can decode", cloud.url("img"), url, decode="image")
+    good = packs.lines_of([{"a": 1}] * 200_000)
+    cloud.put("x.jsonl", good + b'{"a": 1, "b": 2}\n')
+    refused(ValueError, "has 'b', which the lines looked at first do not have", cloud.url("x.jsonl"), url)
+    cloud.put("y.jsonl", good + b'{"a": oops}\n')
+    refused(ValueError, "is no JSON .*oops", cloud.url("y.jsonl"), url, overwrite=True)
+    cloud.put("z.csv", b"a\n" + b"1\n" * 600_000 + b"word\n")
+    refused(ValueError, r"z\.csv.*'word'.*columns=", cloud.url("z.csv"), url, overwrite=True)
+    cloud.put("t.tar", packs.tar([("a.jpg", b"1"), ("b.jpg", b"2")])[:1000])
+    refused(
+        ValueError,
+        r"t\.tar: no tar that can be read|t\.tar: .*cut off",
+        cloud.url("t.tar"),
+        url,
+        overwrite=True,
+    )
+    cloud.put("h.h5", b"\x89HDF\r\n\x1a\n" + bytes(100))
+    refused(ValueError, r"h\.h5: no HDF5 file", cloud.url("h.h5"), url, overwrite=True)
+    cloud.put("p.parquet", b"PAR1")
+    refused(ValueError, r"p\.parquet: no Parquet file", cloud.url("p.parquet"), url, overwrite=True)
+    with pytest.raises(FileNotFoundError):
+        zarr.open_group(url, mode="r")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"kind": "zip"}, "kind='zip': expected one of files"),
+        ({"codec": "gzip"}, "codec='gzip': expected one of none, lz4, zstd"),
+        ({"shard_bytes": "10%"}, "shard_bytes='10%'"),
+        ({"chunk_bytes": 0}, "chunk_bytes=0"),
+        ({"n_workers": 0}, "n_workers=0"),
+        ({"decode": "video"}, "decode='video' of files"),
+        ({"columns": ["a"]}, "files have none"),
+    ],
+)
+def test_options_that_make_no_sense(cloud, options, match):
+    cloud.put("src/a", b"1")
+    refused(ValueError, match, cloud.url("src"), cloud.url("out.zarr"), **options)
+    assert "upload" not in [kind for kind in cloud.asked() if options != {"n_workers": 0}]
+
+
+def test_a_target_is_not_overwritten_by_chance(cloud):
+    cloud.put("src/a", b"1")
+    cloud.put("mine/precious.txt", b"!")
+    refused(FileExistsError, "no Zarr store", cloud.url("src"), cloud.url("mine"), overwrite=True)
+    pack(cloud.url("src"), cloud.url("out.zarr"))
+    refused(FileExistsError, "a Zarr store already; overwrite=True", cloud.url("src"), cloud.url("out.zarr"))
+    pack(cloud.url("src"), cloud.url("out.zarr"), overwrite=True)
+    refused(ValueError, "inside of", cloud.url("src"), cloud.url("src/out.zarr"))
+
+
+def test_a_source_that_changes_meanwhile_is_an_error(cloud, monkeypatch):
+    for i in range(4):
+        cloud.put(f"src/{i}", noise(100))
+    write = job.Job.write
+
+    def writes_and_somebody_else_too(self, *arguments):
+        cloud.put("src/2", noise(100, seed=1))
+        return write(self, *arguments)
+
+    monkeypatch.setattr(job.Job, "write", writes_and_somebody_else_too)
+    refused(ValueError, "came, went or changed", cloud.url("src"), cloud.url("out.zarr"))
+    with pytest.raises(FileNotFoundError):
+        zarr.open_group(cloud.url("out.zarr"), mode="r")
+
+
+def test_what_was_written_wrong_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a").write_bytes(noise(1000))
+    put = store.Store.put
+
+    def torn(self, name, data):
+        put(self, name, data[:-1] + b"!" if name.startswith("data/") else data)
+
+    monkeypatch.setattr(store.Store, "put", torn)
+    refused(
+        OSError,
+        "written, and not there as sent: bytes 0 to",
+        str(tmp_path / "src"),
+        str(tmp_path / "out.zarr"),
+    )
+    assert not list((tmp_path / "out.zarr").glob("data/*"))

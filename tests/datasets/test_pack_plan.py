@@ -1,0 +1,223 @@
+"""What packing decides before it writes, and how much memory it takes."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import pyarrow
+import pyarrow.parquet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.datasets.packing.encoding import Encoding, ShardBytes, wrong_with
+from cachedfs.datasets.packing.job import chunks_of
+from cachedfs.datasets.packing.kinds import kind_of
+from cachedfs.datasets.packing.model import Batch, Field, Piece, Tally
+from cachedfs.datasets.packing.sizes import choose_codec, grid_of, is_small, shard_size, shares
+from cachedfs.datasets.packing.sources.base import Held
+from cachedfs.datasets.packing.sources.blocks import last_record
+from cachedfs.datasets.packing.sources.columns import chosen
+from cachedfs.datasets.packing.sources.files import spread
+from tests.support import ROOT, MiB
+
+
+@pytest.mark.parametrize(
+    ("paths", "head", "kind"),
+    [
+        (["b/x.jsonl"], b"{", "jsonl"),
+        (["b/0.jsonl.gz", "b/1.JSONL.gz"], b"", "jsonl"),
+        (["b/0.json", "b/1.json"], b"", "files"),
+        (["b/x.txt"], b"", "lines"),
+        (["b/0.txt", "b/1.txt"], b"", "files"),
+        (["b/x.tsv.bz2"], b"", "csv"),
+        (["b/part-0", "b/part-1"], b"", "files"),
+        (["b/part-0"], b"PAR1....", "parquet"),
+        (["b/data"], b"\x89HDF\r\n\x1a\n", "hdf5"),
+        (["b/data"], bytes(257) + b"ustar\0" + bytes(249), "tar"),
+        (["b/x.tar", "b/y.jpg"], b"", "files"),
+        (["b/x.bin"], b"nothing known", "files"),
+    ],
+)
+def test_the_kind_is_told_by_names_and_first_bytes(paths, head, kind):
+    assert kind_of(paths, head) == kind
+
+
+fields = st.builds(
+    lambda dtype, shape, is_ragged: Field("x", dtype, () if is_ragged else tuple(shape), is_ragged),
+    st.sampled_from(["uint8", "float32", "int64"]),
+    st.lists(st.integers(1, 2000), max_size=3),
+    st.booleans(),
+)
+
+
+@given(fields, st.floats(0, 1e10), st.none() | st.integers(1 << 10, 1 << 30), st.integers(1 << 10, 1 << 30))
+def test_shards_are_whole_chunks_and_no_larger_than_asked_for(field, mean, chunk, shard):
+    grid = grid_of(field, mean, chunk=chunk, shard=shard, why="")
+    assert all(whole % part == 0 for whole, part in zip(grid.shard, grid.chunk, strict=True))
+    size, one = (
+        np.prod(part, dtype=float) * np.dtype(field.dtype).itemsize for part in (grid.shard, grid.chunk)
+    )
+    assert size <= max(shard, one)
+    assert one <= max(chunk or MiB, field.row_size)
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(1, 1e9), min_size=1), st.integers(1 << 10, 1 << 28))
+def test_shards_of_all_fields_are_of_about_the_same_samples(means, size):
+    found = shares(means, size)
+    assert max(found.values()) <= size
+    large = {name: n / means[name] for name, n in found.items() if n > MiB}
+    if large:
+        assert max(large.values()) <= 1.01 * min(large.values())
+
+
+def test_small_fields_and_codecs_are_chosen_by_measure():
+    means = {"image": 100_000.0, "label": 8.0, "caption": 3000.0, "mask": 20_000.0}
+    assert {name for name in means if is_small(means, name)} == {"label", "caption"}
+    assert not is_small({"label": 8.0}, "label")
+    assert choose_codec({"lz4": 0.99, "zstd": 0.95})[0] == "none"
+    assert choose_codec({"lz4": 0.6, "zstd": 0.58})[0] == "lz4"
+    assert choose_codec({"lz4": 0.6, "zstd": 0.4}) == (
+        "zstd",
+        "samples are lz4 60 %, zstd 40 % of their size",
+    )
+    assert shard_size("drive")[0] > shard_size("gs")[0]
+
+
+@pytest.mark.parametrize("given", ["ragged utf8", "float32[x]", "ragged int8[3]", "object", ""])
+def test_types_of_columns_that_are_none(given):
+    with pytest.raises(ValueError, match="expected a type such as int64"):
+        chosen({"a": given})
+
+
+@given(st.integers(1, 3000), st.integers(1, 200))
+def test_spread_takes_the_first_the_last_and_others_between(n, most):
+    found = spread(n, most)
+    assert found == sorted(set(found))
+    assert len(found) <= max(1, most)
+    assert found[0] == 0
+    assert most == 1 or found[-1] == n - 1
+
+
+@given(
+    st.lists(st.lists(st.text('a",\n', max_size=5), min_size=2, max_size=2), min_size=1, max_size=8),
+    st.data(),
+)
+def test_records_of_csv_end_outside_of_quotes(rows, data):
+    records = [",".join('"' + word.replace('"', '""') + '"' for word in row).encode() + b"\n" for row in rows]
+    whole = b"".join(records)
+    cut = data.draw(st.integers(0, len(whole)))
+    ends = [0, *np.cumsum([len(record) for record in records]).tolist()]
+    assert last_record(whole[:cut]) == max(end for end in ends if end <= cut)
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.sampled_from(["none", "lz4", "zstd"]),
+    st.data(),
+)
+def test_a_flipped_bit_of_a_shard_is_found(n, rows, per_shard, codec, data):
+    field = Field("x", "int32", (3,))
+    grid = grid_of(field, 0, chunk=12 * rows, shard=12 * rows * per_shard, why="")
+    encoding = Encoding.of(field, grid, codec)
+    values = np.arange(3 * n, dtype="i4").reshape(n, 3)[: grid.shard[0]]
+    shard = ShardBytes(encoding)
+    parts = list(chunks_of(values, grid.chunk))
+    for at, part in parts:
+        shard.put(at, part)
+    stored = bytes(shard.finish())
+    assert wrong_with(stored, encoding, len(parts)) is None
+    assert wrong_with(stored, encoding, len(parts) + 1) is not None
+    bit = data.draw(st.integers(0, 8 * len(stored) - 1))
+    flipped = bytearray(stored)
+    flipped[bit // 8] ^= 1 << bit % 8
+    assert wrong_with(bytes(flipped), encoding, len(parts)) is not None
+    assert wrong_with(stored[:-1], encoding, len(parts)) is not None
+
+
+def test_a_tally_that_is_cut_off_is_none():
+    tally = Tally(3, {"a": np.arange(3)}, {"b": np.array([1, 2, 3])}, {"b": np.array([7, 8, 9])}, stop=12)
+    data = tally.as_bytes()
+    found = Tally.from_bytes(data)
+    assert found is not None
+    assert (found.n, found.stop, found.places["b"].tolist()) == (3, 12, [7, 8, 9])
+    for n in (0, 10, len(data) // 2, len(data) - 1):
+        assert Tally.from_bytes(data[:n]) is None
+
+
+def test_what_is_held_is_bounded_and_made_once():
+    held, made = Held(1000), []
+
+    def make(i):
+        def batch():
+            made.append(i)
+            return Batch(1, {"a": np.zeros(400, "u1")}, {})
+
+        return batch
+
+    for i in (0, 1, 0, 2, 0, 1):  # 1 goes when 2 comes, as 0 was used since
+        held.get(Piece(0, i, i + 1), make(i))
+    assert made == [0, 1, 2, 1]
+
+
+MEMORY = """
+    import resource, sys
+    from cachedfs.datasets import pack
+    done = pack(sys.argv[1], sys.argv[2])
+    print(done.samples, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ru_maxrss has another unit")
+@pytest.mark.parametrize("kind", ["one file", "lines", "jsonl", "parquet"])
+def test_memory_stays_below_a_gigabyte(folder, kind):
+    source = (
+        folder / {"one file": "x.bin", "lines": "x.txt", "jsonl": "x.jsonl", "parquet": "x.parquet"}[kind]
+    )
+    with open(source, "wb") as file:
+        if kind == "one file":
+            file.truncate(1500 * MiB)
+        elif kind == "parquet":  # one row group, 480 MB when it is decoded
+            table = pyarrow.table(
+                {
+                    "text": pyarrow.array([bytes([65 + i % 26]) * 240_000 for i in range(100)]).take(
+                        np.arange(2000) % 100
+                    )
+                }
+            )
+            pyarrow.parquet.write_table(table, file)
+        else:
+            line = b'{"text": "%s", "label": 3}\n' % (b"word " * 100)
+            file.write(line * (300 * MiB // len(line)))
+    command = [sys.executable, "-c", textwrap.dedent(MEMORY), str(source), str(folder / "out.zarr")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    samples, peak = map(int, done.stdout.split())
+    assert samples >= 1
+    assert peak < 1000, f"{peak} MiB"
+
+
+def test_what_is_not_installed_is_said(monkeypatch, tmp_path):
+    from cachedfs.datasets import pack
+
+    (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n')
+    (tmp_path / "x.png").write_bytes(b"")
+    for module in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.delitem(sys.modules, "cachedfs.datasets.packing.sources.lines", raising=False)
+    with pytest.raises(ImportError, match=r"packing jsonl needs pyarrow: pip install 'cachedfs\[pack\]'"):
+        pack(str(tmp_path / "x.jsonl"), str(tmp_path / "out.zarr"))
+    with pytest.raises(ImportError, match="needs Pillow: pip install pillow"):
+        pack(str(tmp_path / "x.png"), str(tmp_path / "out.zarr"), decode="image")
+    with pytest.raises(ImportError, match="pip install distributed"):
+        pack([str(tmp_path / "x.png")], str(tmp_path / "out.zarr"), client="tcp://127.0.0.1:1")

@@ -1,0 +1,226 @@
+"""A pack that is killed at any moment goes on where it was; on a cluster too. No sample is lost, none comes twice."""
+
+import json
+import os
+import signal
+
+import fsspec
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import zarr
+
+from cachedfs.datasets import pack
+from cachedfs.datasets.packing.sources import blocks
+from cachedfs.datasets.packing.store import BESIDE
+from tests.datasets import packs
+from tests.nursery import Nursery
+from tests.support import KiB, forget, noise
+
+# Dask leaves sockets of its own open when it chooses a port.
+pytestmark = pytest.mark.filterwarnings("default::ResourceWarning", "default::DeprecationWarning")
+
+SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    """Processes that have all of packing imported."""
+    nursery = Nursery("tests.datasets.packs", "tests.datasets.packing_kills", "gcsfs", "zarr")
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def killed(nursery, cloud):
+    """Give a function that packs in a process that dies at its n-th write."""
+    options = {
+        "gs": {"token": "anon", "endpoint_url": cloud.server.endpoint_url},
+        "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0},
+    }
+
+    def run(source, target, number, when="after"):
+        given = (source, target, number, when, options if "://" in source else {})
+        ended = nursery.run("tests.datasets.packing_kills:pack_and_die", *given)
+        assert ended.signal == signal.SIGKILL, ended
+        forget()
+
+    return run
+
+
+@pytest.fixture
+def lines(cloud, monkeypatch):
+    """Some 100 KB of lines of JSON, in pieces of 4 KiB: 7 shards of text."""
+    monkeypatch.setattr(blocks, "PIECE", 4 * KiB)
+    samples = [{"text": f"{i} " + noise(60, seed=i).hex(), "label": i} for i in range(600)]
+    cloud.put("x.jsonl", packs.lines_of(samples))
+    return samples
+
+
+def names(cloud):
+    """Return the keys of the bucket, as the service has them."""
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    fs.invalidate_cache()
+    return [path.removeprefix(f"{cloud.bucket}/") for path in fs.find(cloud.bucket)]
+
+
+def content(cloud, name):
+    return fsspec.filesystem("cachedfs", target_protocol="gs").cat_file(cloud.path(name))
+
+
+def right(url, samples, **options):
+    group = zarr.open_group(url, mode="r", **options)
+    assert group["label"][:].tolist() == [each["label"] for each in samples]
+    assert packs.stored(url, "text", text=True, **options) == [each["text"] for each in samples]
+
+
+# 1: the plan; then pieces and shards in turn; from 40 on offsets, notes and metadata.
+@pytest.mark.parametrize(
+    ("number", "when"), [(1, "after"), (3, "before"), (9, "after"), (20, "before"), (33, "after")]
+)
+def test_killed_at_any_write_it_goes_on(cloud, killed, lines, number, when):
+    target = cloud.url("out.zarr")
+    killed(cloud.url("x.jsonl"), target, number, when)
+    with pytest.raises(FileNotFoundError):
+        zarr.open_group(target, mode="r")
+    before = {name for name in names(cloud) if "/c." in name}
+    cloud.asked()
+    done = pack(cloud.url("x.jsonl"), target, **SMALL)
+    assert done.samples == 600
+    assert done.resumed == len(before)
+    right(target, lines)
+    assert not [name for name in names(cloud) if BESIDE in name]
+
+
+def test_killed_between_the_metadata_and_the_end(cloud, killed, lines):
+    target = cloud.url("out.zarr")
+    whole = pack(cloud.url("x.jsonl"), cloud.url("whole.zarr"), **SMALL)
+    n = sum(1 for name in names(cloud) if name.startswith("whole.zarr/"))
+    n_pieces = -(-len(packs.lines_of(lines)) // (4 * KiB))
+    killed(cloud.url("x.jsonl"), target, 1 + n_pieces + n + 1)  # the plan, what is done, and all that stays
+    right(target, lines)  # complete, and what is beside it disturbs nobody
+    again = pack(cloud.url("x.jsonl"), target, **SMALL)
+    assert (again.shapes, again.samples) == (whole.shapes, whole.samples)
+    assert not [name for name in names(cloud) if BESIDE in name]
+    right(target, lines)
+
+
+@pytest.mark.parametrize("when", ["before", "within", "after"])
+def test_killed_on_a_local_disk_no_half_shard_counts(killed, tmp_path, when):
+    (tmp_path / "src").mkdir()
+    files = {f"{i:02}": noise(2000, seed=i) for i in range(40)}
+    for name, data in files.items():
+        (tmp_path / "src" / name).write_bytes(data)
+    target = tmp_path / "out.zarr"
+    killed(str(tmp_path / "src"), str(target), 4, when)
+    assert len(list(target.glob("data/c.*"))) == (3 if when == "after" else 2)
+    done = pack(str(tmp_path / "src"), str(target), **SMALL)
+    assert done.resumed == (3 if when == "after" else 2)
+    assert [each.tobytes() for each in packs.stored(str(target), "data")] == list(files.values())
+    assert not (target / BESIDE).exists()
+
+
+def test_what_an_earlier_run_wrote_down_is_neither_read_back_nor_written_again(cloud, killed, lines):
+    target = cloud.url("out.zarr")
+    killed(cloud.url("x.jsonl"), target, 41, "noted")
+    done = {name for name in names(cloud) if "/c." in name}
+    noted = {
+        name for key in names(cloud) if f"{BESIDE}/done" in key for name in json.loads(content(cloud, key))
+    }
+    assert len(noted) >= 4
+    cloud.server.reset()
+    again = pack(cloud.url("x.jsonl"), target, **SMALL)
+    assert again.resumed == len(done)
+    asked = {(request.kind, request.key.removeprefix("out.zarr/")) for request in cloud.server.requests}
+    assert not {("upload", name) for name in noted} & asked
+    assert not {("media", name) for name in noted} & asked
+    right(target, lines)
+
+
+def test_a_damaged_shard_of_an_earlier_run_is_written_again(cloud, killed, lines):
+    target = cloud.url("out.zarr")
+    killed(cloud.url("x.jsonl"), target, 30)
+    name = "out.zarr/text/c.1"
+    data = bytearray(content(cloud, name))
+    data[100] ^= 1
+    cloud.put(name, bytes(data))
+    pack(cloud.url("x.jsonl"), target, **SMALL)
+    right(target, lines)
+
+
+def test_another_source_or_option_does_not_go_on(cloud, killed, lines):
+    target = cloud.url("out.zarr")
+    killed(cloud.url("x.jsonl"), target, 9)
+    with pytest.raises(FileExistsError, match="with other options, was begun here; overwrite=True"):
+        pack(cloud.url("x.jsonl"), target, chunk_bytes="4KiB", shard_bytes="32KiB")
+    cloud.put("x.jsonl", packs.lines_of([{**each, "label": 1} for each in lines]))
+    with pytest.raises(FileExistsError, match="a pack of another source"):
+        pack(cloud.url("x.jsonl"), target, storage_options={"cachedfs": {"max_age": 0}}, **SMALL)
+    pack(cloud.url("x.jsonl"), target, overwrite=True, storage_options={"cachedfs": {"max_age": 0}}, **SMALL)
+    right(target, [{**each, "label": 1} for each in lines])
+
+
+# Many machines.
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+        yield client
+
+
+def test_a_cluster_of_processes_makes_the_same_store(cluster, cloud, lines):
+    options = {
+        "gs": {"token": "anon", "endpoint_url": cloud.server.endpoint_url},
+        "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0},
+    }
+    given = {"storage_options": options, "target_options": options, **SMALL}
+    pack(cloud.url("x.jsonl"), cloud.url("here.zarr"), **given)
+    done = pack(cloud.url("x.jsonl"), cloud.url("there.zarr"), client=cluster, **given)
+    right(cloud.url("there.zarr"), lines)
+    found = [name for name in names(cloud) if name.startswith("here.zarr/")]
+    assert len(found) > 8
+    for name in found:
+        if not name.endswith("zarr.json"):
+            other = name.replace("here.zarr", "there.zarr")
+            assert content(cloud, name) == content(cloud, other), name
+    assert done.samples == 600
+
+
+def test_a_bad_sample_on_a_cluster_is_named(cluster, tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n' * 200_000 + b"{oops}\n")
+    with pytest.raises(ValueError, match=r"is no JSON .*oops"):
+        pack(str(tmp_path / "x.jsonl"), str(tmp_path / "out.zarr"), client=cluster)
+
+
+def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path):
+    (tmp_path / "src").mkdir()
+    files = {f"{i:03}": noise(5000, seed=i) for i in range(200)}
+    for name, data in files.items():
+        (tmp_path / "src" / name).write_bytes(data)
+    once = tmp_path / "once"
+    cluster.run(_die_once, str(once), workers=sorted(cluster.scheduler_info()["workers"])[:1])
+    pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), client=cluster, **SMALL)
+    assert once.exists()
+    found = packs.stored(str(tmp_path / "out.zarr"), "data")
+    assert [each.tobytes() for each in found] == list(files.values())
+
+
+def _die_once(flag):
+    """Have this worker die in the middle of its third shard."""
+    from cachedfs.datasets.packing import store
+
+    put, left = store.Store.put, [3]
+
+    def deadly(self, name, data):
+        left[0] -= 1
+        if not left[0] and not os.path.exists(flag):
+            with open(flag, "w") as file:
+                json.dump(name, file)
+            os.kill(os.getpid(), signal.SIGKILL)
+        put(self, name, data)
+
+    store.Store.put = deadly
