@@ -1,6 +1,7 @@
 """What tests of packing share: sources of every kind, and what is in a store by zarr alone."""
 
 import io
+import itertools
 import json
 import tarfile
 
@@ -17,7 +18,7 @@ def stored(url, name, *, text=False, **options):
     """Return the samples of a ragged array, as any reader of Zarr finds them: by its offsets."""
     group = zarr.open_group(url, mode="r", **options)
     offsets, elements = group[f"{name}_offsets"][:], group[name][:]
-    samples = [elements[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+    samples = [elements[a:b] for a, b in itertools.pairwise(offsets)]
     assert offsets[0] == 0
     assert offsets[-1] == len(elements)
     if not text:

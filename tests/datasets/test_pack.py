@@ -160,7 +160,7 @@ def test_each_line_is_packed_once_wherever_pieces_end(tmp_path_factory, found, s
 
 def test_csv_with_line_ends_in_quotes(cloud, small_pieces):
     rows = [(i, f'say "{i}"\nand, more' if i % 3 else "", i / 4) for i in range(600)]
-    quoted = ['%d,"%s",%r' % (i, text.replace('"', '""'), x) for i, text, x in rows]
+    quoted = [f'{i},"{text.replace(chr(34), chr(34) * 2)}",{x!r}' for i, text, x in rows]
     cloud.put("src/x.csv", ("number,text,x\r\n" + "\r\n".join(quoted)).encode())
     pack(cloud.url("src/x.csv"), cloud.url("out.zarr"), **SMALL)
     group = zarr.open_group(cloud.url("out.zarr"), mode="r")

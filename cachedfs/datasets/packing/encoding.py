@@ -47,6 +47,11 @@ class Encoding:
         """Chunks of a shard, along each axis."""
         return tuple(whole // part for whole, part in zip(self.grid.shard, self.grid.chunk, strict=True))
 
+    @property
+    def shard_size(self) -> int:
+        """Bytes of a shard before they are encoded."""
+        return int(np.dtype(self.dtype).itemsize * math.prod(self.grid.shard))
+
     def chunk(self, values: Array) -> Any:
         """Return the bytes of a chunk; what lacks of it at the edge of the array is zero. It may be a view of `values`."""
         whole = values

@@ -28,7 +28,8 @@ from cachedfs.datasets.packing.workers import Cluster, Pool, Threads, client_of
 __all__ = ["Packed", "Packing", "pack"]
 
 logger = logging.getLogger("cachedfs.datasets")
-THREADS = 2, 4  # fewest and most where nothing is said: each has up to two shards in memory
+THREADS = 2, 4  # fewest and most where nothing is said,
+AT_ONCE = 256 << 20  # and bytes of the shards that they make: each may be in memory twice
 ZARR = ("zarr.json", ".zgroup", ".zarray")
 
 
@@ -160,7 +161,9 @@ class Packing:
         job = Job(self.source, self.store, self.plan.big)
         with_ahead = client is None
         client = client_of(client) if isinstance(client, str) else client
-        pool: Pool = Threads(job, _n_workers(n_workers)) if client is None else Cluster(job, client)
+        pool: Pool = (
+            Threads(job, _n_workers(n_workers, self.plan)) if client is None else Cluster(job, client)
+        )
         callback.set_size(self.source.total_size)
 
         def told(size: int, total: int) -> None:
@@ -253,10 +256,11 @@ def _must_be_apart(files: Files, store: Store) -> None:
         raise ValueError(f"{store.url}: is inside of {files.url}, which is packed: choose a target outside")
 
 
-def _n_workers(given: int | None) -> int:
+def _n_workers(given: int | None, plan: Plan) -> int:
     if given is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(max(cores, THREADS[0]), THREADS[1])
+        largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)
+        return max(1, min(max(cores, THREADS[0]), THREADS[1], AT_ONCE // largest))
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ValueError(f"n_workers={given!r}: expected a whole number, 1 or more")
     return given

@@ -18,7 +18,7 @@ from cachedfs.datasets.packing.workers import Pool
 
 __all__ = ["Run"]
 
-MEASURED = 160 << 20  # decoded bytes that may wait for the rest of their shards
+MEASURED = 96 << 20  # decoded bytes that may wait for the rest of their shards
 NOTED_S = 10.0  # between two notes of what is done
 Place = tuple[int, ...]
 

@@ -17,7 +17,7 @@ SHARD = 64 * MiB  # 1 s of a link of 500 Mbit/s; built in memory by each worker
 DRIVE_SHARD = 128 * MiB  # Drive makes some two new files a second, and gives 27 to 200
 SMALL = 0.05  # share of the bytes of a sample up to which a field is small
 SMALL_SIZE = 64  # bytes of a sample of a small field that is small in any case
-AT_ONCE = 2  # shards of all fields together that belong to the same samples
+AT_ONCE = 64 * MiB  # shards of all fields that are made of the same samples, of sources that are decoded
 CODECS = ("none", "lz4", "zstd")  # in the order of their speed
 WORTH = 0.9  # a slower codec has to make it this much smaller
 
@@ -47,11 +47,11 @@ def is_small(means: Mapping[str, float], name: str) -> bool:
 def shares(means: Mapping[str, float], size: int) -> dict[str, int]:
     """Return the bytes of a shard of each field such that shards of all fields are about the same samples.
 
-    What is read for one of them is then at hand for the others.
+    What is read for one of them is then at hand for the others, and fits in memory.
     """
-    largest, total = max(means.values(), default=1), sum(means.values())
-    scale = min(1.0, AT_ONCE * largest / total) if total else 1.0
-    return {name: max(min(MiB, size), int(size * scale * mean / largest)) for name, mean in means.items()}
+    largest, total = max(means.values(), default=1), max(1.0, sum(means.values()))
+    most = min(size, AT_ONCE * largest / total)
+    return {name: max(min(MiB, size), int(most * mean / largest)) for name, mean in means.items()}
 
 
 def grid_of(field: Field, mean: float, *, chunk: int | None, shard: int, why: str) -> Grid:

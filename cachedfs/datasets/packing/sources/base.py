@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar
@@ -22,7 +21,7 @@ PIECE = 16 << 20  # bytes of a source that are read, and decoded, at once
 LARGEST = (
     128 << 20
 )  # bytes of a sample that has to be in memory as a whole; one whose bytes are kept may have any size
-HELD = 192 << 20  # decoded bytes that wait to be written
+HELD = 128 << 20  # decoded bytes that wait to be written
 NAMES = "names"  # the field with what a source calls each sample
 # What changes with the bytes of a file, by the names that listings have for it.
 VERSIONS = ("generation", "md5Checksum", "ETag", "etag", "mtime", "LastModified", "last_modified", "modified")
@@ -175,20 +174,21 @@ class Decoded(Source):
 
 
 class Held:
-    """Batches that were made lately, up to `size` bytes; each is made once at a time."""
+    """Batches that were made lately, up to `size` bytes; each is made once at a time.
+
+    They are written in order, so what goes first is what comes first in the source: the last use would tell nothing.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._batches: OrderedDict[Piece, Future[Batch]] = OrderedDict()  # least recently used first
+        self._batches: dict[Piece, Future[Batch]] = {}
 
     def get(self, piece: Piece, make: Callable[[], Batch]) -> Batch:
         with self._lock:
             future = self._batches.get(piece)
             if future is None:
                 mine = self._batches[piece] = Future()
-            else:
-                self._batches.move_to_end(piece)
         if future is not None:
             return future.result()
         try:
@@ -200,17 +200,18 @@ class Held:
             raise
         mine.set_result(batch)
         with self._lock:
-            self._drop()
+            self._drop(piece)
         return batch
 
-    def _drop(self) -> None:
-        done = [(piece, future.result().nbytes) for piece, future in self._batches.items() if future.done()]
+    def _drop(self, wanted: Piece) -> None:
+        done = sorted((piece, future.result().nbytes) for piece, future in self._batches.items() if future.done())
         over = sum(size for _, size in done) - self._size
-        for piece, size in done[:-1]:  # the last one is wanted now
+        for piece, size in done:
             if over <= 0:
                 return
-            del self._batches[piece]
-            over -= size
+            if piece != wanted:
+                del self._batches[piece]
+                over -= size
 
 
 def tally_of(batch: Batch, fields: Sequence[Field]) -> Tally:

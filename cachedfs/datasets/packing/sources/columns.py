@@ -151,7 +151,8 @@ def _text(column: pa.Array, field: Field) -> tuple[Array, Array]:
     offsets = np.frombuffer(column.buffers()[1], "i8")[column.offset : column.offset + len(column) + 1]
     data = column.buffers()[2]
     flat = np.frombuffer(data, "u1") if data is not None and data.size else np.empty(0, "u1")
-    return flat[offsets[0] : offsets[-1]] if len(offsets) else flat[:0], np.diff(offsets)
+    # Copied: Arrow's own buffers are up to twice as large as what is in them, and a view keeps all of one.
+    return flat[offsets[0] : offsets[-1]].copy(), np.diff(offsets)
 
 
 def _lists(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
