@@ -287,6 +287,64 @@ def test_prefetch_in_a_terminal_shows_a_bar_that_goes_away(cloud):
     assert "1 file, 3.1 MB fetched" in seen
 
 
+def test_pack_says_what_it_chose_and_makes_a_store(cloud, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    for i in range(20):
+        cloud.put(f"texts/{i}.txt", b"text %d" % i)
+    target = cloud.url("texts.zarr", "gs://")
+    result = run("pack", cloud.url("texts", "gs://"), target)
+    assert result.stdout == ""
+    chosen, others, done = result.stderr.splitlines()
+    assert others == "names, data_offsets, names_offsets: little beside the samples; zstd"
+    assert chosen.startswith("data: uint8, chunks 262,144, shards 67,108,864 (")
+    assert (
+        "; none (kept as it is" in chosen or "; zstd (samples are" in chosen or "; lz4 (samples are" in chosen
+    )
+    assert done.startswith("20 samples, 130 bytes of files, in 4 objects of ")
+    assert done.endswith("verified: 4 objects by the origin's checksum, 0 read back")
+    group = zarr.open_group(cloud.url("texts.zarr"), mode="r")
+    assert group["data"][:].tobytes().startswith(b"text 0text 1text 2")
+    again = run("pack", cloud.url("texts", "gs://"), target, status=1).stderr
+    assert "there is a Zarr store already; overwrite=True" in again
+    found = json_of("pack", cloud.url("texts", "gs://"), target, "--overwrite", "--codec", "zstd")
+    assert (found["samples"], found["kind"], found["shapes"]["data_offsets"]) == (20, "files", [21])
+
+
+def test_pack_of_columns_into_a_local_store(cloud, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    cloud.put("x.csv", b"a,b,c\n1,x,2\n3,y,4\n")
+    target = tmp_path / "out.zarr"
+    run("pack", "--column", "a=float32", "--column", "b", cloud.url("x.csv", "gs://"), str(target))
+    group = zarr.open_group(str(target), mode="r")
+    assert sorted(group) == ["a", "b", "b_offsets"]
+    assert group["a"].dtype == "float32"
+    wrong = run("pack", "--column", "d", cloud.url("x.csv", "gs://"), str(target), status=1)
+    assert "columns ['d'] are not there; there are ['a', 'b', 'c']" in wrong.stderr
+
+
+def test_pack_on_a_cluster_that_is_not_there(cloud, tmp_path):
+    pytest.importorskip("distributed")
+    cloud.put("d/x", b"1")
+    arguments = ["pack", "--dask", "tcp://127.0.0.1:1", cloud.url("d", "gs://"), str(tmp_path / "out.zarr")]
+    assert "127.0.0.1:1" in run(*arguments, status=1).stderr
+
+
+def test_pack_interrupted_goes_on(cloud, tmp_path):
+    for i in range(8):
+        cloud.put(f"d/{i}", noise(MiB, seed=i))
+    cloud.server.fail(Fault(kind="media", stall_s=30, nth=10, times=None))
+    arguments = ["pack", "--shard-bytes", "1MiB", cloud.url("d", "gs://"), str(tmp_path / "out.zarr")]
+    process = start(cloud, *arguments)
+    until(lambda: list(tmp_path.glob("out.zarr/.cachedfs-pack/plan.json")))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == output.INTERRUPTED
+    cloud.server.heal()
+    _, err = finished(cloud, *arguments)
+    assert "8 samples, 8.4 MB of files" in err
+    assert not (tmp_path / "out.zarr/.cachedfs-pack").exists()
+
+
 def test_get_goes_where_cp_would(cloud, tmp_path):
     for key in ("a/one", "two"):
         cloud.put(key, b"1")

@@ -46,7 +46,7 @@ RUN = {  # how many blocks of each page run, where all that they need is install
     "docs/configuration.md": 5,
     "docs/guide-drive.md": 6,
     "docs/guide-gcs.md": 15,
-    "docs/guide-training.md": 12,
+    "docs/guide-training.md": 14,
     "docs/guide-zarr.md": 9,
     "docs/index.md": 3,
     "docs/troubleshooting.md": 1,

@@ -19,7 +19,7 @@ from cachedfs.datasets.packing.encoding import Encoding, ShardBytes, wrong_with
 from cachedfs.datasets.packing.job import chunks_of
 from cachedfs.datasets.packing.kinds import kind_of
 from cachedfs.datasets.packing.model import Batch, Field, Piece, Tally
-from cachedfs.datasets.packing.sizes import choose_codec, grid_of, is_small, shard_size, shares
+from cachedfs.datasets.packing.sizes import choose_codec, grid_of, shard_size, shares, small_of
 from cachedfs.datasets.packing.sources.base import Held
 from cachedfs.datasets.packing.sources.blocks import last_record
 from cachedfs.datasets.packing.sources.columns import chosen
@@ -78,8 +78,9 @@ def test_shards_of_all_fields_are_of_about_the_same_samples(means, size):
 
 def test_small_fields_and_codecs_are_chosen_by_measure():
     means = {"image": 100_000.0, "label": 8.0, "caption": 3000.0, "mask": 20_000.0}
-    assert {name for name in means if is_small(means, name)} == {"label", "caption"}
-    assert not is_small({"label": 8.0}, "label")
+    assert small_of(means) == {"label", "caption"}
+    assert small_of({"label": 8.0}) == set()
+    assert len(small_of({str(i): 8.0 for i in range(30)})) == 3
     assert choose_codec({"lz4": 0.99, "zstd": 0.95})[0] == "none"
     assert choose_codec({"lz4": 0.6, "zstd": 0.58})[0] == "lz4"
     assert choose_codec({"lz4": 0.6, "zstd": 0.4}) == (

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -174,7 +175,7 @@ class Packing:
             with ahead(self.source, there, is_on=with_ahead):
                 run()
         finally:
-            pool.close()
+            pool.close(wait=not isinstance(sys.exception(), KeyboardInterrupt))
         return self._finished(job, run, started)
 
     def _begun(self, *, overwrite: bool) -> dict[str, Stored]:

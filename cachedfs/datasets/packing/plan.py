@@ -10,7 +10,7 @@ import numpy as np
 
 from cachedfs.datasets.packing.encoding import Encoding, measured
 from cachedfs.datasets.packing.model import OFFSETS, Array, Batch, Field
-from cachedfs.datasets.packing.sizes import CODECS, choose_codec, grid_of, is_small, shard_size, shares
+from cachedfs.datasets.packing.sizes import CODECS, choose_codec, grid_of, shard_size, shares, small_of
 from cachedfs.datasets.packing.small import small_arrays
 from cachedfs.datasets.packing.sources.base import Source
 from cachedfs.datasets.packing.store import ArrayPlan
@@ -30,7 +30,7 @@ class Plan:
     fields: tuple[Field, ...]
     big: Mapping[str, Encoding]
     small: Mapping[str, Encoding]
-    reasons: Mapping[str, str]  # of the codec of each
+    reasons: Mapping[str, str]  # of the codecs of big fields
 
     def as_json(self, source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return what has to be the same for a run to go on where an earlier one ended."""
@@ -44,13 +44,13 @@ class Plan:
     def lines(self) -> list[str]:
         """Return for people what each array will be, and why."""
         found = []
-        for name, encoding in {**self.big, **self.small}.items():
+        for name, encoding in self.big.items():
             grid, reason = encoding.grid, self.reasons[name]
             found.append(
                 f"{name}: {encoding.dtype}, chunks {_shape(grid.chunk)}, shards {_shape(grid.shard)} ({grid.reason}); "
                 f"{encoding.codec} ({reason})"
             )
-        return found
+        return [*found, f"{', '.join(self.small)}: little beside the samples; zstd"] if self.small else found
 
 
 def plan_of(
@@ -65,8 +65,9 @@ def plan_of(
     """Return the plan for a source of which some samples are known; `protocol` is that of the target's origin."""
     n = sum(batch.n for batch in sampled)
     means = {field.name: _mean(field, sampled, n) for field in source.fields}
+    small_ones = small_of({field.name: means[field.name] for field in source.fields if not field.is_small})
     fields = tuple(
-        dataclasses.replace(field, is_small=field.is_small or is_small(means, field.name))
+        dataclasses.replace(field, is_small=field.is_small or field.name in small_ones)
         for field in source.fields
     )
     most, why = (shard, "as asked for") if shard is not None else shard_size(protocol)
@@ -86,7 +87,6 @@ def plan_of(
             field, means.get(field.name, 8.0), chunk=None, shard=size, why="little beside the samples"
         )
         small[field.name] = Encoding.of(field, grid, "zstd")
-        reasons[field.name] = "numbers and names that follow one another"
     return Plan(fields, big, small, reasons)
 
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 from cachedfs.datasets.packing.model import Field
 
-__all__ = ["CODECS", "Grid", "choose_codec", "grid_of", "is_small", "shard_size", "shares"]
+__all__ = ["CODECS", "Grid", "choose_codec", "grid_of", "shard_size", "shares", "small_of"]
 
 KiB, MiB = 1 << 10, 1 << 20
 CHUNK = 256 * KiB  # decoded in 0.1 ms, which is what a random sample of it waits for
 CHUNKS = 64 * KiB, 1 * MiB  # smallest and largest; the latter is the unit in which the cache fetches
 SHARD = 64 * MiB  # 1 s of a link of 500 Mbit/s; built in memory by each worker
 DRIVE_SHARD = 128 * MiB  # Drive makes some two new files a second, and gives 27 to 200
-SMALL = 0.05  # share of the bytes of a sample up to which a field is small
-SMALL_SIZE = 64  # bytes of a sample of a small field that is small in any case
+SMALL = 0.1  # share of the bytes of a sample that small fields may have together
 AT_ONCE = 64 * MiB  # shards of all fields that are made of the same samples, of sources that are decoded
 CODECS = ("none", "lz4", "zstd")  # in the order of their speed
 WORTH = 0.9  # a slower codec has to make it this much smaller
@@ -38,10 +37,15 @@ def shard_size(protocol: str) -> tuple[int, str]:
     return SHARD, "large enough for the speed of a link, and several fit in memory"
 
 
-def is_small(means: Mapping[str, float], name: str) -> bool:
-    """Return whether a field is next to nothing beside the others, by the mean bytes of each in a sample."""
-    total = sum(means.values())
-    return len(means) > 1 and means[name] < total / 2 and means[name] <= max(SMALL_SIZE, SMALL * total)
+def small_of(means: Mapping[str, float]) -> set[str]:
+    """Return the fields that are next to nothing beside the others, all together, by the mean bytes of each in a sample."""
+    found, left = set(), SMALL * sum(means.values())
+    for name in sorted(means, key=lambda name: means[name])[:-1]:
+        left -= means[name]
+        if left < 0:
+            break
+        found.add(name)
+    return found
 
 
 def shares(means: Mapping[str, float], size: int) -> dict[str, int]:

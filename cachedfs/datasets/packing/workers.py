@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from cachedfs.datasets.packing.job import Job
+from cachedfs.workers import Workers
 
 __all__ = ["Cluster", "Pool", "Threads", "client_of"]
 
@@ -24,8 +25,8 @@ class Pool(Protocol):
         """Wait until any has ended; return those that have, each with its result. Raises what one raised."""
         ...
 
-    def close(self) -> None:
-        """Give up what has not begun, and wait for what has."""
+    def close(self, *, wait: bool) -> None:
+        """Give up what has not begun, and wait for what has, so that nothing is written afterwards; unless it may hang."""
         ...
 
 
@@ -34,7 +35,7 @@ class Threads:
 
     def __init__(self, job: Job, n_workers: int) -> None:
         self.n_workers, self._job = n_workers, job
-        self._threads = concurrent.futures.ThreadPoolExecutor(n_workers, "cachedfs-pack")
+        self._threads = Workers(n_workers, "cachedfs-pack")
         self._going: set[concurrent.futures.Future[Any]] = set()
 
     def submit(self, method: str, *args: Any) -> Any:
@@ -48,8 +49,8 @@ class Threads:
         )
         return [(future, future.result()) for future in done]
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool) -> None:
+        self._threads.shutdown(wait=wait, cancel_futures=True)
 
 
 class Cluster:
@@ -85,12 +86,9 @@ class Cluster:
         self._going.discard(future)
         return [(future, future.result())]
 
-    def close(self) -> None:
-        from distributed import wait
-
-        if self._going:
-            self._client.cancel(list(self._going))
-            wait(list(self._going))
+    def close(self, *, wait: bool) -> None:
+        for future in self._going:
+            future.cancel()
 
 
 def client_of(address: str) -> Any:

@@ -204,7 +204,9 @@ class Held:
         return batch
 
     def _drop(self, wanted: Piece) -> None:
-        done = sorted((piece, future.result().nbytes) for piece, future in self._batches.items() if future.done())
+        done = sorted(
+            (piece, future.result().nbytes) for piece, future in self._batches.items() if future.done()
+        )
         over = sum(size for _, size in done) - self._size
         for piece, size in done:
             if over <= 0:
