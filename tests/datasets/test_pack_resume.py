@@ -75,9 +75,9 @@ def right(url, samples, **options):
     assert packs.stored(url, "text", text=True, **options) == [each["text"] for each in samples]
 
 
-# 1: the plan; then pieces and shards in turn; from 40 on offsets, notes and metadata.
+# 1: the plan; then 22 pieces and 5 shards in turn; then notes, offsets and metadata.
 @pytest.mark.parametrize(
-    ("number", "when"), [(1, "after"), (3, "before"), (9, "after"), (20, "before"), (33, "after")]
+    ("number", "when"), [(1, "after"), (3, "before"), (9, "after"), (20, "before"), (28, "after")]
 )
 def test_killed_at_any_write_it_goes_on(cloud, killed, lines, number, when):
     target = cloud.url("out.zarr")
@@ -123,12 +123,12 @@ def test_killed_on_a_local_disk_no_half_shard_counts(killed, tmp_path, when):
 
 def test_what_an_earlier_run_wrote_down_is_neither_read_back_nor_written_again(cloud, killed, lines):
     target = cloud.url("out.zarr")
-    killed(cloud.url("x.jsonl"), target, 41, "noted")
+    killed(cloud.url("x.jsonl"), target, 32, "noted")
     done = {name for name in names(cloud) if "/c." in name}
     noted = {
         name for key in names(cloud) if f"{BESIDE}/done" in key for name in json.loads(content(cloud, key))
     }
-    assert len(noted) >= 4
+    assert len(noted) >= 3
     cloud.server.reset()
     again = pack(cloud.url("x.jsonl"), target, **SMALL)
     assert again.resumed == len(done)
@@ -167,7 +167,7 @@ def test_another_source_or_option_does_not_go_on(cloud, killed, lines):
 @pytest.fixture(scope="module")
 def cluster():
     distributed = pytest.importorskip("distributed")
-    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
     with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
         yield client
 

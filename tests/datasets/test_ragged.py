@@ -1,0 +1,95 @@
+"""ZarrDataset reads what `pack` makes: ragged samples in any order, each chunk once, and what they read is known ahead."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("pyarrow")
+pytest.importorskip("PIL")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from cachedfs.datasets import Loader, ZarrDataset, pack  # noqa: E402
+from tests.datasets import packs  # noqa: E402
+from tests.support import forget, noise  # noqa: E402
+
+SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
+
+
+@pytest.fixture
+def packed(cloud):
+    """A store of 60 samples of bytes, of 0 to 6 KB; return its URL and them."""
+    files = [cloud.put(f"src/{i:02}.bin", noise(i * 101, seed=i)) for i in range(60)]
+    pack(cloud.url("src"), cloud.url("out.zarr"), **SMALL)
+    forget()
+    cloud.asked()
+    return cloud.url("out.zarr"), files
+
+
+@pytest.mark.parametrize("order", [range(60), range(59, -1, -1), [7, 7, 0, -1, 7], [0], []], ids=str)
+def test_samples_in_any_order(packed, order):
+    url, files = packed
+    found = ZarrDataset(url).__getitems__(order)
+    assert found == [(files[i], f"{i % 60:02}.bin") for i in order]
+    assert ZarrDataset(url, "data").__getitems__(order) == [files[i] for i in order]
+
+
+def test_a_batch_costs_offsets_and_data_once(packed, cloud):
+    dataset = ZarrDataset(packed[0], "data")
+    cloud.asked()
+    dataset.__getitems__([3, 30, 3, 31, 55])
+    assert len(cloud.asked()) <= 2 + 2 * 3  # index and chunks of the offsets, of three shards of data
+    dataset.__getitems__([31, 30, 3, 55])
+    assert cloud.asked() == []
+
+
+def test_it_is_read_ahead_by_loaders_and_in_workers(packed, cloud):
+    url, files = packed
+    options = {**cloud.options, "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}}
+    dataset = ZarrDataset(url, "data", storage_options=options)
+    assert dataset.group_size == 1
+    assert pickle.loads(pickle.dumps(dataset))[5] == files[5]
+    named = {item[0].rpartition("/")[2] for item in dataset.items(range(60)) if not isinstance(item, str)}
+    assert named >= {f"c.{i}" for i in range(-(-sum(map(len, files)) // (16 << 10)))}
+    with Loader(dataset, batch_size=7, shuffle=True, seed=3, collate_fn=list) as loader:
+        assert sorted(data for batch in loader for data in batch) == sorted(files)
+    batches = DataLoader(
+        dataset, batch_size=16, num_workers=2, collate_fn=list, multiprocessing_context="spawn"
+    )
+    assert [data for batch in batches for data in batch] == files
+
+
+def test_numbers_text_and_images(cloud):
+    samples = packs.records(90)
+    cloud.put("x.jsonl", packs.lines_of(samples))
+    pack(cloud.url("x.jsonl"), cloud.url("lines.zarr"), **SMALL)
+    dataset = ZarrDataset(cloud.url("lines.zarr"), ("text", "ids", "label"), named=True)
+    for sample, expected in zip(dataset.__getitems__(range(90)), samples, strict=True):
+        assert sample["text"] == expected["text"]
+        assert sample["ids"].tolist() == expected["ids"]
+        assert sample["label"] == expected["label"]
+    twice = dataset.__getitems__([7, 7])
+    twice[0]["ids"][:] = -1
+    assert twice[1]["ids"].tolist() == samples[7]["ids"]
+    pixels = [np.full((4 + i, 5, 3), i, "u1") for i in range(9)]
+    for i, each in enumerate(pixels):
+        cloud.put(f"img/{i}.png", packs.png(each))
+    pack(cloud.url("img"), cloud.url("img.zarr"), decode="image")
+    images = ZarrDataset(cloud.url("img.zarr"), "image")
+    for i in (8, 0, 3):
+        np.testing.assert_array_equal(images[i], pixels[i])
+
+
+def test_offsets_that_are_none_are_an_error(cloud, packed):
+    import fsspec
+    import zarr
+
+    url, _ = packed
+    group = zarr.open_group(url, mode="r+")
+    group["data_offsets"][3] = 10**9
+    forget()
+    fsspec.filesystem("cachedfs", target_protocol="gs").invalidate_cache()
+    with pytest.raises(ValueError, match="its offsets are not those of its elements"):
+        ZarrDataset(url, "data")[2]
