@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 from cachedfs.datasets.packing.encoding import Encoding, ShardBytes
@@ -10,6 +12,8 @@ from cachedfs.datasets.packing.model import OFFSETS, Array, Field, Piece
 from cachedfs.datasets.packing.store import Store, Stored
 
 __all__ = ["small_arrays", "write_small"]
+
+AT_ONCE = 8  # arrays that are written at the same time
 
 
 def small_arrays(fields: tuple[Field, ...]) -> list[Field]:
@@ -36,8 +40,9 @@ def write_small(
                 edges = ends[field.name] + np.cumsum(tally.sizes[field.name], dtype=np.int64)
                 growing[field.name + OFFSETS].add(edges)
                 ends[field.name] = int(edges[-1]) if len(edges) else ends[field.name]
-    for each in growing.values():
-        each.finish()
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        for _ in threads.map(_Growing.finish, growing.values()):
+            pass
     return [stored for each in growing.values() for stored in each.stored], {
         name: each.length for name, each in growing.items()
     }

@@ -6,6 +6,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from cachedfs.filesystem import CachedFileSystem
 __all__ = ["BESIDE", "ArrayPlan", "Store", "Stored"]
 
 BESIDE = ".cachedfs-pack"  # the folder of what only packing needs: gone when it is done
+AT_ONCE = 8  # documents that are written at the same time
 STEP = 8 << 20  # bytes that are read back, or summed up, at once
 # Where an object is there when it is complete, and not before: it is written where it is to be.
 WHOLE = {
@@ -203,9 +205,10 @@ class Store:
     def finish(self, arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> None:
         """Write the metadata: those of the group last, with all others in them, so that what opens is complete."""
         documents = metadata_of(arrays, attributes)
-        for name in sorted(documents, key=len, reverse=True):
-            if name != "zarr.json":
-                self.put(name, documents[name])
+        others = [name for name in documents if name != "zarr.json"]
+        with ThreadPoolExecutor(AT_ONCE) as threads:  # small ones: what takes time is the way there
+            for _ in threads.map(lambda name: self.put(name, documents[name]), others):
+                pass
         self.put("zarr.json", documents["zarr.json"])
 
 
