@@ -127,6 +127,20 @@ def test_json_lines_become_columns(cloud, suffix, small_pieces):
     np.testing.assert_array_equal(group["score"][:], expected)
 
 
+def test_a_compressed_file_is_read_once_in_sequence(cloud, small_pieces, monkeypatch):
+    opened = []
+    begin = blocks._Reader.__init__
+    monkeypatch.setattr(
+        blocks._Reader, "__init__", lambda self, *given: opened.append(given[2]) or begin(self, *given)
+    )
+    samples = packs.records(900)
+    cloud.put("x.jsonl.gz", gzip.compress(packs.lines_of(samples)))
+    pack(cloud.url("x.jsonl.gz"), cloud.url("out.zarr"), **SMALL)
+    assert packs.stored(cloud.url("out.zarr"), "text", text=True) == [each["text"] for each in samples]
+    assert opened == [0, 0]  # to look at the first lines, and for all of the pieces
+    assert len(packs.lines_of(samples)) > 20 * blocks.PIECE
+
+
 def test_columns_say_which_and_as_what(cloud):
     cloud.put("x.jsonl", b"".join(b'{"a": %d, "v": [1, %d], "more": {}}\n' % (i, i) for i in range(50)))
     done = pack(cloud.url("x.jsonl"), cloud.url("out.zarr"), columns={"v": "float32[2]", "a": "float64"})

@@ -186,18 +186,18 @@ def test_memory_stays_below_a_gigabyte(folder, kind):
     with open(source, "wb") as file:
         if kind == "one file":
             file.truncate(1500 * MiB)
-        elif kind == "parquet":  # one row group, 480 MB when it is decoded
+        elif kind == "parquet":  # one row group, 290 MB when it is decoded
             table = pyarrow.table(
                 {
                     "text": pyarrow.array([bytes([65 + i % 26]) * 240_000 for i in range(100)]).take(
-                        np.arange(2000) % 100
+                        np.arange(1200) % 100
                     )
                 }
             )
             pyarrow.parquet.write_table(table, file)
         else:
             line = b'{"text": "%s", "label": 3}\n' % (b"word " * 100)
-            file.write(line * (300 * MiB // len(line)))
+            file.write(line * (200 * MiB // len(line)))
     command = [sys.executable, "-c", textwrap.dedent(MEMORY), str(source), str(folder / "out.zarr")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

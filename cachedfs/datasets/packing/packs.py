@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -19,6 +20,7 @@ from cachedfs.datasets.listing import URLs
 from cachedfs.datasets.packing.ahead import ahead
 from cachedfs.datasets.packing.job import Job
 from cachedfs.datasets.packing.kinds import HEAD, KINDS, kind_of, source_of
+from cachedfs.datasets.packing.model import OFFSETS
 from cachedfs.datasets.packing.plan import Plan, array_plans, attributes_of, plan_of
 from cachedfs.datasets.packing.run import Run
 from cachedfs.datasets.packing.small import write_small
@@ -160,23 +162,25 @@ class Packing:
         started = time.perf_counter()
         there = self._begun(overwrite=overwrite)
         job = Job(self.source, self.store, self.plan.big)
-        with_ahead = client is None
-        client = client_of(client) if isinstance(client, str) else client
-        pool: Pool = (
-            Threads(job, _n_workers(n_workers, self.plan)) if client is None else Cluster(job, client)
-        )
         callback.set_size(self.source.total_size)
-
-        def told(size: int, total: int) -> None:
-            callback.relative_update(size)
-
-        run = Run(job, pool, there, told)
-        try:
-            with ahead(self.source, there, is_on=with_ahead):
-                run()
-        finally:
-            pool.close(wait=not isinstance(sys.exception(), KeyboardInterrupt))
+        with (
+            self._pool(job, n_workers, client) as pool,
+            ahead(self.source, there, is_on=client is None),
+        ):
+            run = Run(job, pool, there, callback.relative_update)
+            run()
         return self._finished(job, run, started)
+
+    @contextlib.contextmanager
+    def _pool(self, job: Job, n_workers: int | None, client: Any) -> Iterator[Pool]:
+        """Give those who work, for as long as the `with` block lasts."""
+        n_workers = _n_workers(n_workers, self.plan)
+        with client_of(client) if isinstance(client, str) else contextlib.nullcontext(client) as known:
+            pool: Pool = Threads(job, n_workers) if known is None else Cluster(job, known)
+            try:
+                yield pool
+            finally:
+                pool.close(wait=not isinstance(sys.exception(), KeyboardInterrupt))
 
     def _begun(self, *, overwrite: bool) -> dict[str, Stored]:
         """Return what is there of this pack already, which is nothing for a new one."""
@@ -237,7 +241,7 @@ class Packing:
                     f"{self.store.shown(name)}: {found}, and {each.size:,} bytes were written; run pack again"
                 )
         for field in self.plan.fields:
-            rows = lengths[field.name + "_offsets"] - 1 if field.is_ragged else lengths[field.name]
+            rows = lengths[field.name + OFFSETS] - 1 if field.is_ragged else lengths[field.name]
             if rows != n:
                 raise OSError(f"{self.store.shown(field.name)}: {rows:,} samples, and {n:,} were read")
 

@@ -31,9 +31,9 @@ class Run:
     """
 
     def __init__(
-        self, job: Job, pool: Pool, there: Mapping[str, Stored], told: Callable[[int, int], None]
+        self, job: Job, pool: Pool, there: Mapping[str, Stored], told: Callable[[int], object]
     ) -> None:
-        """`there`: what the store has; `told` is called with the bytes of samples that were stored, of how many."""
+        """`there`: what the store has; `told` is called with the bytes of samples that were stored."""
         self._job, self._pool, self._there, self._told = job, pool, there, told
         self._checksums = job.store.kept_done(there)
         self._fields = job.source.big
@@ -171,7 +171,7 @@ class Run:
             stored = stored._replace(checksum=self._there[stored.name].checksum)
         self.stored[stored.name] = stored
         self._held -= size
-        self._told(size, sum(self.length(each.name) * each.row_size for each in self._fields))
+        self._told(size)
         if stored.checksum is not None and self._checksums.get(stored.name) != stored.checksum:
             self._notes[stored.name] = stored.checksum
             if time.monotonic() - self._noted > NOTED_S:

@@ -56,7 +56,9 @@ class Blocks:
                 reader.close()
             reader = _Reader(self._files, piece.file, piece.start)
         try:
-            data = reader.read(self._cut) if piece.stop == END else reader.take(piece.stop - piece.start)
+            data = (
+                reader.read(self._cut, PIECE) if piece.stop == END else reader.take(piece.stop - piece.start)
+            )
         except BaseException:
             reader.close()
             raise
@@ -112,7 +114,7 @@ class _Reader:
         self.position, self._over = start, b""
         self.is_over = False
 
-    def read(self, cut: Callable[[bytes], int], n: int = PIECE) -> bytes:
+    def read(self, cut: Callable[[bytes], int], n: int) -> bytes:
         """Return whole records of about `n` bytes."""
         data, want = self._more(b"", n), n
         while not self.is_over and not (end := cut(data)):

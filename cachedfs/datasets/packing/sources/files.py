@@ -16,6 +16,7 @@ __all__ = ["FileSource", "ImageSource", "as_text", "decoded_image", "spread"]
 
 PER_PIECE = 4096  # files
 SAMPLED = 32  # files that are looked at
+IMAGES = 64  # the same, where pixels are packed: are all of one shape?
 SAMPLED_SIZE = 256 << 10  # bytes of each that tell how well they compress
 DECODED = 24 << 20  # bytes of the images of a piece, about
 AXES = ("height", "width", "channels")
@@ -106,23 +107,31 @@ class ImageSource(Decoded):
         self._per_piece = PER_PIECE
 
     def look(self) -> list[Batch]:
-        chosen = spread(len(self.files), SAMPLED)
-        images = self._images(chosen)
-        dtypes = {image.dtype.name for image in images}
+        chosen = spread(len(self.files), IMAGES)
+        shapes: set[tuple[int, ...]] = set()
+        dtypes: set[str] = set()
+        kept: list[tuple[int, Array]] = []
+        n_bytes = 0
+        for number in chosen:  # one by one: they may be large
+            (image,) = self._images([number])
+            shapes.add(image.shape)
+            dtypes.add(image.dtype.name)
+            n_bytes += image.nbytes
+            if len(kept) < 2 or sum(each.nbytes for _, each in kept) < DECODED:
+                kept.append((number, image))
         if len(dtypes) > 1:
             raise ValueError(
                 f"{self.files.url}: images of several types ({', '.join(sorted(dtypes))}) are no one array"
             )
-        is_ragged = self._is_ragged = self._is_ragged or len({image.shape for image in images}) > 1
-        shape = () if is_ragged else images[0].shape
+        is_ragged = self._is_ragged = self._is_ragged or len(shapes) > 1
+        shape = () if is_ragged else shapes.pop()
         self.fields = (
             Field("image", dtypes.pop(), shape, is_ragged, shapes="image_shape" if is_ragged else ""),
             *([Field("image_shape", "int32", (3,), is_small=True)] if is_ragged else []),
             Field(NAMES, "uint8", is_ragged=True, means="utf-8", is_small=True),
         )
-        mean = sum(image.nbytes for image in images) / len(images)
-        self._per_piece = max(1, min(PER_PIECE, int(DECODED / mean)))
-        return [self._batch_of(chosen, images)]
+        self._per_piece = max(1, min(PER_PIECE, DECODED * len(chosen) // max(1, n_bytes)))
+        return [self._batch_of([number for number, _ in kept], [image for _, image in kept])]
 
     def pieces(self) -> Iterable[Piece]:
         n, step = len(self.files), self._per_piece

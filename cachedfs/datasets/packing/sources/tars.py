@@ -15,7 +15,8 @@ from cachedfs.datasets.packing.sources.files import as_text, spread
 __all__ = ["TarSource"]
 
 SAMPLED = 8  # tar files that are looked at
-SAMPLED_SIZE = 4 << 20  # bytes of each of them
+SAMPLED_SIZE = 2 << 20  # bytes of each of them,
+MEMBER_SIZE = 256 << 10  # and of one member
 
 
 class TarSource(Source):
@@ -35,18 +36,19 @@ class TarSource(Source):
 
     def look(self) -> list[Batch]:
         found: dict[str, list[bytes]] = {}
-        n, names = 0, []
+        lengths: dict[str, list[int]] = {}
+        names: list[str] = []
         for number in spread(len(self.files), SAMPLED):
+            size = 0
             with _members(self.files, number) as members:
                 for sample in samples_of(members, self.files.shown(number)):
-                    n += 1
                     names.append(sample.name)
                     for ending, member in sample.members.items():
                         if self.columns is None or ending in self.columns:
-                            found.setdefault(ending, []).append(member.data(SAMPLED_SIZE))
-                    if sum(len(data) for datas in found.values() for data in datas) > SAMPLED_SIZE * (
-                        number + 1
-                    ):
+                            found.setdefault(ending, []).append(member.data(MEMBER_SIZE))
+                            lengths.setdefault(ending, []).append(member.size)
+                            size += len(found[ending][-1])
+                    if size > SAMPLED_SIZE:
                         break
         if missing := [ending for ending in self.columns or () if ending not in found]:
             raise ValueError(f"{self.files.url}: no member ends in {missing}; there are {sorted(found)}")
@@ -70,7 +72,7 @@ class TarSource(Source):
         sizes = {ending: np.fromiter(map(len, datas), np.int64) for ending, datas in found.items()} | {
             NAMES: text_sizes
         }
-        return [Batch(n, values, sizes)]
+        return [Batch(len(names), values, sizes)]
 
     def pieces(self) -> Iterable[Piece]:
         return [Piece(number, 0, size) for number, size in enumerate(self.files.sizes.tolist())]
