@@ -49,7 +49,9 @@ class Flight:
         self._n_stored = 0  # of them, those that were dealt with; changed by the writer
         self._all_kept = True
         self._block_size = _APART
-        self._blocks: list[memoryview] = []  # Invariant: [start, filled), by blocks; or empty, once it is let go
+        self._blocks: list[
+            memoryview
+        ] = []  # Invariant: [start, filled), by blocks; or empty, once it is let go
         self._headers = asyncio.Event()
         self._wanted = asyncio.Event()
         self._arrivals: list[tuple[int, asyncio.Future[None]]] = []
