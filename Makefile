@@ -48,8 +48,9 @@ NOT_AGAIN = sim origins plan test_demo.py test_docs.py test_examples.py test_cli
 newer-suite: $(STAMP)
 	$(BIN)/python -m pytest -m "not live and not stress" -k "not OverDrive" $(TOGETHER) $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
 
-stress: $(STAMP)  ## Long runs of what the suite runs short: thousands of kills; ends with what was counted
+stress: $(STAMP)  ## Long runs of what the suite runs short: thousands of kills, other examples; ends with what was counted
 	$(BIN)/python -m pytest -m stress -s $(ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=explore tests/plan $(ARGS)
 
 live: $(STAMP)  ## The contract at a real account: CACHEDFS_LIVE_DRIVE="My Drive/scratch"
 	$(BIN)/python -m pytest -m live -rs $(ARGS)

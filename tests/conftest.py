@@ -22,11 +22,15 @@ from tests.support import OURS, Cloud, Drive, tallied, tally
 _numbers = itertools.count()
 LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
 
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("untimed")
+# How long an example takes says how busy the machine is. The suite takes the same examples each time, `make stress` others.
+for name, is_same in {"suite": True, "explore": False}.items():
+    hypothesis.settings.register_profile(
+        name,
+        deadline=None,
+        derandomize=is_same,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("suite")
 
 # A shell that starts the suite in the background has it, and all its children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
