@@ -42,7 +42,7 @@ from tests.support import ROOT, noise
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 RUN = {  # how many blocks of each page run, where all that they need is installed
-    "README.md": 5,
+    "README.md": 6,
     "docs/configuration.md": 5,
     "docs/guide-drive.md": 6,
     "docs/guide-gcs.md": 15,
