@@ -18,6 +18,7 @@ from cachedfs.datasets.codecs import Crc32c, Decoder
 __all__ = [
     "ABSENT",
     "NUMBERS",
+    "RAGGED",
     "Beside",
     "Index",
     "Layout",
@@ -27,6 +28,9 @@ __all__ = [
     "dtype_of",
     "layout_of",
 ]
+
+# Attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}, the last two where there are such.
+RAGGED = "cachedfs_ragged"
 
 # What filesystems say of a name that is not there, as zarr takes it.
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)

@@ -16,10 +16,8 @@ from cachedfs.datasets.base import Item, naming
 from cachedfs.datasets.direct import Direct
 from cachedfs.datasets.parts import parts_between
 
-__all__ = ["RAGGED", "Ragged"]
+__all__ = ["Ragged"]
 
-# Attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}, the last two where there are such.
-RAGGED = "cachedfs_ragged"
 AHEAD = 256  # samples whose offsets are read at once when it is told what they read
 
 Array = npt.NDArray[Any]

@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import default_collate
 
 from cachedfs.config import parse_size
-from cachedfs.datasets.arrays import NUMBERS, Layout, Unknown, arrays_at, dtype_of, layout_of
+from cachedfs.datasets.arrays import NUMBERS, RAGGED, Layout, Unknown, arrays_at, dtype_of, layout_of
 from cachedfs.datasets.base import Item, Samples
 from cachedfs.datasets.direct import Direct
-from cachedfs.datasets.ragged import RAGGED, Ragged
+from cachedfs.datasets.ragged import Ragged
 
 __all__ = ["ZarrDataset"]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from cachedfs.datasets.arrays import RAGGED
 from cachedfs.datasets.packing.encoding import Encoding, measured
 from cachedfs.datasets.packing.model import OFFSETS, Array, Batch, Field
 from cachedfs.datasets.packing.sizes import CODECS, choose_codec, grid_of, shard_size, shares, small_of
 from cachedfs.datasets.packing.small import small_arrays
 from cachedfs.datasets.packing.sources.base import Source
 from cachedfs.datasets.packing.store import ArrayPlan
-from cachedfs.datasets.ragged import RAGGED
 
 __all__ = ["ATTRIBUTE", "FORMAT", "Plan", "attributes_of", "array_plans", "plan_of"]
 
