@@ -618,7 +618,9 @@ def test_a_batch_that_hangs_keeps_nobody_from_leaving(monkeypatch):
         begun.put(index)
         assert index == 0 or gate.wait(30)
 
-    left_by_break(Loader(Numbers(20, before), n_threads=2))
+    for _ in Loader(Numbers(20, before), n_threads=2):
+        until(lambda: begun.qsize() > 1)  # it hangs from here on
+        break
     assert our_threads()
     gate.set()
     until(lambda: not our_threads())
