@@ -302,7 +302,7 @@ def test_pack_says_what_it_chose_and_makes_a_store(cloud, tmp_path):
     assert (
         "; none (kept as it is" in chosen or "; zstd (samples are" in chosen or "; lz4 (samples are" in chosen
     )
-    assert done.startswith("20 samples, 130 bytes of files, in 4 objects of ")
+    assert done.startswith("20 samples, 130 B of files, in 4 objects of ")
     assert done.endswith("verified: 4 objects by the origin's checksum, 0 read back")
     group = zarr.open_group(cloud.url("texts.zarr"), mode="r")
     assert group["data"][:].tobytes().startswith(b"text 0text 1text 2")
@@ -343,7 +343,7 @@ def test_pack_interrupted_goes_on(cloud, tmp_path):
     assert process.returncode == output.INTERRUPTED
     cloud.server.heal()
     _, err = finished(cloud, *arguments)
-    assert "8 samples, 8.4 MB of files" in err
+    assert "8 samples, 8.39 MB of files" in err
     assert not (tmp_path / "out.zarr/.cachedfs-pack").exists()
 
 

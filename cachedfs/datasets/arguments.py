@@ -9,7 +9,7 @@ from typing import Any
 from cachedfs.config import parse_size
 from cachedfs.datasets.order import Shuffle
 
-__all__ = ["at_least", "default_threads", "ranks_of", "shuffle_of", "size"]
+__all__ = ["at_least", "default_threads", "n_cores", "ranks_of", "shuffle_of", "size"]
 
 THREADS = 4, 8  # fewest and most that are used where nothing is said; between them one for each core
 SHUFFLES: dict[Any, Shuffle | None] = {
@@ -23,8 +23,12 @@ SHUFFLES: dict[Any, Shuffle | None] = {
 
 def default_threads() -> int:
     """Return how many threads make batches where nothing is said."""
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(max(n_cores, THREADS[0]), THREADS[1])
+    return min(max(n_cores(), THREADS[0]), THREADS[1])
+
+
+def n_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def at_least(least: int, **given: Any) -> int:

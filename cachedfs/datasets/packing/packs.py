@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import has_magic
 
-from cachedfs.config import parse_size
+from cachedfs.datasets import arguments, words
 from cachedfs.datasets.listing import URLs
 from cachedfs.datasets.packing.ahead import ahead
 from cachedfs.datasets.packing.job import Job
@@ -53,10 +52,10 @@ class Packed:
     verified: str
 
     def __str__(self) -> str:
-        rate = f", {_size(self.source_size / self.seconds)}/s" if self.seconds else ""
+        rate = f", {words.size(self.source_size / self.seconds)}/s" if self.seconds else ""
         again = f", {self.resumed} of them from an earlier run" if self.resumed else ""
         return (
-            f"{self.samples:,} samples, {_size(self.source_size)} of {self.kind}, in {self.objects} objects of {_size(self.size)}"
+            f"{self.samples:,} samples, {words.size(self.source_size)} of {self.kind}, in {self.objects} objects of {words.size(self.size)}"
             f"{again}; {self.seconds:.1f} s{rate}; {self.verified}"
         )
 
@@ -262,31 +261,17 @@ def _must_be_apart(files: Files, store: Store) -> None:
 
 
 def _n_workers(given: int | None, plan: Plan) -> int:
-    if given is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)
-        return max(1, min(max(cores, THREADS[0]), THREADS[1], AT_ONCE // largest))
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(f"n_workers={given!r}: expected a whole number, 1 or more")
-    return given
+    if given is not None:
+        return arguments.at_least(1, n_workers=given)
+    largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)
+    return max(1, min(max(arguments.n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
 
 
 def _bytes(**given: Any) -> int | None:
     [(name, value)] = given.items()
     if value is None:
         return None
-    size: Any = None
-    try:
-        size = parse_size(value)
-    except (ValueError, TypeError):
-        pass
-    if not isinstance(size, int) or not 1 << 10 <= size <= 1 << 30:
+    size = arguments.size(**given)
+    if not 1 << 10 <= size <= 1 << 30:
         raise ValueError(f"{name}={value!r}: expected bytes or a size like '64MiB', from 1 KiB to 1 GiB")
     return size
-
-
-def _size(n: float) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if n >= unit:
-            return f"{n / unit:.1f} {name}"
-    return f"{n:.0f} bytes"

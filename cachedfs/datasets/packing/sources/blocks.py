@@ -59,7 +59,7 @@ class Blocks:
             data = (
                 reader.read(self._cut, PIECE) if piece.stop == END else reader.take(piece.stop - piece.start)
             )
-        except BaseException:
+        except BaseException:  # an interrupt, too: nobody else knows of it
             reader.close()
             raise
         stop = END if reader.is_over else reader.position

@@ -173,7 +173,7 @@ class _Lent:
                         f"{self._files.shown(number)}: no HDF5 file that h5py can read: {error}"
                     ) from error
             return opened._files[number][0]
-        except BaseException:
+        except BaseException:  # an interrupt, too: there is no `__exit__` after it
             opened._lock.release()
             raise
 
