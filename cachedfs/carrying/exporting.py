@@ -1,0 +1,222 @@
+"""Writing an export: bundles first, then what is known, the manifest last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO
+
+from cachedfs.cache import BadBlock
+from cachedfs.carrying import manifest
+from cachedfs.carrying.bundles import HEADER, Entry, Layout, cut, layout_of
+from cachedfs.carrying.frames import framed
+from cachedfs.carrying.knowledge import told_of
+from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound
+from cachedfs.facts import folder_of, key_of
+from cachedfs.model import Exported
+from cachedfs.plan.blocks import block_range
+from cachedfs.reader import Reader
+
+__all__ = ["Export"]
+
+logger = logging.getLogger("cachedfs.carrying")
+
+AT_ONCE = 4  # bundles that are made and sent at a time: each is a file in the temporary folder meanwhile
+TRIES = 3  # with the blocks that are left, where some were evicted while their bundle was made
+
+
+class _Gone(Exception):
+    """A block of a bundle is not here any more."""
+
+
+class Export:
+    """The cached blocks of some objects of one source, written to a folder of another.
+
+    `advance` is told the bytes of blocks as they are sent, `expect` how many there are in all.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        there: Reader,
+        folder: str,
+        *,
+        advance: Callable[[int], object],
+        expect: Callable[[int], object],
+    ) -> None:
+        self._reader, self._source = reader, reader.source
+        self._there, self._folder = there, folder
+        self._advance, self._expect = advance, expect
+
+    async def run(self, roots: Sequence[str]) -> Exported:
+        """Send what is cached at and below `roots`, but for what is there already. On the loop of the engine.
+
+        Raises CacheError where nothing is cached, and whatever the target raises: then it is as if it had not run, and it goes on when it is run again.
+        """
+        made_at = time.time()
+        await self._know_folders(roots)
+        paths, entries = await asyncio.to_thread(self._entries, roots)
+        if not entries:
+            raise CacheError(
+                "nothing is cached of "
+                + ", ".join(self._source.url(root) for root in roots)
+                + ", so nothing was sent"
+            )
+        facts = await asyncio.to_thread(lambda: b"".join(framed(told_of(self._source, roots, paths))))
+        there = await self._names_there()
+        gate = asyncio.Semaphore(AT_ONCE)
+        bundles = list(cut(entries))
+        self._expect(sum(entry.size for entry in entries))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._send(bundle, there, gate)) for bundle in bundles]
+        except* Exception as failures:  # one failure, whatever the others
+            raise failures.exceptions[0] from None
+        sent = [task.result() for task in tasks]
+        layouts = [layout for layout, _ in sent if layout.entries]
+        name = f"facts-{os.urandom(8).hex()}"
+        await self._put(name, facts)
+        made = manifest.Manifest(
+            identity=self._source.identity,
+            block_size=self._source.config.block_size,
+            made_at=made_at,
+            facts=name,
+            facts_size=len(facts),
+            bundles=tuple(
+                manifest.Bundle(layout.name, layout.size, layout.index_at, len(layout.entries))
+                for layout in layouts
+            ),
+        )
+        # dies here: an export that was there before is there still
+        await self._put(manifest.NAME, made.encode())
+        await self._remove(set(there) - {name, *(layout.name for layout in layouts)})
+        return Exported(
+            objects=len(paths),
+            blocks=sum(len(layout.entries) for layout in layouts),
+            bytes=sum(layout.data for layout in layouts),
+            sent=sum(layout.size for layout, is_new in sent if is_new and layout.entries),
+            bundles=len(layouts),
+        )
+
+    # What there is
+
+    async def _know_folders(self, roots: Iterable[str]) -> None:
+        """Have the folders above be known, without which no feed tells of what is in them: writing beside them changes them."""
+        if self._source.config.offline or not self._source.origin("").by_parent:
+            return
+        for folder in sorted({folder for root in roots for folder in _above(root)}):
+            with contextlib.suppress(CachedFSError):  # then what is in it will be asked about
+                if self._source.known(folder) is None:
+                    await self._reader.catalog.know(folder)
+
+    def _entries(self, roots: Iterable[str]) -> tuple[list[str], list[Entry]]:
+        """Return the paths of objects of which blocks are here, in the version that is known, and these blocks, by name."""
+        cache, config = self._source.engine.cache, self._source.config
+        entries: list[Entry] = []
+        paths: list[str] = []
+        below = {path for root in roots for path in cache.paths_below(self._source.identity, root)}
+        for path in sorted(below):
+            # What was learnt last names the version, also where it may not hold any more: blocks of another are of no harm.
+            fact = cache.known.lookup(self._source.identity, path)
+            key = None if fact is None else key_of(fact.info, self._source.identity, config.block_size)
+            if fact is None or fact.info is None or key is None:
+                continue
+            size = fact.info.size or 0
+            n_before = len(entries)
+            for index in range(-(-size // config.block_size)):
+                if cache.has(key, index):
+                    data = block_range(index, config.block_size, size).size
+                    entries.append(Entry(key, index, cache.size_on_disk(key, data)))
+            if len(entries) > n_before:
+                paths.append(path)
+        return paths, entries
+
+    async def _names_there(self) -> dict[str, int | None]:
+        """Return name and size of each part of an export that is in the folder, which is made where there is none."""
+        origin = self._there.source.origin(self._folder)
+        if self._there.source.protocol not in ("gs", "gcs"):  # where a folder is a part of names
+            await self._there.write([self._folder], "makedirs", self._folder, exist_ok=True)
+        found: dict[str, int | None] = {}
+        with contextlib.suppress(ObjectNotFound):
+            async for info in origin.list(self._folder):
+                name = info.path.rpartition("/")[2]
+                if manifest.is_ours(name):
+                    found[name] = info.size
+        return found
+
+    # Sending
+
+    async def _send(
+        self, entries: Sequence[Entry], there: dict[str, int | None], gate: asyncio.Semaphore
+    ) -> tuple[Layout, bool]:
+        """Send a bundle unless it is there; return it, and whether it was sent. Without blocks that are gone."""
+        async with gate:
+            for _ in range(TRIES):
+                layout = await asyncio.to_thread(layout_of, entries)
+                if there.get(layout.name) == layout.size:
+                    self._advance(layout.data)
+                    return layout, False
+                try:
+                    if layout.entries:
+                        await self._make_and_send(layout)
+                    return layout, True
+                except _Gone:
+                    cache = self._source.engine.cache
+                    entries = [entry for entry in entries if cache.has(entry.key, entry.number)]
+            raise CacheError(
+                "blocks are evicted faster than they are sent: raise cache_size, or export less at once"
+            )
+
+    async def _make_and_send(self, layout: Layout) -> None:
+        """A whole object or none: bytes that are sent as they are read would leave half of one after an interrupt."""
+        with tempfile.NamedTemporaryFile(prefix="cachedfs-") as file:
+            await asyncio.to_thread(self._write, layout, file)
+            await self._put_file(layout.name, file.name)
+        self._advance(layout.data)
+
+    def _write(self, layout: Layout, file: IO[bytes]) -> None:
+        file.write(HEADER)
+        for entry in layout.entries:
+            file.write(self._packed(entry))
+        file.write(layout.tail)
+        file.flush()
+
+    def _packed(self, entry: Entry) -> bytes:
+        cache = self._source.engine.cache
+        try:
+            packed = cache.packed(entry.key, entry.number)
+        except BadBlock as error:
+            raise _Gone from error
+        if packed is not None and len(packed) != entry.size:
+            cache.refuse(entry.key, entry.number)
+            packed = None
+        if packed is None:
+            raise _Gone
+        return packed
+
+    async def _put(self, name: str, data: bytes) -> None:
+        path = f"{self._folder}/{name}"
+        await self._there.write([path], "pipe_file", path, data)
+
+    async def _put_file(self, name: str, local: str) -> None:
+        path = f"{self._folder}/{name}"
+        await self._there.write([path], "put_file", local, path)
+
+    async def _remove(self, names: Iterable[str]) -> None:
+        """Remove what the manifest that was there before named, and what was left half done."""
+        for name in sorted(names):
+            path = f"{self._folder}/{name}"
+            try:
+                await self._there.write([path], "rm_file", path)
+            except CachedFSError as error:
+                logger.info("an old bundle stays: %s", error)
+
+
+def _above(path: str) -> Iterator[str]:
+    while path := folder_of(path):
+        yield path

@@ -1,0 +1,83 @@
+"""The manifest: which objects an export is made of. Written last, so that what has one is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import Any
+
+from cachedfs.carrying.frames import BadBundle
+
+__all__ = ["NAME", "Bundle", "Manifest", "is_ours"]
+
+NAME = "manifest.json"
+FORMAT = 1
+LATEST_S = 1e12  # no time is later: neither overflows nor is no number
+MOST = 16 << 20  # bytes: 100,000 bundles
+_KIND = "cachedfs export"
+_BUNDLE = re.compile("blocks-[0-9a-f]{32}")
+_FACTS = re.compile("facts-[0-9a-f]{16}")
+
+
+def is_ours(name: str) -> bool:
+    """Return whether an object beside a manifest can only be a part of an export."""
+    return bool(_BUNDLE.fullmatch(name) or _FACTS.fullmatch(name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """One bundle: its name, its whole size, where its index begins, how many blocks it has."""
+
+    name: str
+    size: int
+    index_at: int
+    blocks: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """One export: whose objects (`identity`), in blocks of which size, at what time, in which bundles and facts."""
+
+    identity: str
+    block_size: int
+    made_at: float
+    facts: str
+    facts_size: int
+    bundles: tuple[Bundle, ...]
+
+    def encode(self) -> bytes:
+        return json.dumps({"kind": _KIND, "format": FORMAT, **dataclasses.asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Return what the bytes say. Raises BadBundle for anything that an export would not write."""
+        try:
+            found: dict[str, Any] = json.loads(data)
+            if found.pop("kind") != _KIND:
+                raise BadBundle("it is no manifest of an export")
+            if (version := found.pop("format")) != FORMAT:
+                raise BadBundle(
+                    f"it has format {version!r}, not {FORMAT}: another release of cachedfs wrote it"
+                )
+            manifest = cls(**found | {"bundles": tuple(Bundle(**each) for each in found["bundles"])})
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise BadBundle(f"it makes no sense: {error}") from error
+        manifest._check()
+        return manifest
+
+    def _check(self) -> None:
+        numbers = [self.block_size, self.facts_size]
+        for bundle in self.bundles:
+            numbers += [bundle.size, bundle.index_at, bundle.blocks]
+        names = [(_FACTS, self.facts), *((_BUNDLE, bundle.name) for bundle in self.bundles)]
+        is_sound = (
+            isinstance(self.identity, str)
+            and type(self.made_at) in (int, float)
+            and 0 <= self.made_at < LATEST_S
+            and all(type(number) is int and 0 < number < 1 << 62 for number in numbers)
+            and all(isinstance(name, str) and shape.fullmatch(name) for shape, name in names)
+            and all(bundle.index_at < bundle.size for bundle in self.bundles)
+        )
+        if not is_sound:
+            raise BadBundle("it says what cannot be")

@@ -1,0 +1,626 @@
+"""Cached blocks that are carried to another cache: what it costs, and that nothing wrong comes of it."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachedfs.cache import BlockCache
+from cachedfs.carrying import bundles, manifest
+from cachedfs.carrying.frames import BadBundle, Unframer, framed
+from cachedfs.carrying.knowledge import Adoption, age_kept
+from cachedfs.errors import CacheError, ObjectNotFound, OriginUnavailable
+from cachedfs.model import ObjectKey
+from cachedfs.sim import Fault
+from tests.cache.rig import flip
+from tests.support import KiB, MiB, forget, noise, tally
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # gcsfs to aiohttp
+
+
+@pytest.fixture
+def machine(own_cache, tmp_path, monkeypatch):
+    """Go to another machine: `machine("b")` is a filesystem with a cache of its own and nothing in memory."""
+
+    def go(name, place, **options):
+        forget()
+        directory = tmp_path / f"cache-{name}"
+        given = {"cache_dir": str(directory), "keep_free": 0, **options}
+        monkeypatch.setitem(fsspec.config.conf, "cachedfs", given)
+        place.cache_dir = directory
+        return fsspec.filesystem("cachedfs", target_protocol=place.protocol)
+
+    return go
+
+
+def filled(place, n, size=2000, folders=10):
+    """Return n objects that were just put, by path."""
+    names = {f"data/{i % folders}/{i:05}.bin": noise(size, seed=i) for i in range(n)}
+    return {place.path(name): place.put(name, content) for name, content in names.items()}
+
+
+def read_all(fs, place, data):
+    assert fs.cat(fs.find(place.path("data"))) == data
+
+
+def is_sound(place):
+    cache = BlockCache([str(place.cache_dir)], explicit=True)
+    report = cache.check()
+    cache.close()
+    assert report.ok or (report._replace(leftovers=()).ok and report.leftovers), report
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Have bundles of some 100 KB."""
+    monkeypatch.setattr(bundles, "LEAST", 64 * KiB)
+    monkeypatch.setattr(bundles, "MEAN", 32 * KiB)
+
+
+SMALL = """
+    from cachedfs.carrying import bundles, importing
+    importing.BUNDLES_AT_ONCE = 1
+    bundles.LEAST, bundles.MEAN = 64 << 10, 32 << 10
+"""
+
+
+# What it costs.
+
+
+def test_thousands_of_small_objects_come_back_in_a_few_requests(cloud, machine, clock):
+    fs = machine("a", cloud)
+    data = filled(cloud, 3000, size=1000)
+    read_all(fs, cloud, data)
+    target = cloud.url("carry", "gs://")
+    cloud.asked()
+    done = fs.export_cache(cloud.path("data"), target)
+    assert (done.objects, done.blocks, done.bundles) == (3000, 3000, 1)
+    assert cloud.asked() == [
+        "list",
+        "upload",
+        "upload",
+        "upload",
+    ]  # of a bundle, of what is known, of the manifest
+    fs = machine("b", cloud)
+    got = fs.import_cache(target)
+    assert (got.blocks, got.bytes, got.here, got.left, got.bad) == (3000, done.bytes, 0, 0, ())
+    assert cloud.asked() == [
+        "list",
+        *["media"] * 4,
+    ]  # manifest, index and blocks of the bundle, what is known
+    read_all(fs, cloud, data)
+    assert fs.cat_file(cloud.path("data/3/00003.bin")) == data[cloud.path("data/3/00003.bin")]
+    assert cloud.asked() == []
+    clock(61)
+    read_all(fs, cloud, data)
+    assert cloud.asked() == ["list"] * 3  # pages of 1000 names
+    is_sound(cloud)
+
+
+def test_at_drive_a_session_costs_the_import_and_one_question(drive, machine, clock):
+    fs = machine("a", drive)
+    data = filled(drive, 1000)
+    read_all(fs, drive, data)
+    target = drive.url("carry", "drive://")
+    assert fs.export_cache(drive.path("data"), target).objects == 1000
+    drive.asked()
+    fs = machine("b", drive)
+    assert fs.import_cache(target).blocks == 1000
+    assert drive.asked() == [
+        "get",
+        "list",
+        "list",
+        "list",
+        *["media"] * 4,
+    ]  # the way to the folder, and its names
+    read_all(fs, drive, data)
+    assert drive.asked() == []
+    for _ in range(2):
+        clock(3600)
+        read_all(fs, drive, data)
+        assert drive.asked() == ["change"]
+    fs = machine("c", drive)
+    fs.import_cache(target)
+    drive.asked()
+    read_all(fs, drive, data)
+    assert drive.asked() == ["change"]  # what was exported hours ago
+
+
+def test_run_again_nothing_is_sent_or_fetched_twice(cloud, machine, small):
+    fs = machine("a", cloud)
+    data = filled(cloud, 300)
+    read_all(fs, cloud, data)
+    target = cloud.url("carry", "gs://")
+    first = fs.export_cache(cloud.path("data"), target)
+    assert first.bundles > 4
+    assert first.sent > 600_000
+    assert fs.export_cache(cloud.path("data"), target)._replace(sent=first.sent) == first
+    assert fs.export_cache(cloud.path("data"), target).sent == 0
+    cloud.put("data/5/new", b"new")
+    fs.ls(cloud.path("data/5"), refresh=True)
+    data[cloud.path("data/5/new")] = fs.cat_file(cloud.path("data/5/new"))
+    again = fs.export_cache(cloud.path("data"), target)
+    assert again.objects == 301
+    assert 0 < again.sent < first.sent / 2  # the bundle that it is in, and perhaps the next
+    names = [name for name in fs.ls(cloud.path("carry"), detail=False, refresh=True) if "blocks-" in name]
+    assert len(names) == again.bundles  # what no manifest names is removed
+    fs = machine("b", cloud)
+    assert fs.import_cache(target).blocks == 301
+    sent = cloud.server.bytes_sent()
+    got = fs.import_cache(target)
+    assert (got.blocks, got.bytes, got.here) == (0, 0, 301)
+    assert cloud.server.bytes_sent() - sent < 100_000  # manifest, indexes, what is known
+    fs.evict(cloud.path("data/5"))
+    assert fs.import_cache(target).blocks == 31
+
+
+def test_nothing_of_it_asks_the_origin_offline(cloud, machine, tmp_path):
+    data = filled(cloud, 20)
+    read_all(machine("a", cloud), cloud, data)
+    cloud.asked()
+    machine("a", cloud, offline=True).export_cache(cloud.path("data"), str(tmp_path / "carry"))
+    fs = machine("b", cloud, offline=True)
+    assert fs.import_cache(str(tmp_path / "carry")).blocks == 20
+    read_all(fs, cloud, data)
+    assert cloud.asked() == []
+
+
+# Nothing wrong is taken.
+
+
+@pytest.fixture
+def carried(cloud, machine, tmp_path, small):
+    """Objects, and the folder with an export of them in several bundles."""
+    data = filled(cloud, 200)
+    fs = machine("a", cloud)
+    read_all(fs, cloud, data)
+    fs.export_cache(cloud.path("data"), str(tmp_path / "carry"))
+    return data, tmp_path / "carry"
+
+
+def test_a_wrong_byte_costs_one_block(cloud, machine, carried):
+    data, folder = carried
+    bundle = min(folder.glob("blocks-*"))
+    flip(bundle, 16 + 700)
+    fs = machine("b", cloud)
+    got = fs.import_cache(str(folder))
+    assert got.blocks == 199
+    assert len(got.bad) == 1
+    assert bundle.name in got.bad[0]
+    assert "page 0 is damaged" in got.bad[0]
+    assert not got.ok
+    cloud.asked()
+    read_all(fs, cloud, data)
+    assert cloud.asked() == ["media"]
+
+
+@pytest.mark.parametrize("harm", ["cut off", "gone", "index", "longer"])
+def test_a_damaged_bundle_is_named_and_the_others_are_taken(cloud, machine, carried, harm):
+    data, folder = carried
+    bundle = max(folder.glob("blocks-*"))
+    blocks = {b["name"]: b["blocks"] for b in json.loads((folder / manifest.NAME).read_bytes())["bundles"]}
+    if harm == "gone":
+        bundle.unlink()
+    elif harm == "index":
+        flip(bundle, -60)
+    else:
+        content = bundle.read_bytes()
+        bundle.write_bytes(content[:-5000] if harm == "cut off" else content + b"x")
+    fs = machine("b", cloud)
+    got = fs.import_cache(str(folder))
+    assert got.blocks == 200 - blocks[bundle.name]
+    assert [bundle.name in each for each in got.bad] == [True]
+    read_all(fs, cloud, data)
+
+
+def test_damaged_facts_are_asked_for(cloud, machine, carried):
+    data, folder = carried
+    flip(next(folder.glob("facts-*")), 100)
+    fs = machine("b", cloud)
+    got = fs.import_cache(str(folder))
+    assert got.blocks == 200
+    assert ["facts-" in each for each in got.bad] == [True]
+    cloud.asked()
+    read_all(fs, cloud, data)
+    assert cloud.asked() == ["list"]
+
+
+def test_no_byte_of_an_export_can_be_wrong_unnoticed(cloud, machine, carried):
+    data, folder = carried
+    kept = {path: path.read_bytes() for path in folder.iterdir()}
+
+    def with_harm(path, at):
+        content = bytearray(kept[path])
+        content[at] ^= 1 + at % 255
+        path.write_bytes(content)
+        fs = machine(f"{path.name}-{at}", cloud)
+        try:
+            is_ok = fs.import_cache(str(folder)).ok
+        except (OriginUnavailable, ValueError):
+            is_ok = False
+        finally:
+            path.write_bytes(kept[path])
+        tally("bytes of exports changed")
+        assert not is_ok or path.name == manifest.NAME  # a time, or a blank
+        assert fs.cat_file(name := cloud.path("data/3/00003.bin")) == data[name]
+
+    for path, content in kept.items():
+        for share in (0.3, 0.999):
+            at = int(len(content) * share)
+            with_harm(path, at)
+
+
+def test_what_is_no_export_says_so(cloud, machine, tmp_path, carried):
+    fs = machine("b", cloud)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ObjectNotFound, match="run export again"):
+        fs.import_cache(str(tmp_path / "empty"))
+    (carried[1] / manifest.NAME).write_bytes(b'{"kind": 3}')
+    with pytest.raises(OriginUnavailable, match="no manifest of an export"):
+        fs.import_cache(str(carried[1]))
+    with pytest.raises(CacheError, match="nothing is cached of"):
+        fs.export_cache(cloud.path("data"), str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+
+
+def test_blocks_that_nobody_would_find_are_refused(cloud, machine, carried):
+    with pytest.raises(ValueError, match=f"block_size={MiB}"):
+        machine("b", cloud, block_size=2 * MiB).import_cache(str(carried[1]))
+    other = fsspec.filesystem("cachedfs", target_protocol="gs", target_options={"token": "google_default"})
+    with pytest.raises(ValueError, match="as the account, that it was exported with"):
+        other.import_cache(str(carried[1]))
+
+
+# Never of another version than the present one.
+
+
+@pytest.mark.parametrize("where", ["cloud", "drive"])
+def test_what_changed_since_is_served_anew_after_max_age(where, request, machine, clock, tmp_path):
+    place = request.getfixturevalue(where)
+    data = filled(place, 30)
+    fs = machine("a", place)
+    read_all(fs, place, data)
+    fs.export_cache(place.path("data"), str(tmp_path / "carry"))
+    changed = place.path("data/3/00003.bin")
+    data[changed] = place.put("data/3/00003.bin", b"another")
+    data[place.path("data/4/new")] = place.put("data/4/new", b"new")
+    place.delete("data/5/00005.bin")
+    del data[place.path("data/5/00005.bin")]
+    clock(61)
+    fs = machine("b", place)
+    assert fs.import_cache(str(tmp_path / "carry")).blocks == 30
+    assert fs.cat_file(changed) == b"another"
+    read_all(fs, place, data)
+
+
+def test_facts_are_as_old_as_they_were(cloud, machine, clock, tmp_path):
+    cloud.put("data/a", b"old")
+    fs = machine("a", cloud)
+    fs.cat_file(cloud.path("data/a"))
+    clock(40)
+    fs.export_cache(cloud.path("data"), str(tmp_path / "carry"))
+    cloud.put("data/a", b"new")
+    fs = machine("b", cloud)
+    fs.import_cache(str(tmp_path / "carry"))
+    assert fs.cat_file(cloud.path("data/a")) == b"old"
+    clock(25)  # 65 seconds after it was asked
+    assert fs.cat_file(cloud.path("data/a")) == b"new"
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_what_this_machine_wrote_since_is_not_forgotten(cloud, machine, clock, tmp_path, is_listed):
+    data = filled(cloud, 20)
+    fs = machine("a", cloud, max_age=float("inf"))
+    assert fs.cat(fs.find(cloud.path("data")) if is_listed else list(data)) == data
+    fs.export_cache(cloud.path("data"), str(tmp_path / "carry"))
+    clock(5)
+    fs = machine("b", cloud, max_age=float("inf"))
+    fs.pipe_file(cloud.path("data/3/00003.bin"), b"mine")
+    fs.pipe_file(cloud.path("data/3/new"), b"new")
+    fs.import_cache(str(tmp_path / "carry"))
+    assert fs.cat_file(cloud.path("data/3/00003.bin")) == b"mine"
+    cloud.asked()
+    assert fs.cat_file(cloud.path("data/4/00004.bin")) == data[cloud.path("data/4/00004.bin")]
+    assert cloud.asked() == []
+    assert cloud.path("data/3/new") in fs.find(cloud.path("data"))
+
+
+def test_a_feed_of_this_machine_goes_back_to_where_the_export_left_it(drive, machine, clock, tmp_path):
+    data = filled(drive, 30)
+    fs = machine("a", drive)
+    read_all(fs, drive, data)
+    fs.export_cache(drive.path("data"), str(tmp_path / "carry"))
+    data[name] = (
+        drive.put("data/3/00003.bin", b"another") if (name := drive.path("data/3/00003.bin")) else b""
+    )
+    clock(61)
+    fs = machine("b", drive)
+    drive.put("other/x", b"x")
+    assert len(fs.ls(drive.path("other"))) == 1  # its feed begins after the change
+    fs.import_cache(str(tmp_path / "carry"))
+    drive.asked()
+    assert fs.cat_file(name) == b"another"
+    assert "change" in drive.asked()
+
+
+@given(st.floats(0, 2e9), st.floats(0, 1e6), st.floats(-1e6, 1e6))
+@settings(max_examples=50)
+def test_nothing_becomes_younger_on_its_way(checked_at, age, later):
+    made_at = checked_at + age
+    now = made_at + later  # the clocks need not agree
+    at = age_kept(checked_at, made_at=made_at, now=now)
+    assert at <= checked_at
+    assert now - at >= age * (1 - 1e-6) - 1e-3
+
+
+# The bound.
+
+
+def test_what_has_no_room_stays_and_what_is_pinned_too(cloud, machine, tmp_path):
+    data = filled(cloud, 24, size=MiB, folders=1)
+    fs = machine("a", cloud)
+    read_all(fs, cloud, data)
+    fs.export_cache(cloud.path("data"), str(tmp_path / "carry"))
+    fs = machine("b", cloud, cache_size="12MiB")
+    pinned = cloud.put("pinned", noise(4 * MiB, seed=99))
+    fs.pin(cloud.path("pinned"))
+    assert fs.cat_file(cloud.path("pinned")) == pinned
+    got = fs.import_cache(str(tmp_path / "carry"))
+    assert got.blocks + got.left == 24
+    assert 5 <= got.blocks <= 8
+    assert fs.cached_extent(cloud.path("pinned")) == [(0, 4 * MiB)]
+    assert fs.stats().bytes_cached <= 12 * MiB
+    again = fs.import_cache(str(tmp_path / "carry"))
+    assert again.here == got.blocks  # nor does the rest drive out what is here
+    assert again.blocks <= 1
+    read_all(fs, cloud, data)
+    is_sound(cloud)
+
+
+def test_a_bundle_is_not_held_in_memory(cloud, machine, tmp_path):
+    fs = machine("a", cloud)
+    for i in range(4):
+        cloud.put(f"data/{i}", noise(48 * MiB, seed=i))
+        fs.cat_file(cloud.path(f"data/{i}"))
+    target = str(tmp_path / "carry")
+    used = {}
+    for name, call in (
+        ("a", f"export_cache({cloud.path('data')!r}, {target!r})"),
+        ("b", f"import_cache({target!r})"),
+    ):
+        machine(name, cloud)
+        code = f"""
+            import resource, sys, fsspec, cachedfs.carrying
+            fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+            fs.stats()
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            done = fs.{call}
+            assert done.blocks == 192
+            print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+        """
+        used[name] = int(cloud.python(code))
+    assert max(used.values()) < 128, used  # MiB, of 192
+
+
+# Killed, interrupted, and several at once.
+
+EXPORT = (
+    SMALL
+    + """
+    import os, signal, sys, warnings, fsspec
+    from fsspec.callbacks import Callback
+    warnings.simplefilter("ignore")
+
+    class Deadly(Callback):
+        def relative_update(self, inc=1):
+            super().relative_update(inc)
+            if self.value > int(sys.argv[3]):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    if sys.argv[1] == "export":
+        print(fs.export_cache(os.environ["BUCKET"] + "/data", sys.argv[2], callback=Deadly()).sent)
+    else:
+        print(fs.import_cache(sys.argv[2], callback=Deadly()).blocks)
+"""
+)
+
+
+def child(place, *arguments):
+    command = [sys.executable, "-c", textwrap.dedent(EXPORT), *map(str, arguments)]
+    return subprocess.Popen(command, env=place._environment(), stdout=subprocess.PIPE, text=True)
+
+
+def killed(place, *arguments):
+    process = child(place, *arguments)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    tally("exports and imports killed")
+
+
+def test_a_killed_export_is_none_and_goes_on(cloud, machine, small):
+    data = filled(cloud, 300)
+    read_all(machine("a", cloud), cloud, data)
+    forget()
+    target = cloud.url("carry", "gs://")
+    killed(cloud, "export", target, 300_000)
+    fs = machine("b", cloud)
+    with pytest.raises(ObjectNotFound, match="none that is whole"):
+        fs.import_cache(target)
+    there = sum(info["size"] for info in fs.ls(cloud.path("carry"), refresh=True))
+    assert there > 200_000
+    done = machine("a", cloud).export_cache(cloud.path("data"), target)
+    assert done.objects == 300
+    assert done.sent + there < done.bytes * 1.05
+    assert machine("b", cloud).import_cache(target).blocks == 300
+
+
+def test_a_killed_import_leaves_a_sound_cache_and_goes_on(cloud, machine, carried):
+    data, folder = carried
+    machine("b", cloud)
+    forget()
+    for share in (0.3, 0.6):
+        killed(cloud, "import", folder, int(share * 450_000))
+        is_sound(cloud)
+    fs = machine("b", cloud)
+    there = fs.stats().blocks
+    got = fs.import_cache(str(folder))
+    assert 0 < there == got.here
+    assert got.blocks + got.here == 200
+    cloud.asked()
+    read_all(fs, cloud, data)
+    is_sound(cloud)
+
+
+def test_two_imports_at_once_fetch_each_bundle_once(cloud, machine, small):
+    data = filled(cloud, 300)
+    fs = machine("a", cloud)
+    read_all(fs, cloud, data)
+    target = cloud.url("carry", "gs://")
+    size = fs.export_cache(cloud.path("data"), target).bytes
+    machine("b", cloud)
+    forget()
+    sent = cloud.server.bytes_sent()
+    cloud.server.fail(Fault(kind="media", times=None, stall_s=0.2))  # so that each meets the other
+    both = [child(cloud, "import", target, 1 << 40) for _ in range(2)]
+    blocks = [int(process.communicate(timeout=60)[0]) for process in both]
+    assert sum(blocks) == 300
+    assert cloud.server.bytes_sent() - sent < 1.3 * size
+    fs = machine("b", cloud)
+    read_all(fs, cloud, data)
+    is_sound(cloud)
+
+
+# Bundles, without any origin.
+
+
+def entries(n, size=1000):
+    keys = [ObjectKey("gs||", f"b/{i:05}", f"generation:{i}", MiB) for i in range(n)]
+    return [bundles.Entry(key, 0, size + i % 7) for i, key in enumerate(keys)]
+
+
+def test_bundles_are_cut_by_what_is_in_them(small):
+    all_of = entries(2000)
+    cuts = list(bundles.cut(all_of))
+    assert [entry for each in cuts for entry in each] == all_of
+    sizes = [sum(entry.size for entry in each) for each in cuts]
+    assert min(sizes[:-1]) >= bundles.LEAST
+    names = [bundles.layout_of(each).name for each in cuts]
+    again = [bundles.layout_of(each).name for each in bundles.cut(all_of[:700] + all_of[701:])]
+    assert len(set(names) - set(again)) <= 2
+
+
+def test_an_index_says_what_was_put_in():
+    some = entries(3000)
+    layout = bundles.layout_of(some)
+    found = bundles.entries_of(layout.tail, index_at=layout.index_at, identity="gs||", block_size=MiB)
+    assert found == some
+    for identity, block_size in (("gs|x|", MiB), ("gs||", 2 * MiB)):
+        with pytest.raises(BadBundle, match="something else"):
+            bundles.entries_of(
+                layout.tail, index_at=layout.index_at, identity=identity, block_size=block_size
+            )
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 3 * MiB))
+@settings(max_examples=50)
+def test_runs_have_every_wanted_block_once(wanted, size):
+    some = entries(len(wanted), size)
+    found = [(at, entry) for _, inside in bundles.runs(some, wanted) for at, entry in inside]
+    assert [entry for _, entry in found] == [
+        e for e, is_wanted in zip(some, wanted, strict=True) if is_wanted
+    ]
+    for span, inside in bundles.runs(some, wanted):
+        assert span.start == inside[0][0]
+        assert span.stop == inside[-1][0] + inside[-1][1].size
+        assert span.size <= bundles.RUN
+
+
+@given(st.lists(st.lists(st.text(max_size=20), max_size=3), max_size=40), st.integers(1, 50))
+@settings(max_examples=50)
+def test_rows_come_back_from_pieces_of_any_size(rows, step):
+    data, unframer = b"".join(framed(rows)), Unframer()
+    pieces = [data[at : at + step] for at in range(0, len(data), step)]
+    assert [row for piece in pieces for some in unframer.feed(piece) for row in some] == rows
+    assert unframer.is_over
+
+
+@given(st.integers(0, 10**6), st.integers(1, 255))
+@settings(max_examples=100)
+def test_an_index_with_a_wrong_byte_is_refused(at, change):
+    layout = bundles.layout_of(entries(30))
+    tail = bytearray(layout.tail)
+    tail[at % len(tail)] ^= change
+    at %= len(tail)
+    if len(tail) - 12 <= at < len(tail) - 8:
+        return  # zeros that say nothing
+    with pytest.raises(BadBundle):
+        bundles.entries_of(bytes(tail), index_at=layout.index_at, identity="gs||", block_size=MiB)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+ROWS = st.lists(
+    JSON
+    | st.tuples(st.sampled_from(["feed", "folder", "listing", "child", "fact"]), JSON, JSON, JSON, JSON)
+    | st.tuples(st.sampled_from(["folder", "child"]), st.text(max_size=4), JSON)
+    | st.tuples(
+        st.just("fact"),
+        st.just("a"),
+        st.sampled_from([1.0, 10**400, True]),
+        st.booleans(),
+        JSON.map(json.dumps),
+    ),
+    max_size=4,
+)
+
+
+@given(ROWS)
+@settings(max_examples=300)
+def test_rows_that_nobody_exported_are_refused_or_harmless(tmp_path_factory, rows):
+    cache = BlockCache([str(tmp_path_factory.getbasetemp() / "hostile")], explicit=True)
+    adoption = Adoption(cache.known, "gs||", 1e9)
+    rows = json.loads(json.dumps(rows))
+    with contextlib.suppress(BadBundle):
+        adoption.take([row for row in rows if adoption.feed_in(row) is None])
+        adoption.end()
+    cache.close()
+
+
+@given(
+    JSON
+    | st.fixed_dictionaries(
+        {
+            "kind": st.just("cachedfs export"),
+            "format": st.just(1),
+            "bundles": JSON,
+            "identity": JSON,
+            "block_size": JSON,
+            "made_at": JSON,
+            "facts": JSON,
+            "facts_size": JSON,
+        }
+    )
+)
+@settings(max_examples=200)
+def test_a_manifest_that_nobody_wrote_is_refused(found):
+    with pytest.raises(BadBundle):
+        manifest.Manifest.decode(json.dumps(found).encode())
+
+
+def test_the_bytes_of_a_bundle():
+    """Other bytes here are another format: raise `bundles.FORMAT`, and say so in docs/cache-format.md."""
+    layout = bundles.layout_of(entries(2))
+    assert bundles.HEADER == b"cfsbundl\x01\0\0\0\0\0\0\0"
+    assert layout.name == "blocks-fda7cca4e7a1a467f531e0145490a790"
+    assert layout.tail[-32:] == (2017).to_bytes(8, "little") + b"\2" + bytes(7) + b"\1\0\0\0\0\0\0\0cfsbundl"
