@@ -1,0 +1,70 @@
+"""`report`: a run as a page, from the events that its processes wrote."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cachedfs.cli.cache import cache_of, config_of
+from cachedfs.cli.output import print_json
+from cachedfs.cli.shared import Given, command
+from cachedfs.events import VARIABLE, log_events
+
+if TYPE_CHECKING:
+    from cachedfs.report import Summary
+
+__all__ = ["report"]
+
+
+@command(
+    "cachedfs report",
+    "cachedfs report events -o report.html",
+    "cachedfs report events --json",
+    takes=("as_json", "debug", "cache_dir"),
+)
+def report(
+    given: Given,
+    folder: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FOLDER", show_default=False, help="Where the events are; else CACHEDFS_EVENTS says it."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", show_default=False, help="The page; else report.html."
+        ),
+    ] = None,
+) -> None:
+    """Draw what a run asked, read and waited for, as one page.
+
+    The processes of the run write events when CACHEDFS_EVENTS names a folder in their environment. What is in the cache is as of
+    now. With --json the numbers are printed, and a page is written only to a FILE that is given.
+    """
+    from cachedfs.report import by_folder, read, summary_of
+
+    folder = folder or os.environ.get(VARIABLE)
+    if not folder:
+        raise typer.BadParameter(f"name it, or set {VARIABLE}", param_hint="FOLDER")
+    given.url = folder
+    log_events(None)  # looking at a run is no part of it
+    summary = summary_of(read(folder))
+    held = by_folder(cache_of(config_of(given)).held())
+    if given.as_json:
+        print_json({**summary.as_dict(), "cache": dict(held)})
+    if output is not None or not given.as_json:
+        _write(summary, held, output or Path("report.html"), is_quiet=given.as_json)
+
+
+def _write(summary: Summary, held: list[tuple[str, int]], path: Path, *, is_quiet: bool) -> None:
+    from cachedfs.report.drawing import pictures
+    from cachedfs.report.page import page
+
+    path.write_text(page(summary, pictures(summary, held)), encoding="utf-8")
+    if not is_quiet:
+        typer.echo(summary.sentence)
+        typer.echo(f"{path} is the report", err=True)

@@ -1,0 +1,37 @@
+"""The loggers: one for each room, below `cachedfs`, and nothing secret in any of them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from urllib.parse import urlsplit
+
+__all__ = ["ROOMS", "public_text", "public_url"]
+
+ROOMS = ("cache", "carrying", "cli", "datasets", "engine", "events", "origins", "prefetch", "reader")
+
+_NAMES = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
+_QUERY = re.compile(r"(://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]")
+
+
+def public_url(url: str) -> str:
+    """Return an address without what may be secret in it: who asks, query and fragment. A bare path stays as it is."""
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def public_text(text: str) -> str:
+    """Return a message with its addresses as `public_url` has them; where a query was, it says so."""
+    return _QUERY.sub(r"\1?...", _NAMES.sub("", text)) if "://" in text else text
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    # An error names what was read by the address that its reader gave, and that may be a signed one.
+    record.msg, record.args = public_text(record.getMessage()), None
+    return True
+
+
+for _room in ROOMS:
+    logging.getLogger(f"cachedfs.{_room}").addFilter(_without_secrets)

@@ -1,0 +1,197 @@
+"""The pictures of a report, as SVG by matplotlib: nothing in them is told by colour alone, and each has its text. The only importer of matplotlib."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cachedfs.report.summary import Summary
+from cachedfs.words import per_cent, seconds, size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["BACKGROUND", "COLOURS", "INK", "Picture", "pictures"]
+
+# Of a palette that everybody can tell apart (Okabe and Ito, 2008), those that stand out on white.
+COLOURS = {"bytes": "#0072b2", "hits": "#009e73", "waits": "#d55e00", "others": "#6a3d6f", "idle": "#767676"}
+INK, BACKGROUND = "#1a1a1a", "#ffffff"
+INCHES = 4.6, 2.5  # as wide as a phone: its letters are read there as they are
+FONT = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "hatch.linewidth": 0.6}
+
+
+class Picture(NamedTuple):
+    """An SVG, what it is of, and what it shows in words for who does not see it."""
+
+    title: str
+    words: str
+    svg: str
+
+
+def pictures(summary: Summary, held: Sequence[tuple[str, int]] | None) -> list[Picture]:
+    """Return the pictures of a report; `held`: the bytes in the cache by folder, None: not known. Raises ImportError."""
+    counts, waited = summary.counts, summary.waited
+    fetched, served = size(counts["bytes_fetched"]), size(counts["bytes_served"])
+    bound = (
+        f"the link's bound is {size(summary.bound_per_s)}/s"
+        if summary.bound_per_s
+        else "nothing came over the link"
+    )
+    blocks = f"{counts['hits']:,} hits, {counts['misses']:,} blocks fetched, {counts['evictions']:,} evicted"
+    found = [
+        Picture(
+            "Requests under way",
+            f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them ahead of who reads; somebody waited {seconds(waited.all_s)}",
+            _drawn("requests", lambda axes: _requests(axes, summary)),
+        ),
+        Picture(
+            "Bytes a second",
+            f"{fetched} fetched, {served} read; {bound}",
+            _drawn("bytes", lambda axes: _rates(axes, summary)),
+        ),
+        Picture("Blocks", blocks, _drawn("blocks", lambda axes: _blocks(axes, summary))),
+        Picture(
+            "Where the time went",
+            _parts_in_words(summary),
+            _drawn("time", lambda axes: _parts(axes, summary)),
+        ),
+    ]
+    if held:
+        words = ", ".join(f"{folder} {size(n)}" for folder, n in held)
+        found.append(Picture("In the cache now", words, _drawn("cache", lambda axes: _held(axes, held))))
+    return found
+
+
+def _drawn(name: str, draw: Callable[[Axes], None]) -> str:
+    """Return what `draw` draws; `name` keeps the names inside apart from those of other pictures of the page."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('the report is drawn by matplotlib: pip install "cachedfs[report]"') from error
+    with matplotlib.rc_context({**FONT, "svg.hashsalt": name}):
+        figure = Figure(figsize=INCHES, layout="constrained", facecolor=BACKGROUND)
+        axes = figure.add_subplot()
+        axes.spines[["top", "right"]].set_visible(False)
+        draw(axes)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    svg = out.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r'(id="|href="#|url\(#)', rf"\1{name}-", svg)
+
+
+def _at(summary: Summary) -> tuple[list[float], float]:
+    width_s = summary.bins.width_s
+    return [width_s * (at + 0.5) for at in range(len(summary.bins.asking))], width_s
+
+
+def _requests(axes: Axes, summary: Summary) -> None:
+    at, width_s = _at(summary)
+    bins = summary.bins
+    axes.bar(at, bins.coming, width_s, color=COLOURS["bytes"], label="bytes come")
+    axes.bar(
+        at,
+        bins.asking,
+        width_s,
+        bottom=bins.coming,
+        color=BACKGROUND,
+        edgecolor=COLOURS["bytes"],
+        hatch="////",
+        linewidth=0.5,
+        label="no answer yet",
+    )
+    most = max((a + b for a, b in zip(bins.asking, bins.coming, strict=True)), default=0.0) or 1.0
+    low = [
+        -0.12 * most * share for share in bins.waited
+    ]  # hangs below: a full one is a part in which somebody waited all the time
+    axes.bar(at, low, width_s, color=COLOURS["waits"], label="somebody waits")
+    axes.set_ylim(-0.14 * most, 1.35 * most)
+    axes.axhline(0, color=INK, linewidth=0.8)
+    _of_time(axes, "requests")
+
+
+def _rates(axes: Axes, summary: Summary) -> None:
+    at, width_s = _at(summary)
+    scale = 1e6 * (width_s or 1.0)
+    fetched = [value / scale for value in summary.bins.counts["bytes_fetched"]]
+    served = [value / scale for value in summary.bins.counts["bytes_served"]]
+    axes.bar(at, fetched, width_s, color=COLOURS["bytes"], label="fetched")
+    axes.plot(at, served, color=COLOURS["hits"], linewidth=1.5, marker=".", markersize=3, label="read")
+    top = max(fetched, default=0.0)
+    if summary.bound_per_s:
+        top = max(top, summary.bound_per_s / 1e6)
+        axes.axhline(
+            summary.bound_per_s / 1e6, color=INK, linestyle="--", linewidth=1.2, label="the link's bound"
+        )
+    # What is read of the cache is so much faster than a link that nothing else would be seen: it may leave the picture.
+    axes.set_ylim(0, 1.35 * min(2 * top or math.inf, max([top, *served])) or 1.0)
+    _of_time(axes, "MB/s")
+
+
+def _blocks(axes: Axes, summary: Summary) -> None:
+    at, width_s = _at(summary)
+    counts = summary.bins.counts
+    axes.bar(at, counts["misses"], width_s, color=COLOURS["bytes"], label="fetched")
+    axes.bar(
+        at,
+        counts["hits"],
+        width_s,
+        bottom=counts["misses"],
+        color=BACKGROUND,
+        edgecolor=COLOURS["hits"],
+        hatch="....",
+        linewidth=0.5,
+        label="hits",
+    )
+    axes.plot(at, counts["evictions"], color=COLOURS["waits"], linestyle=":", linewidth=1.5, label="evicted")
+    top = max((a + b for a, b in zip(counts["misses"], counts["hits"], strict=True)), default=0.0)
+    axes.set_ylim(0, 1.35 * max([top, *counts["evictions"]]) or 1.0)
+    _of_time(axes, "blocks")
+
+
+def _of_time(axes: Axes, what: str) -> None:
+    axes.set_xlabel("seconds")
+    axes.set_ylabel(what)
+    axes.legend(loc="upper center", ncols=3, frameon=False, fontsize=9, handlelength=1.4, columnspacing=1.0)
+
+
+def _parts_of(summary: Summary) -> list[tuple[str, float, dict[str, Any]]]:
+    waited, plain = summary.waited, {"color": COLOURS["idle"]}
+    return [
+        ("nobody waited", max(0.0, summary.elapsed_s - waited.all_s), plain),
+        ("waited for bytes", waited.for_bytes_s, {"color": COLOURS["bytes"]}),
+        ("waited for answers", waited.for_answers_s, {"color": COLOURS["waits"]}),
+        ("waited otherwise", waited.for_others_s, {"color": COLOURS["others"]}),
+    ]
+
+
+def _parts_in_words(summary: Summary) -> str:
+    return ", ".join(f"{name} {seconds(took_s)}" for name, took_s, _ in _parts_of(summary))
+
+
+def _parts(axes: Axes, summary: Summary) -> None:
+    parts = _parts_of(summary)[::-1]
+    bars = axes.barh([name for name, _, _ in parts], [took_s for _, took_s, _ in parts], height=0.6)
+    for bar, (_, _, style) in zip(bars, parts, strict=True):
+        bar.set(**style)
+    total = summary.elapsed_s or 1.0
+    axes.bar_label(
+        bars, [f"{seconds(took_s)}, {per_cent(took_s / total)}" for _, took_s, _ in parts], padding=4
+    )
+    axes.set_xlim(0, 1.5 * max((took_s for _, took_s, _ in parts), default=0.0) or 1.0)
+    axes.set_xlabel("seconds")
+
+
+def _held(axes: Axes, held: Sequence[tuple[str, int]]) -> None:
+    shown = held[::-1]
+    names = [folder if len(folder) <= 24 else f"…{folder[-23:]}" for folder, _ in shown]
+    bars = axes.barh(range(len(shown)), [n / 1e6 for _, n in shown], height=0.6, color=COLOURS["hits"])
+    # Names are data: a "$" in one is no formula.
+    axes.set_yticks(range(len(shown)), [name.replace("$", r"\$") for name in names])
+    axes.bar_label(bars, [size(n) for _, n in shown], padding=4)
+    axes.set_xlim(0, 1.35 * max(n for _, n in shown) / 1e6 or 1.0)
+    axes.set_xlabel("MB")

@@ -1,0 +1,121 @@
+"""The files of a folder of events as values; a line that was cut off, or is not ours, is passed over and counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cachedfs.events import FORMAT
+
+__all__ = ["COUNTS", "Records", "Request", "Sample", "Wait", "parsed", "read"]
+
+COUNTS = ("hits", "misses", "requests", "bytes_fetched", "bytes_served", "evictions")
+
+
+class Request(NamedTuple):
+    """One request, whose headers came `wait_s` after it was sent at `at`, and the last of its bytes after `took_s`."""
+
+    at: float
+    method: str
+    url: str
+    range: str
+    status: int | str
+    bytes: int
+    wait_s: float
+    took_s: float
+    ahead: bool
+
+    @property
+    def is_good(self) -> bool:
+        return self.status == "ok" or (isinstance(self.status, int) and 200 <= self.status < 400)
+
+
+class Wait(NamedTuple):
+    """Somebody waited for bytes of an object, or for what it is."""
+
+    at: float
+    path: str
+    took_s: float
+
+
+class Sample(NamedTuple):
+    """What one process counted since the sample before, in the `over_s` seconds until `at`."""
+
+    at: float
+    over_s: float
+    counts: Mapping[str, int]
+
+
+class Records(NamedTuple):
+    """All events of a run. `bytes_per_s`: the most that was measured of a link; None: nothing was.
+
+    `n_cut`: lines that could not be read. `n_full`: processes that had more to tell than a file takes.
+    """
+
+    requests: tuple[Request, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    bytes_per_s: int | None = None
+    n_processes: int = 0
+    n_cut: int = 0
+    n_full: int = 0
+
+
+def read(folder: str | Path) -> Records:
+    """Return what all processes wrote into `folder`. Raises FileNotFoundError where there is nothing of the kind."""
+    paths = sorted(Path(folder).glob("events-*.jsonl"))
+    if not paths:
+        raise FileNotFoundError(
+            f"{folder}: no events are in it; they are written by what runs with CACHEDFS_EVENTS={folder} in its environment"
+        )
+    found = []
+    for path in paths:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            found.append(parsed(lines))
+    measured = [each.bytes_per_s for each in found if each.bytes_per_s]
+    return Records(
+        requests=tuple(sorted((r for each in found for r in each.requests), key=lambda r: r.at)),
+        waits=tuple(sorted((w for each in found for w in each.waits), key=lambda w: w.at)),
+        samples=tuple(sorted((s for each in found for s in each.samples), key=lambda s: s.at)),
+        bytes_per_s=max(measured, default=None),
+        n_processes=len(found),
+        n_cut=sum(each.n_cut for each in found),
+        n_full=sum(each.n_full for each in found),
+    )
+
+
+def parsed(lines: Iterable[str]) -> Records:
+    """Return the events of one process. Raises ValueError for a format that is not known."""
+    requests, waits, samples = [], [], []
+    last: dict[int, Mapping[str, Any]] = {}
+    n_cut = n_full = 0
+    for line in lines:
+        try:
+            event = json.loads(line)
+            kind = event["kind"]
+            if kind == "process" and event["format"] != FORMAT:
+                raise _OtherFormat(event["format"])
+            if kind == "request":
+                requests.append(Request(*(event[name] for name in Request._fields)))
+            elif kind == "wait":
+                waits.append(Wait(*(event[name] for name in Wait._fields)))
+            elif kind == "sums":
+                before, last[event["of"]] = last.get(event["of"]), event
+                if before is not None:  # the first says from where on is counted
+                    counts = {name: event[name] - before[name] for name in COUNTS}
+                    samples.append(Sample(event["at"], event["over_s"], counts))
+            n_full += kind == "full"
+        except _OtherFormat as error:
+            raise ValueError(
+                f"events of format {error}, and only {FORMAT} is known: they are another cachedfs's"
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            n_cut += 1
+    rates = [event["bytes_per_s"] for event in last.values() if event.get("bytes_per_s")]
+    return Records(tuple(requests), tuple(waits), tuple(samples), max(rates, default=None), 1, n_cut, n_full)
+
+
+class _OtherFormat(Exception):
+    pass

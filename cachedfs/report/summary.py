@@ -1,0 +1,245 @@
+"""What events come to: sums, what was under way when, where the waiting went, and what limits. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from cachedfs.report.records import COUNTS, Records
+from cachedfs.words import counted, per_cent, seconds, size
+
+__all__ = ["Bins", "Span", "Summary", "Waited", "both", "by_folder", "merged", "outside", "summary_of"]
+
+N_BINS = 60
+N_LONGEST = 10  # objects that were waited for longest
+LITTLE = 0.1  # of the time: who waits less would gain nothing that is worth an effort
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The run in equal parts: in each, what was counted, and how many requests were under way on average.
+
+    `asking`: requests without an answer yet; `coming`: those whose bytes came. `waited`: the share of the part in which somebody waited.
+    """
+
+    width_s: float
+    counts: dict[str, list[float]]
+    asking: list[float]
+    coming: list[float]
+    waited: list[float]
+
+
+@dataclass(frozen=True)
+class Waited:
+    """The time in which somebody waited, by what was under way: bytes, answers of which no byte had come, or neither."""
+
+    for_bytes_s: float
+    for_answers_s: float
+    for_others_s: float
+
+    @property
+    def all_s(self) -> float:
+        return self.for_bytes_s + self.for_answers_s + self.for_others_s
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in numbers; times in seconds, sizes in bytes.
+
+    `counts`: what the processes counted, by the names of `fs.stats()`; `n_requests`: those that were told of one by one.
+    `bound_per_s`: what the link gave: as measured, or at least the most that came in one part of the run; None: nothing came.
+    """
+
+    elapsed_s: float
+    n_processes: int
+    counts: dict[str, int]
+    n_requests: int
+    n_failed: int
+    n_ahead: int
+    bytes_answered: int
+    answer_s: float
+    waited: Waited
+    longest: tuple[tuple[str, int, float], ...]
+    bound_per_s: float | None
+    is_measured: bool
+    bins: Bins
+    sentence: str
+    n_cut: int = 0
+    n_full: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        return asdict(self)
+
+
+def summary_of(records: Records, *, n_bins: int = N_BINS) -> Summary:
+    """Return what the events of a run come to."""
+    begin, end = _ends(records)
+    asking = merged((r.at, r.at + r.wait_s) for r in records.requests)
+    coming = merged((r.at + r.wait_s, r.at + r.took_s) for r in records.requests if r.bytes)
+    waits = merged((w.at, w.at + w.took_s) for w in records.waits)
+    for_bytes = both(waits, coming)
+    for_answers = both(outside(waits, coming), asking)
+    rest_s = _length(waits) - _length(for_bytes) - _length(for_answers)
+    waited = Waited(_length(for_bytes), _length(for_answers), max(0.0, rest_s))
+    bins = _bins(records, waits, begin, end, n_bins)
+    most = max(bins.counts["bytes_fetched"], default=0.0) / bins.width_s if bins.width_s else 0.0
+    bound = max(records.bytes_per_s or 0.0, most) or None
+    counts = {name: sum(sample.counts[name] for sample in records.samples) for name in COUNTS}
+    n_requests = len(records.requests)
+    answer_s = sum(r.wait_s for r in records.requests) / n_requests if n_requests else 0.0
+    return Summary(
+        elapsed_s=end - begin,
+        n_processes=records.n_processes,
+        counts=counts,
+        n_requests=n_requests,
+        n_failed=sum(not r.is_good for r in records.requests),
+        n_ahead=sum(r.ahead for r in records.requests),
+        bytes_answered=sum(r.bytes for r in records.requests),
+        answer_s=answer_s,
+        waited=waited,
+        longest=_longest(records),
+        bound_per_s=bound,
+        is_measured=(records.bytes_per_s or 0.0) >= most > 0,
+        bins=bins,
+        sentence=_sentence(waited, end - begin, counts["bytes_fetched"], bound, n_requests, answer_s),
+        n_cut=records.n_cut,
+        n_full=records.n_full,
+    )
+
+
+def _ends(records: Records) -> Span:
+    spans = [(r.at, r.at + r.took_s) for r in records.requests]
+    spans += [(w.at, w.at + w.took_s) for w in records.waits]
+    spans += [(s.at - s.over_s, s.at) for s in records.samples if any(s.counts.values())]
+    return min((a for a, _ in spans), default=0.0), max((b for _, b in spans), default=0.0)
+
+
+def _bins(records: Records, waits: Sequence[Span], begin: float, end: float, n: int) -> Bins:
+    width_s = (end - begin) / n
+    counts = {name: [0.0] * n for name in COUNTS}
+    asking, coming, waited = [0.0] * n, [0.0] * n, [0.0] * n
+    if width_s > 0:
+        for sample in records.samples:
+            for name, value in sample.counts.items():
+                if value:
+                    _spread(
+                        counts[name], (sample.at - sample.over_s - begin, sample.at - begin), value, width_s
+                    )
+        for r in records.requests:
+            sent, answered, over = r.at - begin, r.at + r.wait_s - begin, r.at + r.took_s - begin
+            _spread(asking, (sent, answered), r.wait_s / width_s, width_s)
+            _spread(coming, (answered, over), (r.took_s - r.wait_s) / width_s, width_s)
+        for a, b in waits:
+            _spread(waited, (a - begin, b - begin), (b - a) / width_s, width_s)
+    return Bins(width_s, counts, asking, coming, waited)
+
+
+def _spread(bins: list[float], span: Span, amount: float, width_s: float) -> None:
+    """Add `amount` to the bins that `span` touches, each as much as it has of it."""
+    start, stop = max(0.0, span[0]), min(span[1], width_s * len(bins))
+    first = min(int(start / width_s), len(bins) - 1)
+    if stop - start <= 0:
+        bins[first] += amount
+        return
+    for at in range(first, min(int(stop / width_s) + 1, len(bins))):
+        part_s = min(stop, (at + 1) * width_s) - max(start, at * width_s)
+        bins[at] += amount * max(0.0, part_s) / (stop - start)
+
+
+def _longest(records: Records) -> tuple[tuple[str, int, float], ...]:
+    """Return the objects that were waited for longest: path, how often, seconds."""
+    sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for wait in records.waits:
+        sums[wait.path][0] += 1
+        sums[wait.path][1] += wait.took_s
+    found = sorted(sums.items(), key=lambda each: (-each[1][1], each[0]))[:N_LONGEST]
+    return tuple((path, int(n), took_s) for path, (n, took_s) in found)
+
+
+def _sentence(
+    waited: Waited, elapsed_s: float, fetched: int, bound: float | None, n_requests: int, answer_s: float
+) -> str:
+    if not elapsed_s:
+        return "Nothing happened."
+    share = f"somebody waited {seconds(waited.all_s)} of {seconds(elapsed_s)}"
+    if waited.all_s < LITTLE * elapsed_s:
+        return f"Reading does not limit: {share}."
+    longest = max(waited.for_bytes_s, waited.for_answers_s, waited.for_others_s)
+    part = per_cent(longest / waited.all_s)
+    if longest == waited.for_bytes_s:
+        rate = f"{size(fetched / elapsed_s)}/s on average, of {size(bound or 0.0)}/s that it gave"
+        return f"The link limits: {share}, {part} of it for bytes on their way; it carried {rate}."
+    if longest == waited.for_answers_s:
+        asked = f"{counted(n_requests, 'request')} of {seconds(answer_s)} each until an answer began"
+        return f"Waiting for answers limits: {share}, {part} of it for nothing else; {asked}. Prefetch, or pack the files."
+    return f"Neither link nor answers limit: {share}, {part} of it with nothing under way: another process, the disk, or the pace that the origin takes."
+
+
+# Spans of time: disjoint and in order, but for what is given to `merged`.
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Return the time that any of `spans` covers."""
+    found: list[Span] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], stop)
+        elif stop > start:
+            found.append((start, stop))
+    return found
+
+
+def both(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """Return the time that both cover."""
+    found, i, j = [], 0, 0
+    while i < len(some) and j < len(others):
+        start, stop = max(some[i][0], others[j][0]), min(some[i][1], others[j][1])
+        if start < stop:
+            found.append((start, stop))
+        if some[i][1] < others[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def outside(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """Return the time that `some` cover and `others` do not."""
+    if not some:
+        return []
+    edges = [some[0][0], *(edge for span in others for edge in span), some[-1][1]]
+    gaps = [(a, b) for a, b in list(pairwise(edges))[::2] if a < b]
+    return both(some, gaps)
+
+
+def _length(spans: Iterable[Span]) -> float:
+    return sum(stop - start for start, stop in spans)
+
+
+# What is in the cache.
+
+
+def by_folder(held: Iterable[tuple[str, int]], most: int = 8) -> list[tuple[str, int]]:
+    """Return the bytes below each folder, most first: of folders as deep as at most `most` of them are.
+
+    What is given is bytes by path. Where there are more than `most` even at the top, the last is all others together.
+    """
+    pairs = [(path.split("/")[:-1] or [path], n) for path, n in held]
+    deepest = max((len(folders) for folders, _ in pairs), default=0)
+    best: dict[str, int] = {}
+    for depth in range(1, deepest + 1):
+        sums: dict[str, int] = defaultdict(int)
+        for folders, n in pairs:
+            sums["/".join(folders[:depth])] += n
+        if best and len(sums) > most:
+            break
+        best = sums
+    found = sorted(best.items(), key=lambda each: (-each[1], each[0]))
+    rest = found[most - 1 :] if len(found) > most else []
+    return [*found[: most - 1], (f"{len(rest):,} others", sum(n for _, n in rest))] if rest else found

@@ -1,0 +1,87 @@
+"""What writing events costs: the same reads with it and without, each in a new process, pair by pair.
+
+python -m tests.benchmarks.events [pairs]
+
+The simulated cloud answers at once, so that a request costs the least that it can and its event the largest share of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from cachedfs.sim import GCSServer
+
+WORKER = """
+import json, sys, time
+from cachedfs.filesystem import CachedGCSFileSystem
+from cachedfs import engine
+
+directory, endpoint = sys.argv[1:]
+fs = CachedGCSFileSystem(cache_dir=directory, keep_free=0, gs={"token": "anon", "endpoint_url": endpoint})
+fs.cat_file("b/begin")  # imports and connections
+took = {}
+
+def timed(name, work):
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    took[name] = time.perf_counter() - wall, time.process_time() - cpu
+
+def in_sequence():
+    with fs.open("b/big") as file:
+        while file.read(1 << 18):
+            pass
+
+def here_and_there():
+    for i in range(200_000):
+        file.seek(i % 1000 * 1000)
+        file.read(100)
+
+timed("600 small objects, one request each", lambda: [fs.cat_file(f"b/{i}") for i in range(600)])
+timed("128 MiB in sequence", in_sequence)
+engine.engine_for(fs.config).drain()
+timed("30,000 reads of cached objects", lambda: [fs.cat_file(f"b/{i % 600}") for i in range(30_000)])
+with fs.open("b/big") as file:
+    timed("200,000 reads of a block in hand", here_and_there)
+print(json.dumps(took))
+"""
+
+
+def measured(endpoint: str, *, events: bool) -> dict[str, tuple[float, float]]:
+    """Return wall and CPU seconds of each kind of reading, in a new process with a new cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        environ = {**os.environ, "CACHEDFS_EVENTS": f"{folder}/events" if events else ""}
+        command = [sys.executable, "-c", WORKER, f"{folder}/cache", endpoint]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        return {name: (wall, cpu) for name, (wall, cpu) in json.loads(done.stdout).items()}
+
+
+def main(pairs: int) -> None:
+    with GCSServer(profile="off") as server:
+        server.make_bucket("b")
+        server.put("b", "begin", b"x")
+        server.put("b", "big", os.urandom(128 << 20))
+        for i in range(600):
+            server.put("b", str(i), os.urandom(2000))
+        runs = [
+            {is_on: measured(server.endpoint_url, events=is_on) for is_on in order}
+            for order in [(False, True), (True, False)] * (-(-pairs // 2))
+        ]
+    print(f"{'':40} {'without':>10} {'with':>10}  ratio: of the least; median of the pairs, and all of them")
+    for name in runs[0][True]:
+        for at, kind in enumerate(("wall", "cpu")):
+            off, on = ([run[is_on][name][at] for run in runs] for is_on in (False, True))
+            ratios = sorted(b / a for a, b in zip(off, on, strict=True))
+            spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+            least = min(off), min(on)  # what else the machine does only ever adds to it
+            print(
+                f"{name:34} {kind:5} {least[0]:8.3f} s {least[1]:8.3f} s  {least[1] / least[0]:.3f}; {spread}"
+            )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 8)

@@ -1,0 +1,184 @@
+"""The report as its reader meets it: one page that needs nothing, in a real browser, with the numbers of the run."""
+
+import itertools
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from cachedfs import cli, events, log_events
+from cachedfs.filesystem import CachedGCSFileSystem
+from tests.report.browser import CHROMIUM, browser
+from tests.support import MiB, forget, noise
+
+pytest.importorskip("matplotlib")
+
+from cachedfs.report.drawing import BACKGROUND, COLOURS, INK
+
+LOOK = """(() => {
+  const seen = e => { const r = e.getBoundingClientRect(); return r.width > 0 && r.height > 0 };
+  return {
+    numbers: Object.fromEntries([...document.querySelectorAll('td[id^=n-]')].map(e => [e.id.slice(2), e.textContent])),
+    sentence: document.getElementById('sentence').textContent,
+    pictures: [...document.querySelectorAll('svg')].map(e => ({
+      role: e.getAttribute('role'), seen: seen(e), width: e.getBoundingClientRect().width,
+      words: e.getAttribute('aria-labelledby').split(' ').map(id => document.getElementById(id).textContent),
+      letters: Math.min(...[...e.querySelectorAll('text')].map(t => t.getBoundingClientRect().height)),
+      dead: [...e.querySelectorAll('use')].filter(u => !document.querySelector(u.getAttribute('xlink:href'))).length,
+    })),
+    ids: [...document.querySelectorAll('[id]')].map(e => e.id),
+    wide: document.documentElement.scrollWidth, window: window.innerWidth,
+    loaded: performance.getEntriesByType('resource').length,
+  }})()"""
+
+
+@pytest.fixture
+def run(cloud, tmp_path, monkeypatch):
+    """A run with events: five objects read twice, and one that is not there; gives what the server and `stats` counted."""
+    monkeypatch.setenv(events.VARIABLE, "")
+    for number in range(5):
+        cloud.put(f"d{number % 2}/{number}", noise(2 * MiB + number))
+    log_events(tmp_path / "events")
+    fs = CachedGCSFileSystem(request_size=MiB)
+    for number in [*range(5), *range(5)]:
+        fs.cat_file(cloud.path(f"d{number % 2}/{number}"))
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file(cloud.path("<b>none</b>"))
+    engine = fs._source.engine
+    asked = len(cloud.server.requests)
+    forget()
+    log_events(None)
+    return tmp_path / "events", engine.sums(), asked
+
+
+def report(*arguments, status=0):
+    result = CliRunner().invoke(cli.app, ["report", *map(str, arguments)])
+    assert result.exit_code == status, result.output
+    return result
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
+def test_a_browser_shows_the_numbers_of_the_run(run, tmp_path):
+    folder, sums, asked = run
+    page = tmp_path / "report.html"
+    result = report(folder, "-o", page)
+    with browser() as window:
+        seen = window.look(page.as_uri(), LOOK)
+        phone = window.look(page.as_uri(), LOOK, width=360)
+    numbers = {name: int(text.replace(",", "")) for name, text in seen["numbers"].items()}
+    assert numbers["requests"] == asked == sums["requests"]
+    for name in ("hits", "misses", "bytes_fetched", "bytes_served", "evictions"):
+        assert numbers[name] == sums[name], name
+    assert numbers["requests_failed"] == 1
+    assert seen["sentence"] in result.stdout
+    assert len(seen["pictures"]) == 5
+    for picture in [*seen["pictures"], *phone["pictures"]]:
+        assert (picture["role"], picture["seen"], picture["dead"]) == ("img", True, 0)
+        assert all(len(words) > 5 for words in picture["words"])
+    assert len(set(seen["ids"])) == len(seen["ids"])
+    assert seen["loaded"] == 0
+    assert phone["wide"] <= phone["window"] == 360
+    assert all(picture["width"] <= 360 and picture["letters"] >= 8 for picture in phone["pictures"])
+
+
+def test_the_page_is_alone_and_shows_names_as_they_are(run, tmp_path):
+    page = tmp_path / "report.html"
+    report(run[0], "-o", page)
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"<script|<link|<img|@import|url\((?!#)", text)
+    assert set(re.findall(r'(?:src|href)="([^"#][^"]*)"', text)) == set()
+    assert "<b>none</b>" not in text
+
+
+def test_json_has_the_same_numbers_and_no_page(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, sums, asked = run
+    found = json.loads(report(folder, "--json").stdout)
+    assert found["n_requests"] == found["counts"]["requests"] == asked
+    assert found["counts"]["hits"] == sums["hits"]
+    assert sorted(found["cache"].values()) == pytest.approx([4 * MiB, 6 * MiB], rel=1e-3)  # with trailers
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_looking_at_a_run_is_no_part_of_it(run, cloud):
+    folder, _, _ = run
+    program = "import sys; from cachedfs.cli import main; main(sys.argv[1:])"
+    for _ in range(2):
+        code = f"import os; os.environ['CACHEDFS_EVENTS'] = {str(folder)!r}; {program}"
+        assert json.loads(cloud.python(code, "report", "--json"))["n_processes"] == 1
+
+
+def test_where_no_events_are_the_error_says_how_to_get_some(tmp_path, monkeypatch):
+    monkeypatch.delenv(events.VARIABLE, raising=False)
+    assert "CACHEDFS_EVENTS" in report(tmp_path, status=1).stderr
+    assert "CACHEDFS_EVENTS" in report(status=2).stderr
+
+
+# Colours
+
+
+def luminance(colour):
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return linear, sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, other):
+    high, low = sorted((luminance(one)[1], luminance(other)[1]), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("name", COLOURS)
+def test_what_is_drawn_stands_out(name):
+    assert contrast(COLOURS[name], BACKGROUND) >= 3  # WCAG 2.1, 1.4.11
+
+
+def test_what_is_written_stands_out():
+    assert contrast(INK, BACKGROUND) >= 7  # 1.4.6
+
+
+# Of linear RGB, for who lacks one of the three cones: Machado, Oliveira and Fernandes, 2009.
+BLIND = {
+    "protan": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deutan": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritan": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
+    "nobody": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+}
+TOGETHER = [("bytes", "hits", "waits"), ("bytes", "waits", "others", "idle")]  # in one picture
+
+
+def lab(linear):
+    to_xyz = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    white = (0.9505, 1.0, 1.089)
+    xyz = [
+        sum(a * b for a, b in zip(row, linear, strict=True)) / w for row, w in zip(to_xyz, white, strict=True)
+    ]
+    f = [max(v, 0) ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz]
+    return 116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])
+
+
+@pytest.mark.parametrize("eyes", BLIND)
+@pytest.mark.parametrize("names", TOGETHER)
+def test_colours_of_one_picture_differ_for_every_eye(names, eyes):
+    for one, other in itertools.combinations(names, 2):
+        seen = []
+        for name in (one, other):
+            linear = luminance(COLOURS[name])[0]
+            seen.append(
+                lab([max(0.0, sum(a * b for a, b in zip(row, linear, strict=True))) for row in BLIND[eyes]])
+            )
+        far = sum((a - b) ** 2 for a, b in zip(*seen, strict=True)) ** 0.5
+        assert far > 15, f"{one} and {other}: {far:.0f}"

@@ -1,0 +1,137 @@
+"""What events come to: exact sums, spans of time by their definition, folders."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.report.records import COUNTS, Records, Request, Sample, Wait, parsed
+from cachedfs.report.summary import both, by_folder, merged, outside, summary_of
+
+
+def request(at, wait_s, took_s, size=0, **given):
+    values = {"method": "GET", "url": "http://h/a", "range": "", "status": 206, "ahead": False} | given
+    return Request(at=at, wait_s=wait_s, took_s=took_s, bytes=size, **values)
+
+
+def sample(at, over_s, **counts):
+    return Sample(at, over_s, dict.fromkeys(COUNTS, 0) | counts)
+
+
+def test_nothing_is_a_report_too():
+    summary = summary_of(Records())
+    assert (summary.elapsed_s, summary.n_requests, summary.bound_per_s) == (0.0, 0, None)
+    assert summary.sentence == "Nothing happened."
+
+
+def test_waiting_is_shared_out_by_what_was_under_way():
+    # Asked at 10, answered at 12, all here at 15; somebody waited from 11 to 18, and from 13 to 14 as well.
+    records = Records(
+        # The second asks while the bytes of the first come: that is no waiting for an answer.
+        requests=(request(10.0, 2.0, 5.0, size=3_000_000), request(12.0, 2.0, 2.5, size=1)),
+        waits=(Wait(11.0, "b/k", 7.0), Wait(13.0, "b/k", 1.0)),
+        samples=(sample(20.0, 10.0, bytes_fetched=3_000_000),),
+    )
+    summary = summary_of(records)
+    waited = summary.waited
+    assert summary.elapsed_s == 10.0
+    assert (waited.for_answers_s, waited.for_bytes_s, waited.for_others_s) == pytest.approx((1.0, 3.0, 3.0))
+    assert waited.all_s == pytest.approx(7.0)
+    assert summary.longest == (("b/k", 2, 8.0),)
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "took_s", "waited_s", "begins"),
+    [
+        (1.0, 9.0, 10.0, "The link limits"),
+        (8.0, 9.0, 10.0, "Waiting for answers limits"),
+        (1.0, 2.0, 10.0, "Neither link nor answers limit"),
+        (1.0, 2.0, 0.9, "Reading does not limit"),
+    ],
+)
+def test_the_sentence_names_what_took_the_waiting(wait_s, took_s, waited_s, begins):
+    records = Records(
+        requests=(request(0.0, wait_s, took_s, size=1),),
+        waits=(Wait(0.0, "b/k", waited_s),),
+        samples=(sample(10.0, 10.0, hits=1),),
+    )
+    assert summary_of(records).sentence.startswith(begins)
+
+
+def test_bins_hold_what_was_counted_where_it_was():
+    records = Records(
+        requests=(request(0.0, 1.0, 3.0, size=400), request(2.0, 2.0, 2.0, status=503)),
+        waits=(Wait(0.0, "b/k", 1.0),),
+        samples=(sample(2.0, 1.0, bytes_fetched=400, misses=4), sample(4.0, 2.0, hits=8)),
+    )
+    summary = summary_of(records, n_bins=4)
+    bins = summary.bins
+    assert bins.width_s == 1.0
+    assert bins.counts["bytes_fetched"] == pytest.approx([0, 400, 0, 0])
+    assert bins.counts["hits"] == pytest.approx([0, 0, 4, 4])
+    assert bins.asking == pytest.approx([1, 0, 1, 1])
+    assert bins.coming == pytest.approx([0, 1, 1, 0])
+    assert bins.waited == pytest.approx([1, 0, 0, 0])
+    assert (summary.n_requests, summary.n_failed, summary.bytes_answered) == (2, 1, 400)
+    assert (summary.bound_per_s, summary.is_measured) == (400.0, False)
+    assert summary_of(records._replace(bytes_per_s=500), n_bins=4).bound_per_s == 500
+
+
+amounts = st.floats(0.001, 100)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), amounts, st.integers(0, 10**9)), min_size=1, max_size=20),
+    st.integers(1, 70),
+)
+def test_no_byte_is_lost_or_made_by_the_bins(samples, n_bins):
+    records = Records(samples=tuple(sample(at, over_s, bytes_fetched=n) for at, over_s, n in samples))
+    summary = summary_of(records, n_bins=n_bins)
+    total = sum(n for _, _, n in samples)
+    assert summary.counts["bytes_fetched"] == total
+    assert sum(summary.bins.counts["bytes_fetched"]) == pytest.approx(total)
+
+
+spans = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: tuple(sorted(pair))), max_size=8
+)
+
+
+def seconds_of(spans):
+    return {second for start, stop in spans for second in range(start, stop)}
+
+
+@given(spans, spans)
+def test_spans_are_sets_of_time(some, others):
+    some, others = merged(some), merged(others)
+    assert seconds_of(both(some, others)) == seconds_of(some) & seconds_of(others)
+    assert seconds_of(outside(some, others)) == seconds_of(some) - seconds_of(others)
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(some))
+
+
+def test_an_unknown_format_is_an_error():
+    with pytest.raises(ValueError, match="format 2"):
+        parsed(['{"kind":"process","at":0,"format":2,"pid":1}'])
+
+
+def test_lines_that_are_not_ours_are_counted():
+    records = parsed(
+        ["nonsense", "[]", '{"kind":"wait"}', '{"kind":"wait","at":1.0,"path":"b/k","took_s":2.0}']
+    )
+    assert (records.n_cut, records.waits) == (3, (Wait(1.0, "b/k", 2.0),))
+
+
+@pytest.mark.parametrize(
+    ("held", "most", "found"),
+    [
+        ([], 8, []),
+        ([("b/a/1", 5), ("b/a/2", 5), ("b/c/1", 7)], 8, [("b/a", 10), ("b/c", 7)]),
+        ([("b/a/1", 5), ("b/c/1", 7)], 1, [("b", 12)]),
+        ([("a/1", 1), ("b/1", 2), ("c/1", 3)], 2, [("c", 3), ("2 others", 3)]),
+        ([("alone", 1)], 8, [("alone", 1)]),
+        ([("b/top", 1), ("b/deep/er/1", 2)], 8, [("b/deep/er", 2), ("b", 1)]),
+    ],
+)
+def test_by_folder(held, most, found):
+    assert by_folder(held, most) == found

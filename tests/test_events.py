@@ -1,0 +1,168 @@
+"""The events of a run: what is written, by whom, and what is left of it after a kill, a fork or a full disk."""
+
+import json
+import logging
+import os
+import threading
+
+import pytest
+
+from cachedfs import events, log_events
+from cachedfs.filesystem import CachedGCSFileSystem
+from cachedfs.report import read, summary_of
+from tests.support import MiB, forget, noise
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder that events go to, until the test is over."""
+    monkeypatch.setenv(events.VARIABLE, "")  # put back as it was
+    log_events(tmp_path / "events")
+    yield tmp_path / "events"
+    log_events(None)
+
+
+def lines(folder):
+    return [
+        json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()
+    ]
+
+
+def test_nothing_is_written_unless_somebody_asks(cloud, tmp_path):
+    assert events.current() is None
+    cloud.put("key", b"data")
+    CachedGCSFileSystem().cat_file(cloud.path("key"))
+    assert "cachedfs-events" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_sums_of_events_are_those_of_stats_and_of_the_server(cloud, folder):
+    for number in range(5):
+        cloud.put(f"d/{number}", noise(3 * MiB + number))
+    fs = CachedGCSFileSystem(request_size=MiB)
+    for _ in range(2):
+        for number in range(5):
+            fs.cat_file(cloud.path(f"d/{number}"))
+    with fs.open(cloud.path("d/0")) as file:
+        file.read()
+    asked = len(cloud.server.requests)
+    engine = fs._source.engine
+    forget()
+    stats = engine.sums()
+    summary = summary_of(read(folder))
+    assert summary.counts == {name: stats[name] for name in summary.counts}
+    assert summary.n_requests == summary.counts["requests"] == asked
+    assert summary.bytes_answered == summary.counts["bytes_fetched"] == sum(3 * MiB + n for n in range(5))
+    assert summary.counts["misses"] == 3 + 4 * 4
+    assert summary.counts["hits"] == 3 + 4 * 4 + 3
+    assert summary.n_failed == 0
+
+
+def test_what_is_waited_for_is_told_by_name(cloud, folder):
+    cloud.put("key", noise(MiB))
+    fs = CachedGCSFileSystem()
+    fs.cat_file(cloud.path("key"))
+    fs.cat_file(cloud.path("key"))
+    (wait,) = [event for event in lines(folder) if event["kind"] == "wait"]
+    assert wait["path"] == cloud.path("key")
+
+
+def test_a_read_of_what_is_here_writes_nothing(cloud, folder):
+    cloud.put("key", noise(MiB))
+    fs = CachedGCSFileSystem()
+    fs.cat_file(cloud.path("key"))
+    fs._source.engine.drain()
+    n_before = len([event for event in lines(folder) if event["kind"] != "sums"])
+    with fs.open(cloud.path("key")) as file:
+        for _ in range(100):
+            file.seek(0)
+            file.read(4096)
+    fs.cat_file(cloud.path("key"))
+    assert len([event for event in lines(folder) if event["kind"] != "sums"]) == n_before
+
+
+def test_every_process_has_a_file_of_its_own(cloud, folder):
+    cloud.put("key", noise(MiB))
+    code = """
+        import os, warnings, fsspec
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork where threads are
+        fs = fsspec.filesystem("cgs")
+        fs.cat_file(os.environ["BUCKET"] + "/key", 0, 10)
+        fs._source.engine.drain()
+        if not (child := os.fork()):
+            fs.cat_file(os.environ["BUCKET"] + "/key", 0, 10)
+            from cachedfs import engine
+            engine._close_all()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    cloud.python(code)
+    heads = [event for event in lines(folder) if event["kind"] == "process"]
+    assert len({head["pid"] for head in heads}) == len(heads) == 2
+    assert summary_of(read(folder)).counts["hits"] == 1  # the child's
+
+
+def test_what_a_killed_process_wrote_is_read(cloud, folder):
+    cloud.put("key", noise(MiB))
+    code = """
+        import fsspec, os, sys
+        fsspec.filesystem("cgs").cat_file(os.environ["BUCKET"] + "/key")
+        print("read", flush=True)
+        sys.stdin.readline()
+        os.kill(os.getpid(), 9)
+    """
+    with pytest.raises(AssertionError), cloud.talking(code) as ask:
+        ask("die")
+    records = read(folder)
+    assert len(records.requests) == len(cloud.server.requests)
+    assert records.n_cut == 0
+
+
+def test_a_line_that_was_cut_off_is_passed_over(cloud, folder):
+    cloud.put("key", noise(MiB))
+    CachedGCSFileSystem().cat_file(cloud.path("key"))
+    forget()
+    (path,) = folder.glob("*.jsonl")
+    whole, data = read(folder), path.read_bytes()
+    path.write_bytes(data[:-5])
+    cut = read(folder)
+    assert (cut.n_cut, len(cut.requests)) == (1, len(whole.requests))
+
+
+def test_a_file_is_bounded(tmp_path):
+    log = events.Log(str(tmp_path), most=2000)
+    for number in range(100):
+        log.write("wait", 0.0, path=f"bucket/{number}", took_s=1.0)
+    (path,) = tmp_path.glob("*.jsonl")
+    assert path.stat().st_size <= 2000 + 20
+    records = read(tmp_path)
+    assert records.n_full == 1
+    assert 0 < len(records.waits) < 100
+
+
+def test_trouble_with_the_file_is_one_warning(cloud, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(events.VARIABLE, "")
+    (tmp_path / "file").touch()
+    log_events(tmp_path / "file")
+    cloud.put("key", b"data")
+    try:
+        assert CachedGCSFileSystem().cat_file(cloud.path("key")) == b"data"
+        forget()
+    finally:
+        log_events(None)
+    assert [record.name for record in caplog.records] == ["cachedfs.events"]
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_switching_on_later_counts_from_there(cloud, tmp_path, monkeypatch):
+    monkeypatch.setenv(events.VARIABLE, "")
+    cloud.put("key", noise(MiB))
+    fs = CachedGCSFileSystem()
+    fs.cat_file(cloud.path("key"))
+    fs._source.engine.drain()
+    log_events(tmp_path / "events")
+    assert os.environ[events.VARIABLE] == str(tmp_path / "events")
+    fs.cat_file(cloud.path("key"))
+    log_events(None)
+    assert events.VARIABLE not in os.environ
+    counts = summary_of(read(tmp_path / "events")).counts
+    assert (counts["hits"], counts["requests"], counts["bytes_served"]) == (1, 0, MiB)

@@ -1,0 +1,177 @@
+"""What is logged: by which loggers, a line for every request, and nothing that is secret."""
+
+import contextlib
+import http.server
+import logging
+import pathlib
+import re
+import threading
+
+import fsspec
+import google.oauth2.credentials
+import pytest
+
+from cachedfs.errors import CachedFSError
+from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
+from cachedfs.logs import ROOMS, public_text, public_url
+from tests.support import ROOT, MiB, forget, noise
+
+LINE = re.compile(
+    r"(?P<method>[A-Z]+) (?P<url>http\S+)(?: bytes=(?P<first>\d+)-(?P<last>\d+))?: (?P<status>\w+), "
+    r"(?P<bytes>\d+) bytes in (?P<took>[\d.]+) s, begun after (?P<wait>[\d.]+) s"
+)
+SECRET = "s3cr3t"
+
+
+@pytest.fixture
+def told(caplog):
+    """Return a function that gives what was told of each request, so far."""
+    caplog.set_level(logging.DEBUG, logger="cachedfs")
+
+    def lines():
+        said = [r.getMessage() for r in caplog.records if r.name == "cachedfs.origins"]
+        return [found for text in said if (found := LINE.fullmatch(text))]
+
+    return lines
+
+
+def test_every_room_has_one_logger():
+    sources = (path.read_text(encoding="utf-8") for path in pathlib.Path(ROOT / "cachedfs").rglob("*.py"))
+    names = {name for text in sources for name in re.findall(r"getLogger\(([^)]*)\)", text)}
+    assert names <= {f'"cachedfs.{room}"' for room in ROOMS} | {'"cachedfs"', 'f"cachedfs.{_room}"'}
+    page = (ROOT / "docs/watching.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `cachedfs\.(\w+)` \|", page, re.MULTILINE) == list(ROOMS)
+
+
+def test_every_request_is_a_line(cloud, told):
+    data = cloud.put("key", noise(3 * MiB))
+    fs = CachedGCSFileSystem(request_size=MiB)
+    assert fs.cat_file(cloud.path("key")) == data
+    assert fs.cat_file(cloud.path("key")) == data
+    forget()  # what is under way is over
+    asked = [request for request in cloud.server.requests if request.kind == "media"]
+    lines = told()
+    assert len(lines) == len(asked) == 3
+    assert {line["status"] for line in lines} == {"206"}
+    assert sum(int(line["bytes"]) for line in lines) == 3 * MiB
+    assert sorted((int(line["first"]), int(line["last"]) + 1) for line in lines) == [
+        (at * MiB, (at + 1) * MiB) for at in range(3)
+    ]
+    assert all(line["url"].endswith(f"/b/{cloud.bucket}/o/key") for line in lines)
+    assert all(float(line["wait"]) <= float(line["took"]) for line in lines)
+
+
+def test_a_refusal_is_a_line_with_its_status(cloud, told):
+    with pytest.raises(FileNotFoundError):
+        CachedGCSFileSystem().cat_file(cloud.path("nothing"))
+    assert [line["status"] for line in told()] == ["404"]
+
+
+def test_what_is_not_answered_is_a_line_with_the_error(told):
+    fs = CachedFileSystem(target_protocol="gs", gs={"token": "anon", "endpoint_url": "http://127.0.0.1:1"})
+    with pytest.raises(CachedFSError):
+        fs.cat_file("bucket/key")
+    assert {line["status"] for line in told()} == {"ClientConnectorError"}
+
+
+def test_requests_of_drive_are_lines_too(drive, told):
+    drive.put("file", noise(MiB))
+    fs = CachedDriveFileSystem()
+    fs.cat_file(drive.path("file"))
+    fs.pipe_file(drive.path("new"), b"new")
+    forget()
+    lines = told()
+    assert len(lines) == len(drive.server.requests)
+    assert {"GET", "POST"} <= {line["method"] for line in lines}
+    assert not [line["url"] for line in lines if "?" in line["url"]]
+
+
+def test_nothing_is_logged_at_the_default_level(cloud, caplog):
+    cloud.put("key", b"data")
+    CachedGCSFileSystem().cat_file(cloud.path("key"))
+    assert caplog.records == []
+
+
+class Signed(http.server.BaseHTTPRequestHandler):
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        found = "missing" not in self.path
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Length", "4" if found else "0")
+        self.send_header("ETag", '"1"')
+        self.end_headers()
+        if found and self.command == "GET":
+            self.wfile.write(b"data")
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def signed_url():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Signed) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/{{}}?X-Goog-Signature={SECRET}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["file", "missing"])
+def test_the_signature_of_an_address_is_in_no_line(signed_url, name, caplog):
+    caplog.set_level(logging.DEBUG, logger="cachedfs")
+    fs = fsspec.filesystem("cachedfs", target_protocol="http")
+    with contextlib.suppress(FileNotFoundError):
+        fs.cat_file(signed_url.format(name))
+    # As it would be with an error, which names what its reader gave.
+    logging.getLogger("cachedfs.reader").debug("not read: %s", fs.unstrip_protocol(signed_url.format(name)))
+    forget()
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if f"/{name}" in text]
+    assert not [text for text in said if SECRET in text]
+
+
+def test_credentials_are_in_no_line(cloud, drive, caplog):
+    caplog.set_level(logging.DEBUG, logger="cachedfs")
+    for server in (cloud.server, drive.server):
+        server.require_token(SECRET)
+    try:
+        cloud.put("key", b"data")
+        drive.put("file", b"data")
+        token = google.oauth2.credentials.Credentials(SECRET)
+        options = {"token": token, "endpoint_url": cloud.server.endpoint_url}
+        CachedFileSystem(target_protocol="gs", gs=options).cat_file(cloud.path("key"))
+        CachedFileSystem(target_protocol="drive", drive={"token": SECRET}).cat_file(drive.path("file"))
+        forget()
+    finally:
+        for server in (cloud.server, drive.server):
+            server.require_no_token()
+    said = [record.getMessage() for record in caplog.records]
+    assert len([text for text in said if LINE.fullmatch(text)]) >= 3
+    assert not [text for text in said if SECRET in text]
+
+
+@pytest.mark.parametrize(
+    ("url", "public"),
+    [
+        ("https://me:word@host:1/a/b?sig=x#part", "https://host:1/a/b"),
+        ("gs://bucket/key", "gs://bucket/key"),
+        ("bucket/what?", "bucket/what?"),
+    ],
+)
+def test_public_url(url, public):
+    assert public_url(url) == public
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("https://h/a?sig=x&y=z: not found", "https://h/a?...: not found"),
+        ("read 'cachedfs::https://me:w@h/a?sig=x', then", "read 'cachedfs::https://h/a?...', then"),
+        ("https://h/a?q='x'&sig=y: refused", "https://h/a?...: refused"),
+        ("is it here? no", "is it here? no"),
+        ("ftp://u:p@h/a#b (1 try)", "ftp://h/a?... (1 try)"),
+    ],
+)
+def test_public_text(text, public):
+    assert public_text(text) == public
