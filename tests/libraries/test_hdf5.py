@@ -1,0 +1,84 @@
+"""h5py, and what makes references to chunks in files of HDF5: kerchunk and VirtualiZarr."""
+
+import io
+import json
+
+import fsspec
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+
+from tests.libraries.data import NUMBERS, hdf5
+
+# Zlib is no codec of Zarr's version 3, and zarr says so wherever references name it.
+names_zlib = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+
+
+@pytest.fixture
+def url(place):
+    place.put("a.h5", hdf5())
+    return place.url("a.h5")
+
+
+def test_h5py_reads_a_file(place, url):
+    for _ in place.twice(fetches=1):
+        with fsspec.open(url) as file, h5py.File(file) as h5:
+            assert h5["d"].attrs["unit"] == "m"
+            np.testing.assert_array_equal(h5["d"][500:70_000], NUMBERS[500:70_000])
+
+
+def test_h5py_writes_what_is_sent_when_it_is_whole(place):
+    url, buffer = place.url("b.h5"), io.BytesIO()
+    with h5py.File(buffer, "w") as h5:
+        h5["d"] = np.arange(10)
+    with fsspec.open(url, "wb") as file:
+        file.write(buffer.getvalue())
+    for _ in place.twice(fetches=1):
+        with fsspec.open(url) as file, h5py.File(file) as h5:
+            assert h5["d"][:].tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
+def test_kerchunk_refers_to_chunks_that_xarray_reads(place, url):
+    hdf = pytest.importorskip("kerchunk.hdf")
+    with fsspec.open(url) as file:
+        references = hdf.SingleHdf5ToZarr(file, url).translate()
+    place.put("references.json", json.dumps(references).encode())
+    for _ in place.twice(fetches=1):
+        with xr.open_dataset(place.url("references.json"), engine="kerchunk") as ds:
+            np.testing.assert_array_equal(ds["d"].values, NUMBERS)
+
+
+@pytest.mark.parametrize("place", ["cachedfs::gs://", "cachedfs::drive://"], indirect=True)
+def test_references_take_no_chained_url(place, url):
+    hdf = pytest.importorskip("kerchunk.hdf")
+    with fsspec.open(url) as file:
+        references = hdf.SingleHdf5ToZarr(file, url).translate()
+    with pytest.raises(ValueError, match="Protocol not known: cachedfs::"):
+        xr.open_dataset(references, engine="kerchunk")
+
+
+@pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
+@names_zlib
+def test_virtualizarr_refers_to_chunks_that_xarray_reads(place, url, tmp_path):
+    vz = pytest.importorskip("virtualizarr")
+    from obspec_utils.registry import ObjectStoreRegistry
+    from obstore.store import LocalStore
+
+    (tmp_path / "a.h5").write_bytes(hdf5())
+    registry, parser = ObjectStoreRegistry({"file://": LocalStore()}), vz.parsers.HDFParser()
+    with vz.open_virtual_dataset(f"file://{tmp_path}/a.h5", registry=registry, parser=parser) as virtual:
+        references = virtual.vz.rename_paths(url).vz.to_kerchunk(format="dict")
+    for _ in place.twice(fetches=1):
+        with xr.open_dataset(references, engine="kerchunk") as ds:
+            np.testing.assert_array_equal(ds["d"].values, NUMBERS)
+
+
+def test_virtualizarr_parses_none_of_our_urls(place, url):
+    vz = pytest.importorskip("virtualizarr")
+    from obspec_utils.registry import ObjectStoreRegistry
+
+    registry, parser = ObjectStoreRegistry(), vz.parsers.HDFParser()
+    with pytest.raises(ValueError, match="Could not find an ObjectStore"):
+        vz.open_virtual_dataset(url, registry=registry, parser=parser)

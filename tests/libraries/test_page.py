@@ -1,0 +1,104 @@
+"""The tables of docs/works-with.md: each line of code in them is in a test here, and each test has one in them."""
+
+import ast
+import pathlib
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tests.support import ROOT
+
+HERE = pathlib.Path(__file__).parent
+
+
+def rows(heading):
+    """Return the rows of the table below a heading: their cells, as they stand."""
+    section = (
+        (ROOT / "docs/works-with.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    )
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
+
+
+WORKS, REFUSED = rows("What works"), rows("What does not")
+
+
+def same(node):
+    """Return code as it is compared: laid out in one way, and a test's own constants named as a user names things."""
+    return ast.unparse(node).lower()
+
+
+def code_of(row):
+    return [same(ast.parse(code).body[0]) for code in re.findall(r"`(.+?)`", row[2])]
+
+
+def all_tests():
+    """Return the functions of this room's tests by file and name."""
+    return {
+        f"{path.name}::{each.name}": each
+        for path in sorted(HERE.glob("test_*.py"))
+        if path != pathlib.Path(__file__)
+        for each in ast.walk(ast.parse(path.read_text()))
+        if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")
+    }
+
+
+def is_raises(node):
+    return isinstance(node, ast.With) and any("pytest.raises(" in ast.unparse(item) for item in node.items)
+
+
+def lines_of(node):
+    """Return all expressions and assignments in a test: those that go through, and those that have to raise."""
+    through, raising = set(), set()
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr | ast.Assign | ast.Expr):
+            through.add(same(child))
+        inner, refused = lines_of(child)
+        through, raising = through | inner, raising | refused
+    return (set(), through | raising) if is_raises(node) else (through, raising)
+
+
+TESTS = all_tests()
+LINES = {name: lines_of(test) for name, test in TESTS.items()}
+
+
+@pytest.mark.parametrize(("table", "which"), [(WORKS, 0), (REFUSED, 1)], ids=["works", "refused"])
+def test_each_row_is_in_a_test(table, which):
+    assert len(table) > 5
+    there = set().union(*(lines[which] for lines in LINES.values()))
+    for row in table:
+        assert code_of(row), f"no code: {row}"
+        for code in code_of(row):
+            assert code in there, f"no test with {code}"
+
+
+def test_each_test_is_in_a_row():
+    works, refused = ({code for row in table for code in code_of(row)} for table in (WORKS, REFUSED))
+    for name, (through, raising) in LINES.items():
+        assert through & works or raising & refused, f"{name} proves no row"
+
+
+def test_each_test_is_run_under_every_name():
+    for name, test in TESTS.items():
+        assert {each.arg for each in test.args.args} & {"place", "base"}, name
+
+
+def test_each_library_is_one_that_is_installed_for_these_tests():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    required = {Requirement(each) for name in ("dev", "works") for each in extras[name]}
+    names = {each.name for each in required}
+    for ours in (each for each in required if each.name == "cachedfs"):
+        names |= {Requirement(each).name for extra in ours.extras for each in extras[extra]}
+    assert {row[0] for row in [*WORKS, *REFUSED]} <= names | {
+        "torch",
+        "dask",
+    }  # by the Makefile, by distributed
+
+
+def test_a_library_was_tried_in_one_version():
+    tried = {}
+    for name, version, *_ in [*WORKS, *REFUSED]:
+        assert str(Version(version)) == tried.setdefault(name, version)

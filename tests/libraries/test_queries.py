@@ -1,0 +1,71 @@
+"""polars and DuckDB: what takes a file or a filesystem, as their own readers of clouds know no others."""
+
+import fsspec
+import pandas as pd
+import pyarrow.dataset as ds
+import pytest
+
+from tests.libraries.data import ROWS
+
+
+def test_polars_takes_files(place):
+    pl = pytest.importorskip("polars")
+    url, frame = place.url("a.parquet"), pl.from_pandas(ROWS)
+    with fsspec.open(url, "wb") as file:
+        frame.write_parquet(file)
+    for _ in place.twice(fetches=1):
+        with fsspec.open(url) as file:
+            frame = pl.read_parquet(file)
+        pd.testing.assert_frame_equal(frame.to_pandas(), ROWS)
+        with fsspec.open(url) as file:
+            assert pl.scan_parquet(file).filter(pl.col("n") >= 990).collect()["n"].sum() == sum(
+                range(990, 1000)
+            )
+
+
+def test_polars_scans_a_dataset_of_arrow(place):
+    pl = pytest.importorskip("polars")
+    ROWS.to_parquet(place.url("set/0.parquet"))
+    ROWS.to_parquet(place.url("set/1.parquet"))
+    for _ in place.twice(fetches=2):
+        path, fs = place.path("set"), place.fs
+        rows = pl.scan_pyarrow_dataset(ds.dataset(path, filesystem=fs))
+        assert rows.filter(pl.col("n") >= 990).collect().height == 20
+
+
+def test_polars_takes_none_of_our_urls(place):
+    pl = pytest.importorskip("polars")
+    url = place.url("a.parquet")
+    ROWS.to_parquet(url)
+    with pytest.raises(FileNotFoundError):
+        pl.read_parquet(url)
+
+
+@pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
+def test_duckdb_reads_writes_and_finds_files(place):
+    duckdb = pytest.importorskip("duckdb")
+    url, folder = place.url("set/0.parquet"), place.url("set")
+    ROWS.to_parquet(url)
+    ROWS.to_csv(place.url("a.csv"), index=False)
+    for _ in place.twice(fetches=2):
+        fs = place.fs
+        with duckdb.connect() as con:
+            con.register_filesystem(fs)
+            assert con.sql(f"FROM '{url}' WHERE n >= 990").fetchall()[0] == (990, ROWS["x"][990], "row 990")
+            assert con.sql(f"SELECT count(*) FROM '{folder}/*.parquet'").fetchall() == [(1000,)]
+            assert con.sql(f"SELECT sum(n) FROM '{place.url('a.csv')}'").fetchall() == [(499500,)]
+    with duckdb.connect() as con:
+        con.register_filesystem(place.fs)
+        con.sql(f"COPY (SELECT 42 AS a) TO '{folder}/1.parquet'")
+    assert pd.read_parquet(f"{folder}/1.parquet")["a"].tolist() == [42]
+
+
+@pytest.mark.parametrize("place", ["cachedfs::gs://", "cachedfs::drive://"], indirect=True)
+def test_duckdb_takes_no_chained_url(place):
+    duckdb = pytest.importorskip("duckdb")
+    url = place.url("a.parquet")
+    ROWS.to_parquet(url)
+    with duckdb.connect() as con:
+        con.register_filesystem(place.fs)
+        with pytest.raises(duckdb.IOException, match="No files found"):
+            con.sql(f"FROM '{url}'")
