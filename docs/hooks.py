@@ -1,0 +1,53 @@
+"""What building the site does beyond markdown."""
+
+import re
+from typing import Any
+
+import griffe
+from mkdocs.exceptions import PluginError
+
+# What a browser fetches by itself. Links that a person follows are no part of it.
+_FETCHED = re.compile(
+    r"<(?:script|link|img|iframe|source|object)\b[^>]*?(?:src|href|data)=[\"']?(?:https?:)?//[^>]*>"
+)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Return the page with nothing but its language behind a fence: the rest (`needs torch`, `about`) is for the tests."""
+    return re.sub(r"^(```\w+) .+$", r"\1", markdown, flags=re.MULTILINE)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Return the page as it is. One that would fetch something from elsewhere ends the build."""
+    if found := _FETCHED.search(output):
+        raise PluginError(f"{page.file.src_uri} is not self-contained: {found[0]}")
+    return output
+
+
+class Commands(griffe.Extension):
+    """Shows what a simulated cloud can be told to do, `put = command(GCSService.do_put)`, as the method that it is."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Replace such attributes of the handles by what does it, under their own names."""
+        if "sim" not in pkg.modules:
+            return
+        for module in pkg["sim"].modules.values():
+            for cls in module.classes.values():
+                if not cls.is_alias:
+                    self._replace_in(cls)
+
+    def _replace_in(self, cls: griffe.Class) -> None:
+        for name, member in list(cls.members.items()):
+            value = None if member.is_alias or not member.is_attribute else member.value
+            if isinstance(value, griffe.ExprCall) and value.canonical_path.endswith(".command"):
+                does = cls.modules_collection[value.arguments[0].canonical_path]
+                shown = griffe.Function(
+                    name,
+                    lineno=does.lineno,
+                    endlineno=does.endlineno,
+                    parameters=does.parameters,
+                    returns=does.returns,
+                    docstring=does.docstring,
+                    parent=cls,
+                )
+                cls.set_member(name, shown)
