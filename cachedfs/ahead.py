@@ -18,7 +18,7 @@ from cachedfs.plan.link import Link, Timed
 
 __all__ = ["Ahead", "Wish"]
 
-logger = logging.getLogger("cachedfs.ahead")
+logger = logging.getLogger("cachedfs.engine")
 
 MEMORY = 256 << 20  # bytes that were sent for ahead and are not on the disk yet
 ONE_MORE = 1  # body on the link than it is given, as first bytes come unevenly: 96 % of it is used, not 91
@@ -94,6 +94,11 @@ class Ahead:
     def link(self, origin: Origin) -> Link:
         """Return what was seen of the way to an origin."""
         return self._links.get(origin) or Link()
+
+    @property
+    def bytes_per_s(self) -> int | None:
+        """What was measured of the fastest way to an origin; None: nothing. In any thread."""
+        return max((int(timed.per_s) for timed in list(self._timed.values()) if timed.per_s), default=None)
 
     def link_stats(self, origin: Origin) -> LinkStats:
         """Return what was measured of the way to an origin, and nothing that is assumed of it. In any thread."""

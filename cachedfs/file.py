@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 from collections import deque
+from collections.abc import Iterable
 from os import getpid
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ from cachedfs.facts import Known
 from cachedfs.flights import Flight, FlightStopped
 from cachedfs.model import ObjectInfo, Range
 from cachedfs.plan.blocks import covering
-from cachedfs.plan.readahead import ENOUGH, History, Run, ahead
+from cachedfs.plan.readahead import ENOUGH, History, ahead
 from cachedfs.reader import Reader
+from cachedfs.sent import SentAhead
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -31,6 +33,7 @@ FIRST_DEMAND = 2  # the request that opened a file runs this many times ahead of
 class CachedFile(io.BufferedReader):
     """A readable, seekable binary file over one version of one object.
 
+    What `fs.open` gives: `read`, `readinto`, `seek`, `tell`, iteration over lines, as a builtin file opened with "rb".
     It stays with the version it opened: a block that is not here after the object was replaced is `ObjectChanged`.
     Pickles by path and position. Carries what libraries look for on a fsspec file: `fs`, `path`, `size`, `loc`,
     `blocksize`, `info()`.
@@ -58,6 +61,7 @@ class CachedFile(io.BufferedReader):
 
     @property
     def details(self) -> dict[str, Any]:
+        """What `info` returns, by fsspec's name for it."""
         return self.info()
 
     def info(self) -> dict[str, Any]:
@@ -65,6 +69,7 @@ class CachedFile(io.BufferedReader):
         return self._object().as_info()
 
     def getbuffer(self) -> memoryview:
+        """Raise UnsupportedOperation: the object is not in memory."""
         raise io.UnsupportedOperation(f"{self.full_name}: not in memory; read() it")
 
     def __reduce_ex__(self, protocol: Any, /) -> tuple[Any, ...]:  # io's own refuses, from Python 3.12 on
@@ -123,8 +128,7 @@ class RawReader(io.RawIOBase):
         self._cold = flight is not None  # something of this file had to be fetched: then look ahead
         self._opening = flight  # the request that open() sent; ours to stop
         self._flight = flight  # the last request that served us
-        # Requests ahead of us, by run: where nothing can be stored, what they bring would be lost before we get there.
-        self._kept: dict[int, deque[Flight]] = {}  # the loop appends, we take from the left
+        self._sent = SentAhead()
         if known.info.size is None:
             data = reader.source.engine.run(reader.collect(known, None, None))
             self._whole: bytes | None = data
@@ -214,7 +218,8 @@ class RawReader(io.RawIOBase):
             self._put_down()
             self._let_go()
             self._flight = None
-            self._forget_ahead()
+            if self._engine.pid == getpid():
+                self._forget(self._sent.clear())
         super().close()
 
     # Where the bytes come from.
@@ -304,7 +309,8 @@ class RawReader(io.RawIOBase):
         if index != self._history.last:
             left = self._left if self._landed == position else position
             stop = min(position + len(into), (index + 1) * self._block_size)
-            self._history = self._history.after(position, stop, left=left)
+            self._history, unwanted = self._sent.over(self._history.after(position, stop, left=left))
+            self._forget(unwanted)
             self._n_reads += 1
             self._look_ahead()
         return self._from_flight(position, into)
@@ -344,8 +350,7 @@ class RawReader(io.RawIOBase):
         shared = self._engine.flights.get(name)
         if shared is not None and shared.covers(position):
             return shared
-        found = [flight for kept in self._kept.values() for flight in [*kept] if flight.covers(position)]
-        return found[0] if found else None
+        return next((flight for flight in self._sent if flight.covers(position)), None)
 
     async def _fetch(self, position: int, size: int) -> Flight | None:
         """Wait for the bytes at `position`; None when they are in the cache now. On the loop."""
@@ -393,7 +398,6 @@ class RawReader(io.RawIOBase):
             blocks_per_request=max(1, min(config.request_size, window // 2) // self._block_size),
             most=window // self._block_size,
         )
-        self._forget_runs()
         run = self._history.runs[0]
         if self._opening is not None and run.number == 0 and run.n_steps >= ENOUGH:
             self._engine.call_soon(self._opening.want, self._opening.stop)
@@ -401,24 +405,13 @@ class RawReader(io.RawIOBase):
         if wanted and self._key is not None:
             for blocks in wanted:
                 self._ask(blocks.start * self._block_size, blocks.stop * self._block_size)
-            keep = self._kept.setdefault(run.number, deque())
-            self._drop_passed(keep, run)
-            self._engine.call_soon(
-                self._reader.fetcher.launch_ahead, self._known, self._key, wanted, keep, self._refusal
-            )
+            fetcher, keep = self._reader.fetcher, self._sent.of(run)
+            self._engine.call_soon(fetcher.launch_ahead, self._known, self._key, wanted, keep, self._refusal)
 
-    def _drop_passed(self, keep: deque[Flight], run: Run) -> None:
-        """Let go of the requests that a run has left behind; they need not have come in its order."""
-        is_backwards = run.repeats > 0 and run.start < run.origin
-        for _ in range(len(keep)):
-            flight = keep.popleft()
-            if flight.start < run.stop if is_backwards else flight.stop > run.start:
-                keep.append(flight)
-
-    def _forget_runs(self) -> None:
-        """What was sent for a run that is over is not wanted."""
-        for number in self._kept.keys() - {run.number for run in self._history.runs}:
-            self._engine.call_soon(self._reader.fetcher.forget_ahead, self._kept.pop(number))
+    def _forget(self, unwanted: Iterable[deque[Flight]]) -> None:
+        """Nothing of what was sent ahead so is wanted."""
+        for flights in unwanted:
+            self._engine.call_soon(self._reader.fetcher.forget_ahead, flights)
 
     def _ask(self, start: int, stop: int) -> None:
         """Note that we send for these bytes."""
@@ -434,18 +427,11 @@ class RawReader(io.RawIOBase):
             block_end = -(-max(flight.filled, 1) // self._block_size) * self._block_size
             self._engine.call_soon(flight.stop_soon, block_end)
 
-    def _forget_ahead(self) -> None:
-        """Nothing that was sent ahead is wanted."""
-        if self._engine.pid == getpid():
-            for keep in self._kept.values():
-                self._engine.call_soon(self._reader.fetcher.forget_ahead, keep)
-        self._kept = {}
-
     def _leave_parent(self) -> None:
         """After a fork: requests in flight, and the block in hand, stayed with the parent."""
         self._engine = self._reader.source.engine
         self._cache = self._engine.cache
         self._block, self._block_start, self._block_stop = None, 0, 0
         self._flight = self._opening = None
-        self._kept = {}
+        self._sent = SentAhead()
         self._refusal = self._last_refusal()

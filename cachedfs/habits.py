@@ -15,6 +15,7 @@ from cachedfs.plan import rest
 from cachedfs.plan.blocks import covering
 from cachedfs.plan.link import Link
 from cachedfs.plan.readahead import History, ahead
+from cachedfs.sent import SentAhead
 from cachedfs.source import Source
 
 __all__ = ["Habits", "as_declared"]
@@ -44,12 +45,12 @@ class Habit:
 
     def __init__(self, block_size: int) -> None:
         self.history = History(block_size)  # of reads by ranges: an open file has its own
-        self.kept: dict[int, deque[Flight]] = {}  # what was sent ahead of them, by run
+        self.sent = SentAhead()
         self.n_misses = 0
         # Once the rest is worth fetching: the requests that were not sent yet, how many blocks more may be sent for,
         self.rest: deque[range] | None = None
         self.n_earned = 0
-        self.sent: deque[Flight] = deque()  # and what was.
+        self.of_rest: deque[Flight] = deque()  # and those that were.
 
 
 class Habits:
@@ -79,14 +80,15 @@ class Habits:
         """Return what to send for ahead after a read of `want`."""
         habit = self._habit(key)
         window = self._source.engine.window(self._source.config) // key.block_size
+        history, unwanted = habit.sent.over(habit.history.after(want.start, want.stop))
+        for flights in unwanted:
+            self._fetcher.forget_ahead(flights)
         habit.history, wanted = ahead(
-            habit.history.after(want.start, want.stop),
+            history,
             n_blocks=self._n_blocks(known, key),
             blocks_per_request=self._per_request(key, window),
             most=window,
         )
-        for number in habit.kept.keys() - {run.number for run in habit.history.runs}:
-            self._fetcher.forget_ahead(habit.kept.pop(number))
         return wanted
 
     def _follow(self, known: Known, key: ObjectKey, wanted: list[range]) -> None:
@@ -94,9 +96,7 @@ class Habits:
         habit, followed = self._habit(key), self._source.engine.followed
         run = habit.history.runs[0]
         if wanted:
-            keep = habit.kept.setdefault(run.number, deque())
-            _drop_done(keep)
-            self._launch_ahead(known, key, wanted, keep)
+            self._launch_ahead(known, key, wanted, habit.sent.of(run))
         if run.unread(key.block_size):
             followed[key.digest] = (habit.history.last + 1) * key.block_size
         else:
@@ -130,8 +130,8 @@ class Habits:
         while habit.rest and habit.n_earned > 0:
             requests.append(habit.rest.popleft())
             habit.n_earned -= len(requests[-1])
-        _drop_done(habit.sent)
-        self._launch_ahead(known, key, requests, habit.sent)
+        _drop_done(habit.of_rest)
+        self._launch_ahead(known, key, requests, habit.of_rest)
 
     def _rest(self, known: Known, key: ObjectKey, habit: Habit) -> list[int] | None:
         """Return the blocks of an object that are not here, if they are worth fetching."""

@@ -15,7 +15,7 @@ __all__ = ["ENOUGH", "History", "Run", "ahead"]
 
 MOST_RUNS = 4
 WASTE_SHARE = (
-    20  # this part of what was read, or one window, may be asked for in vain; and of a piece be passed over
+    20  # this part of what was read, and one window, may be asked for in vain; and of a piece be passed over
 )
 PATIENCE = 64  # blocks read elsewhere after which nothing is kept for a run
 ENOUGH = 2  # steps of a kind make a pattern: from block to block, as from piece to piece
@@ -35,7 +35,10 @@ class Run(NamedTuple):
     repeats: int = 0  # the number of pieces after that
     length: int = 0  # of the shortest of those before this one
     n_pieces: int = 0  # pieces to come that were asked for
-    n_lost: int = 0  # blocks that were asked for and not wanted any more, until it went on
+    lost: int = (
+        0  # blocks of the piece below it, from `asked` on, were asked for and then not wanted any more
+    )
+    was: int = -1  # its number when they were, until it is known which of them come
     at: int = 0  # how many blocks had been touched when this was touched last
 
     @property
@@ -48,10 +51,17 @@ class Run(NamedTuple):
         start = self.start + round(number * self.step)
         return range(max(0, start // block_size), max(0, _behind(start + self.length, block_size)))
 
+    def n_lost(self, start: int, stop: int | None = None) -> int:
+        """Return how many blocks from `start` on count as asked for in vain, though they are of the piece and to come."""
+        return len(range(max(start, self.asked), self.lost if stop is None else min(stop, self.lost)))
+
     def unread(self, block_size: int) -> int:
         """Return how many blocks were asked for and not read yet."""
-        to_come = (len(self.piece(number, block_size)) for number in range(1, self.n_pieces + 1))
-        return max(0, self.asked - _behind(self.stop, block_size)) + sum(to_come)
+        return max(0, self.asked - _behind(self.stop, block_size)) + self.n_to_come(block_size)
+
+    def n_to_come(self, block_size: int) -> int:
+        """Return how many blocks of other pieces were asked for."""
+        return sum(len(self.piece(number, block_size)) for number in range(1, self.n_pieces + 1))
 
 
 class History(NamedTuple):
@@ -85,6 +95,16 @@ class History(NamedTuple):
                 return history._stepping(place, start, stop)
         return history._beginning(start, stop)
 
+    def given_up(self, number: int, coming: Iterable[range]) -> History:
+        """Return the history once requests for a run that is over were ended: of its blocks only these come."""
+        for place, run in enumerate(self.runs):
+            if run.was == number:
+                lost = set(range(max(run.asked, _behind(run.stop, self.block_size)), run.lost))
+                n = len(lost.difference(*coming))
+                runs = (*self.runs[:place], run._replace(lost=run.lost - n, was=-1), *self.runs[place + 1 :])
+                return self._replace(runs=runs, n_wasted=self.n_wasted - n)
+        return self
+
     def _until(self, left: int) -> History:
         """Return the history with the end of what was read of its last block."""
         if not self.runs or not self.runs[0].stop < left <= (self.last + 1) * self.block_size:
@@ -102,8 +122,8 @@ class History(NamedTuple):
         behind, first = _behind(run.stop, size), start // size
         n_new = max(0, _behind(stop, size) - behind)
         n_passed = max(0, min(first, run.asked) - behind)
-        n_passed -= run.n_lost  # they were wanted after all
-        run = run._replace(stop=max(run.stop, stop), n_steps=run.n_steps + (n_new > 0), n_lost=0)
+        n_passed -= run.n_lost(max(first, behind), behind + n_new)  # they were wanted after all
+        run = run._replace(stop=max(run.stop, stop), n_steps=run.n_steps + (n_new > 0))
         return self._with(place, run, n_read=n_new, n_passed=n_passed)
 
     def _steps(self, run: Run, start: int) -> bool:
@@ -119,6 +139,7 @@ class History(NamedTuple):
             start=start,
             stop=stop,
             n_steps=0,
+            lost=0,
             asked=awaited[0].stop if awaited else 0,
             repeats=run.repeats + 1,
             length=min(run.length, run.stop - run.start),
@@ -147,6 +168,7 @@ class History(NamedTuple):
             if before.stop <= start < before.asked * self.block_size:  # asked for already: one run, not two
                 run, place = run._replace(number=before.number, asked=before.asked), 0
                 n_passed = start // self.block_size - _behind(before.stop, self.block_size)
+                n_passed += before.n_to_come(self.block_size)
         return history._with(place, run, n_read=1, n_passed=n_passed)
 
     def _with(self, place: int | None, run: Run, *, n_read: int, n_passed: int) -> History:
@@ -159,7 +181,8 @@ class History(NamedTuple):
         for other in others[: MOST_RUNS - 1]:
             is_over = n_touched - other.at > PATIENCE if takes_turns else run.n_steps >= ENOUGH
             if is_over and (n_unread := other.unread(self.block_size)):
-                other = other._replace(number=n_runs, asked=0, n_pieces=0, n_lost=n_unread)
+                lost = max(other.asked, other.lost)
+                other = other._replace(number=n_runs, was=other.number, asked=0, n_pieces=0, lost=lost)
                 n_runs, n_wasted = n_runs + 1, n_wasted + n_unread
             kept.append(other)
         runs = (run._replace(at=n_touched), *kept)
@@ -173,27 +196,36 @@ def ahead(
 
     The window starts at one request and doubles with every step, up to `most` blocks, which runs that take turns share.
     It is refilled in steps of one request, so that requests overlap instead of waiting for one another. Never
-    past the end; and less where what was asked for in vain is more than a twentieth of what was read, and nears a window.
+    past the end; and only so much that not more than a window and a twentieth of what was read is asked for in vain.
     """
     if not history.runs or most <= 0:
         return history, []
     run, size = history.runs[0], history.block_size
-    room = _room(history, most)
+    room = _room(history, blocks_per_request, most)
     in_piece = _of_piece(run, size, n_blocks, blocks_per_request, room)
+    n_again = run.n_lost(in_piece.start, in_piece.stop)  # no longer in vain
     run = run._replace(asked=max(run.asked, in_piece.stop)) if in_piece else run
-    n_pieces = _pieces_wanted(run, size, n_blocks, blocks_per_request, room - run.unread(size))
+    room -= run.unread(size) + run.n_lost(_behind(run.stop, size))
+    n_pieces = _pieces_wanted(run, size, n_blocks, blocks_per_request, room)
     pieces = [run.piece(number, size) for number in range(run.n_pieces + 1, n_pieces + 1)]
     run = run._replace(n_pieces=n_pieces)
     wanted = [part for whole in (in_piece, *_joined(pieces)) for part in _requests(whole, blocks_per_request)]
-    return history._replace(runs=(run, *history.runs[1:])), wanted
+    return history._replace(runs=(run, *history.runs[1:]), n_wasted=history.n_wasted - n_again), wanted
 
 
-def _room(history: History, most: int) -> int:
+def _room(history: History, per_request: int, most: int) -> int:
     """Return how many blocks may be asked for and not read yet by the run in front."""
-    others = history.runs[1:]
+    run, others = history.runs[0], history.runs[1:]
     share = most // (1 + sum(map(_reads_on, others))) if history.takes_turns else most
-    in_vain = history.n_wasted + sum(other.unread(history.block_size) for other in others)  # at worst
-    return min(share, max(most, history.n_touched // WASTE_SHARE) - in_vain)
+    to_come = sum(other.unread(history.block_size) for other in others)  # all in vain, at worst
+    in_vain = history.n_wasted - run.n_lost(
+        _behind(run.stop, history.block_size)
+    )  # those are asked for first
+    left = most + history.n_touched // WASTE_SHARE - in_vain - to_come
+    if run.repeats < ENOUGH and 2 * left < most:
+        # Not all of it, or the next reader who goes elsewhere would leave nothing to those after him.
+        left = min(left, max(per_request, left // 2))
+    return min(share, left, 2 * most - to_come)  # others had all of it before they took turns
 
 
 def _reads_on(run: Run) -> bool:
@@ -215,7 +247,7 @@ def _of_piece(run: Run, size: int, n_blocks: int, per_request: int, room: int) -
         return range(0)
     stop = min(limit, behind + min(room, per_request << min(doublings, 32)))
     if stop < limit:
-        stop -= (stop - start) % per_request
+        stop -= (stop - start) % min(per_request, max(room, 1))
     return range(start, max(start, stop))
 
 

@@ -2,10 +2,12 @@
 
 The rule: what is missing is fetched in the order of its use, and what is used furthest ahead goes first. What is needed
 before the block that it would make room for never goes. A block whose use after the next one is still further ahead than
-that of all others only passes: it is fetched, read, and goes first.
+that of all others only passes: it is fetched, read, and goes first. It never takes the place of another, so that it waits
+while as much passes as may: what is fetched ahead costs no hit.
 
-How it is used. `extend` hands over what is known of the order, `read_up_to` says how much of it was read, `to_fetch` says
-what to ask for next. Each of its blocks is then reported: `stored` when it is here (it came, or was here already) or
+How it is used. `extend` hands over what is known of the order, `read` says of which block the next use was made, in whatever
+order readers come to them, `read_up_to` that all before a position is over; `to_fetch` says what to ask for next, `ask`
+whether one block may be asked for. Each of these blocks is then reported: `stored` when it is here (it came, or was here already) or
 `lost` when it is not to come. What others remove is `lost`, too, and what was here from the start is `stored`. Whoever
 needs room takes what `given_up` yields. Wrong or missing reports cost fetches, and nothing else.
 
@@ -100,6 +102,19 @@ class Schedule(Generic[B]):
         """The bytes of all that is here, or under way, as far as we were told."""
         return sum(size for place, size in self._sizes.items() if place is not _Place.AWAY)
 
+    @property
+    def size(self) -> int:
+        """The bytes of all blocks that are used again, or here."""
+        return sum(self._sizes.values())
+
+    @property
+    def n_fit(self) -> int:
+        """About how many blocks can be here."""
+        return len(self._records) * (self.limit + self.passing) // max(1, self.size)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
     def __contains__(self, block: object) -> bool:
         return block in self._records
 
@@ -123,22 +138,43 @@ class Schedule(Generic[B]):
     def read_up_to(self, position: int) -> None:
         """Note that all accesses before `position` were made."""
         while self.position < min(position, self.known):
-            at = self.position - self._base
-            record = self._order[at]
             self.position += 1
-            if record.place is _Place.PASSING:
-                self._move(record, _Place.GOING)
-            self._use_next(record, self._following[at])
+            self._made(self._order[self.position - 1 - self._base], before=self.position)
+        self._tidy()
+
+    def read(self, block: B) -> None:
+        """Note that the next access to a block was made, whatever is to be made before it."""
+        record = self._records.get(block)
+        if record is None or record.next == NEVER:
+            return
+        self._made(record, before=record.next + 1)
+        while self.position < self.known and self._order[self.position - self._base].next > self.position:
+            self.position += 1
+        self._tidy()
+
+    def _made(self, record: _Record[B], *, before: int) -> None:
+        """The next access to a block was made, if it is one before that position; else it was made out of turn."""
+        if record.next >= before:
+            return
+        following = self._following[record.next - self._base]
+        if record.place is _Place.PASSING:
+            self._move(record, _Place.GOING)
+        self._use_next(record, following)
+
+    def _tidy(self) -> None:
         n_made = self.position - self._base
         if 2 * n_made > len(self._order):
             del self._order[:n_made], self._following[:n_made]
             self._base = self.position
 
-    def stored(self, block: B) -> None:
-        """Note that a block is here: it came, or it was here already."""
+    def stored(self, block: B, *, is_read: bool = False) -> None:
+        """Note that a block is here: it came, or it was here already. `is_read`: its next access was made meanwhile."""
         record = self._records.get(block)
         if record is None:
             return
+        if is_read:
+            record.is_under_way = True  # not to be forgotten, be there a use after it or not
+            self.read(block)
         record.is_under_way = False
         if record.place is _Place.AWAY:
             self._move(record, _Place.HELD if self._finds_room(record) else _Place.GOING)
@@ -152,6 +188,26 @@ class Schedule(Generic[B]):
             record.is_under_way = False
             self._move(record, _Place.AWAY)
 
+    # What is to come.
+
+    def is_made(self, block: B, position: int) -> bool:
+        """Return whether the access to a block at this position was made."""
+        record = self._records.get(block)
+        return position < self.known and (record is None or record.next > position)
+
+    def next_use(self, block: B) -> int:
+        """Return the position of the next access to a block; `NEVER` where none is known."""
+        record = self._records.get(block)
+        return NEVER if record is None else record.next
+
+    def unmade(self, first: int, n: int) -> Iterator[tuple[int, B]]:
+        """Yield of `n` accesses, from position `first` on, those that are the next one of their block: position and block."""
+        first = max(first, self.position)
+        for position in range(first, min(first + n, self.known)):
+            record = self._order[position - self._base]
+            if record.next == position:
+                yield position, record.block
+
     # What to do.
 
     def to_fetch(self, until: int) -> Iterator[B]:
@@ -159,14 +215,27 @@ class Schedule(Generic[B]):
 
         Each is under way once it was yielded. It ends when something has to be read first.
         """
-        while (record := self._first_wanted()) is not None and record.next < until:
-            place = self._place_for(record)
-            if place is None:
-                return
-            self._asked = max(self._asked, record.next + 1)
-            record.is_under_way = True
-            self._move(record, place)
+        while (record := self._first_wanted()) is not None and record.next < until and self._ask(record):
             yield record.block
+
+    def ask(self, block: B, *, is_awaited: bool = False) -> bool:
+        """Return whether a block may be asked for now, be it its turn or not; it is under way then, or here already.
+
+        What nobody knows a use of may be; and one that `is_awaited`, which passes if it has no other place.
+        """
+        record = self._records.get(block)
+        if record is None or record.next == NEVER or record.place in (_Place.HELD, _Place.PASSING):
+            return True
+        return self._ask(record, is_awaited=is_awaited)
+
+    def _ask(self, record: _Record[B], *, is_awaited: bool = False) -> bool:
+        place = self._place_for(record) or (_Place.PASSING if is_awaited else None)
+        if place is None:
+            return False
+        self._asked = max(self._asked, record.next + 1)
+        record.is_under_way = True
+        self._move(record, place)
+        return True
 
     def given_up(self) -> Iterator[B]:
         """Yield what to remove, furthest use first, for as long as room is needed.
@@ -192,15 +261,19 @@ class Schedule(Generic[B]):
     def _place_for(self, record: _Record[B]) -> _Place | None:
         """Return where a block belongs that is asked for now, other blocks having made room; None: it has to wait."""
         after = self._following[record.next - self._base]
+        self._keep_limit()
         while self._sizes[_Place.HELD] + record.size > self.limit:
             top = self._furthest_held()
-            may_pass = self._sizes[_Place.PASSING] + record.size <= self.passing
-            if may_pass and (top is None or after > top.next):
-                return _Place.PASSING
-            if top is None or top.next <= record.next:
-                return None
+            if top is None or after > top.next:  # in the place of another it would cost a fetch of that
+                may_pass = self._sizes[_Place.PASSING] + record.size <= self.passing
+                return _Place.PASSING if may_pass else None
             self._move(top, _Place.GOING)
         return _Place.HELD
+
+    def _keep_limit(self) -> None:
+        """Let blocks go after the limit became smaller."""
+        while self._sizes[_Place.HELD] > self.limit and (top := self._furthest_held()) is not None:
+            self._move(top, _Place.GOING)
 
     def _finds_room(self, record: _Record[B]) -> bool:
         """Return whether a block that is here may stay, after others made room that are used later."""
