@@ -16,7 +16,7 @@ from cachedfs.cache.budgets import Budgets, Record
 from cachedfs.cache.complaints import Complaints
 from cachedfs.cache.directory import layer_roots
 from cachedfs.cache.disk import Buffer, is_network
-from cachedfs.cache.facts import Fact, Feed, Listing, Told, Watch, hash_of
+from cachedfs.cache.facts import Fact, Feed, Listing, Told, Watch, decode_info, encode_info, hash_of
 from cachedfs.cache.handles import Handles
 from cachedfs.cache.knowledge import Knowledge
 from cachedfs.cache.layers import Layers
@@ -42,6 +42,8 @@ __all__ = [
     "Report",
     "Told",
     "Watch",
+    "decode_info",
+    "encode_info",
     "hash_of",
     "is_network",
 ]
@@ -232,6 +234,23 @@ class BlockCache:
         """
         return self._own.writable().evict(identity, path)
 
+    def packed(self, key: ObjectKey, index: int) -> bytes | None:
+        """Return a block as its file has it, data and trailer, read anew and every byte of it checked; None: absent.
+
+        Raises BadBlock as `read_anew` does.
+        """
+        data = self.read_anew(key, index)
+        return None if data is None else data + blocks.encode_trailer(key, index, data)
+
+    def unpacked(self, packed: Buffer) -> tuple[BlockKey, memoryview]:
+        """Return the key and the data of what `packed` gave, here or elsewhere. Raises BadBlock if a byte of it is wrong."""
+        return blocks.unpack(packed)
+
+    def room(self, bounds: Bounds) -> int:
+        """Return how many bytes blocks may have beside what is pinned or in use. Raises CacheError."""
+        allowed = self._own.writable().allowance(bounds)
+        return max(0, allowed - self._own.asked(lambda rows: rows.number("fixed") or 0, 0))
+
     def size_on_disk(self, key: ObjectKey, size: int) -> int:
         """Return the bytes that a block with `size` bytes of data takes."""
         return size + blocks.trailer_size(key, size)
@@ -265,6 +284,10 @@ class BlockCache:
     def paths_below(self, identity: str, path: str) -> list[str]:
         """Return the paths of which blocks are counted: `path` itself and all below it, by name."""
         return self._own.asked(lambda rows: rows.paths_below(identity, path), [])
+
+    def held(self) -> list[tuple[str, int]]:
+        """Return the bytes of blocks by the path of their object, of all origins."""
+        return self._own.asked(lambda rows: rows.held(), [])
 
     # Plans
 

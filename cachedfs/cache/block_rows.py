@@ -138,6 +138,11 @@ class BlockRows(Recorded):
             values += [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]
         return [text_of(found) for (found,) in self._run(f"{statement} ORDER BY path", values)]
 
+    def held(self) -> list[tuple[str, int]]:
+        """Return the bytes that are counted of each path, of all origins."""
+        rows = self._run("SELECT path, sum(bytes) FROM objects GROUP BY path ORDER BY path")
+        return [(text_of(path), int(size)) for path, size in rows]
+
     def last_clock(self) -> int:
         """Return the touch clock of the block that was put last; 0 when there is none."""
         row = self._run("SELECT clock FROM blocks ORDER BY id DESC LIMIT 1").fetchone()

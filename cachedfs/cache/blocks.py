@@ -14,11 +14,11 @@ import zlib
 
 from cachedfs.cache import disk
 from cachedfs.cache.disk import Buffer
-from cachedfs.model import ObjectKey
+from cachedfs.cache.pages import PAGE, checksums_of, wrong_page
+from cachedfs.model import BlockKey, ObjectKey
 
 __all__ = [
     "FORMAT",
-    "PAGE",
     "BadBlock",
     "Handle",
     "Trailer",
@@ -28,10 +28,10 @@ __all__ = [
     "parse_trailer",
     "place",
     "trailer_size",
+    "unpack",
 ]
 
 FORMAT = 1  # part of the directory's name: another format never sees these files
-PAGE = 65536  # bytes under one checksum: small enough to check for a 4 KiB read (9 us)
 
 _MAGIC = b"cachedfs"
 _HEAD = struct.Struct("<8sIQ")  # magic, format, length of the data
@@ -70,7 +70,7 @@ def place(digest: str, index: int) -> str:
 def encode_trailer(key: ObjectKey, index: int, data: Buffer) -> bytes:
     """Return the bytes that follow `data` in the file of block `index`."""
     view = memoryview(data).cast("B")
-    checksums = [zlib.crc32(view[at : at + PAGE]) for at in range(0, len(view), PAGE)]
+    checksums = checksums_of(view)
     parts = [_HEAD.pack(_MAGIC, FORMAT, len(view)), struct.pack(f"<{len(checksums)}I", *checksums)]
     for text in (key.identity, key.path, key.fingerprint):
         field = text.encode("utf-8", "surrogatepass")
@@ -98,6 +98,22 @@ def parse_trailer(trailer: bytes) -> Trailer:
         return _parse_body(body)
     except (struct.error, UnicodeDecodeError) as error:
         raise BadBlock(f"its trailer makes no sense: {error}") from error
+
+
+def unpack(packed: Buffer) -> tuple[BlockKey, memoryview]:
+    """Return the key and the data of the bytes of a block's file, all of them checked. Raises BadBlock."""
+    view = memoryview(packed).cast("B")
+    if len(view) < _TAIL.size:
+        raise BadBlock("it is cut off")
+    size = _TAIL.unpack(view[-_TAIL.size :])[1]
+    if not _TAIL.size < size <= len(view):
+        raise BadBlock("it has no trailer")
+    trailer, data = parse_trailer(bytes(view[-size:])), view[:-size]
+    if trailer.length != len(data):
+        raise BadBlock("it has the wrong size")
+    if (page := wrong_page(data, trailer.checksums)) is not None:
+        raise BadBlock(f"page {page} is damaged")
+    return trailer.key.block(trailer.index), data
 
 
 def _parse_body(body: bytes) -> Trailer:
@@ -176,11 +192,7 @@ class Handle:
         return self.unchecked >> first & (1 << last - first + 1) - 1
 
     def _load(self, start: int, stop: int, nowait: bool) -> bytes:
-        if not nowait:
-            data = disk.read(self.fd, stop - start, start)
-        else:
-            filled = bytearray(stop - start)
-            data = bytes(memoryview(filled)[: disk.read_cached_into(self.fd, filled, start)])
+        data = (disk.read_cached if nowait else disk.read)(self.fd, stop - start, start)
         if len(data) != stop - start:
             raise self._short(nowait)
         return data
@@ -199,23 +211,24 @@ class Handle:
         The bytes of an edge page are then taken from the copy: what was checked is what is handed out.
         """
         stop = start + len(buffer)
-        for page in range(start // PAGE, (stop - 1) // PAGE + 1):
+        whole = range(-(-start // PAGE), len(self.checksums) if stop == self.length else stop // PAGE)
+        if whole:
+            low, high = whole.start * PAGE, min(whole.stop * PAGE, self.length)
+            self._check(whole.start, buffer[low - start : high - start])
+        for page in {start // PAGE, (stop - 1) // PAGE}.difference(whole):
             low, high = page * PAGE, min((page + 1) * PAGE, self.length)
-            if start <= low and high <= stop:
-                self._check(page, buffer[low - start : high - start])
-                continue
-            whole = memoryview(self._load(low, high, nowait))
-            self._check(page, whole)
+            edge = memoryview(self._load(low, high, nowait))
+            self._check(page, edge)
             begin, end = max(start, low), min(stop, high)
-            buffer[begin - start : end - start] = whole[begin - low : end - low]
+            buffer[begin - start : end - start] = edge[begin - low : end - low]
 
     def _check(self, page: int, data: memoryview) -> None:
         """Compare whole pages, `page` first, with their checksums and remember that they are right."""
-        for at in range(0, len(data), PAGE):
-            if zlib.crc32(data[at : at + PAGE]) != self.checksums[page]:
-                raise BadBlock(f"its page {page} is damaged")
-            self.unchecked &= ~(1 << page)
-            page += 1
+        n_pages = -(-len(data) // PAGE)
+        wrong = wrong_page(data, self.checksums[page : page + n_pages])
+        if wrong is not None:
+            raise BadBlock(f"its page {page + wrong} is damaged")
+        self.unchecked &= ~((1 << n_pages) - 1 << page)
 
 
 def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> Handle:
@@ -259,9 +272,7 @@ def _read_trailer(fd: int, file_size: int, nowait: bool) -> Trailer:
 
 
 def _read_end(fd: int, file_size: int, size: int, nowait: bool) -> bytes:
-    if not nowait:
-        return disk.read(fd, size, file_size - size)
-    filled = bytearray(size)
-    if disk.read_cached_into(fd, filled, file_size - size) != size:
+    end = (disk.read_cached if nowait else disk.read)(fd, size, file_size - size)
+    if nowait and len(end) != size:
         raise BlockingIOError("not all of it is in memory")
-    return bytes(filled)
+    return end

@@ -97,6 +97,19 @@ class Knowledge:
         with self._own.writing("no feed can be kept") as rows:
             rows.begin_feed(identity, part, token, checked_at)
 
+    def lead_feed(self, identity: str, part: str, token: str, checked_at: float) -> Feed | None:
+        """Have the feed of a part begin at this token if it was given earlier than the one that is here; return the feed.
+
+        What was watched from later on is told of once more. None: none can be shared. Raises CacheError.
+        REQUIRES: nobody polls the feed meanwhile.
+        """
+        with self._own.writing("no feed can be kept") as rows:
+            rows.begin_feed(identity, part, token, checked_at)
+            feed = rows.feed(identity, part)
+            if feed is not None and checked_at < feed.checked_at:
+                rows.advance_feed(identity, feed._replace(token=token, checked_at=checked_at))
+        return self.feed(identity, part)
+
     def follow_feed(self, identity: str, feed: Feed, changes: Changes, *, checked_at: float) -> None:
         """Forget what `changes` since `feed` made old; all else that was watched counts as checked at `checked_at`.
 
@@ -129,6 +142,14 @@ class Knowledge:
         """Return the change mark of the listing of `folder`: another number after something happened below it."""
         marks = self._mapped.open_marks()
         return marks.at(marks.listing_slots_of(identity, folder))
+
+    def changed_at(self, identity: str, path: str) -> int:
+        """Return the second in which something happened to `path` last, as far as this cache saw; 0 for nothing.
+
+        A folder's name with "/" is its listing. Other paths may share what this is read from: it may be too late, never too early.
+        """
+        marks = self._mapped.open_marks()
+        return marks.changed_at(marks.slots_of(identity, path))
 
     def epoch(self, identity: str) -> int:
         """Return a number that is another one after any change at this origin."""

@@ -15,6 +15,7 @@ import contextlib
 import mmap
 import stat
 import struct
+import time
 import zlib
 from collections.abc import Iterable
 
@@ -142,18 +143,20 @@ def _publish(temp: str, path: str) -> None:
 
 
 _TREE = "\0tree\0"
+_SECONDS = 32  # bits of a slot above its random ones: when it was changed last, 0 in a new file
 
 
 class Marks(SharedSlots):
     """Change marks: numbers that differ after something happened to a path, seen by all processes at once.
 
-    A new file starts with one random number everywhere, so that facts from before it are not believed.
+    A slot has the second of its last change above 32 random bits. A new file starts with one random number everywhere, so
+    that facts from before it are not believed.
     """
 
     magic = b"cfsmarks"
 
     def __init__(self, path: str | None, temp: str) -> None:
-        super().__init__(path, temp, _MARK_SLOTS, fill=disk.nonce())
+        super().__init__(path, temp, _MARK_SLOTS, fill=disk.nonce() & MASK32)
 
     @classmethod
     def may_have(cls, n_slots: int) -> bool:
@@ -179,6 +182,11 @@ class Marks(SharedSlots):
             mark = 3 * mark ^ words[slot]  # 3: so that equal numbers in two slots do not cancel out
         return mark & MASK63
 
+    def changed_at(self, slots: tuple[int, ...]) -> int:
+        """Return the second at the start of which the last change of one of the slots had not yet been; 0: of none."""
+        words = self.slots
+        return max(words[slot] >> _SECONDS for slot in slots)
+
     def epoch(self, identity: str) -> int:
         """Return a number that differs after any change at this origin."""
         return self.slots[_slot("\0epoch", _crc(identity))] & MASK63
@@ -189,7 +197,7 @@ class Marks(SharedSlots):
         The epoch first: who sees an old epoch saw nothing of this change, in particular no half of it. Every
         slot gets a number that it never had, without being read: of two writers at once, either number will do.
         """
-        base, fresh = _crc(identity), disk.nonce()
+        base, fresh = _crc(identity), _fresh()
         self.slots[_slot("\0epoch", base)] = fresh
         paths = list(paths)
         for path in paths if tree else ():
@@ -202,13 +210,18 @@ class Marks(SharedSlots):
 
         For what an origin tells: a file that changed says nothing of the folders above it there.
         """
-        base, fresh = _crc(identity), disk.nonce()
+        base, fresh = _crc(identity), _fresh()
         self.slots[_slot("\0epoch", base)] = fresh
         for path in paths:
             self.slots[_slot(path, base)] = fresh
             self.slots[_slot(path.rpartition("/")[0] + "/", base)] = fresh
         for folder in folders:
             self.slots[_slot(_TREE + folder, base)] = fresh
+
+
+def _fresh() -> int:
+    """Return the number of a slot that changes now."""
+    return (int(time.time()) & MASK32) << _SECONDS | disk.nonce() & MASK32
 
 
 def _names_touched(paths: Iterable[str]) -> set[str]:

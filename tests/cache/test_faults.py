@@ -64,6 +64,7 @@ CASES = {
     "pause": cannot_fail("it asks nobody"),
     "process_id": cannot_fail("the kernel knows it"),
     "read": reads(),
+    "read_cached": reads(),
     "read_cached_into": reads(),
     "read_into": reads(),
     "remove_tree": Case((E.EIO, *REFUSED)),

@@ -306,6 +306,16 @@ def test_read_into_checks_edge_pages_and_whole_ones(open_cache, at):
     assert reader.read_into(key, 0, 0, buffer) == -1
 
 
+def test_read_into_checks_the_bytes_of_an_edge_page_that_are_not_wanted(open_cache):
+    key, buffer = key_of(block_size=4 * PAGE), memoryview(bytearray(PAGE + 200))
+    put(open_cache(), key, 0)
+    for at in (99, 3 * PAGE - 1):
+        reader = open_cache()
+        flip(file_of(reader, key, 0), at)
+        assert reader.read_into(key, 0, PAGE - 100 if at == 99 else 2 * PAGE - 200, buffer) == -1
+        put(open_cache(), key, 0)
+
+
 def test_reads_are_slices_of_the_block(cache):
     key = key_of(block_size=4 * PAGE)
     data = content(key, 0, 3 * PAGE + 100)

@@ -84,6 +84,47 @@ def test_through_the_real_cache_blocks_touched_sixteen_times_an_epoch_hit_as_oft
         assert ratio == pytest.approx(expected, abs=0.02)
 
 
+class Ahead(Plan):
+    """Readers who are ahead of a plan: so many at once, each block once an epoch, and the plan fetches nothing."""
+
+    def __init__(self, cache, bounds, n, *, at_once):
+        super().__init__(cache, bounds, n, touches=1)
+        self.at_once = at_once
+
+    def step(self):
+        if self.order.known < self.at + self.per_epoch:
+            epoch = self.chance.sample(self.units, self.per_epoch)
+            self.coming += epoch
+            self.order.extend((self.key, index, BLOCK) for index in epoch)
+        if len(self.coming) % self.at_once == 0:  # some get further than others
+            self.coming[: self.at_once] = self.chance.sample(self.coming[: self.at_once], self.at_once)
+        now, self.coming = self.coming[:AT_ONCE], self.coming[AT_ONCE:]
+        missing = [index for index in now if self.cache.read(self.key, index, 0, 8) is None]
+        for index in missing:
+            self.cache.missed(self.key, index, self.bounds)
+            self.cache.touch(self.key, index)
+        for index in missing:
+            self.cache.put([(self.key.block(index), bytes(BLOCK))], self.bounds, plan=self.order)
+            self.order.stored([(self.key, index)])
+        self.fetched += len(missing)
+        self.at += AT_ONCE
+        self.order.reached(
+            max(0, self.at - 2 * self.at_once)
+        )  # where the plan is, who only sees what is touched
+
+
+@pytest.mark.parametrize("at_once", [8, 64])
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_readers_ahead_of_their_plan_hit_as_often_as_any_cache_can(cache, share, at_once):
+    bounds, n_fit = bounds_for(cache, 240)
+    plan = Ahead(cache, bounds, -(-round(n_fit / share) // 64) * 64, at_once=at_once)
+    plan.read(plan.per_epoch)
+    assert plan.fetched == plan.n
+    ratio = plan.hit_ratio(3)
+    tally(f"{n_fit} of {plan.n} blocks fit, {at_once} read at once ahead of the plan: {ratio:.3f}")
+    assert n_fit / plan.n - 0.02 <= ratio <= n_fit / plan.n
+
+
 # What a plan leaves to others.
 
 

@@ -285,6 +285,17 @@ def test_four_blocks_share_a_bucket_and_the_fifth_displaces_the_oldest():
     assert [touches.use_of(block) and touches.use_of(block).clock for block in blocks] == [None, 2, 3, 4, 5]
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what was advised")
+def test_nothing_is_read_ahead_around_a_record(tmp_path):
+    marks, touches = str(tmp_path / "marks"), str(tmp_path / "touches")
+    mapped = Marks(marks, f"{marks}.temp"), Touches(touches, f"{touches}.temp", 1 << 16)
+    assert not any(each.trouble for each in mapped)
+    mappings = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    for path in (marks, touches):
+        (flags,) = [after.split("\n")[0] for before, after in itertools.pairwise(mappings) if path in before]
+        assert "rr" in flags.split()
+
+
 def test_touches_are_shared(cache, open_cache):
     key, other = key_of(), open_cache()
     put(cache, key, 0)

@@ -157,6 +157,7 @@ WHOLE = {
     "SELECT listing FROM graves LIMIT 1": "the first row",
     "SELECT name, size FROM leases": "one for each file that is lent now",
     "SELECT identity, path FROM pins ORDER BY identity, path": "asked for by who lists them",
+    "SELECT path, sum(bytes) FROM objects GROUP BY path ORDER BY path": "asked for by who has a run drawn",
     "SELECT count(*), total(size) FROM blocks": "the audit",
     "SELECT total(size) FROM leases": "the audit",
     "SELECT (SELECT count(*) FROM facts) + (SELECT count(*) FROM children)": "the audit",

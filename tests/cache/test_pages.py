@@ -1,0 +1,51 @@
+"""The checksums of pages, alone and joined."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import pytest
+
+from cachedfs.cache import pages
+from cachedfs.cache.pages import PAGE, checksums_of, joined, wrong_page
+
+DATA = random.Random(5).randbytes(16 * PAGE + 777)
+
+
+@pytest.mark.parametrize("n_pages", [0, 1, 2, 3, 16])
+def test_checksums_of_whole_pages_join_to_that_of_all(n_pages):
+    data = DATA[: n_pages * PAGE]
+    assert joined(checksums_of(memoryview(data))) == zlib.crc32(data)
+
+
+@pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 3 * PAGE + 17])
+def test_the_first_page_that_is_damaged_is_found(size):
+    checksums = checksums_of(memoryview(DATA[:size]))
+    assert wrong_page(memoryview(DATA[:size]), checksums) is None
+    for page in range(len(checksums)):
+        damaged = bytearray(DATA[:size])
+        for at in {page, len(checksums) - 1}:
+            damaged[at * PAGE] ^= 1
+        assert wrong_page(memoryview(damaged), checksums) == page
+
+
+def test_pages_in_each_others_place_are_damage():
+    checksums = checksums_of(memoryview(DATA[: 2 * PAGE]))
+    assert wrong_page(memoryview(DATA[PAGE : 2 * PAGE] + DATA[:PAGE]), checksums) == 0
+
+
+def test_a_sound_block_takes_one_checksum_and_one_for_its_short_page(monkeypatch):
+    checksums = checksums_of(memoryview(DATA))
+    joined(checksums)  # what it needs is computed once
+    sizes = []
+
+    class Counted:
+        @staticmethod
+        def crc32(data):
+            sizes.append(len(data))
+            return zlib.crc32(data)
+
+    monkeypatch.setattr(pages, "zlib", Counted)
+    assert wrong_page(memoryview(DATA), checksums) is None
+    assert sizes == [16 * PAGE, 777]
