@@ -26,7 +26,10 @@ class Workers(ThreadPoolExecutor):
     def __init__(self, most: int, name: str) -> None:
         super().__init__(max_workers=most, thread_name_prefix=name)  # which starts no thread by itself
         self._most, self._name = most, name
-        self._changed = threading.Condition()
+        # Entered itself, and not by its condition: that one's `__enter__` is Python, and a Ctrl-C that comes in there leaves
+        # the lock taken for ever, and its threads waiting for it.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._started: list[threading.Thread] = []
         self._n_idle = 0
@@ -34,7 +37,7 @@ class Workers(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
-        with self._changed:
+        with self._lock:
             if self._is_over:
                 raise RuntimeError("these threads were shut down")
             self._jobs.append((future, partial(fn, *args, **kwargs)))
@@ -44,7 +47,7 @@ class Workers(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        with self._changed:
+        with self._lock:
             self._is_over = True
             given_up = list(self._jobs) if cancel_futures else []
             self._jobs = deque() if cancel_futures else self._jobs
@@ -71,7 +74,7 @@ class Workers(ThreadPoolExecutor):
 
     def _do_next(self) -> bool:
         """Wait for a job and do it; False when there will be none any more."""
-        with self._changed:
+        with self._lock:
             self._n_idle += 1
             self._changed.wait_for(lambda: self._jobs or self._is_over)
             self._n_idle -= 1

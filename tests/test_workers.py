@@ -1,13 +1,17 @@
 """Threads for what blocks: as many as are needed, never more than allowed, and every job is answered."""
 
 import asyncio
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 from concurrent.futures import CancelledError
 
 import pytest
 
 from cachedfs.workers import Workers
-from tests.support import until
+from tests.support import ROOT, until
 
 
 @pytest.fixture
@@ -86,3 +90,46 @@ def test_where_no_thread_can_be_started_those_that_run_do_the_work(workers, monk
     assert workers.submit(int).result() == 0
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert list(workers.map(abs, range(-3, 0))) == [3, 2, 1]
+
+
+INTERRUPTED = """
+    import os, signal, sys, threading, time
+    from _thread import interrupt_main
+    from cachedfs.workers import Workers
+
+    sys.setswitchinterval(1e-6)
+    pool, n, n_interrupts, submit = Workers(3, "pool"), 0, 0, Workers.submit.__code__
+
+    def ctrl_c(_, frame):  # anywhere in a submit; elsewhere it would end the program that counts
+        global n_interrupts
+        while frame:
+            if frame.f_code is submit:
+                n_interrupts += 1
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    def interrupt():
+        while n < 3000:
+            time.sleep(1e-4)
+            interrupt_main()
+
+    signal.signal(signal.SIGINT, ctrl_c)
+    threading.Thread(target=interrupt, daemon=True).start()
+    while n < 3000:
+        n += 1
+        try:
+            pool.submit(int)
+        except KeyboardInterrupt:
+            pass
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print(n_interrupts > 0, pool.submit(int).result(10), flush=True)
+    os._exit(0)
+"""
+
+
+def test_ctrl_c_at_any_moment_of_a_submit_leaves_threads_that_serve():
+    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED)]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True 0\n", done.stderr
