@@ -1,9 +1,10 @@
 # Every step that the project needs, from nothing but Python 3.11 or newer. `make demo`, `make test`, `make check`,
-# `make bench`, `make docs`, `make stress`.
+# `make bench`, `make docs`, `make site`, `make stress`, `make works`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+DOCS_STAMP = $(VENV)/.installed-docs
 # The suite also runs on a newer Python where there is one (zarr 3.4 needs it): on the path, or kept by pyenv.
 NEWER := $(shell for each in $(OTHER_PYTHON) python3.13 $(HOME)/.pyenv/versions/3.13.*/bin/python3 python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python3; do \
 	"$$each" -c 'import sys; sys.exit(sys.version_info[:2] == ('"$$($(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")')"'))' \
@@ -15,7 +16,7 @@ TORCH = torch==2.13.0
 # Three files of tests at a time: two cores are busy with them, as many of them wait.
 TOGETHER = -n 3 --dist loadfile
 
-.PHONY: demo test live check bench docs stress clean other-python newer-suite
+.PHONY: demo test live check bench docs site stress works clean other-python newer-suite
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,7 +30,7 @@ demo: $(STAMP)  ## The main job, on an embedded simulated cloud
 	$(BIN)/python -m cachedfs.demo
 
 test: $(STAMP)  ## All tests but the stress runs; also on a newer Python where there is one
-	$(BIN)/python -m pytest -m "not live and not stress" $(TOGETHER) $(ARGS)
+	$(BIN)/python -m pytest -m "not live and not stress and not works" $(TOGETHER) $(ARGS)
 	@$(MAKE) --no-print-directory other-python
 
 other-python:
@@ -42,16 +43,24 @@ endif
 
 # What a Python or zarr may change: reading, writing, processes, libraries. The simulated servers, the origins' own
 # tests, faults, kills, sharing, pages, the command line and the demo have had their run: twice all of it would take too long.
-NOT_AGAIN = sim origins plan test_demo.py test_docs.py test_examples.py test_cli.py test_origin_faults.py test_verify.py \
-	test_model.py test_habits.py test_ahead.py test_orders.py test_hostile.py test_changes.py test_crash.py test_feeds.py test_quota.py test_probes.py test_sharing.py test_drive.py \
+NOT_AGAIN = sim origins plan test_demo.py test_docs.py test_reference.py test_examples.py test_cli.py test_origin_faults.py test_verify.py \
+	test_model.py test_habits.py test_ahead.py test_orders.py test_hostile.py test_changes.py test_crash.py test_feeds.py test_quota.py test_probes.py test_sharing.py test_drive.py libraries/test_page.py \
 	$(addprefix datasets/test_pack_,plan.py resume.py) test_prefetch.py \
 	$(addprefix cache/test_,admission.py bound.py crash.py faults.py feeds.py hostile.py model.py size.py store.py)
 newer-suite: $(STAMP)
-	$(BIN)/python -m pytest -m "not live and not stress" -k "not OverDrive" $(TOGETHER) $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
+	$(BIN)/python -m pytest -m "not live and not stress and not works" -k "not OverDrive" $(TOGETHER) $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
 
 stress: $(STAMP)  ## Long runs of what the suite runs short: thousands of kills, other examples; ends with what was counted
 	$(BIN)/python -m pytest -m stress -s $(ARGS)
 	$(BIN)/python -m pytest --hypothesis-profile=explore tests/plan $(ARGS)
+
+$(VENV)/.works: $(STAMP)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] > (3, 11))' || { echo "make works runs on Python 3.11: several of its libraries need torch"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) --editable ".[dev,works]"
+	@touch $@
+
+works: $(VENV)/.works  ## The table of docs/works-with.md, with all the libraries in it
+	$(BIN)/python -m pytest $(TOGETHER) tests/libraries -rs $(ARGS)
 
 live: $(STAMP)  ## The contract at a real account: CACHEDFS_LIVE_DRIVE="My Drive/scratch"
 	$(BIN)/python -m pytest -m live -rs $(ARGS)
@@ -65,8 +74,16 @@ check: $(STAMP)  ## Format, lint, types, layers
 bench: $(STAMP)  ## The benchmark tables; writes bench.json, fails on a missed number
 	$(BIN)/python -m tests.benchmarks --json bench.json $(ARGS)
 
-docs: $(STAMP)  ## Run every code block of the documentation
-	$(BIN)/python -m pytest tests/test_docs.py
+$(DOCS_STAMP): pyproject.toml | $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	@touch $@
+
+docs: $(STAMP) site  ## Run every code block of the documentation, and build it as a site in site/
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_reference.py
+
+# Not --quiet, which would hide warnings from --strict as well; the variable leaves out an advertisement of mkdocs-material's.
+site: $(DOCS_STAMP)  ## The documentation as a site, in site/; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(VENV)-newer build dist bench.json .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newer build dist site bench.json .mypy_cache .ruff_cache .hypothesis

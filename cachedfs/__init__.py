@@ -16,6 +16,7 @@ from cachedfs.errors import (
     OriginUnavailable,
     QuotaExceeded,
 )
+from cachedfs.events import log_events
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
@@ -35,6 +36,7 @@ __all__ = [
     "OriginUnavailable",
     "QuotaExceeded",
     "__version__",
+    "log_events",
 ]
 
 

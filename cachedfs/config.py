@@ -33,7 +33,7 @@ FSSPEC_KEYWORDS = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Config:
-    """All options of one filesystem. `Config.resolve` makes one; docs/configuration.md lists them."""
+    """All options of one filesystem, as they count; immutable. Made of keywords, environment and files by `Config.resolve`."""
 
     cache_dir: tuple[str, ...] | None = None
     """First directory is written, the others are read-only layers; None: the platform's user cache folder."""
@@ -60,6 +60,7 @@ class Config:
 
     @property
     def bounds(self) -> Bounds:
+        """`cache_size` and `keep_free`, as the cache takes them."""
         return Bounds(size=self.cache_size, keep_free=self.keep_free)
 
     @property

@@ -70,6 +70,12 @@ class Distance:
         return 0 if self._is_draining else max(0, min(self._window, self._shrunk, fits))
 
     @property
+    def is_short(self) -> bool:
+        """Whether nothing is ahead, or less than half of a window that was asked for: then what stays makes room for more."""
+        least = 0 if self._window == math.inf else min(self._window, self.limit) / 2
+        return not self.ahead or self.ahead < least
+
+    @property
     def is_reserved(self) -> bool:
         return self._reserved > 0
 

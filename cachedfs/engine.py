@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.utils import tokenize
 
+from cachedfs import events
 from cachedfs.ahead import Ahead
 from cachedfs.arrivals import Arrivals
 from cachedfs.cache import BlockCache, is_network
@@ -52,7 +53,7 @@ POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at whether a
 AWAY_S = 30.0  # how long an origin that could not be reached is taken as away
 
 
-class Engine:
+class Engine(events.Counts):
     """One per process and cache directory, shared by all filesystem instances over it; made without I/O.
 
     Its thread and loop start with the first miss: a process that only hits has neither.
@@ -89,6 +90,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._workers: Workers
+        events.watch(self)
 
     # The loop and the ways into it.
 
@@ -238,6 +240,18 @@ class Engine:
             cannot_store=self.cache.cannot_store,
         )
 
+    def sums(self) -> dict[str, Any]:
+        """Return the sums of `stats` that need no look at the disk, and what was measured of the link."""
+        return {
+            "hits": self.hits,
+            "misses": self.misses,
+            "requests": self.requests,
+            "bytes_fetched": self.bytes_fetched,
+            "bytes_served": self.bytes_served,
+            "evictions": self.cache.evictions,
+            "bytes_per_s": self.ahead.bytes_per_s,
+        }
+
     def _count_request(self) -> None:
         self.requests += 1
 
@@ -343,6 +357,7 @@ class Engine:
         self.writer.close()
         if self._loop is not None and self._thread is not None and self._thread.is_alive():
             self._end_loop(self._loop, self._thread)
+        events.unwatch(self)
         self.cache.close()
 
     def _end_loop(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

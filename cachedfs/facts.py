@@ -9,7 +9,7 @@ from collections.abc import Callable
 from cachedfs.cache import Fact, Knowledge, Told, Watch, hash_of
 from cachedfs.model import ObjectInfo, ObjectKey
 
-__all__ = ["Facts", "Known"]
+__all__ = ["Facts", "Known", "folder_of", "key_of"]
 
 MOST = 50_000  # facts in memory, at most 3 kB each with all that GCS tells; the rest is a 15 us query away
 
@@ -42,15 +42,15 @@ class Known:
         key = self._key
         if key is not None and key.block_size == block_size:
             return key
-        if (
-            self.info is None
-            or self.info.fingerprint is None
-            or self.info.kind != "file"
-            or self.info.size is None
-        ):
-            return None
-        self._key = ObjectKey(identity, self.path, self.info.fingerprint, block_size)
+        self._key = key_of(self.info, identity, block_size)
         return self._key
+
+
+def key_of(info: ObjectInfo | None, identity: str, block_size: int) -> ObjectKey | None:
+    """Return the key of a version's blocks; None for an absence, a folder, and where there is no fingerprint."""
+    if info is None or info.fingerprint is None or info.kind != "file" or info.size is None:
+        return None
+    return ObjectKey(identity, info.path, info.fingerprint, block_size)
 
 
 def folder_of(path: str) -> str:

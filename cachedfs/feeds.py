@@ -15,7 +15,7 @@ from cachedfs.model import ObjectInfo, ObjectKey
 from cachedfs.plan.freshness import is_fresh
 from cachedfs.source import Source
 
-__all__ = ["Feeds", "is_told"]
+__all__ = ["WAIT_S", "Feeds", "claim_of", "is_told"]
 
 logger = logging.getLogger("cachedfs.reader")
 
@@ -92,7 +92,7 @@ class Feeds:
 
         async def question() -> None:
             cache = self._source.engine.cache
-            claim = ObjectKey(self._source.identity, part, "what changed?", 0).hash64(0)
+            claim = claim_of(self._source.identity, part)
             if not await self._source.engine.claimed(claim, within_s=WAIT_S):
                 return  # what is spared is not worth waiting for longer
             try:
@@ -128,6 +128,11 @@ class Feeds:
             await asyncio.to_thread(shared.drop_feed, feed)
             return
         await asyncio.to_thread(shared.follow_feed, identity, feed, changes, checked_at=now)
+
+
+def claim_of(identity: str, part: str) -> int:
+    """Return what who polls a feed, or puts it elsewhere, has claimed."""
+    return ObjectKey(identity, part, "what changed?", 0).hash64(0)
 
 
 def is_told(info: ObjectInfo) -> bool:

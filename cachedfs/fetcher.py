@@ -265,8 +265,8 @@ class Fetcher:
                 await self._refuse(key, info, error)
                 raise error
             while key is not None and begun * size < flight.filled + len(data):
-                # Before anybody can use it. Not for all blocks at once: new records in new pages of a mapped file take
-                # a millisecond each, which the first byte would wait for.
+                # Before anybody can use it. Not for all blocks at once: what new pages of a mapped file take, the first
+                # byte would wait for.
                 if engine.flights.get(key.name(begun)) is flight:
                     engine.cache.missed(key, begun, self.source.config.bounds, of=info.size)
                 begun += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import functools
 import inspect
@@ -24,11 +25,12 @@ from cachedfs.errors import CacheError, ObjectChanged, WrongBytes
 from cachedfs.file import CachedFile
 from cachedfs.integrity import Integrity
 from cachedfs.localfiles import filled
-from cachedfs.model import LinkStats, ObjectInfo, Stats, Verified
-from cachedfs.names import before_magic, jsonable, strip, target_of
+from cachedfs.model import Exported, Imported, LinkStats, ObjectInfo, Stats, Verified
+from cachedfs.names import GCS_PROTOCOLS, before_magic, jsonable, strip, target_of
 from cachedfs.origins.walking import WalksCycles
 from cachedfs.reader import TRIES, Reader
 from cachedfs.source import Source
+from cachedfs.tables import shown
 from cachedfs.written import WrittenFile
 
 if TYPE_CHECKING:
@@ -53,7 +55,11 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
     `cachedfs.config.Config`; the target's own go in `target_options` or in a dictionary named like its protocol
     (`gs={"token": "anon"}`). Paths are the target's, with or without `gs://` or `cachedfs::gs://` in front.
 
-    Cheap to make: no thread, no connection, no import of the target before something has to be fetched.
+    Cheap to make: no thread, no connection, no import of the target before something has to be fetched. Raises ValueError
+    for an option that does not exist, naming the nearest one, for a value that does not fit, and for an unknown protocol.
+
+    What reads or asks raises ObjectNotFound, IsAFolder, AccessDenied, QuotaExceeded or OriginUnavailable, and ObjectChanged
+    where one version cannot be had any more.
     """
 
     protocol: ClassVar[str] = "cachedfs"
@@ -83,6 +89,12 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         # Instances know the target's rules for bare paths; the class can only tell from a protocol in the URL.
         self._strip_protocol = self._strip  # type: ignore[method-assign]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: where it reads, and `stats`. Nobody is asked."""
+        stats = self.stats()
+        title = f"{type(self).__name__} over {self.target_protocol}://"
+        return shown(title, stats.cannot_store or "", stats.rows())
+
     # Names.
 
     @property
@@ -92,6 +104,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
 
     @property
     def fsid(self) -> str:
+        """Names the origin and the account: instances of the same see the same blocks."""
         return f"cachedfs-{self._source.identity}"
 
     @classmethod
@@ -116,14 +129,21 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
 
     @property
     def origin_fs(self) -> Any:
-        """The inner filesystem, made now if it was not: uncached reads, and whatever only it can do."""
+        """The inner filesystem, made now if it was not: uncached reads, and whatever only it can do.
+
+        What it writes is as if another machine had written it. Raises ImportError where its package is not installed.
+        """
         engine = self._source.engine
         return engine.run(self._source.origin("").filesystem())
 
     # Reading.
 
     def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return name, size, type and the origin's details; from memory when that is young enough."""
+        """Return what is known of an object or folder, for `max_age`; without a request where that is young enough.
+
+        A dictionary: `name`; `size` in bytes, 0 of a folder, None where the origin does not tell; `type`, "file" or
+        "directory"; and the origin's own details, as JSON values and datetimes.
+        """
         path = self._strip(path)
         known = self._source.existing(path)
         if known is not None:
@@ -171,7 +191,11 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
             return None
 
     def cat_file(self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
-        """Return `[start:end]` of one object, of one version of it."""
+        """Return the bytes `[start:end]` of one object, of one version of it.
+
+        Offsets are those of a slice: None is the beginning or the end, negative ones count from the end, and what is
+        beyond it is left out. An object that was replaced meanwhile is asked for again, and ObjectChanged the third time.
+        """
         path = self._strip(path)
         data = self._reader.cached(path, start, end)
         return data if data is not None else self._run(self._reader.read(path, start, end))
@@ -187,7 +211,11 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         return data if data is not None else await self._hop(reader.read(path, start, end))
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
-        """Return the bytes of one object, or a dictionary of many; what is here at once, the others in one round trip."""
+        """Return the bytes of one object, or a dictionary of many; what is here at once, the others in one round trip.
+
+        `path`: one, a list, or a pattern; the dictionary has paths as the target names them. `recursive`: all objects below.
+        `on_error`: "raise" the first error, "omit" what could not be had, or "return" errors in the place of bytes.
+        """
         single = isinstance(path, str | os.PathLike)
         paths = [path] if single else list(path)
         if recursive or kwargs or any(has_magic(stringify_path(p)) for p in paths):
@@ -221,9 +249,10 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         on_error: str = "return",
         **kwargs: Any,
     ) -> list[Any]:
-        """Return `[start:end]` of each, and errors in their places; what is here at once, the others in one round trip.
+        """Return the bytes `[start:end]` of each path, in a list; what is here at once, the others in one round trip.
 
-        `on_error="raise"` raises the first error instead.
+        `starts` and `ends` are offsets as in `cat_file`, one for each path, or one for all. Errors are in the places of
+        bytes; `on_error="raise"` raises the first instead. `max_gap` is fsspec's, and of no use here.
         """
         wanted = list(zip(paths, _each(starts, paths), _each(ends, paths), strict=True))
         found: list[Any] = [None] * len(wanted)
@@ -332,7 +361,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
 
         It runs for as long as somebody holds what is returned: `wait()` for the end, `cancel()` it, or leave its `with`
         block. Objects that cannot be had are noted there, the others are fetched. No read returns anything else for it.
-        `callback` (fsspec's) is told of bytes, on another thread.
+        `callback` (fsspec's) is told of bytes, on another thread. Raises ValueError for a window that is no size.
         """
         strip, glob = self._strip, functools.partial(self._glob, detail=True)
         from cachedfs.prefetch import begin  # here: most processes declare no order
@@ -349,7 +378,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
     async def _ls(self, path: Any, detail: bool = True, refresh: bool = False, **kwargs: Any) -> list[Any]:
         path = self._strip(path)
         if refresh:
-            self.invalidate_cache(path)
+            self._source.engine.cache.known.changed(self._source.identity, [path])
         found = await self._hop(self._reader.catalog.listing(path))
         return [info.as_info() for info in found] if detail else [info.path for info in found]
 
@@ -440,7 +469,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
     def mv(
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        """Move an object or folder: as the inner filesystem does, where it can do better than copy and remove."""
+        """Move an object, or with `recursive` a folder: as the inner filesystem does, where it can do better than copy and remove."""
         inner = type(self.origin_fs).mv
         copies = getattr(inner, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
         single = not isinstance(path1, list) and not has_magic(stringify_path(path1)) and maxdepth is None
@@ -468,11 +497,11 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         await self._write([path], "rmdir", path)
 
     def rmdir(self, path: Any) -> None:
-        """Remove an empty folder."""
+        """Remove an empty folder. Where the origin has folders, one that is not empty is an OSError."""
         self._run(self._rmdir(path))
 
     def touch(self, path: Any, truncate: bool = True, **kwargs: Any) -> None:
-        """Make an empty object, or empty one."""
+        """Make an empty object, or empty one. `truncate=False` is a NotImplementedError of most inner filesystems."""
         path = self._strip(path)
         self._run(self._write([path], "touch", path, truncate=truncate, **kwargs))
 
@@ -484,7 +513,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
     # What the origin says of an object.
 
     def ukey(self, path: Any) -> str | None:
-        """Return the fingerprint: differs whenever the bytes may differ."""
+        """Return the fingerprint of an object, a text that differs whenever the bytes may; None where the origin has no evidence."""
         return self._object(path).fingerprint
 
     def checksum(self, path: Any) -> str | None:
@@ -492,11 +521,11 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         return self.ukey(path)
 
     def created(self, path: Any) -> Any:
-        """Return when the object was made, by the origin's clock."""
+        """Return when the object was made, by the origin's clock: a datetime with a time zone."""
         return self._time(path, "created", ("ctime", "created"))
 
     def modified(self, path: Any) -> Any:
-        """Return when the object was written last, by the origin's clock."""
+        """Return when the object was written last, by the origin's clock: a datetime with a time zone."""
         return self._time(path, "modified", ("mtime", "modified"))
 
     def _time(self, path: Any, method: str, names: tuple[str, ...]) -> Any:
@@ -513,7 +542,10 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         return known.object if known is not None else self._run(self._reader.catalog.know(path))
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
-        """Return a signed URL of the origin."""
+        """Return a URL, signed by the origin, that opens the object for `expiration` seconds without an account.
+
+        Raises NotImplementedError at Google Drive, AccessDenied for credentials that cannot sign.
+        """
         path = self._strip(path)
         return self._run(self._source.origin(path).call("sign", path, expiration=expiration, **kwargs))
 
@@ -581,9 +613,10 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
 
     @contextlib.contextmanager
     def local_path(self, path: Any) -> Iterator[str]:
-        """Give the whole object as a real read-only file, for code that takes nothing else; gone afterwards.
+        """Give the path of the whole object as a real read-only file, for code that takes nothing else; gone afterwards.
 
-        It counts in the cache's bound while in use. Raises ObjectNotFound, or CacheError when it cannot fit.
+        `with fs.local_path(path) as name: ...`. It counts in the cache's bound while in use. Raises ObjectNotFound, IsAFolder,
+        or CacheError when it cannot fit.
         """
         path = self._strip(path)
         info = self._object(path)
@@ -601,13 +634,79 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
             finally:
                 lease.close()
 
+    def export_cache(
+        self,
+        path: Any,
+        target: str,
+        target_options: Mapping[str, Any] | None = None,
+        callback: Any = DEFAULT_CALLBACK,
+    ) -> Exported:
+        """Write what is cached at and below `path`, and what is known of it, as a few large objects into the folder `target`.
+
+        `path`: an object, a folder or a list of them. `target`: any URL, with `target_options` for its filesystem: None are
+        this one's where it has the same protocol. Nothing is asked or fetched of `path`. Run again, it sends what is not there
+        yet; what the folder held before is replaced when all of it is there. `callback` is told bytes. Raises CacheError where nothing is cached.
+        """
+        from cachedfs.carrying import Export  # here: most processes carry nothing
+
+        self._source.engine.drain()  # what was read a moment ago counts
+        there, folder = self._elsewhere(target, target_options)
+        roots = [self._strip(each) for each in (path if isinstance(path, list) else [path])]
+        export = Export(
+            self._reader, there, folder, advance=callback.relative_update, expect=callback.set_size
+        )
+        return self._run(export.run(roots))
+
+    async def _export_cache(self, *args: Any, **kwargs: Any) -> Exported:
+        return await asyncio.to_thread(self.export_cache, *args, **kwargs)
+
+    def import_cache(
+        self, source: str, source_options: Mapping[str, Any] | None = None, callback: Any = DEFAULT_CALLBACK
+    ) -> Imported:
+        """Take what `export_cache` wrote into the folder `source` into the cache, in few requests; what is here is not fetched.
+
+        Every block is checked, and what is wrong is not taken. What is known of objects is as old as it was: for `max_age`
+        nobody is asked. Raises ValueError for the export of another origin or account, ObjectNotFound where there is none, CacheError where
+        nothing can be stored.
+        """
+        from cachedfs.carrying import Import
+
+        self._source.engine.drain()  # what was read a moment ago takes its room
+        there, folder = self._elsewhere(source, source_options)
+        taking = Import(
+            self._source.engine,
+            self.config,
+            there,
+            folder,
+            identity=self._source.identity,
+            advance=callback.relative_update,
+            expect=callback.set_size,
+        )
+        return self._run(taking.run())
+
+    async def _import_cache(self, *args: Any, **kwargs: Any) -> Imported:
+        return await asyncio.to_thread(self.import_cache, *args, **kwargs)
+
+    def _elsewhere(self, url: str, options: Mapping[str, Any] | None) -> tuple[Reader, str]:
+        """Return who reads and writes at a URL, in this process's engine, and the path that it means."""
+        protocol = url.rpartition("::")[2].partition("://")[0] if "://" in url else "file"
+        if options is None:
+            is_same = protocol == self.target_protocol or {protocol, self.target_protocol} <= set(
+                GCS_PROTOCOLS
+            )
+            options = self.target_options if is_same else {}
+        config = dataclasses.replace(self.config, offline=False)
+        prefix = f"{protocol}://"
+        source = Source(protocol, options, config, lambda path: path if "://" in path else f"{prefix}{path}")
+        path = strip(
+            self.protocol, protocol, url.rpartition("::")[2] if "://" in url else os.path.abspath(url)
+        )
+        return Reader(source), path
+
     def invalidate_cache(self, path: Any = None) -> None:
-        """Forget what is known of a path, or of everything: the next use asks the origin. Blocks stay."""
-        shared, identity = self._source.engine.cache.known, self._source.identity
-        if path is None:
-            shared.changed(identity, [""], tree=True)
-        else:
-            shared.changed(identity, [self._strip(path), f"{self._strip(path)}/"])
+        """Forget what is known at and below a path, or of everything: the next use asks the origin. Blocks stay."""
+        below = "" if path is None else self._strip(path)
+        self._source.engine.cache.known.changed(self._source.identity, [below], tree=True)
         super().invalidate_cache(path)
 
     # To the engine's loop.

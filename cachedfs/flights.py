@@ -73,6 +73,11 @@ class Flight:
         """True while every block that was to be stored could be."""
         return self._all_kept
 
+    @property
+    def coming(self) -> range:
+        """The blocks that came, or are on their way: those that a request which is ended now still brings."""
+        return range(self.start // self._block_size, -(-self.filled // self._block_size))
+
     def covers(self, position: int) -> bool:
         """True when the byte at `position` is here or is still to come, and not on the disk yet."""
         is_given = not (self.forgotten or self.refused)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cachedfs.engine import Engine
-from cachedfs.items import Item, Items
+from cachedfs.items import MOST, Item, Items
 from cachedfs.orders import Block, Order, Use
 from cachedfs.plan.blocks import block_range, clip, covering
 from cachedfs.plan.window import Place
@@ -15,7 +15,8 @@ from cachedfs.source import Source
 
 __all__ = ["Foresight"]
 
-HORIZON = 1 << 18  # uses that are known ahead: 16 to 32 MB
+HORIZON = MOST  # uses that are known ahead: 16 to 32 MB
+NEAR = 4096  # items that are known ahead while all of them may stay
 AT_ONCE = 128  # items that are looked at before the loop serves others
 PASSING = 64 << 20  # bytes that are under way, where there is no window
 
@@ -41,6 +42,7 @@ class Foresight:
         self._foreseen: deque[Span] = deque()  # of the items that come next
         # By number, in order: those that the plan got to and its reader did not pass.
         self._begun: dict[int, Span] = {}
+        self._reached = 0  # in the order: about where the reader is
         self._order: Order | None = None
         self._engine: Engine | None = None
 
@@ -63,6 +65,8 @@ class Foresight:
     def look(self) -> bool:
         """Look at the next items; return whether there may be more to look at now."""
         for _ in range(AT_ONCE):
+            if len(self._foreseen) >= NEAR and self._order is not None and not self._order.is_tight:
+                return False
             if self._order is None or (item := self._items.peek(len(self._foreseen))) is None:
                 return False
             uses = self._uses_of(item)
@@ -95,14 +99,22 @@ class Foresight:
         if span.n:  # so that these are never more than the horizon
             self._begun[number] = span
 
-    def asked(self, place: Place, block: Block, *, is_here: bool) -> None:
-        """The plan got to this place: the block is here, or is asked for now."""
+    def is_made(self, place: Place, block: Block) -> bool:
+        """Return whether the reader was at this place before the plan."""
         span = self._begun.get(place[0])
-        if self._order is None:
-            return
-        if span is not None:
-            self._order.to_fetch(_position(span, place[1] + 1), HORIZON)
-        if is_here:
+        return (
+            span is not None
+            and self._order is not None
+            and self._order.is_made(block, _position(span, place[1]))
+        )
+
+    def ask(self, block: Block, *, is_awaited: bool = False) -> bool:
+        """Return whether a block may be asked for now, or has to wait until the reader got further; one `is_awaited` may."""
+        return self._order is None or self._order.ask(block, is_awaited=is_awaited)
+
+    def stored(self, block: Block) -> None:
+        """The plan found that a block is here."""
+        if self._order is not None:
             self._order.stored([block])
 
     def lost(self, block: Block) -> None:
@@ -111,15 +123,15 @@ class Foresight:
             self._order.lost([block])
 
     def reached(self, place: Place) -> None:
-        """All before this place was read."""
+        """The reader is about at this place, or beyond it."""
         while self._begun and (number := next(iter(self._begun))) <= place[0]:
             span = self._begun[number]
-            if self._order is not None:
-                is_passed = number < place[0]
-                self._order.read_up_to(span.at + span.n if is_passed else _position(span, place[1]))
+            self._reached = span.at + span.n if number < place[0] else _position(span, place[1])
             if number == place[0]:
-                return
+                break
             del self._begun[number]
+        if self._order is not None:
+            self._order.reached(self._reached)
 
 
 def _position(span: Span, index: int) -> int:

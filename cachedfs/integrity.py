@@ -16,7 +16,7 @@ from cachedfs.source import Source
 
 __all__ = ["Integrity"]
 
-logger = logging.getLogger("cachedfs.integrity")
+logger = logging.getLogger("cachedfs.reader")
 
 
 class Integrity:

@@ -14,7 +14,7 @@ from fsspec.utils import stringify_path
 __all__ = ["Item", "Items", "items_of"]
 
 AHEAD = 256  # items that are taken from an iterator before the plan gets to them
-MOST = 4096  # of those past the window, while the plan looks where its reader is
+MOST = 1 << 18  # while the plan looks what is used when, or where its reader is
 _FORMS = "expected a path or URL, (path, start, stop), or an iterable of them"
 
 

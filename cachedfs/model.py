@@ -7,11 +7,16 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from cachedfs.tables import shown
+from cachedfs.words import counted, per_cent, size
+
 __all__ = [
     "BlockKey",
     "Bounds",
     "Change",
     "Changes",
+    "Exported",
+    "Imported",
     "Kind",
     "LinkStats",
     "ObjectInfo",
@@ -186,6 +191,25 @@ class Stats(NamedTuple):
     cache_dir: str = ""
     cannot_store: str | None = None
 
+    def _repr_html_(self) -> str:
+        return shown("The cache, and this process", self.cannot_store or "", self.rows())
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the lines of a table of it, each what it is about and what is said of it."""
+        n_blocks = self.hits + self.misses
+        share = per_cent(self.hits / n_blocks) if n_blocks else ""
+        return [
+            ("cache", self.cache_dir or "none: nothing can be kept"),
+            ("holds", f"{size(self.bytes_cached)} in {counted(self.blocks, 'block')}"),
+            (
+                "hits",
+                f"{self.hits:,} of {counted(n_blocks, 'block')}, {share}" if share else "no block was read",
+            ),
+            ("read", size(self.bytes_served)),
+            ("fetched", f"{size(self.bytes_fetched)} in {counted(self.requests, 'request')}"),
+            ("evicted", counted(self.evictions, "block") if self.evictions else ""),
+        ]
+
 
 class LinkStats(NamedTuple):
     """What one process saw of the way to an origin since its start, by the requests that it sent ahead.
@@ -222,3 +246,36 @@ class Verified(NamedTuple):
     def ok(self) -> bool:
         """True when nothing that was here was wrong."""
         return not self.bad and self.whole is not False
+
+
+class Exported(NamedTuple):
+    """What an export is made of: blocks of so many objects, with their bytes, in so many bundles.
+
+    `sent`: bytes of the bundles that were not there yet.
+    """
+
+    objects: int
+    blocks: int
+    bytes: int
+    sent: int
+    bundles: int
+
+
+class Imported(NamedTuple):
+    """What an import did: `blocks` and their `bytes` came and are in the cache, `here` blocks were before.
+
+    `facts`: how many objects and folders are known by it. `left` blocks stayed where they are: the cache has no room for
+    them beside what is pinned. `bad` names, with the reason, each object of the export of which something was wrong and is not taken.
+    """
+
+    blocks: int
+    bytes: int
+    here: int
+    facts: int
+    left: int
+    bad: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True when all that was asked for is in the cache."""
+        return not self.bad and not self.left

@@ -12,7 +12,9 @@ from cachedfs.plan.schedule import Access, Schedule
 
 __all__ = ["Block", "Order", "Use", "order_of"]
 
-PASSING = 64  # what is read once takes at most this part of a share: more is worth more to what is read again
+# What is read once takes at most this part of all that is read, or two blocks: so much less of it is hit in each epoch.
+PASSING = 192
+LOOK = 64  # uses that are looked at at a time
 
 Block = tuple[ObjectKey, int]
 
@@ -23,10 +25,15 @@ Use = tuple[ObjectKey, int, int]  # one read of a block: its index, and the byte
 class Order:
     """The order of one plan in one cache, for any thread: the loop moves it on while the writer asks what to remove.
 
-    Who runs the plan calls `extend` when there is room within the horizon, `read_up_to` when its reader got further, and
-    then `to_fetch`: it looks whether each of these blocks is here (`stored`) and else fetches it. Of what is fetched the
-    engine reports the end by itself, for all orders in `engine.orders`. `lost` is for what did not come, and for what the
-    runner finds missing of what is to be read next. `close` when the plan ends.
+    Who runs the plan calls `extend` when there is room within the horizon, `reached` when its reader may have got further, and
+    `ask` before it asks for a block; or, where it knows what was read, `read_up_to`, and then `to_fetch`: it looks whether
+    each of these blocks is here (`stored`) and else fetches it. Of what is fetched the engine reports the end by itself, for
+    all orders in `engine.orders`, whoever asked for it. `lost` is for what did not come, and for what the runner finds
+    missing of what is to be read next. `close` when the plan ends.
+
+    Several read at once, so that the uses before the furthest that was made need not be over: each is, once its block was
+    touched since the use before it. What nobody comes back for is passed when the plan's reader is further by as many uses
+    as blocks fit here.
 
     `window`: about the bytes that will be ahead of the reader; `to_fetch` must be asked of no more.
     """
@@ -35,7 +42,12 @@ class Order:
         self._cache = cache
         self._lock = threading.Lock()
         self._schedule: Schedule[Block] = Schedule(horizon=horizon)
-        self._window = window
+        self._window, self._largest = window, 0
+        # By the clock of touches: when each block was used last, as far as that was counted as a use of the plan.
+        self._clocks: dict[Block, int | None] = {}
+        self._furthest = 0  # one behind the last use that was made
+        self._reached = 0  # about where the plan's reader is
+        self._next = 0  # where the look at all uses, some at a time, goes on
         self.seat = cache.take_seat()
         self.share = cache.share(self.seat, bounds)
 
@@ -53,15 +65,26 @@ class Order:
     @share.setter
     def share(self, size: int) -> None:
         self._share = size
-        passing = min(self._window, size // PASSING)
         with self._lock:
-            self._schedule.limit, self._schedule.passing = size - passing, passing
+            passing = max(self._schedule.size // PASSING, 2 * self._largest)
+            self._schedule.passing = passing = min(passing, self._window, size // 4)
+            self._schedule.limit = size - passing
+
+    @property
+    def at_once(self) -> int:
+        """The bytes that may be stored at once: more of what only passes would take the place of what stays."""
+        return self._schedule.passing or self._share
 
     @property
     def taken(self) -> int:
         """The bytes that its blocks take in the cache, those under way included."""
         with self._lock:
             return self._schedule.taken
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether what is known to be read takes more than half of the room: soon something has to go."""
+        return 2 * self._schedule.size > self._share
 
     @property
     def position(self) -> int:
@@ -85,23 +108,80 @@ class Order:
         # Before the lock is taken: where they come from may take its time.
         accesses = [Access((key, index), size_of(key, size)) for key, index, size in islice(uses, room)]
         with self._lock:
+            for block, size in accesses:
+                self._largest = max(self._largest, size)
+                if block not in self._clocks:
+                    self._clocks[block] = self._cache.last_use(*block)
             return self._schedule.extend(accesses)
 
     def read_up_to(self, position: int) -> None:
         """Note that all uses before `position`, counted from 0, are over."""
         with self._lock:
-            self._schedule.read_up_to(position)
+            self._pass_to(position)
+
+    def _pass_to(self, position: int) -> None:
+        schedule = self._schedule
+        passed = [block for _, block in schedule.unmade(schedule.position, position - schedule.position)]
+        schedule.read_up_to(position)
+        for block in passed:
+            self._clocks[block] = self._cache.last_use(*block)
+
+    def reached(self, position: int) -> None:
+        """Look what was read: the plan got to `position`, and its reader to about there, or further."""
+        with self._lock:
+            schedule = self._schedule
+            self._reached = position
+            self._furthest = max(self._furthest, position)
+            for first in (schedule.position, self._furthest - LOOK // 2, self._next):
+                self._look(max(schedule.position, first))
+            is_round = self._next >= self._furthest + LOOK
+            self._next = schedule.position if is_round else max(self._next, schedule.position) + LOOK
+            self._pass_to(position - schedule.n_fit)
+            if len(self._clocks) > 2 * len(schedule) + LOOK:
+                self._clocks = {block: clock for block, clock in self._clocks.items() if block in schedule}
+
+    def _look(self, first: int) -> None:
+        """Look which of some uses, from a position on, were made."""
+        for at, block in list(self._schedule.unmade(first, LOOK)):
+            if self._was_read(block):
+                self._schedule.read(block)
+                self._furthest = max(self._furthest, at + 1)
+
+    def _was_read(self, block: Block) -> bool:
+        """Return whether a block was read since this was asked last: then its next use was made."""
+        clock = self._cache.last_use(*block)
+        if clock is None or block not in self._clocks or clock == self._clocks[block]:
+            return False
+        if self._schedule.next_use(block) >= self._reached + self._schedule.n_fit + LOOK:
+            return False  # its reader is far ahead, or it was an earlier use, which was passed: to be seen when the plan is near
+        self._clocks[block] = clock
+        return True
+
+    def is_made(self, block: Block, position: int) -> bool:
+        """Return whether the use of a block at this position was made: its reader was there first."""
+        with self._lock:
+            if self._was_read(block):
+                self._schedule.read(block)
+            return self._schedule.is_made(block, position)
+
+    def ask(self, block: Block, *, is_awaited: bool = False) -> bool:
+        """Return whether a block may be asked for now, as one `is_awaited` may; it counts as under way then."""
+        with self._lock:
+            return self._schedule.ask(block, is_awaited=is_awaited)
 
     def to_fetch(self, until: int, most: int) -> list[Block]:
         """Return up to `most` blocks to ask for now, in the order of their use, of what is used before position `until`."""
         with self._lock:
-            return list(islice(self._schedule.to_fetch(until), most))
+            blocks = list(islice(self._schedule.to_fetch(until), most))
+            for block in blocks:
+                self._clocks[block] = self._cache.last_use(*block)
+            return blocks
 
     def stored(self, blocks: Iterable[Block]) -> None:
         """Note that blocks are here; those that are not of this plan are passed over."""
         with self._lock:
             for block in blocks:
-                self._schedule.stored(block)
+                self._schedule.stored(block, is_read=self._was_read(block))  # perhaps by who asked for it
 
     def lost(self, blocks: Iterable[Block]) -> None:
         """Note that blocks are not here."""

@@ -125,6 +125,7 @@ class Progress(NamedTuple):
 
     @property
     def is_over(self) -> bool:
+        """True when nothing of it runs any more."""
         return self.state in ("done", "failed", "cancelled")
 
 

@@ -134,6 +134,9 @@ class Pending:
     def _cut_one(self, part: Part) -> bool:
         """Deal with the next block of an object if it is here or on its way, else with its next request; False: not yet."""
         key, index = part.begun_key, part.next
+        if not part.again and self._foresight.is_made((part.number, index), (key, index)):
+            self._pass(part, index)
+            return True
         flight = self._flights.get(key.name(index))
         if flight is not None and flight.covers(index * key.block_size):
             return self._take_one(part, index, partial(self.follow, part, flight, [index], is_ours=False))
@@ -149,13 +152,30 @@ class Pending:
         run, most = self._missing(part, key), self._source.config.whole_request
         sizes = [part.bytes_of(each).size for each in run]
         # What is asked for again has its room already.
-        n = len(run) if part.again else self._distance.take(sizes, most)
+        n = len(run) if part.again else self._may_ask(key, run[: self._distance.take(sizes, most)])
         if not n:
             return False
         self._note_asked(part, run[:n])
         part.took(n)
         heapq.heappush(self.ready, Request(part, run[:n], None, sum(sizes[:n])))
         return True
+
+    def _may_ask(self, key: ObjectKey, run: list[int]) -> int:
+        """Return how many of these blocks may be asked for now; one in any case while too little is ahead of the reader."""
+        n = next((n for n, index in enumerate(run) if not self._foresight.ask((key, index))), len(run))
+        if run and not n and self._distance.is_short:
+            self._foresight.ask((key, run[0]), is_awaited=True)
+            return 1
+        return n
+
+    def _pass(self, part: Part, index: int) -> None:
+        """Go on behind a block that its reader has fetched, and read, before the plan got to it."""
+        key, size = part.begun_key, part.bytes_of(index).size
+        if self._cache.has(key, index):
+            self._foresight.stored((key, index))
+        part.took(1)
+        part.n_awaited -= 1
+        self._tally.here += size
 
     async def _go_on_after(self, question: asyncio.Task[Any], part: Part) -> None:
         """Go on with an object once somebody who opened it before it was listed has an answer, and perhaps its bytes."""
@@ -197,7 +217,9 @@ class Pending:
         key = part.begun_key
         for index in indexes:
             piece = Piece((part.number, index), (key, index), part.bytes_of(index).size)
-            self._foresight.asked(piece.place, piece.block, is_here=is_here)
+            self._foresight.ask(piece.block)
+            if is_here:
+                self._foresight.stored(piece.block)
             self._distance.add(piece)
 
     # What comes of it.

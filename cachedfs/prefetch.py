@@ -21,11 +21,14 @@ from cachedfs.items import items_of
 from cachedfs.parts import Progress
 from cachedfs.plans import Plan
 from cachedfs.reader import Reader
+from cachedfs.tables import shown
+from cachedfs.words import counted, seconds, size
 
 __all__ = ["Prefetch", "Progress", "begin"]
 
 END_S = 5.0  # longest that `cancel` waits for the end
 SHOWN = 3  # errors that a summary has in full
+SHOWN_S = 0.1  # between two looks at how far it is, where that is shown
 
 
 class Prefetch:
@@ -76,6 +79,27 @@ class Prefetch:
             raise TimeoutError(f"still prefetching after {timeout} s: {self.progress}") from None
         return self._outcome()
 
+    def show(self) -> Progress:
+        """Do what `wait` does, behind a bar of bytes: tqdm's, which is a widget in a notebook and a line in a terminal.
+
+        Raises ImportError where tqdm is not installed. Who interrupts it ends the bar, not the plan.
+        """
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as error:
+            raise ImportError('the bar is tqdm\'s: pip install "cachedfs[notebook]"') from error
+        self._must_be_ours()
+        with tqdm(desc="prefetch", unit="B", unit_scale=True) as bar:
+            is_over = False
+            while not is_over:
+                with contextlib.suppress(concurrent.futures.TimeoutError):
+                    self._plan.ended.result(SHOWN_S)
+                told = self.progress
+                is_over, bar.total = told.is_over, told.bytes_total
+                bar.update(told.bytes_fetched + told.bytes_here - bar.n)
+            bar.refresh()
+        return self._outcome()
+
     def cancel(self) -> None:
         """Ask for nothing more; what is on its way for nobody else ends at its next block. What came stays."""
         if self._pid != os.getpid():
@@ -95,6 +119,31 @@ class Prefetch:
 
     def __repr__(self) -> str:
         return f"<Prefetch {self.progress}>"
+
+    def _repr_html_(self) -> str:
+        told, errors = self.progress, self.errors
+        came = told.bytes_fetched + told.bytes_here
+        bar = (
+            f'<progress max="{told.bytes_total}" value="{came}" aria-label="bytes that are here"></progress>'
+        )
+        of = "" if told.items_total is None else f" of {told.items_total:,}"
+        more = [("", f"{told.errors - SHOWN:,} more")] if told.errors > SHOWN else []
+        rows = [
+            ("objects", f"{told.items:,}{of}"),
+            (
+                "here",
+                f"{size(came)}{f' of {size(told.bytes_total)}' if told.bytes_total is not None else ''}",
+            ),
+            (
+                "fetched",
+                f"{size(told.bytes_fetched)} in {counted(told.requests, 'request')}, {size(told.rate)}/s",
+            ),
+            *(("not had", str(error)) for error in errors[:SHOWN]),
+            *more,
+        ]
+        return shown(
+            f"Prefetch: {told.state}, {seconds(told.seconds)}", "", rows, bar if told.bytes_total else ""
+        )
 
     def __reduce__(self) -> Any:
         raise TypeError("a prefetch stays in the process that began it: pass the paths, and prefetch there")

@@ -12,6 +12,7 @@ from typing import Any
 from cachedfs.catalog import Catalog
 from cachedfs.chunks import ALL, Chunks, first_want
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, WrongBytes
+from cachedfs.events import waiting
 from cachedfs.facts import Known
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight, FlightStopped
@@ -184,7 +185,8 @@ class Reader:
         """
         want, block_size = Range(0, self.source.config.whole_request), self.source.config.block_size
         self.chunks.told(path, 0, block_size)
-        known, flight = await self.catalog.resolve(path, want, demand=block_size)
+        with waiting(path):
+            known, flight = await self.catalog.resolve(path, want, demand=block_size)
         if known.info is None:
             raise await self._missing(known)
         if known.info.kind == "directory":
@@ -198,6 +200,10 @@ class Reader:
 
         A version that is replaced between the question and the read, or that came with wrong bytes, is asked for again.
         """
+        with waiting(path, start, stop):
+            return await self._read(path, start, stop)
+
+    async def _read(self, path: str, start: int | None, stop: int | None) -> bytes:
         config = self.source.config
         want = first_want(start, stop, config.block_size, config.whole_request)
         self.chunks.told(path, start, stop)
@@ -222,7 +228,8 @@ class Reader:
         object came meanwhile and is not what its checksum says.
         """
         self.chunks.told(known.path, start, stop)
-        return await self._collect(known, start, stop, flight)
+        with waiting(known.path, start, stop):
+            return await self._collect(known, start, stop, flight)
 
     async def _collect(
         self, known: Known, start: int | None, stop: int | None, flight: Flight | None
@@ -351,7 +358,8 @@ class Reader:
             flight = self.fetcher.launch(known, key, wanted, demand=demand).get(blocks[0])
             try:
                 if flight is not None:
-                    await flight.arrival(min(want.stop, flight.stop))
+                    with waiting(known.path, want.start, want.stop):
+                        await flight.arrival(min(want.stop, flight.stop))
                     return flight
             except FlightStopped:
                 pass

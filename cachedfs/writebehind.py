@@ -133,10 +133,13 @@ class WriteBehind:
         batch: list[Arrived] = []
         left: list[Arrived] = []
         size, is_full = 0, False
+        most = BATCH_BYTES
+        if self._blocks and (order := self._blocks[0].order) is not None:
+            most = min(most, order.at_once)
         for block in self._blocks:
             if (block.bounds, block.order) != (self._blocks[0].bounds, self._blocks[0].order):
                 left.append(block)
-            elif is_full or (batch and size + len(block.data) > BATCH_BYTES):
+            elif is_full or (batch and size + len(block.data) > most):
                 is_full = True
                 left.append(block)
             else:

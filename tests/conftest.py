@@ -17,7 +17,7 @@ from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
 from tests.nursery import Nursery
-from tests.support import OURS, Cloud, Drive, tallied, tally
+from tests.support import NAMES, OURS, Cloud, Drive, tallied, tally
 
 _numbers = itertools.count()
 LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
@@ -156,3 +156,17 @@ def drive(drive_server, own_cache, monkeypatch):
     drive_server.reset()
     yield Drive(drive_server, folder, own_cache)
     drive_server.heal()
+
+
+@pytest.fixture(params=[*NAMES, "cachedfs::memory://", "cachedfs::file://"])
+def base(request, cloud, drive, tmp_path, monkeypatch):
+    """A URL under which a test may write and read, under each name of a cloud, and where there is none."""
+    if request.param == "cachedfs::file://":
+        # Zarr writes into folders that it never made: local files need this option of fsspec's for it.
+        monkeypatch.setitem(fsspec.config.conf, "file", {"auto_mkdir": True})
+        (tmp_path / "data").mkdir()
+        return f"cachedfs::file://{tmp_path}/data"
+    if request.param == "cachedfs::memory://":
+        fsspec.filesystem("memory").store.clear()
+        return "cachedfs::memory://data"
+    return (drive if "drive" in request.param else cloud).url("data", request.param)

@@ -11,6 +11,8 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 
+import fsspec
+
 from cachedfs import engine
 from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 from cachedfs.origins.drive.filesystem import DriveFileSystem
@@ -18,6 +20,8 @@ from cachedfs.sim import DriveServer, GCSServer, SimServer
 
 ROOT = pathlib.Path(__file__).parent.parent
 KiB, MiB = 1 << 10, 1 << 20
+AGE_S = 600  # `max_age` where a second pass follows a first one that may be slow: processes that import all of torch
+NAMES = ["cachedfs::gs://", "cgs://", "cachedfs::drive://"]  # of clouds, in front of a path
 OURS = (CachedFileSystem, CachedGCSFileSystem, CachedDriveFileSystem, DriveFileSystem)
 
 
@@ -105,15 +109,22 @@ class Machine:
             process.stdin.close()
         assert process.returncode == 0
 
+    @property
+    def configuration(self) -> dict[str, str]:
+        """Environment variables by which fsspec is configured in a new process as it is in this one."""
+        return {
+            "FSSPEC_CACHEDFS_CACHE_DIR": str(self.cache_dir),
+            "FSSPEC_CACHEDFS_KEEP_FREE": "0",
+            f"FSSPEC_{self.protocol.upper()}_TOKEN": "anon",
+            f"FSSPEC_{self.protocol.upper()}_ENDPOINT_URL": self.server.endpoint_url,
+        }
+
     def _environment(self) -> dict[str, str]:
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("FSSPEC_", "GCSFS_"))
         }
         return inherited | {
-            "FSSPEC_CACHEDFS_CACHE_DIR": str(self.cache_dir),
-            "FSSPEC_CACHEDFS_KEEP_FREE": "0",
-            f"FSSPEC_{self.protocol.upper()}_TOKEN": "anon",
-            f"FSSPEC_{self.protocol.upper()}_ENDPOINT_URL": self.server.endpoint_url,
+            **self.configuration,
             "PYTHONPATH": str(ROOT),
             "PYTHONWARNINGS": "error::ResourceWarning",
             "BUCKET": self.name,
@@ -169,3 +180,47 @@ class Drive(Machine):
     def delete(self, key: str) -> None:
         for item in self.server.find(f"{self.name}/{key}"):
             self.server.remove(item["id"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A part of a simulated cloud under one of the names that a user may write."""
+
+    machine: Cloud | Drive
+    prefix: str
+
+    def url(self, key: str = "") -> str:
+        return self.machine.url(key, self.prefix)
+
+    def path(self, key: str = "") -> str:
+        return self.machine.path(key)
+
+    def put(self, key: str, data: bytes) -> bytes:
+        """Put an object behind everybody's back."""
+        return self.machine.put(key, data)
+
+    @property
+    def fs(self) -> CachedFileSystem:
+        fs: CachedFileSystem = fsspec.url_to_fs(self.url())[0]
+        return fs
+
+    @property
+    def options(self) -> dict:
+        """Storage options by which a process that is not configured at all reads and writes here."""
+        ours = {"cache_dir": str(self.machine.cache_dir), "keep_free": 0, "max_age": AGE_S}
+        if self.prefix == "cgs://":  # one protocol, and so the options of one
+            return {**ours, **self.machine.options}
+        return {"cachedfs": ours, **self.machine.options}
+
+    def twice(self, fetches: int | None = None) -> Iterator[int]:
+        """Let a loop do the same twice, each time as a new process would: with so many requests for bytes, then with none."""
+        forget()
+        self.machine.asked()
+        yield 1
+        forget()
+        sent = self.machine.asked().count("media")
+        assert fetches is None or sent == fetches, f"{sent} requests for bytes the first time"
+        yield 2
+        forget()
+        asked = self.machine.asked()
+        assert not asked, f"asked the second time: {asked}"

@@ -24,7 +24,22 @@ from cachedfs.sim import Fault, GCSServer
 from tests.cache.rig import flip
 from tests.support import ROOT, MiB, forget, noise, until
 
-COMMANDS = ["ls", "cat", "get", "prefetch", "pack", "stats", "evict", "verify", "sim", "demo", "doctor"]
+COMMANDS = [
+    "ls",
+    "cat",
+    "get",
+    "prefetch",
+    "pack",
+    "stats",
+    "evict",
+    "verify",
+    "export",
+    "import",
+    "report",
+    "sim",
+    "demo",
+    "doctor",
+]
 PAGE = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 
 
@@ -345,6 +360,75 @@ def test_pack_interrupted_goes_on(cloud, tmp_path):
     _, err = finished(cloud, *arguments)
     assert "8 samples, 8.39 MB of files" in err
     assert not (tmp_path / "out.zarr/.cachedfs-pack").exists()
+
+
+def test_export_and_import_carry_a_cache(cloud, tmp_path):
+    for i in range(20):
+        cloud.put(f"d/{i:02}", noise(1000, i))
+    run("prefetch", cloud.url("d", "gs://"))
+    target = str(tmp_path / "carry")
+    text = run("export", cloud.url("d", "gs://"), target).stderr
+    assert re.match(r"20 objects, 20 blocks, 2\d\.\d kB in 1 bundle; 2\d\.\d kB sent in ", text)
+    assert "; all of it was there already\n" in run("export", cloud.url("d", "gs://"), target).stderr
+    forget()
+    again = ("import", target, "--cache-dir", str(tmp_path / "other"))
+    done = json_of(*again)
+    assert (done["blocks"], done["here"], done["left"], done["bad"]) == (20, 0, 0, [])
+    assert run(*again).stderr == "0 blocks, 0 bytes fetched; 20 were here\n"
+    cloud.asked()
+    run("cat", cloud.url("d/07", "gs://"), "--cache-dir", str(tmp_path / "other"))
+    assert cloud.asked() == []
+
+
+def test_import_of_what_is_damaged_or_does_not_fit_fails(cloud, tmp_path):
+    cloud.put("d/a", noise(4 * MiB))
+    run("prefetch", cloud.url("d", "gs://"))
+    target = tmp_path / "carry"
+    run("export", cloud.url("d", "gs://"), str(target))
+    forget()
+    small = ("import", str(target), "--cache-dir", str(tmp_path / "small"), "-o", "cache_size=3MiB")
+    assert re.search(r"; [234] have no room: raise cache_size", run(*small, status=1).stderr)
+    flip(next(target.glob("blocks-*")), 5000)
+    forget()
+    broken = run("import", str(target), "--cache-dir", str(tmp_path / "other"), status=1).stderr
+    assert "block 0 of" in broken
+    assert "3 blocks, 3.1 MB fetched" in broken
+    assert "manifest" in run("import", str(tmp_path / "none"), status=1).stderr
+
+
+def test_export_wants_one_origin(cloud, tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    result = run("export", cloud.url("a", "gs://"), str(tmp_path / "file"), str(tmp_path / "to"), status=2)
+    assert "they are of several origins" in result.stderr
+    assert (
+        "nothing is cached of"
+        in run("export", cloud.url("a", "gs://"), str(tmp_path / "to"), status=1).stderr
+    )
+
+
+@pytest.mark.parametrize("verb", ["export", "import"])
+def test_carrying_goes_on_after_an_interrupt(cloud, verb, tmp_path):
+    for i in range(3):
+        cloud.put(f"d/{i}", noise(200_000, i))
+    run("prefetch", cloud.url("d", "gs://"))
+    target = cloud.url("carry", "gs://")
+    arguments = ("export", cloud.url("d", "gs://"), target)
+    other = ()
+    if verb == "import":
+        finished(cloud, *arguments)
+        arguments, other = ("import", target), ("--cache-dir", str(tmp_path / "other"))
+    forget()
+    kind = "upload" if verb == "export" else "media"
+    cloud.server.reset()
+    cloud.server.fail(Fault(kind=kind, nth=2, times=None, stall_s=60))
+    process = start(cloud, *arguments, *other)
+    until(lambda: cloud.server.count(kind=kind) >= 2 or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == (b"", b"")
+    assert process.returncode == output.INTERRUPTED
+    cloud.server.heal()
+    out, _ = finished(cloud, *arguments, *other, "--json")
+    assert json.loads(out)["blocks"] == 3
 
 
 def test_get_goes_where_cp_would(cloud, tmp_path):

@@ -493,6 +493,24 @@ def test_two_event_loops_use_one_asynchronous_filesystem(cloud):
         fs.invalidate_cache()
 
 
+@pytest.mark.parametrize("name", ["d", "d/", "d/deep", "d/deep/a", ""])
+def test_what_is_known_at_and_below_a_path_is_forgotten(cloud, name):
+    cloud.put("d/deep/a", b"old")
+    cloud.put("other/b", b"old")
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=3600)
+    a, b = cloud.path("d/deep/a"), cloud.path("other/b")
+    assert fs.find(cloud.path("d")) == [a]
+    assert fs.cat_file(a) == fs.cat_file(b) == b"old"
+    cloud.put("d/deep/a", b"new!")
+    cloud.put("d/deep/more", b"new!")
+    cloud.put("other/b", b"new!")
+    assert fs.cat_file(a) == b"old", "within max_age"
+    fs.invalidate_cache(cloud.path(name) if name else None)
+    assert fs.cat_file(a) == b"new!"
+    assert fs.cat_file(b) == (b"old" if name else b"new!")
+    assert fs.find(cloud.path("d")) == [a, cloud.path("d/deep/more")]
+
+
 def test_event_loops_of_several_threads_share_their_fetches(cloud):
     objects = {cloud.path(str(i)): cloud.put(str(i), noise(200 * KiB, i)) for i in range(30)}
 

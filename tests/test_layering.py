@@ -7,22 +7,22 @@ ROOT = pathlib.Path(__file__).parent.parent / "cachedfs"
 
 # Row of each module or room; a room's own modules may import each other.
 ROWS = {
-    "errors": 0, "config": 0, "model": 0, "checksums": 0, "workers": 0, "localfiles": 0,
+    "errors": 0, "config": 0, "model": 0, "checksums": 0, "workers": 0, "logs": 0, "events": 0, "words": 0, "tables": 0, "localfiles": 0,
     "plan": 1,
     "cache": 2, "origins": 2,
     "arrivals": 3, "orders": 3, "flights": 3, "ahead": 3, "questions": 3, "facts": 3, "writebehind": 3, "engine": 3, "source": 3,
-    "fetcher": 3, "habits": 3,
+    "fetcher": 3, "sent": 3, "habits": 3,
     "feeds": 3,
     "listings": 3,
     "catalog": 3,
     "chunks": 3,
     "reader": 3,
     "integrity": 3,
-    "items": 3, "foresight": 3, "parts": 3, "course": 3, "distance": 3, "pending": 3, "sending": 3, "plans": 3, "prefetch": 3,
+    "items": 3, "foresight": 3, "parts": 3, "course": 3, "distance": 3, "pending": 3, "sending": 3, "plans": 3, "prefetch": 3, "carrying": 3,
     "names": 4,
     "written": 4,
     "file": 4, "filesystem": 4,
-    "datasets": 5,
+    "datasets": 5, "report": 5,
     "demo_session": 6, "demo": 6, "cli": 6,
 }  # fmt: skip
 ORDER_IN_ROW = {
@@ -37,6 +37,7 @@ ORDER_IN_ROW = {
         "engine",
         "source",
         "fetcher",
+        "sent",
         "habits",
         "feeds",
         "listings",
@@ -53,14 +54,16 @@ ORDER_IN_ROW = {
         "sending",
         "plans",
         "prefetch",
+        "carrying",
     ],
     4: ["names", "written", "file", "filesystem"],
-    0: ["errors", "model", "config", "workers"],
+    0: ["errors", "words", "tables", "model", "config", "workers", "logs", "events"],
     6: ["demo_session", "demo", "cli"],
 }
 ONLY_IMPORTERS = {
     "torch": {"datasets"}, "zarr": {"datasets", "demo_session"}, "h5py": {"datasets"}, "gcsfs": {"origins"}, "google": {"origins"},
     "pydrive2": {"origins", "demo_session"}, "sqlite3": {"cache"}, "fcntl": {"cache"}, "mmap": {"cache"},
+    "matplotlib": {"report"},
 }  # fmt: skip
 
 

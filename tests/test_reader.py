@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+from collections import deque
 from functools import partial
 
 import fsspec
@@ -11,7 +12,10 @@ import pytest
 from cachedfs.cache import BlockCache
 from cachedfs.cache.handles import Handles
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginAway, OriginUnavailable
-from cachedfs.model import ObjectKey
+from cachedfs.flights import Flight
+from cachedfs.model import ObjectInfo, ObjectKey, Range
+from cachedfs.plan.readahead import History, ahead
+from cachedfs.sent import SentAhead
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
 
@@ -309,6 +313,28 @@ def test_nothing_is_read_ahead_for_a_reader_who_left(fs, origin, leave):
     assert fs.stats().bytes_fetched < 100 * MiB
 
 
+def test_what_did_not_come_for_a_reader_who_left_is_not_held_against_him():
+    key = ObjectKey("gs", "b/k", "1", MiB)
+    history = History(MiB)
+    for index in range(8):
+        history, _ = ahead(
+            history.after(index * MiB, (index + 1) * MiB), n_blocks=1000, blocks_per_request=8, most=64
+        )
+    sent, flights = SentAhead(), []
+    for start in (8, 16):
+        flights.append(flight := Flight(demand=8 * MiB))
+        flight.begin(ObjectInfo("b/k", size=1000 * MiB), key, Range(start * MiB, (start + 8) * MiB))
+        sent.of(history.runs[0]).append(flight)
+    flights[0].feed(bytes(2 * MiB + 1))
+    asked = history.runs[0].unread(MiB)
+    for index in range(500, 503):
+        history, unwanted = sent.over(history.after(index * MiB, (index + 1) * MiB))
+    assert asked > 16
+    assert unwanted == [deque(flights)]
+    assert history.n_wasted == 3, "those of which something came"
+    assert list(sent) == []
+
+
 def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, origin, monkeypatch):
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
@@ -321,8 +347,7 @@ def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, or
             for i in range(start, start + 10):
                 assert file.read(MiB) == data[i * MiB : (i + 1) * MiB]
             fs._source.engine.run(asyncio.sleep(0))
-            kept = [flight for keep in file.raw._kept.values() for flight in keep]
-            assert sum(len(block) for flight in kept for block in flight._blocks) <= 80 * MiB
+            assert sum(len(block) for flight in file.raw._sent for block in flight._blocks) <= 80 * MiB
 
 
 def test_a_window_is_a_quarter_of_the_cache_and_whole_where_nothing_can_be_stored(fs, monkeypatch):

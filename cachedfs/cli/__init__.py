@@ -16,11 +16,24 @@ except ImportError as error:  # an exit, not an error: the script imports this m
 
 # In the order of the help: importing the module of a command makes it one.
 from cachedfs.cli import reading  # noqa: I001
-from cachedfs.cli import get, prefetch, pack, cache, verifying, simulated, doctor
+from cachedfs.cli import get, prefetch, pack, cache, verifying, carrying, report, simulated, doctor
 from cachedfs.cli.output import INTERRUPTED
 from cachedfs.cli.shared import app
 
-__all__ = ["app", "cache", "doctor", "get", "main", "pack", "prefetch", "reading", "simulated", "verifying"]
+__all__ = [
+    "app",
+    "cache",
+    "carrying",
+    "doctor",
+    "get",
+    "main",
+    "pack",
+    "prefetch",
+    "reading",
+    "report",
+    "simulated",
+    "verifying",
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

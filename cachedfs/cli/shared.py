@@ -126,9 +126,9 @@ def common(
 
 
 def command(
-    *examples: str, takes: Sequence[str] = SHARED, **settings: Any
+    *examples: str, name: str | None = None, takes: Sequence[str] = SHARED, **settings: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function a command with these examples: it is called with a Given and its own options.
+    """Make a function a command with these examples, of its own name or `name`: it is called with a Given and its own options.
 
     `takes` names the shared options that it has after its name; those before it hold for every command.
     """
@@ -147,7 +147,7 @@ def command(
         parameters = [context, *own, *(shared[name] for name in takes)]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # mypy knows none
         run.__annotations__ = {each.name: each.annotation for each in parameters}
-        app.command(epilog=_examples(*examples), context_settings=settings)(run)
+        app.command(name, epilog=_examples(*examples), context_settings=settings)(run)
         return function
 
     return register

@@ -17,7 +17,7 @@ from cachedfs.datasets.source import Source
 
 __all__ = ["Declared", "ranks_here"]
 
-logger = logging.getLogger("cachedfs.loader")
+logger = logging.getLogger("cachedfs.datasets")
 
 RENEW_S = 60.0  # between two looks whether the plan still runs
 AHEAD = 2  # epochs that may be fetched from the one that is read on: it, and the next

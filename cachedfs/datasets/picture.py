@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from cachedfs.datasets.timings import Timing
-from cachedfs.datasets.words import columns, seconds
+from cachedfs.tables import shown
+from cachedfs.words import columns, seconds
 
 __all__ = ["page", "picture"]
 
@@ -21,13 +21,8 @@ def page(
     title: str, sentence: str, facts: Sequence[tuple[str, str]], stalls: Sequence[Timing], n_threads: int
 ) -> str:
     """Return the HTML of a report; it needs nothing from anywhere, and looks right on a dark page."""
-    rows = "".join(
-        f'<tr><td style="text-align:left"><b>{escape(name)}</b></td><td style="text-align:left">{escape(said)}</td></tr>'
-        for name, said in facts
-        if said and name != "by time"  # which is drawn
-    )
-    drawn = picture(stalls, n_threads)
-    return f"<div><p><b>{escape(title)}</b><br>{escape(sentence)}</p>{drawn}<table>{rows}</table></div>"
+    rows = [(name, said) for name, said in facts if name != "by time"]  # which is drawn
+    return shown(title, sentence, rows, picture(stalls, n_threads))
 
 
 def picture(stalls: Sequence[Timing], n_threads: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cachedfs.datasets.picture import page
 from cachedfs.datasets.timings import Timing, Timings
-from cachedfs.datasets.words import bars, counted, per_cent, seconds, size
+from cachedfs.words import bars, counted, per_cent, seconds, size
 
 __all__ = ["Fetched", "Measured", "Report", "report_of"]
 
@@ -129,6 +129,7 @@ class Report:
 
     @property
     def title(self) -> str:
+        """What the epoch was, in one line."""
         given = f"{counted(self.n_batches, 'batch', 'batches')}, {counted(self.n_samples, 'sample')}"
         return f"Epoch {self.epoch}: {given} in {seconds(self.elapsed_s)}"
 

@@ -25,6 +25,7 @@ from cachedfs.origins.generic import jsonable
 from cachedfs.origins.inner import Once, close_session, invoke
 from cachedfs.origins.retry import Policy, Tries, Trouble
 from cachedfs.origins.slots import Slots
+from cachedfs.origins.told import telling
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import Ask, Client
@@ -176,7 +177,8 @@ class GCSOrigin:
         inner = await self.filesystem()
         path = args[0] if args and isinstance(args[0], str) else ""
         self.on_request()
-        with mapped(api.url_of(api.plain_path(path)), f"calling {method}"):
+        url = api.url_of(api.plain_path(path))
+        with mapped(url, f"calling {method}"), telling(method, url):
             return await invoke(inner, method, *args, **options)
 
 

@@ -17,7 +17,9 @@ from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Reply, clipped, describe
 from cachedfs.origins.failures import mapped
 from cachedfs.origins.inner import Once, close_session, invoke, make_filesystem
+from cachedfs.origins.ranges import range_header
 from cachedfs.origins.slots import Slots
+from cachedfs.origins.told import telling
 
 __all__ = ["GenericOrigin", "fingerprint", "jsonable", "plain_path"]
 
@@ -139,7 +141,7 @@ class GenericOrigin:
         inner = await self.filesystem()
         path = args[0] if args and isinstance(args[0], str) else ""
         self.on_request()
-        with mapped(self.url(path), f"calling {method}"):
+        with mapped(self.url(path), f"calling {method}"), telling(method, self.url(path)):
             return await invoke(inner, method, *args, **options)
 
     async def aclose(self) -> None:
@@ -156,7 +158,10 @@ class GenericOrigin:
         inner = await self._inner.get()
         async with self._slots.mine:
             self.on_request()
-            return await invoke(inner, method, *args, **options)
+            with telling(method, self.url(str(args[0])), _range_of(options)) as told:
+                answer = await invoke(inner, method, *args, **options)
+                told.size = len(answer) if isinstance(answer, bytes) else 0
+            return answer
 
     def _described(self, path: str, info: Mapping[str, Any]) -> ObjectInfo:
         details = jsonable({k: v for k, v in info.items() if k not in ("name", "size", "type")})
@@ -177,6 +182,11 @@ class GenericOrigin:
             "Copy the data to an origin that does, or use the filesystem without cachedfs.",
             stacklevel=3,
         )
+
+
+def _range_of(options: Mapping[str, Any]) -> str:
+    start, stop = options.get("start"), options.get("end")
+    return "" if start is None or stop is None else range_header(Range(start, stop)) or ""
 
 
 class _Read:

@@ -21,6 +21,7 @@ from yarl import URL
 
 from cachedfs.errors import OriginAway, OriginUnavailable
 from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
+from cachedfs.origins.told import Told
 
 if TYPE_CHECKING:
     from cachedfs.origins.hedge import Hedge
@@ -65,20 +66,36 @@ class Auth(Protocol):
 class Exchange:
     """A request whose headers are here."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
+    def __init__(self, response: aiohttp.ClientResponse, told: Told) -> None:
+        self._response, self._told = response, told
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
 
     async def read_some(self) -> bytes:
         """Return the next bytes of the body, empty at its end; raises Failed."""
         with _troubled():
-            return await self._response.content.readany()
+            data = await self._response.content.readany()
+        self._told.size += len(data)
+        return data
 
     async def read_all(self) -> bytes:
         """Return the whole body; raises Failed."""
         with _troubled():
-            return await self._response.read()
+            data = await self._response.read()
+        self._told.size += len(data)
+        return data
+
+    async def read_error(self) -> bytes:
+        """Return the beginning of the body, as far as it says what is wrong; raises Failed."""
+        with _troubled():
+            data = await self._response.content.read(_ERROR_BODY)
+        self._told.size += len(data)
+        return data
+
+    def close(self) -> None:
+        """Read no more of it; the connection goes back when all was read, else it is dropped."""
+        self._response.close()
+        self._told.over()
 
 
 class Client:
@@ -145,13 +162,13 @@ class Client:
     async def exchange(self, ask: Ask) -> AsyncIterator[Exchange]:
         """Send `ask` once; leaving before the end of the body drops the connection. Raises Failed, or what is final."""
         async with self._slots.mine:
-            response = await self._send(ask)
+            exchange = await self._send(ask)
             try:
-                yield Exchange(response)
+                yield exchange
             finally:
-                response.close()
+                exchange.close()
 
-    async def _send(self, ask: Ask) -> aiohttp.ClientResponse:
+    async def _send(self, ask: Ask) -> Exchange:
         """Return a good response; a refusal of the credentials is answered with other ones, once."""
         proof = await self._auth.headers()
         sent_at, response = await self._first(ask, proof)
@@ -161,15 +178,14 @@ class Client:
             self._learn(sent_at, refused=False)
             return response
         try:
-            with _troubled():
-                body = await response.content.read(_ERROR_BODY)
+            body = await response.read_error()
         finally:
             response.close()
         verdict = self._judge(ask, response.status, response.headers, body)
         self._learn(sent_at, refused=isinstance(verdict, Trouble) and verdict.is_rate)
         raise Failed(verdict) if isinstance(verdict, Trouble) else verdict
 
-    async def _renewed(self, response: aiohttp.ClientResponse, proof: Mapping[str, str]) -> bool:
+    async def _renewed(self, response: Exchange, proof: Mapping[str, str]) -> bool:
         try:
             is_renewed = await self._auth.renew(proof)
         except BaseException:  # a cancellation too: the connection goes back with its response
@@ -179,17 +195,15 @@ class Client:
             response.close()
         return is_renewed
 
-    async def _first(self, ask: Ask, proof: Mapping[str, str]) -> tuple[float, aiohttp.ClientResponse]:
+    async def _first(self, ask: Ask, proof: Mapping[str, str]) -> tuple[float, Exchange]:
         """Return when `ask` was sent, and the answer to it, or to a second request where the first is late."""
         sent_at = await self._turn()
         if self._hedge is None:
             return sent_at, await self._request(ask, proof)
         again = partial(self._in_turn, ask, proof)
-        return sent_at, await self._hedge.first(
-            self._request(ask, proof), again, aiohttp.ClientResponse.close
-        )
+        return sent_at, await self._hedge.first(self._request(ask, proof), again, Exchange.close)
 
-    async def _in_turn(self, ask: Ask, proof: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _in_turn(self, ask: Ask, proof: Mapping[str, str]) -> Exchange:
         await self._turn()
         return await self._request(ask, proof)
 
@@ -200,8 +214,18 @@ class Client:
         if self._pacer is not None:
             self._pacer.answered(_KIND, sent_at, refused=refused)
 
-    async def _request(self, ask: Ask, proof: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _request(self, ask: Ask, proof: Mapping[str, str]) -> Exchange:
         self._on_request()
+        told = Told("GET", ask.url, ask.headers.get("Range", ""))
+        try:
+            response = await self._answer(ask, proof)
+        except BaseException as error:  # a cancellation too
+            told.over(error)
+            raise
+        told.answered(response.status)
+        return Exchange(response, told)
+
+    async def _answer(self, ask: Ask, proof: Mapping[str, str]) -> aiohttp.ClientResponse:
         started = time.monotonic()
         try:
             with _troubled():

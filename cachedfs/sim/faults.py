@@ -26,29 +26,52 @@ _BACKLOG = 1024
 class Fault:
     """What goes wrong, and with which requests: from the nth that matches, this many times."""
 
-    kind: str | None = None  # None matches every kind
-    key: str | None = None  # an object's exact name; None matches all
+    kind: str | None = None
+    """Requests of this kind, as `Request.kind` has it; None: of all."""
+    key: str | None = None
+    """Requests about the object of this exact name; None: about all."""
     nth: int = 1
-    times: int | None = 1  # None: for ever
-    status: int | None = None  # answer with this error instead of doing what was asked
-    body: str | None = None  # of that error; None: Google's JSON
-    reason: str | None = None  # in Google's JSON; None: the usual one for the status
-    headers: Mapping[str, str] = field(default_factory=dict)  # in place of those that the answer has
-    html: bool = False  # answer with a load balancer's page
-    redirect: str | None = None  # answer with a 302, or `status`, to this path; "" is the one asked for
-    close_before: bool = False  # drop the connection instead of doing what was asked
-    lose: bool = False  # do it, but drop the connection instead of answering
-    close_after: int | None = None  # do it, but drop the connection after n bytes of the body
-    reset: bool = False  # a connection that is dropped ends in RST and not in FIN
-    short_by: int = 0  # a complete reply whose body lacks its last n bytes,
-    long_by: int = 0  # or has n more,
-    spill: int = 0  # or is followed by n bytes that nobody announced
-    flip: int | None = None  # the byte there comes changed; the headers stay those of what was stored
-    total: int | None = None  # a partial answer tells this size of the object
-    ignores_range: bool = False  # answer with all bytes
-    stall_s: float = 0.0  # hang before the first byte,
-    stall_after: int | None = None  # or after n bytes of the body
-    trickle_s: float = 0.0  # hang after every 4 KiB of the body
+    """The first of those that match that goes wrong."""
+    times: int | None = 1
+    """How many go wrong; None: all from there on."""
+    status: int | None = None
+    """Answer with this error instead of doing what was asked."""
+    body: str | None = None
+    """The body of that error; None: Google's JSON."""
+    reason: str | None = None
+    """The reason in Google's JSON; None: the usual one for the status."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers in place of those that the answer has."""
+    html: bool = False
+    """Answer with a load balancer's page."""
+    redirect: str | None = None
+    """Answer with a 302, or `status`, to this path; "" is the one asked for."""
+    close_before: bool = False
+    """Drop the connection instead of doing what was asked."""
+    lose: bool = False
+    """Do it, but drop the connection instead of answering."""
+    close_after: int | None = None
+    """Do it, but drop the connection after n bytes of the body."""
+    reset: bool = False
+    """A connection that is dropped ends in RST and not in FIN."""
+    short_by: int = 0
+    """A complete reply whose body lacks its last n bytes."""
+    long_by: int = 0
+    """A complete reply whose body has n bytes more."""
+    spill: int = 0
+    """A reply that is followed by n bytes that nobody announced."""
+    flip: int | None = None
+    """The byte at this offset comes changed; the headers stay those of what was stored."""
+    total: int | None = None
+    """A partial answer tells this size of the object."""
+    ignores_range: bool = False
+    """Answer with all bytes where a range was asked for."""
+    stall_s: float = 0.0
+    """Hang for so many simulated seconds, before the first byte."""
+    stall_after: int | None = None
+    """Hang after n bytes of the body, and not before the first."""
+    trickle_s: float = 0.0
+    """Hang for so many simulated seconds after every 4 KiB of the body."""
 
 
 class SpoiltBody:

@@ -21,19 +21,28 @@ class Request:
     """One request as the server saw it; header names in lower case, times in simulated seconds."""
 
     method: str
-    path: str  # as sent, percent-encoded, without the query
+    path: str
+    """As sent, percent-encoded, without the query."""
     query: dict[str, str]
     headers: dict[str, str]
-    status: int = 0  # 0: no reply was begun
+    status: int = 0
+    """Of the answer; 0: none was begun."""
     bytes_sent: int = 0
+    """Of the answer's body, as far as it went out."""
     bytes_received: int = 0
+    """Of the request's body."""
     kind: str = "other"
+    """What was asked: "media" for bytes, "list", "upload"; other questions about an object are "metadata", or at Drive "get"."""
     key: str = ""
+    """The object that it was about, or at Drive the item's id."""
     bucket: str = ""
-    units: int = 0  # of Drive's quota
-    stalled: bool = False  # by chance, as the profile has it
+    units: int = 0
+    """What it cost of Drive's quota."""
+    stalled: bool = False
+    """True where its first byte came late by chance, as the profile has it."""
     started_s: float = 0.0
-    ended_s: float | None = None  # None: still running
+    ended_s: float | None = None
+    """None: it is still running."""
 
 
 class Refusal(Exception):

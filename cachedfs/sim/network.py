@@ -30,7 +30,9 @@ class Delay:
     """A lognormal waiting time in seconds."""
 
     median_s: float = 0.0
+    """Half of the waits are shorter."""
     sigma: float = 0.0
+    """Of the logarithm; 0: always the same."""
 
     @classmethod
     def from_p95(cls, median_s: float, p95_s: float) -> Delay:
@@ -56,20 +58,33 @@ class Profile:
     """How a network behaves; rates in bytes per second, the default is no network at all."""
 
     name: str = "custom"
+    """What it is called where it is shown."""
     metadata: Delay = Delay()
+    """To the answer about an object."""
     media: Delay = Delay()
+    """To the first byte of an object."""
     listing: Delay = Delay()
+    """To a page of a listing,"""
     list_item_s: float = 0.0
+    """and more for each item in it."""
     stream_rate: float = math.inf
+    """Of one body,"""
     total_rate: float = math.inf
+    """and of all together, which share it."""
     connection_s: float = 0.0
+    """More to wait on a new connection."""
     error_rate: float = 0.0
+    """The share of requests that end in an error of the service."""
     stall_rate: float = 0.0
+    """The share of bodies whose first byte comes `stall_s` later."""
     stall_s: float = 30.0
+    """How much later."""
     quota: Quota = field(default_factory=Quota)
+    """What may be asked for."""
 
     @property
     def is_paced(self) -> bool:
+        """True where bodies take time."""
         return min(self.stream_rate, self.total_rate) < math.inf
 
     def first_byte(self, kind: str, *, new_connection: bool, rng: random.Random) -> Verdict:
@@ -88,7 +103,7 @@ class Profile:
 
     @classmethod
     def resolve(cls, profile: Profile | str) -> Profile:
-        """Return a profile from itself, its name, or the text of `to_json`."""
+        """Return a profile from itself, its name, or the text of `to_json`. Raises ValueError for an unknown name."""
         if isinstance(profile, Profile):
             return profile
         if profile in PROFILES:
@@ -134,6 +149,7 @@ def _profiles() -> dict[str, Profile]:
 
 _QUOTAS = {"drive-typical": "requests", "drive-bad": "units"}
 PROFILES = _profiles()
+"""By name: "off", no delays; "table", as in the benchmarks; "gcs-region", "drive-typical" and "drive-bad", after what was published."""
 
 
 @dataclass(slots=True, eq=False)

@@ -30,20 +30,26 @@ def units_of(kind: str) -> int:
 class Quota:
     """How much may be asked for; infinite is not counted."""
 
-    units_per_user: float = math.inf  # quota units a minute, of one user of one project
+    units_per_user: float = math.inf
+    """Quota units a minute, of one user of one project."""
     units_per_project: float = math.inf
-    requests_per_user: float = math.inf  # requests a minute: how older projects are metered
+    """Quota units a minute, of all users of a project."""
+    requests_per_user: float = math.inf
+    """Requests a minute of one user: how older projects are metered."""
     requests_per_project: float = math.inf
-    creates_per_s: float = math.inf  # new items of one user: undocumented, and known to all who write
-    file_bytes: float = (
-        math.inf
-    )  # of one file in a day, by all users; what was asked for counts, not what was sent
-    burst_s: float = 1.0  # of its rate, a bucket holds as much at most
-    status: int = 403  # of a refusal: Drive answers with 403 or 429
+    """Requests a minute of all users of a project."""
+    creates_per_s: float = math.inf
+    """New items of one user: undocumented, and known to all who write."""
+    file_bytes: float = math.inf
+    """Of one file in a day, by all users; what was asked for counts, not what was sent."""
+    burst_s: float = 1.0
+    """Seconds of its rate that may be used at once."""
+    status: int = 403
+    """Of a refusal: Drive answers with 403 or 429."""
 
     @classmethod
     def resolve(cls, quota: Quota | str) -> Quota:
-        """Return a quota from itself or its name."""
+        """Return a quota from itself or its name. Raises ValueError for an unknown name."""
         if isinstance(quota, str) and quota not in QUOTAS:
             raise ValueError(f"unknown quota {quota!r}; known: {', '.join(QUOTAS)}")
         return QUOTAS[quota] if isinstance(quota, str) else quota
@@ -55,6 +61,7 @@ QUOTAS = {
     "units": Quota(units_per_user=325e3, units_per_project=1e6, creates_per_s=2.0),
     "requests": Quota(requests_per_user=12e3, requests_per_project=12e3, creates_per_s=3.0),
 }
+"""By name: "none"; "units", of projects made since May 2026; "requests", of those made before."""
 
 
 class Budget:

@@ -20,6 +20,8 @@ from tests.benchmarks.workloads import FLOORS, WORKLOADS, Workload
 # Who takes part where not all do: peers would need minutes, or have nothing to show.
 PEERS: dict[str, list[str]] = {
     "whole": ["gcsfs", "obstore"],
+    # Not obstore: a request for each of 5000 seeks.
+    "seek_small": ["gcsfs", "blockcache", "filecache", "simplecache"],
     "seek_big": ["blockcache", "filecache", "simplecache"],
     "cat_4k": [],
     "text_lines": [],

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +268,47 @@ def epochs(contender: str, base: str, *, n: int, step_s: float) -> dict[str, flo
     return {"fetched": float(fetched[-1]), "later": float(fetched[-1] - fetched[1])}
 
 
+def packed(contender: str, base: str, *, local: str, read_s: float, is_local: bool) -> dict[str, float]:
+    """Return the seconds that packing texts took, and what reading, encoding and writing them alone do."""
+    from cachedfs.datasets import pack
+
+    source = Path(local) / "texts"
+    with tempfile.TemporaryDirectory(dir=source.parent.parent) as folder:
+        target = Path(folder) / "texts.zarr"
+        began = time.perf_counter()
+        done = pack(str(source) if is_local else f"{base}/texts", str(target), kind="files", codec="zstd")
+        seconds = time.perf_counter() - began
+        assert done.samples == len(os.listdir(source))
+        sharded = json.loads((target / "data/zarr.json").read_text())["codecs"][0]["configuration"]
+        stored = [path.read_bytes() for path in target.glob("data/c.*")]
+        began = time.perf_counter()
+        for number, data in enumerate(stored):
+            (Path(folder) / str(number)).write_bytes(data)
+        write_s = time.perf_counter() - began
+    if is_local:
+        began = time.perf_counter()
+        for path in source.iterdir():
+            path.read_bytes()
+        read_s = time.perf_counter() - began
+    bounds = {"read": read_s, "encode": encoding_s(source, sharded), "write": write_s}
+    return {"seconds": seconds, "over": seconds / max(bounds.values()), **bounds}
+
+
+def encoding_s(source: Path, sharded: dict[str, Any]) -> float:
+    """Return the seconds that encoding all files by the chunks of a store takes on all cores, and nothing else."""
+    from numcodecs import Blosc
+
+    (blosc,) = (codec["configuration"] for codec in sharded["codecs"] if codec["name"] == "blosc")
+    codec = Blosc(blosc["cname"], blosc["clevel"], Blosc.NOSHUFFLE, blosc["blocksize"])
+    data, size = b"".join(path.read_bytes() for path in sorted(source.iterdir())), sharded["chunk_shape"][0]
+    chunks = [data[at : at + size] for at in range(0, len(data), size)]
+    with ThreadPoolExecutor() as pool:
+        began = time.perf_counter()
+        for _ in pool.map(codec.encode, chunks):
+            pass
+        return time.perf_counter() - began
+
+
 def resumed(contender: str, base: str, *, places: list[float], seed: int = 3) -> dict[str, float]:
     """Return the seconds from a state to the first batch after it, at each place of the epoch, and the most of them."""
     from cachedfs.datasets import ZarrDataset
@@ -317,5 +361,6 @@ _ROWS: dict[str, Callable[..., dict[str, float]]] = {
     "by_zarr": by_zarr,
     "whole": whole,
     "epochs": epochs,
+    "packed": packed,
     "resumed": resumed,
 }

@@ -29,6 +29,10 @@ IMAGES, IMAGE, IMAGES_SHARD = (
 SAMPLES, SAMPLE, SHARD = 5120, (64, 192), 512  # 12 KiB each
 WHOLE, PIECE = 512, (512, 512)  # float32: 1 MiB each
 BLOCKS = 512  # objects of 1 MiB
+TEXTS = 256  # files of 1 MiB
+PACK_LINK = Profile(
+    name="pack", metadata=Delay(0.03), media=Delay(0.03), listing=Delay(0.05), total_rate=30e6
+)
 N_EPOCHS = 4
 FAST_LINK, SLOW_LINK = 40e6, 10e6  # what Colab was seen to get from Drive
 STEP_S = 0.06  # of 16 images of that size
@@ -82,6 +86,15 @@ def _make_files(folder: Path, n: int, size: int) -> None:
         (folder / f"{number:04}").write_bytes(rng.randbytes(size))
 
 
+def _make_texts(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    rng = random.Random(0)
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randrange(2, 10))) for _ in range(5000)]
+    for number in range(TEXTS):
+        text = " ".join(rng.choices(words, k=MiB // 5)).encode()
+        (folder / f"{number:04}").write_bytes(text[:MiB])
+
+
 def _make_array(path: Path, shape: tuple[int, ...], dtype: str, shard: int, codec: str) -> None:
     import numpy as np
     import zarr
@@ -118,6 +131,7 @@ def _make_array(path: Path, shape: tuple[int, ...], dtype: str, shard: int, code
 _MAKERS: dict[str, Callable[[Path], None]] = {
     "files": lambda path: _make_files(path, FILES, FILE_SIZE),
     "blocks": lambda path: _make_files(path, BLOCKS, MiB),
+    "texts": _make_texts,
     "images.zarr": lambda path: _make_array(path, (IMAGES, *IMAGE), "u1", IMAGES_SHARD, "none"),
     "samples.zarr": lambda path: _make_array(path, (SAMPLES, *SAMPLE), "u1", SHARD, "zstd"),
     "whole.zarr": lambda path: _make_array(path, (WHOLE, *PIECE), "f4", 64, "lz4"),
@@ -158,6 +172,15 @@ def _resumed(f: Mapping[str, float]) -> str:
     )
 
 
+def _packed(f: Mapping[str, float]) -> str:
+    parts = ("read", "encode", "write")
+    return (
+        f"{f['seconds']:.2f} s, {1 / f['over']:.0%} of the bound ("
+        + ", ".join(f"{part} {f[part]:.2f} s" for part in parts)
+        + ")"
+    )
+
+
 def _ratio(f: Mapping[str, float]) -> str:
     return ", ".join(
         f"{name.removeprefix('at ')}: {value:.3f}" for name, value in f.items() if name.startswith("at ")
@@ -172,11 +195,11 @@ def _capped(share: float) -> Row:
     return Row(
         f"train_c{share * 100:.0f}",
         f"{N_EPOCHS} epochs with a cache of {share:g} of the data",
-        f"{BLOCKS} files of 1 MiB in random order, by batches of 8 and steps of 60 ms, `cache_size` {size // MiB} MiB: of what the later epochs "
+        f"{BLOCKS} files of 1 MiB in random order, by batches of 8, each at once, `cache_size` {size // MiB} MiB: of what the later epochs "
         f"read the share that is not fetched (no cache can do better than {share:g}), and all bytes over the least, which is the data "
         f"once and {1 - share:g} of them for each later epoch",
         "epochs",
-        {"n": N_EPOCHS, "step_s": 0.06},
+        {"n": N_EPOCHS, "step_s": 0.0},
         _hits,
         cache_size=str(size),
         data=("blocks",),
@@ -207,6 +230,26 @@ def _images_row(name: str, rate: float) -> Row:
     )
 
 
+def _pack_row(name: str, title: str, profile: Profile, *, is_local: bool) -> Row:
+    size = TEXTS * MiB
+    how = (
+        "files of the local disk"
+        if is_local
+        else f"objects behind a link of {profile.total_rate / 1e6:g} MB/s"
+    )
+    return Row(
+        name,
+        title,
+        f"{TEXTS} {how} of 1 MiB of text into shards on the local disk, zstd, verification and all; the bound is the longest of reading "
+        f"({'the same files once' if is_local else 'bytes over the rate'}), of encoding the same chunks on all cores, and of writing the same bytes",
+        "packed",
+        {"read_s": 0.0 if is_local else size / profile.total_rate, "is_local": is_local},
+        _packed,
+        profile=profile,
+        data=("texts",),
+    )
+
+
 _LIST = [
     Row("train_small", "16 small files a batch, 0.4 s each, 2 s a step", f"{FILES} files of Drive of 2 KB, each 0.4 s late (lognormal, sigma 0.3), all ten times faster; `DataLoader` with 4 or 8 processes, whichever is better, its start in the time", "small", {"n": FILES, "batch": 16, "step_s": 0.2}, _over, ("drive",), "drive", SLOW_FILES, 10.0, bound_s=FILES / 16 * 0.2, data=("files",)),
     Row("train_steps", "100 steps of 0.1 s, 10 ms a file", "batches of 4 of 400 files; all of it, the start of what loads as well", "small", {"n": 400, "batch": 4, "step_s": 0.1}, _over, ("gcsfs", "blockcache", "filecache"), "gcs", TEN_MS, bound_s=10.0, data=("files",)),
@@ -216,6 +259,8 @@ _LIST = [
     Row("train_samples", "random samples of 12 KiB from the cache", f"64 a batch, {SAMPLES} in shards of {SHARD}, zstd: microseconds a sample in one thread; a bare loop of `pread` and decoding over the local file; zarr by `array[i]`", "random_samples", {"n": 2560}, _microseconds, ("zarr",), data=("samples.zarr",)),
     Row("train_whole", "all of a blosc-lz4 array from the cache", f"float32 chunks of 1 MiB, {WHOLE} of them, in order by 64: seconds of all cores for a GB that is decoded", "whole", {}, lambda f: f"{1 / f['cpu_s_a_gb']:.2f} GB/s a core", ("zarr",), data=("whole.zarr",)),
     *map(_capped, (0.25, 0.5, 0.75)),
+    _pack_row("pack_link", "packing what comes over a link", PACK_LINK, is_local=False),
+    _pack_row("pack_codec", "packing what is on the disk", OFF, is_local=True),
     Row("train_resume", "the first batch after a restart", "16 samples of 12 KiB from the cache, after a state at the beginning, in the middle and near the end of an epoch; torchdata's StatefulDataLoader", "resumed", {"places": [0.01, 0.5, 0.95]}, _resumed, ("stateful",), data=("samples.zarr",)),
 ]  # fmt: skip
 ROWS = {row.name: row for row in _LIST}
@@ -277,7 +322,7 @@ def _options(row: Row, contender: str, local: Path) -> list[dict[str, Any]]:
     known = service.contenders.get(contender)
     base = f"{known if known else service.contenders['cachedfs']}{service.top}"
     options: dict[str, Any] = {"base": base, **row.options}
-    if row.do in ("images", "random_samples", "whole"):
+    if row.do in ("images", "random_samples", "whole", "packed"):
         options["local"] = str(local)
     if row.do != "small":
         return [options]

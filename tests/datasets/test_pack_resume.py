@@ -169,6 +169,7 @@ def cluster():
     distributed = pytest.importorskip("distributed")
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
     with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+        client.wait_for_workers(2, timeout=60)
         yield client
 
 

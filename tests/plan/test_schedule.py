@@ -108,14 +108,12 @@ def test_what_is_known_to_its_end_is_read_with_the_fewest_misses_there_can_be(or
     assert optimum(order, size + 1) <= Simulated(order, size).read().misses <= optimum(order, size)
 
 
-@given(orders, st.integers(1, 8), st.integers(1, 6), st.integers(1, 60))
-def test_reading_ahead_within_a_window_costs_at_most_what_as_many_blocks_fewer_would(
-    order, size, window, horizon
-):
-    read = Simulated(order, size, window=window, passing=window, horizon=max(horizon, window)).read()
-    assert read.misses >= optimum(order, size + window)
+@given(orders, st.integers(1, 8), st.integers(1, 6), st.integers(0, 6), st.integers(1, 60))
+def test_reading_ahead_costs_no_more_than_what_passes_takes(order, size, window, passing, horizon):
+    read = Simulated(order, size, window=window, passing=passing, horizon=max(horizon, window)).read()
+    assert read.misses >= optimum(order, size + passing)
     if horizon >= len(order):
-        assert read.misses <= optimum(order, max(0, size - window))
+        assert read.misses <= optimum(order, size)
 
 
 @given(orders, st.integers(1, 8), st.integers(1, 8), st.integers(0, 4), st.integers(1, 60))
@@ -204,7 +202,7 @@ def test_what_is_under_way_goes_only_when_it_is_here():
 
 def test_a_block_that_comes_when_nobody_asked_counts_as_here():
     plan = Schedule(horizon=100, limit=8)
-    plan.extend([Access("a", 5), Access("b", 5), Access("a", 5)])
+    plan.extend([Access("a", 5), Access("a", 5), Access("b", 5)])
     plan.stored("unknown")
     plan.stored("b")
     assert plan.taken == 5
@@ -225,9 +223,49 @@ def test_sizes_count():
 
 def test_a_smaller_limit_is_kept_by_what_is_asked_for_next():
     plan = read_of("abcdefabcd", 4, limit=4)
-    plan.limit = 2
+    plan.limit, plan.passing = 2, 2
     assert list(plan.to_fetch(6)) == ["e", "f"]
     assert list(plan.given_up()) == ["d", "c", "b", "a"]
+
+
+def test_what_is_read_out_of_turn_is_used_after_that_and_what_comes_before_it_is_not_read():
+    plan = Schedule(horizon=100, limit=2)
+    plan.extend(map(Access, "abcacb"))
+    for block in "ab":
+        plan.stored(block)
+    plan.read("b")
+    assert list(plan.unmade(0, 100)) == [(0, "a"), (2, "c"), (5, "b")]
+    assert list(plan.unmade(1, 2)) == [(2, "c")]
+    assert (plan.is_made("b", 1), plan.is_made("b", 5), plan.is_made("a", 0)) == (True, False, False)
+    assert list(plan.given_up()) == ["b", "a"]  # it is used last now
+    assert plan.position == 0
+    plan.read("a")
+    assert plan.position == 2
+    plan.read("a")
+    plan.read_up_to(5)
+    assert list(plan.unmade(0, 100)) == [(5, "b")]
+
+
+def test_what_came_for_somebody_ahead_of_the_plan_stays_only_if_it_is_used_again_before_others():
+    plan = Schedule(horizon=100, limit=1)
+    plan.extend(map(Access, "abcbca"))
+    plan.stored("b")
+    plan.stored("a", is_read=True)
+    assert next(plan.given_up()) == "a"
+    plan.stored("c", is_read=True)  # at 4, and b at 1
+    assert next(plan.given_up()) == "c"
+
+
+def test_what_only_passes_waits_while_as_much_passes_as_may():
+    plan = Schedule(horizon=100, limit=1, passing=1)
+    plan.extend(map(Access, "abcaabc"))
+    plan.stored("a")
+    assert plan.ask("b")
+    assert not plan.ask("c")
+    assert plan.ask("b")  # it is under way
+    plan.stored("b", is_read=True)
+    assert plan.ask("c")
+    assert plan.ask("unknown")
 
 
 # The simulations.
@@ -312,13 +350,19 @@ def test_an_access_takes_a_few_steps_in_a_heap_and_the_state_stays_within_its_bo
     assert counted.steps / len(order) <= 12 * math.log2(n)
 
 
-@given(st.lists(st.tuples(st.sampled_from("elsfgr"), st.integers(0, 7)), max_size=80), st.integers(0, 5))
+@given(st.lists(st.tuples(st.sampled_from("elsfgraoO"), st.integers(0, 7)), max_size=80), st.integers(0, 5))
 def test_whatever_is_told_in_whatever_order_the_sums_are_right(told, limit):
     """Blocks that nobody asked for come, others that were never here are lost, and so on."""
     plan = Schedule(horizon=20, limit=limit, passing=2)
     for what, number in told:
         if what == "e":
             plan.extend([Access(number, number + 1)])
+        elif what == "a":
+            plan.ask(number)
+        elif what == "o":
+            plan.read(number)
+        elif what == "O":
+            plan.stored(number, is_read=True)
         elif what == "l":
             plan.lost(number)
         elif what == "s":
@@ -340,6 +384,10 @@ def check(plan):
     assert plan.known - plan.position == len(ahead) <= plan.horizon
     for record in records:
         uses = [plan.position + at for at, each in enumerate(ahead) if each is record]
-        assert record.next == (uses[0] if uses else schedule.NEVER)
-        assert uses or record.is_under_way or record.place is not schedule._Place.AWAY
+        assert record.next in (*uses, schedule.NEVER)  # those before it were made out of turn
+        assert (
+            record.next != schedule.NEVER or record.is_under_way or record.place is not schedule._Place.AWAY
+        )
+    made = {record.block: record.next for record in records if record.next != schedule.NEVER}
+    assert {block: position for position, block in plan.unmade(0, 1000)} == made
     assert plan.taken == sum(each.size for each in records if each.place is not schedule._Place.AWAY)

@@ -14,7 +14,8 @@ from typing import Any
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import has_magic
 
-from cachedfs.datasets import arguments, words
+from cachedfs import words
+from cachedfs.datasets import arguments
 from cachedfs.datasets.listing import URLs
 from cachedfs.datasets.packing.ahead import ahead
 from cachedfs.datasets.packing.job import Job
@@ -37,19 +38,30 @@ ZARR = ("zarr.json", ".zgroup", ".zarray")
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """What `pack` made. Sizes in bytes."""
+    """What `pack` made; as text, one line about it."""
 
     url: str
+    """Where it is."""
     kind: str
+    """What the source was taken for: "files", "jsonl" and so on."""
     samples: int
-    shapes: dict[str, tuple[int, ...]]  # of the arrays, by name
-    layout: list[str]  # how each is cut and encoded, and why
+    """How many there are."""
+    shapes: dict[str, tuple[int, ...]]
+    """Of the arrays, by name."""
+    layout: list[str]
+    """How each array is cut and encoded, and why, in words."""
     objects: int
-    resumed: int  # of them, written by an earlier run
+    """How many objects were made, metadata among them."""
+    resumed: int
+    """How many of them an earlier run had written."""
     source_size: int
+    """Bytes of the source."""
     size: int
+    """Bytes of the objects."""
     seconds: float
+    """How long it took."""
     verified: str
+    """How many objects were compared with a checksum of the origin, and how many were read back, in words."""
 
     def __str__(self) -> str:
         rate = f", {words.size(self.source_size / self.seconds)}/s" if self.seconds else ""

@@ -27,6 +27,7 @@ from cachedfs.origins.pacing import Pacer
 from cachedfs.origins.ranges import range_header
 from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
 from cachedfs.origins.slots import Slots
+from cachedfs.origins.told import telling
 from cachedfs.workers import Workers
 
 if TYPE_CHECKING:
@@ -393,9 +394,13 @@ class Connection:
         try:
             async with self._account.turns.mine:
                 self._account.count()
-                return await loop.run_in_executor(
-                    self._threads, self._send_here, on_air, method, url, data, headers
-                )
+                with telling(method, url, headers.get("Range", "")) as told:
+                    answer = await loop.run_in_executor(
+                        self._threads, self._send_here, on_air, method, url, data, headers
+                    )
+                    told.answered(answer.status)
+                    told.size = len(answer.body)
+                return answer
         except asyncio.CancelledError:
             self._abort(on_air)  # nobody waits for it: its thread is for others
             raise

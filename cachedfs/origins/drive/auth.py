@@ -44,7 +44,7 @@ from cachedfs.origins.retry import Policy
 
 __all__ = ["OPTIONS", "SCOPE", "DriveAuth", "Held", "describe", "sign_in"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("cachedfs.origins")
 
 _CLIENT = (
     "client_id",

@@ -103,6 +103,7 @@ class DriveFileSystem(WalksCycles):
 
     @property
     def fsid(self) -> str:
+        """Names the service, and not the account."""
         return "drive"
 
     # Reading
@@ -353,6 +354,7 @@ class DriveFileSystem(WalksCycles):
         return self.ukey(path)
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> str:
+        """Raise NotImplementedError: Google Drive has no such thing."""
         raise NotImplementedError("Google Drive has no signed URLs; share the file instead")
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:

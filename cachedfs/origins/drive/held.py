@@ -21,7 +21,7 @@ from cachedfs.origins.retry import Failed
 
 __all__ = ["SCOPE", "Found", "GoogleSource", "Held", "OAuth2ClientSource", "SavedFile", "Source"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("cachedfs.origins")
 
 SCOPE = "https://www.googleapis.com/auth/drive"
 _EXPIRES_SOON_S = 300  # as gcsfs: a token that lasts less is renewed before it is used

@@ -1,0 +1,284 @@
+"""Every URL form of the design, and fsspec's own methods. What other libraries make of them: tests/libraries."""
+
+import functools
+import gzip
+import http.server
+import io
+import json
+import threading
+import zipfile
+
+import fsspec
+import numpy as np
+import pandas as pd
+import pytest
+from fsspec.callbacks import Callback
+
+from tests.support import KiB, MiB, forget, noise
+
+ROWS = pd.DataFrame(
+    {"n": range(1000), "x": np.linspace(0, 1, 1000), "name": [f"row {i}" for i in range(1000)]}
+)
+FORMS = ["cachedfs::gs://", "cgs://", "cachedfs::gcs://"]
+
+uploading = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # gcsfs to aiohttp
+
+
+@pytest.fixture
+def fs(cloud):
+    return fsspec.filesystem("cachedfs", target_protocol="gs")
+
+
+# Forms and options.
+
+
+def test_json_lines_in_text_mode_in_every_form(base):
+    with fsspec.open(f"{base}/a.jsonl", "wt") as file:
+        for i in range(100):
+            file.write(json.dumps({"i": i, "text": "naïve ✓"}) + "\n")
+    with fsspec.open(f"{base}/a.jsonl", "rt", encoding="utf-8") as file:
+        assert [json.loads(line)["i"] for line in file] == list(range(100))
+
+
+def test_options_reach_us_and_the_target(cloud, tmp_path):
+    ours = {"cache_dir": str(tmp_path / "elsewhere"), "block_size": 64 * KiB}
+    theirs = {"token": "anon", "endpoint_url": cloud.server.endpoint_url, "consistency": "size"}
+    data = cloud.put("a.bin", noise(200 * KiB))
+    with fsspec.open(cloud.url("a.bin"), cachedfs=ours, gs=theirs) as file:
+        assert file.read() == data
+        assert file.blocksize == 64 * KiB
+        assert file.fs.target_options == theirs
+        assert file.fs.stats().cache_dir.startswith(ours["cache_dir"])
+    for options in ({"target_options": theirs}, {"gs": theirs}):
+        fs = fsspec.filesystem("cachedfs", target_protocol="gs", **ours, **options)
+        assert fs.cat_file(cloud.path("a.bin")) == data
+        assert fs.target_options == theirs
+    for options in ({"target_options": theirs}, {"gs": theirs}, {"gcs": theirs}):
+        fs = fsspec.filesystem("cgs", **ours, **options)
+        assert fs.cat_file(cloud.path("a.bin")) == data
+        assert fs.target_options == theirs
+    for prefix, options in (
+        ("cgs://", {**ours, "gs": theirs}),
+        ("cachedfs::gcs://", {"cachedfs": ours, "gcs": theirs}),
+    ):
+        with fsspec.open(cloud.url("a.bin", prefix), **options) as file:
+            assert file.fs.target_options == theirs
+            assert file.read() == data
+    frame = pd.DataFrame({"n": [1, 2]})
+    frame.to_csv(cloud.url("a.csv"), index=False, storage_options={"cachedfs": ours, "gs": theirs})
+    back = pd.read_csv(cloud.url("a.csv"), storage_options={"cachedfs": ours, "gs": theirs})
+    pd.testing.assert_frame_equal(back, frame)
+
+
+# fsspec's own methods.
+
+
+def test_open_files_by_glob_and_by_list(cloud):
+    for i in range(12):
+        cloud.put(f"f/{i:02}.txt", f"text {i}".encode())
+    for files in (
+        fsspec.open_files(cloud.url("f/*.txt"), "rt"),
+        fsspec.open_files([cloud.url(f"f/{i:02}.txt") for i in range(12)], "rt"),
+        fsspec.open_files(cloud.url("f/*.txt", "cgs://"), "rt"),
+    ):
+        assert len(files) == 12
+        with files as opened:
+            assert [file.read() for file in opened] == [f"text {i}" for i in range(12)]
+
+
+def test_open_files_writes_too(cloud, fs):
+    with fsspec.open_files(cloud.url("out/*.txt"), "wt", num=3) as files:
+        for i, file in enumerate(files):
+            file.write(f"part {i}")
+    assert fs.cat(cloud.path("out/*")) == {cloud.path(f"out/{i}.txt"): f"part {i}".encode() for i in range(3)}
+
+
+def test_cat_takes_many_paths_in_every_form_and_globs(cloud, fs):
+    for i in range(5):
+        cloud.put(f"f/{i}", noise(100, i))
+    expected = {cloud.path(f"f/{i}"): noise(100, i) for i in range(5)}
+    for prefix in ("", "gs://", "cachedfs::gs://"):
+        assert fs.cat([cloud.url(f"f/{i}", prefix) for i in range(5)]) == expected
+    assert fs.cat(cloud.url("f/*")) == expected
+    assert fs.cat(cloud.path("f"), recursive=True, on_error="omit") == expected  # it gives the folder too
+    absent = cloud.path("f/absent")
+    with pytest.raises(FileNotFoundError):
+        fs.cat([*expected, absent])
+    assert fs.cat([*expected, absent], on_error="omit") == expected
+    assert isinstance(fs.cat([*expected, absent], on_error="return")[absent], FileNotFoundError)
+
+
+def test_cat_ranges_of_several_objects(cloud, fs):
+    objects = {cloud.path(f"f/{i}"): cloud.put(f"f/{i}", noise(3 * MiB, i)) for i in range(3)}
+    paths = [*objects, *objects]
+    starts, ends = [0, 5, -100, MiB - 1, 2 * MiB, None], [10, 2 * MiB, None, MiB + 1, 3 * MiB, None]
+    expected = [objects[path][a:b] for path, a, b in zip(paths, starts, ends, strict=True)]
+    for _ in range(2):
+        assert fs.cat_ranges(paths, starts, ends) == expected
+    assert fs.cat_ranges(paths, 0, 10) == [objects[path][:10] for path in paths]
+    found = fs.cat_ranges([*objects, cloud.path("absent")], 0, 1, on_error="return")
+    assert isinstance(found[-1], FileNotFoundError)
+
+
+class Counting(Callback):
+    """Sizes and steps of each transfer, by the name of what is written."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.branches = {}
+
+    def branched(self, path_1, path_2, **kwargs):
+        return self.branches.setdefault(path_2, Counting())
+
+
+@uploading
+def test_get_and_put_tell_their_callbacks_the_sizes(cloud, fs, tmp_path):
+    sizes = {f"{i}.bin": 1000 * i + 1 for i in range(4)} | {"big.bin": 3 * MiB}
+    local = tmp_path / "local"
+    local.mkdir()
+    for name, size in sizes.items():
+        (local / name).write_bytes(noise(size, size))
+    put = Counting()
+    fs.put(f"{local}/", cloud.url("up/"), recursive=True, callback=put)
+    assert (put.size, put.value) == (5, 5) or (put.size, put.value) == (6, 6)  # fsspec may count the folder
+    for _ in range(2):
+        got, target = Counting(), tmp_path / f"back-{_}"
+        fs.get(cloud.url("up"), str(target), recursive=True, callback=got)
+        assert {path.name: path.stat().st_size for path in target.iterdir()} == sizes
+        for name, size in sizes.items():
+            branch = got.branches[str(target / name)]
+            assert (branch.size, branch.value) == (size, size)
+            assert (target / name).read_bytes() == noise(size, size)
+    one = Counting()
+    fs.get_file(cloud.path("up/big.bin"), tmp_path / "one", callback=one)
+    assert (one.size, one.value) == (3 * MiB, 3 * MiB)
+    one = Counting()
+    fs.put_file(tmp_path / "one", cloud.path("up/one"), callback=one)
+    assert (one.size, one.value) == (3 * MiB, 3 * MiB)
+    assert fs.cat_file(cloud.path("up/one")) == noise(3 * MiB, 3 * MiB)
+
+
+def test_upload_and_download_are_put_and_get(cloud, fs, tmp_path):
+    (tmp_path / "a").write_bytes(b"data")
+    fs.upload(str(tmp_path / "a"), cloud.url("a"))
+    fs.download(cloud.url("a"), str(tmp_path / "b"))
+    assert (tmp_path / "b").read_bytes() == b"data"
+
+
+def test_find_glob_walk_and_du_agree(cloud, fs):
+    tree = {f"t/{a}/{b}.txt": noise(10 * a + b, b) for a in range(3) for b in range(4)}
+    for key, data in tree.items():
+        cloud.put(key, data)
+    paths = sorted(map(cloud.path, tree))
+    for form in ("", "gs://", "cachedfs::gs://"):
+        top = cloud.url("t", form)
+        assert fs.find(top) == paths
+        assert fs.glob(f"{top}/**/*.txt") == paths
+        assert fs.glob(f"{top}/1/*") == [path for path in paths if "/1/" in path]
+        assert fs.glob(f"{top}/*") == [cloud.path(f"t/{a}") for a in range(3)]
+        walked = {root: (sorted(dirs), sorted(files)) for root, dirs, files in fs.walk(top)}
+        assert walked[cloud.path("t")] == (["0", "1", "2"], [])
+        assert walked[cloud.path("t/2")] == ([], [f"{b}.txt" for b in range(4)])
+        assert fs.du(top) == sum(map(len, tree.values()))
+        assert fs.du(top, total=False) == {cloud.path(key): len(data) for key, data in tree.items()}
+        assert fs.ls(top, detail=False) == [cloud.path(f"t/{a}") for a in range(3)]
+        assert sorted(fs.expand_path(top, recursive=True, maxdepth=2)) == sorted(
+            [cloud.path("t"), *(cloud.path(f"t/{a}") for a in range(3)), *paths]
+        )
+    assert fs.find(cloud.path("t"), maxdepth=1) == []
+    assert fs.find(cloud.path("t"), maxdepth=1, withdirs=True) == [
+        cloud.path("t"),
+        *(cloud.path(f"t/{a}") for a in range(3)),
+    ]
+    assert fs.isdir(cloud.path("t/1"))
+    assert fs.isfile(cloud.path("t/1/1.txt"))
+    assert fs.size(cloud.path("t/1/1.txt")) == 11
+    assert fs.sizes([cloud.path("t/1/1.txt"), cloud.path("t/2/1.txt")]) == [11, 21]
+
+
+def test_head_tail_and_read_block(cloud, fs):
+    data = cloud.put("a.txt", b"one\ntwo\nthree\nfour\n")
+    assert fs.head(cloud.path("a.txt"), 3) == data[:3]
+    assert fs.tail(cloud.path("a.txt"), 5) == data[-5:]
+    assert fs.read_block(cloud.path("a.txt"), 2, 6, delimiter=b"\n") == b"two\nthree\n"
+    assert fs.read_text(cloud.path("a.txt")) == data.decode()
+    assert fs.read_bytes(cloud.path("a.txt"), start=4, end=7) == b"two"
+
+
+def test_what_is_stored_as_gzip_is_read_as_stored_and_unpacked_by_infer(cloud, fs):
+    text = b"".join(b"line %d\n" % i for i in range(20_000))
+    packed = gzip.compress(text)
+    cloud.put("a.txt.gz", packed, content_encoding="gzip")
+    for _ in range(2):
+        with fsspec.open(cloud.url("a.txt.gz"), compression="infer") as file:
+            assert file.read() == text
+        assert fs.cat_file(cloud.path("a.txt.gz"), 100, 200) == packed[100:200]
+        assert fs.info(cloud.path("a.txt.gz"))["size"] == len(packed)
+        assert fs.info(cloud.path("a.txt.gz"))["contentEncoding"] == "gzip"
+        forget()
+    with fsspec.open(cloud.url("a.txt.gz"), "rt", compression="infer") as file:
+        assert sum(1 for _ in file) == 20_000
+
+
+def test_a_url_given_back_by_us_opens_the_same_object(base):
+    with fsspec.open(f"{base}/a.bin", "wb") as file:
+        file.write(b"abc")
+    with fsspec.open(f"{base}/a.bin") as file:
+        name = file.full_name
+    with fsspec.open(name) as file:
+        assert file.read() == b"abc"
+    assert fsspec.open(f"{base}/a.bin").full_name == name
+
+
+def test_a_mapper_is_a_mapping_of_the_objects(base):
+    mapper = fsspec.get_mapper(f"{base}/m")
+    mapper["a/b"] = b"1"
+    mapper["c"] = b"2"
+    assert dict(mapper) == {"a/b": b"1", "c": b"2"}
+    assert mapper.getitems(["a/b", "nothing"], on_error="omit") == {"a/b": b"1"}
+    del mapper["c"]
+    assert list(mapper) == ["a/b"]
+    with pytest.raises(KeyError):
+        mapper["c"]
+
+
+def test_a_reference_filesystem_reads_through_us(cloud):
+    data = cloud.put("raw.bin", noise(3 * MiB))
+    references = {f"part{i}": [cloud.url("raw.bin", "cgs://"), i * MiB, MiB] for i in range(3)}
+    fs = fsspec.filesystem("reference", fo=references, fs=fsspec.filesystem("cgs"))
+    assert fs.cat("part1") == data[MiB : 2 * MiB]
+    assert fs.cat([*references]) == {f"part{i}": data[i * MiB : (i + 1) * MiB] for i in range(3)}
+
+
+def test_a_zip_file_is_read_through_us(cloud):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as packed:
+        packed.writestr("d/rows.csv", ROWS.to_csv(index=False))
+    cloud.put("a.zip", buffer.getvalue())
+    for prefix in FORMS:
+        back = pd.read_csv(f"zip://d/rows.csv::{cloud.url('a.zip', prefix)}")
+        pd.testing.assert_frame_equal(back, ROWS, check_exact=False)
+
+
+def test_web_pages_are_named_by_their_urls(tmp_path):
+    (tmp_path / "rows.csv").write_text(ROWS.to_csv(index=False))
+
+    class Silent(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    handler = functools.partial(Silent, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/rows.csv"
+            pd.testing.assert_frame_equal(pd.read_csv(f"cachedfs::{url}"), ROWS, check_exact=False)
+            fs, path = fsspec.url_to_fs(f"cachedfs::{url}")
+            assert path == url
+            assert fs.unstrip_protocol(path) == f"cachedfs::{url}"
+            assert fs.cat_file(url) == (tmp_path / "rows.csv").read_bytes()
+            assert fs.exists(url)
+            assert not fs.exists(f"{url}.not")
+        finally:
+            forget()  # closes the connections
+            server.shutdown()
