@@ -35,6 +35,10 @@ PEERS: dict[str, list[str]] = {
     "steps_large": ["gcsfs", "blockcache", "obstore"],
     "steps_lines": ["gcsfs", "blockcache"],
     "first_byte": ["gcsfs", "obstore"],
+    # Half a minute each for peers, who were seen at 192 MiB.
+    "gigabyte_small": [],
+    "gigabyte_large": [],
+    "gigabyte_lines": [],
     # Nothing like it.
     "one_by_one_ahead": [],
     "batched_ahead": [],
@@ -82,6 +86,9 @@ OUR_COLD = {
     "drive_many_units": 1,
     "drive_day": 1,
     "drive_list": 1,
+    "gigabyte_small": 1,
+    "gigabyte_large": 1,
+    "gigabyte_lines": 1,
 }  # passes with an empty cache; elsewhere 3
 IMPORTS = 9
 
@@ -222,7 +229,10 @@ def main() -> int:
         print(report.tables(*report.load(path)), end="")
     missed = [verdict for verdict in verdicts if verdict.verdict == "MISSED"]
     for v in missed:
-        print(f"MISSED: {v.row}, {v.what}: {v.value} {v.unit}, at most {v.at_most:g}", file=sys.stderr)
+        print(
+            f"MISSED: {v.row}, {v.what}: {v.value} {v.unit}, at most {v.allowed or v.at_most:g}",
+            file=sys.stderr,
+        )
     return 1 if missed else 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cachedfs.sim import Profile
 from tests.benchmarks import training
-from tests.benchmarks.data import BIG_SIZE, LONG_SIZE, MANY, MANY_SIZE, MiB
+from tests.benchmarks.data import BIG_SIZE, GIGABYTE_SIZE, LONG_SIZE, MANY, MANY_SIZE, MiB
 from tests.benchmarks.harness import Result
 from tests.benchmarks.services import DRIVE_BAD, DRIVE_CALM, DRIVE_EVEN, DRIVE_OLD, EVEN, mean
 from tests.benchmarks.workloads import WORKLOADS
@@ -17,7 +17,11 @@ __all__ = ["BOUNDS", "LATER", "Bound", "Verdict", "judge"]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One number of ours and the most that it may be."""
+    """One number of ours and the most that it may be.
+
+    `local_s`: what the builtin file took for the same where the number was promised. Where it takes longer, on a slower
+    machine, as much longer is allowed: what is promised of a pass that asks nobody is how near it comes to a local file.
+    """
 
     row: str
     what: str
@@ -25,6 +29,14 @@ class Bound:
     value: Callable[[Result], float]
     unit: str = "s"
     is_due: bool = True  # False: comes with a later issue, and fails nothing yet
+    local_s: float | None = None
+
+    def allowed(self, result: Result) -> float:
+        """Return the most that the number may be on the machine of `result`."""
+        local = result.figures.get("beside")
+        if self.local_s is None or local is None:
+            return self.at_most
+        return self.at_most * max(1.0, local.median / self.local_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,7 @@ class Verdict:
     at_most: float
     value: float | None  # None: it failed
     verdict: str  # met, MISSED, later
+    allowed: float = 0.0  # more than `at_most` where local files are slower than where that was promised
 
 
 def median(name: str) -> Callable[[Result], float]:
@@ -86,6 +99,11 @@ def block_s() -> float:
     return EVEN.media.median_s + MiB / EVEN.stream_rate
 
 
+def gigabyte_s() -> float:
+    """Return what the object of 980 MB takes at all of the bandwidth; ways to read it that all come near it come near each other."""
+    return GIGABYTE_SIZE / EVEN.total_rate
+
+
 def drive_long_s() -> float:
     """Return what 200 MB take after one latency, at all of the bandwidth."""
     return mean(DRIVE_CALM.media).median_s + LONG_SIZE / DRIVE_CALM.total_rate
@@ -95,8 +113,8 @@ def per_call_us(result: Result) -> float:
     return result.figures["second"].median / 5000 * 1e6
 
 
-def stalled(result: Result) -> float:
-    """Return how much of a cold pass was spent on waiting: what a second one takes is work."""
+def over_second(result: Result) -> float:
+    """Return how much of a cold pass a second one does not take: waiting, and the work of fetching on the same cores."""
     return 1 - result.figures["second"].median / result.figures["cold"].median
 
 
@@ -130,18 +148,18 @@ _COLD, _SECOND, _NEW, _WRONG = median("cold"), median("second"), median("new"), 
 _BIG_GB = BIG_SIZE / 1e9
 BOUNDS = [
     Bound("sequential", "cold", 1.25, _COLD),
-    Bound("sequential", "second pass", 0.02, _SECOND),
-    Bound("sequential", "new process", 0.06, _NEW),
+    Bound("sequential", "second pass", 0.02, _SECOND, local_s=0.01),
+    Bound("sequential", "new process", 0.06, _NEW, local_s=0.01),
     Bound("fill", "cold, a GB", 1.0, lambda result: _COLD(result) / _BIG_GB),
     Bound("fill", "CPU of its process, a GB", 0.8, lambda result: median("cpu")(result) / _BIG_GB),
     Bound("whole", "cold", 1.4, _COLD),
     Bound("random", "cold", 2.0, _COLD),
-    Bound("random", "second pass", 0.01, _SECOND),
+    Bound("random", "second pass", 0.01, _SECOND, local_s=0.002),
     Bound("one_by_one", "cold", 16.0, _COLD),
-    Bound("one_by_one", "second pass", 0.03, _SECOND),
+    Bound("one_by_one", "second pass", 0.03, _SECOND, local_s=0.009),
     *_requests("one_by_one"),
     Bound("batched", "cold", 1.9, _COLD),
-    Bound("batched", "second pass", 0.015, _SECOND),
+    Bound("batched", "second pass", 0.015, _SECOND, local_s=0.01),
     Bound("one_by_one_ahead", "cold", 1.5, _COLD),
     Bound("one_by_one_ahead", "requests a file, cold, the listing aside", 1.0, listed_aside, ""),
     Bound("batched_ahead", "cold", 1.2, _COLD),
@@ -151,8 +169,8 @@ BOUNDS = [
     Bound("dense", "second pass over local", 1.2, times_local, "x"),
     Bound("samples", "cold", 1.6, _COLD),
     Bound("samples", "second pass over local", 1.0, times_local, "x"),
-    Bound("seek_small", "cached", 0.015, _SECOND),
-    Bound("seek_big", "cached", 0.025, _SECOND),
+    Bound("seek_small", "cached", 0.015, _SECOND, local_s=0.01),
+    Bound("seek_big", "cached", 0.025, _SECOND, local_s=0.008),
     Bound("cat_4k", "a call", 12.0, per_call_us, "us"),
     Bound("text_lines", "over the builtin", 1.7, times_local, "x"),
     Bound("binary_lines", "over the builtin", 1.2, times_local, "x"),
@@ -181,6 +199,10 @@ BOUNDS = [
     Bound("steps_small", "cold", 1.25, _COLD),
     Bound("steps_large", "cold", 1.25, _COLD),
     Bound("steps_lines", "cold", 0.8, _COLD),
+    *(
+        Bound(f"gigabyte_{how}", "cold over the link", 1.1, lambda result: _COLD(result) / gigabyte_s(), "x")
+        for how in ("small", "large", "lines")
+    ),
     Bound(
         "first_byte",
         "cold over one request each",
@@ -211,7 +233,8 @@ BOUNDS = [
     Bound("pack_codec", "all of it, over the longest of its parts", 1.25, median("over"), "x"),
     Bound("train_resume", "slowest of the places", 0.2, median("worst")),
     Bound("train_resume", "slowest less the fastest", 0.05, median("spread")),
-    Bound("steps", "cold, share of the time that is waited for chunks", 0.05, stalled, ""),
+    Bound("steps", "cold, share of the time in which a read waits", 0.05, median("waited"), ""),
+    Bound("steps", "cold, share of the time that a second pass does not take", 0.05, over_second, ""),
 ]
 LATER: list[str] = []  # promised by the design, and not measured yet
 
@@ -225,9 +248,10 @@ def judge(results: list[Result]) -> list[Verdict]:
         if result is None or (result.sample and not result.error):
             continue
         value = None if result.error else round(bound.value(result), 4)
-        if value is None or (value > bound.at_most and bound.is_due):
+        allowed = bound.at_most if result.error else round(bound.allowed(result), 4)
+        if value is None or (value > allowed and bound.is_due):
             verdict = "MISSED"
         else:
-            verdict = "met" if value <= bound.at_most else "later"
-        verdicts.append(Verdict(bound.row, bound.what, bound.unit, bound.at_most, value, verdict))
+            verdict = "met" if value <= allowed else "later"
+        verdicts.append(Verdict(bound.row, bound.what, bound.unit, bound.at_most, value, verdict, allowed))
     return verdicts

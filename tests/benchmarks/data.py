@@ -23,6 +23,8 @@ DAY_SIZE = 2_000
 CROWD, N_CROWD = "crowd", 10_000  # a folder of Drive and its files: ten pages
 SMALL = [f"small/{number:03}.json" for number in range(300)]
 N_LINES, LINE_SIZE = 98_000, 1000
+GIGABYTE, N_REPEATED = "gigabyte.jsonl", 10  # the same lines again and again
+GIGABYTE_SIZE = N_REPEATED * N_LINES * LINE_SIZE
 DENSE_SHAPE, DENSE_CHUNK = (360, 256, 256), (1, 256, 256)  # float32: 360 chunks of 256 KiB, 94 MB
 MAPS_SHAPE, MAPS_CHUNK = (48, 4, 512, 512), (1, 1, 512, 512)  # float32: 4 chunks of 1 MiB a time step, 201 MB
 SAMPLES_SHAPE, SAMPLES_CHUNK, SAMPLES_SHARD = (
@@ -42,6 +44,10 @@ def make(folder: Path) -> None:
         for number in range(N_LINES):
             head = f'{{"id": {number:06}, "text": "'
             file.write(f'{head}{rng.randbytes(LINE_SIZE).hex()[: LINE_SIZE - len(head) - 3]}"}}\n')
+    lines = (folder / LINES).read_bytes()
+    with open(folder / GIGABYTE, "wb") as file:
+        for _ in range(N_REPEATED):
+            file.write(lines)
     _make_arrays(folder)
 
 

@@ -196,6 +196,8 @@ def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, 
         _keep(result, "cold", cold, scale)
         result.figures["cpu"] = Figure.of([answer["cpu"] for answer in cold], scale)
         _keep(result, "new", new, scale)
+        if any("waited" in answer for answer in cold):
+            result.figures["waited"] = Figure.of([answer["waited"] for answer in cold])
     _keep(result, "second", second, scale)
     _keep(result, "beside", beside[1:], scale)  # local, each after one pass of ours in the same process
     if not plan.is_warm:

@@ -165,6 +165,8 @@ def _bounds(verdicts: list[Verdict]) -> str:
     for v in verdicts:
         value = "failed" if v.value is None else f"{v.value:.4g} {v.unit}".strip()
         at_most = f"{v.at_most:.4g} {v.unit}".strip()
+        if v.allowed > v.at_most:
+            at_most += f", here {v.allowed:.2g}: local files take {v.allowed / v.at_most:.1f} x as long"
         lines.append(_line([f"{TITLES[v.row]}: {v.what}", value, at_most, v.verdict]))
     later = ["", "Later, and not measured yet:", "", *(f"- {text}" for text in LATER)] if LATER else []
     return "\n".join([*lines, *later])

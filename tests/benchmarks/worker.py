@@ -10,8 +10,10 @@ import gc
 import importlib
 import json
 import sys
+import tempfile
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from tests.benchmarks.abused import act
@@ -46,6 +48,22 @@ def measure(run: Run) -> dict[str, Any]:
     return {"seconds": seconds, "cpu": time.process_time() - cpu, "check": check(value)}
 
 
+def measure_waits(run: Run) -> dict[str, Any]:
+    """Return what `measure` does, and the share of the time in which a read of ours waited, as events tell."""
+    cachedfs = sys.modules.get("cachedfs")
+    if cachedfs is None:
+        return measure(run)
+    from cachedfs.report import records
+    from cachedfs.report.summary import merged
+
+    with tempfile.TemporaryDirectory() as folder:
+        cachedfs.log_events(folder)
+        answer = measure(run)
+        cachedfs.log_events(None)
+        waits = merged((wait.at, wait.at + wait.took_s) for wait in records.read(folder).waits)
+    return {**answer, "waited": sum(stop - start for start, stop in waits) / answer["seconds"]}
+
+
 def settle() -> None:
     """Wait until what came is on the disk: its seconds of CPU belong to the pass that fetched it."""
     engine = sys.modules.get("cachedfs.engine")
@@ -66,6 +84,7 @@ def main() -> None:
     for module in sys.argv[1:]:
         importlib.import_module(module)
     run: Run = tuple
+    how: Callable[[Run], dict[str, Any]] = measure
     for line in sys.stdin:
         order = json.loads(line)
         try:
@@ -76,9 +95,10 @@ def main() -> None:
             elif "endpoint" in order:
                 answer = measure_floor(**order)
             elif "run" in order:
-                answer = measure(run)
+                answer = how(run)
                 run = tuple  # its open files are closed before the next one is prepared
             else:
+                how = measure_waits if order["row"] == "steps" else measure
                 run, answer = prepare(**order), {}
         except Exception as error:  # a contender that cannot do it is a result
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}

@@ -23,6 +23,7 @@ from tests.benchmarks.data import (
     CROWD,
     DAY,
     DENSE,
+    GIGABYTE,
     LARGE,
     LINES,
     LONG,
@@ -156,14 +157,14 @@ def in_sequence(place: Place, key: str, step: int = MiB) -> Run:
     return run
 
 
-def by_steps(size: int) -> Callable[[Place, int], Run]:
-    return lambda place, n: in_sequence(place, BIG, size)
+def by_steps(size: int, key: str = BIG) -> Callable[[Place, int], Run]:
+    return lambda place, n: in_sequence(place, key, size)
 
 
-def cold_lines(place: Place, n: int) -> Run:
+def cold_lines(place: Place, n: int, key: str = LINES) -> Run:
     def run() -> int:
         done = 0
-        with place.open(LINES) as file:
+        with place.open(key) as file:
             for line in file:
                 done += len(line)
                 if done >= n * 10**6:
@@ -171,6 +172,10 @@ def cold_lines(place: Place, n: int) -> Run:
         return done
 
     return run
+
+
+def cold_gigabyte_lines(place: Place, n: int) -> Run:
+    return cold_lines(place, n, GIGABYTE)
 
 
 def first_bytes(place: Place, n: int) -> Run:
@@ -472,6 +477,9 @@ _LIST = [
     Workload("steps_small", "192 MiB in sequence, 8 KiB at a time", "one object of random bytes, opened by `fsspec.open(url)`, read 8 KiB at a time to its end", 192, by_steps(8 * KiB)),
     Workload("steps_large", "192 MiB in sequence, 16 MiB at a time", "the same, 16 MiB at a time", 192, by_steps(16 * MiB)),
     Workload("steps_lines", "98 MB of lines, never read before", "98,000 lines of 1000 bytes: `for line in fsspec.open(url)`", 98, cold_lines),
+    Workload("gigabyte_small", "980 MB in sequence, 8 KiB at a time", "one object of 980,000 lines of 1000 bytes, opened by `fsspec.open(url)`, read 8 KiB at a time to its end", 980, by_steps(8 * KiB, GIGABYTE)),
+    Workload("gigabyte_large", "980 MB in sequence, 16 MiB at a time", "the same, 16 MiB at a time", 980, by_steps(16 * MiB, GIGABYTE)),
+    Workload("gigabyte_lines", "980 MB of lines, never read before", "the same: `for line in fsspec.open(url)`", 980, cold_gigabyte_lines),
     Workload("first_byte", "the first byte of two large files", f"192 MiB and 98 MB, one after the other: `fsspec.open(url).read(1)`; {_EVERY}", 2, first_bytes, profile=EVEN),
     Workload("beside_small", "10 small files while 192 MiB are read", f"one by one, as above, while another thread reads 192 MiB in sequence; {_EVERY}", 10, beside(small_one), profile=EVEN),
     Workload("beside_block", "5 reads of 64 KiB while 192 MiB are read", f"in the middle of 98 MB, each by an `fsspec.open(url)` of its own, while another thread reads 192 MiB in sequence; {_EVERY}", 5, beside(block_of_another), profile=EVEN),
