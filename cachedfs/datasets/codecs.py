@@ -68,8 +68,13 @@ class Decoder:
 
     def into(self, data: Any, out: Array) -> None:
         """Decode a chunk into `out`, contiguous and of the chunk's shape and type: at once where that is how it is stored."""
-        if not self.steps or not self._is_plain or self.size <= SMALL:
+        if not self._is_plain:
             out[...] = self.array(data).reshape(out.shape)
+            return
+        if not self.steps or self.size <= SMALL:
+            for step in self.steps:
+                data = step.decode(data)
+            out[...] = np.frombuffer(data, self.stored).reshape(out.shape)
             return
         for step in self.steps[:-1]:
             data = step.decode(data)
