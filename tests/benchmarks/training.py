@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cachedfs.sim import Delay, Profile
+from tests.benchmarks import rivals
 from tests.benchmarks.harness import ContenderError, Figure, Result, Session
 from tests.benchmarks.services import BUCKET, DRIVE_EVEN, SERVICES
 
@@ -74,7 +75,7 @@ class Row:
 
 def make(folder: Path, names: set[str]) -> None:
     """Make what is read of these and is not there; the same bytes every time."""
-    for name in names:
+    for name in sorted(names):  # one of them is made of another
         if not (folder / name).exists():
             _MAKERS[name](folder / name)
 
@@ -131,6 +132,7 @@ def _make_array(path: Path, shape: tuple[int, ...], dtype: str, shard: int, code
 _MAKERS: dict[str, Callable[[Path], None]] = {
     "files": lambda path: _make_files(path, FILES, FILE_SIZE),
     "blocks": lambda path: _make_files(path, BLOCKS, MiB),
+    "blocks.lit": lambda path: rivals.make_chunks(path.parent / "blocks", path),
     "texts": _make_texts,
     "images.zarr": lambda path: _make_array(path, (IMAGES, *IMAGE), "u1", IMAGES_SHARD, "none"),
     "samples.zarr": lambda path: _make_array(path, (SAMPLES, *SAMPLE), "u1", SHARD, "zstd"),
@@ -156,7 +158,7 @@ def _microseconds(f: Mapping[str, float]) -> str:
 
 
 def _hits(f: Mapping[str, float]) -> str:
-    return f"hits {hit_ratio(f):.3f}, {f['remote']:.3f} x the bytes"
+    return f"hits {hit_ratio(f):.3f}, {f['remote']:.3f} x the bytes, {f['seconds']:.1f} s"
 
 
 def hit_ratio(figures: Mapping[str, float]) -> float:
@@ -197,10 +199,11 @@ def _capped(share: float) -> Row:
         f"{N_EPOCHS} epochs with a cache of {share:g} of the data",
         f"{BLOCKS} files of 1 MiB in random order, by batches of 8, each at once, `cache_size` {size // MiB} MiB: of what the later epochs "
         f"read the share that is not fetched (no cache can do better than {share:g}), and all bytes over the least, which is the data "
-        f"once and {1 - share:g} of them for each later epoch",
+        f"once and {1 - share:g} of them for each later epoch; LitData: the same in chunks of 4 MiB, its `max_cache_size`, two workers",
         "epochs",
         {"n": N_EPOCHS, "step_s": 0.0},
         _hits,
+        ("litdata",),
         cache_size=str(size),
         data=("blocks",),
     )
@@ -268,7 +271,8 @@ ROWS = {row.name: row for row in _LIST}
 
 def contenders(row: Row, *, ours: bool) -> list[str]:
     """Return who does a row."""
-    return ["cachedfs"] if ours else [*row.contenders, "cachedfs"]
+    others = [name for name in row.contenders if name != "litdata" or rivals.is_here()]
+    return ["cachedfs"] if ours else [*others, "cachedfs"]
 
 
 # Measuring.
@@ -278,7 +282,7 @@ def measure_training(row: Row, contender: str, folder: Path) -> Result:
     """Return the figures of one contender for one row; an error of the contender is a result, too."""
     service = SERVICES[row.service]
     local = folder / "training" / row.service / BUCKET
-    make(local, set(row.data))
+    make(local, {*row.data, "blocks.lit"} if contender == "litdata" else set(row.data))
     result = Result(row.name, contender)
     tried: list[dict[str, Any]] = []
     try:
@@ -298,6 +302,8 @@ def measure_training(row: Row, contender: str, folder: Path) -> Result:
     figures = dict(best["figures"])
     if row.do == "epochs":
         share = int(row.cache_size) / (BLOCKS * MiB)
+        if contender != "cachedfs":  # all at least once, and the rest later
+            figures["later"] = best["sent"] - BLOCKS * MiB
         figures["missing"] = share - hit_ratio(figures)
         figures["remote"] = best["sent"] / (BLOCKS * MiB * (1 + (N_EPOCHS - 1) * (1 - share)))
     if row.bound_s:
