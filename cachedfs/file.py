@@ -27,6 +27,7 @@ __all__ = ["CachedFile"]
 BUFFER_SIZE = 32 * 1024  # half a checksum page: small reads in Python's C code, without reading far too much
 JUMP_SIZE = 4 * 1024  # read into the buffer after a jump: most random reads want less than all of it
 _CLOSED = "I/O operation on closed file"
+AT_HOME = 64  # other blocks in a row from the disk, and nothing of ours on its way: this file is here
 FIRST_DEMAND = 2  # the request that opened a file runs this many times ahead of its reader
 
 
@@ -125,7 +126,8 @@ class RawReader(io.RawIOBase):
         self._asked: set[int] = set()
         if flight is not None:
             self._ask(flight.start, flight.stop)
-        self._cold = flight is not None  # something of this file had to be fetched: then look ahead
+        self._cold = flight is not None  # something of this file had to be fetched lately: then look ahead
+        self._n_here = 0  # other blocks that came from the disk, since anything came from elsewhere
         self._opening = flight  # the request that open() sent; ours to stop
         self._flight = flight  # the last request that served us
         self._sent = SentAhead()
@@ -248,7 +250,10 @@ class RawReader(io.RawIOBase):
         n = self._from_requests(index, position, into) if self._cold else 0
         if n == 0:
             n = self._from_cache(position, into)
+            if n and self._cold:
+                self._find_here()
         while n == 0:
+            self._n_here = 0
             if not self._cold:
                 self._cold = True
                 self._begin_history(position)
@@ -315,10 +320,20 @@ class RawReader(io.RawIOBase):
             self._look_ahead()
         return self._from_flight(position, into)
 
+    def _find_here(self) -> None:
+        """Note a block that was here; after many of them nothing is looked for anywhere else, until one is missing.
+
+        What is looked for at each block costs more than all the rest of a small read.
+        """
+        self._n_here = 0 if next(iter(self._sent), None) else self._n_here + 1
+        if self._n_here >= AT_HOME:
+            self._let_go()
+            self._cold, self._n_here, self._flight = False, 0, None
+
     def _begin_history(self, position: int) -> None:
-        """Begin with the block that was read last, which was here."""
+        """Begin, or go on, with the block that was read last, which was here."""
         size, last = self._block_size, self._last
-        history = History(size)
+        history = self._history
         if last >= 0:
             history = history.after(last * size, (last + 1) * size)
         self._history = history.after(position, position + 1)
@@ -331,6 +346,7 @@ class RawReader(io.RawIOBase):
             return 0
         # Never past the block: each that is read has to be seen, or reading on looks like a jump.
         n = flight.take(position, into[: self._block_size - position % self._block_size])
+        self._n_here = 0
         if n and position // self._block_size != self._last and self._key is not None:
             self._last = position // self._block_size
             self._asked.discard(self._last)
@@ -360,7 +376,8 @@ class RawReader(io.RawIOBase):
             # To fill the buffer is more than was asked for: what is behind the block that comes is sent for when it is
             # read, or the pace of the bytes would decide which blocks are.
             size = min(size, self._block_size - offset)
-        self._ask(position - offset, position + size)
+        # Not the block that is being read: it was told when it began to be.
+        self._ask((index + (index == self._last)) * self._block_size, position + size)
         if key is None:
             return await self._fetch_uncached(position, size)
         want = Range(position, min(position + size, self.size))
@@ -403,8 +420,8 @@ class RawReader(io.RawIOBase):
             self._engine.call_soon(self._opening.want, self._opening.stop)
             self._opening = None
         if wanted and self._key is not None:
-            for blocks in wanted:
-                self._ask(blocks.start * self._block_size, blocks.stop * self._block_size)
+            has, key = self._cache.has, self._key
+            self._asked.update(index for blocks in wanted for index in blocks if not has(key, index))
             fetcher, keep = self._reader.fetcher, self._sent.of(run)
             self._engine.call_soon(fetcher.launch_ahead, self._known, self._key, wanted, keep, self._refusal)
 
@@ -415,7 +432,8 @@ class RawReader(io.RawIOBase):
 
     def _ask(self, start: int, stop: int) -> None:
         """Note that we send for these bytes."""
-        self._asked.update(covering(Range(start, stop), self._block_size))
+        if start < stop:
+            self._asked.update(covering(Range(start, stop), self._block_size))
 
     def _collect(self, start: int) -> bytes:
         return self._engine.run(self._reader.collect(self._known, start, None, self._flight))

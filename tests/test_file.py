@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cachedfs import engine
 from cachedfs.errors import ObjectChanged
+from cachedfs.file import AT_HOME, RawReader
 from cachedfs.model import Range
 from tests.fakes import FakeOrigin
 from tests.support import KiB, MiB, forget, noise, until
@@ -246,3 +247,44 @@ def test_a_closed_handle_takes_nothing_in_hand_again(fs, cloud):
     for read in (lambda: raw.readinto(bytearray(10)), raw.readall):
         with pytest.raises(ValueError, match="closed file"):
             read()
+
+
+def read_all(file):
+    file.seek(0)
+    return b"".join(iter(lambda: file.read(64 * KiB), b""))
+
+
+def test_a_handle_that_fetched_all_of_its_file_then_looks_for_nothing(cloud, monkeypatch):
+    cloud.put("many", noise(300 * 64 * KiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size="64KiB")
+    looks = []
+    look = RawReader._look_ahead
+    with fs.open(cloud.path("many")) as file:
+        read_all(file)
+        fs._source.engine.drain()
+        hits = fs.stats().hits
+        monkeypatch.setattr(RawReader, "_look_ahead", lambda raw: (looks.append(raw), look(raw)))
+        for block in random.Random(1).sample(range(300), 300):
+            file.seek(block * 64 * KiB + 5)
+            assert file.read(1000)
+        # Until the four runs of before are forgotten, and once for each block from then on.
+        assert AT_HOME <= len(looks) <= AT_HOME + 10
+        assert fs.stats().hits == hits + 300
+        read_all(file)
+        assert len(looks) <= AT_HOME + 10
+        assert fs.stats().hits == hits + 600
+
+
+def test_a_handle_that_was_at_home_reads_ahead_again_where_something_is_missing(cloud):
+    cloud.put("many", DATA := noise(300 * 64 * KiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size="64KiB", request_size="256KiB")
+    fs.cat_file(cloud.path("many"), 64 * KiB, 200 * 64 * KiB)
+    cloud.server.reset()
+    with fs.open(cloud.path("many")) as file:
+        assert read_all(file) == DATA  # cold, at home, and cold again
+        assert cloud.server.count() <= 30  # 27: the first block, the 200th, and the others by fours
+        read_all(file)
+    with fs.open(cloud.path("many")) as file:
+        cloud.server.reset()
+        read_all(file)
+    assert cloud.server.count() == 0
