@@ -44,7 +44,7 @@ def _fitting(sizes: Sequence[int], room: float) -> int:
     return n
 
 
-def _ANY(block: object, place: Place) -> bool:
+def _any_place(block: object, place: Place) -> bool:
     return True
 
 
@@ -102,7 +102,7 @@ class Unread(Generic[B]):
             self._join_neighbours()
 
     def look(
-        self, clock_of: Callable[[B], int | None], n: int, was_for: Callable[[B, Place], bool] = _ANY
+        self, clock_of: Callable[[B], int | None], n: int, was_for: Callable[[B, Place], bool] = _any_place
     ) -> int:
         """Look whether any of the next `n` pieces, or of `n` others in turn, was read; return the bytes that were passed.
 
