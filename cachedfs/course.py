@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from fsspec.core import has_magic
 
 from cachedfs.errors import CachedFSError
-from cachedfs.foresight import Foresight
+from cachedfs.foresight import Beyond, Foresight
 from cachedfs.items import Items
 from cachedfs.model import ObjectInfo
 from cachedfs.orders import Block
@@ -116,14 +117,16 @@ class Course:
 
     # Where its reader may be.
 
-    def beyond(self) -> Iterator[tuple[Block | None, tuple[int, int]]]:
-        """Yield the first block of each object that comes, as far as it is known, with what `skip` takes to go on there."""
+    def beyond(self, skip: Callable[[int, int], None]) -> Beyond:
+        """Yield the first block of each object that comes, as far as it is known; `skip` goes on behind so many of each kind."""
         children = list(self._children)
         for i, (path, _) in enumerate(children):
-            yield self._first_block(path, None), (i, 0)
+            yield self._first_block(path, None), _nobody_knows, partial(skip, i, 0)
         i = 0
         while (item := self._items.peek(i)) is not None:
-            yield self._first_block(self._strip(item.text), item.range), (len(children), i)
+            block = self._first_block(self._strip(item.text), item.range)
+            may_be = partial(self._foresight.may_be_later, block, i) if block else _nobody_knows
+            yield block, may_be, partial(skip, len(children), i)
             i += 1
 
     def _first_block(self, path: str, bounds: Slice | None) -> Block | None:
@@ -143,3 +146,7 @@ class Course:
             self._foresight.took()
             self._tally.declared()
             self._tally.passed(None)
+
+
+def _nobody_knows() -> None:
+    return None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import islice
 
-from cachedfs.foresight import Foresight
+from cachedfs.foresight import Beyond, Foresight
 from cachedfs.orders import Block
 from cachedfs.plan.window import Piece, Place, Unread, is_after, take
 from cachedfs.source import Source
 
-__all__ = ["Beyond", "Distance"]
+__all__ = ["Distance"]
 
 logger = logging.getLogger("cachedfs.prefetch")
 
@@ -22,10 +22,6 @@ STALL_S = 1.0  # without a read of what is ahead: then its reader may be elsewhe
 FILL = 0.9  # of what the cache may hold: what a plan brings at most before anything of it is read,
 READ = 0.45  # and what may be ahead of a reader: what is ahead and what he had move in front of one another
 BLOCK_EXTRA = 512  # bytes of a block beside its own: its trailer, its row
-
-Beyond = Iterator[
-    tuple[Block | None, Callable[[], None]]
-]  # what comes later, each with what goes on from there
 
 
 class Distance:
@@ -99,8 +95,9 @@ class Distance:
         # At an earlier place, which a read that was just made is of.
         is_awaited = piece.block in self._unread
         self._unread.add(piece, self._clock_of(piece.block))
-        is_early = self._stalled_at is not None and self._was_read(piece.block, self._stalled_at[1])
-        if is_early and not is_awaited:
+        if is_awaited or self._stalled_at is None or not self._was_read(piece.block, self._stalled_at[1]):
+            return
+        if self._foresight.may_be_at(piece.block, piece.place) is not False:
             self._unread.pass_to(piece.place, self._clock_of)  # the reader was there first
 
     def remove(self, number: int) -> None:
@@ -116,7 +113,7 @@ class Distance:
     def look(self, *, is_held: bool) -> bool:
         """Look what was read; return whether the reader moved. `is_held`: the plan waits until it does."""
         before, self._clock = self._clock, self._cache.clock(self._bounds)
-        passed = self._unread.look(self._clock_of, LOOK)
+        passed = self._unread.look(self._clock_of, LOOK, self._was_for)
         if passed:
             self._shrunk += passed / 4
             self._stalled_at = None
@@ -159,12 +156,20 @@ class Distance:
         looked_at = list(islice(self._beyond, LOOK))
         if not looked_at:
             self._beyond = None
-        there = [go_on for block, go_on in looked_at if self._was_read(block, began)]
+        there = [
+            go_on
+            for block, may_be, go_on in looked_at
+            if self._was_read(block, began) and may_be() is not False
+        ]
         if there:
             self._unread.pass_to(end, self._clock_of)
             self._stalled_at = None
             there[-1]()
         return bool(there)
+
+    def _was_for(self, block: Block, place: Place) -> bool:
+        """Return whether a block that was read was so for this place, and for none that was passed before somebody got to it."""
+        return self._foresight.is_made(place, block) is not False
 
     def _was_read(self, block: Block | None, since: int) -> bool:
         if block is None or block in self._unread.passed:  # it was read, but at an earlier place of the plan

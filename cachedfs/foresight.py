@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from cachedfs.engine import Engine
@@ -13,12 +13,15 @@ from cachedfs.plan.blocks import block_range, clip, covering
 from cachedfs.plan.window import Place
 from cachedfs.source import Source
 
-__all__ = ["Foresight"]
+__all__ = ["Beyond", "Foresight"]
 
 HORIZON = MOST  # uses that are known ahead: 16 to 32 MB
 NEAR = 4096  # items that are known ahead while all of them may stay
 AT_ONCE = 128  # items that are looked at before the loop serves others
 PASSING = 64 << 20  # bytes that are under way, where there is no window
+
+# What comes later, each with whether its reader may be there as far as the order tells, and with what goes on from there.
+Beyond = Iterator[tuple[Block | None, Callable[[], bool | None], Callable[[], None]]]
 
 
 class Span(NamedTuple):
@@ -99,14 +102,24 @@ class Foresight:
         if span.n:  # so that these are never more than the horizon
             self._begun[number] = span
 
-    def is_made(self, place: Place, block: Block) -> bool:
-        """Return whether the reader was at this place before the plan."""
+    def is_made(self, place: Place, block: Block) -> bool | None:
+        """Return whether the reader was at this place; None where its order does not have it."""
         span = self._begun.get(place[0])
-        return (
-            span is not None
-            and self._order is not None
-            and self._order.is_made(block, _position(span, place[1]))
-        )
+        if span is None or self._order is None:
+            return None
+        return self._order.is_made(block, _position(span, place[1]))
+
+    def may_be_at(self, block: Block, place: Place) -> bool | None:
+        """Return whether a block that was read may have been so for this place; None where the order does not have it."""
+        span = self._begun.get(place[0])
+        return None if span is None else self._may_be_at(block, _position(span, place[1]))
+
+    def may_be_later(self, block: Block, i: int) -> bool | None:
+        """Do the same for the first block of the item after the next `i`."""
+        return self._may_be_at(block, self._foreseen[i].at) if i < len(self._foreseen) else None
+
+    def _may_be_at(self, block: Block, position: int) -> bool | None:
+        return None if self._order is None else self._order.may_be_at(block, position)
 
     def ask(self, block: Block, *, is_awaited: bool = False) -> bool:
         """Return whether a block may be asked for now, or has to wait until the reader got further; one `is_awaited` may."""

@@ -8,13 +8,13 @@ from itertools import islice
 
 from cachedfs.cache import BlockCache
 from cachedfs.model import Bounds, ObjectKey
+from cachedfs.plan.reading import Reading
 from cachedfs.plan.schedule import Access, Schedule
 
 __all__ = ["Block", "Order", "Use", "order_of"]
 
 # What is read once takes at most this part of all that is read, or two blocks: so much less of it is hit in each epoch.
 PASSING = 192
-LOOK = 64  # uses that are looked at at a time
 
 Block = tuple[ObjectKey, int]
 
@@ -31,9 +31,7 @@ class Order:
     all orders in `engine.orders`, whoever asked for it. `lost` is for what did not come, and for what the runner finds
     missing of what is to be read next. `close` when the plan ends.
 
-    Several read at once, so that the uses before the furthest that was made need not be over: each is, once its block was
-    touched since the use before it. What nobody comes back for is passed when the plan's reader is further by as many uses
-    as blocks fit here.
+    Which uses were made is told by touches: see `Reading`.
 
     `window`: about the bytes that will be ahead of the reader; `to_fetch` must be asked of no more.
     """
@@ -43,11 +41,7 @@ class Order:
         self._lock = threading.Lock()
         self._schedule: Schedule[Block] = Schedule(horizon=horizon)
         self._window, self._largest = window, 0
-        # By the clock of touches: when each block was used last, as far as that was counted as a use of the plan.
-        self._clocks: dict[Block, int | None] = {}
-        self._furthest = 0  # one behind the last use that was made
-        self._reached = 0  # about where the plan's reader is
-        self._next = 0  # where the look at all uses, some at a time, goes on
+        self._reading = Reading(self._schedule, lambda block: cache.last_use(*block))
         self.seat = cache.take_seat()
         self.share = cache.share(self.seat, bounds)
 
@@ -110,59 +104,28 @@ class Order:
         with self._lock:
             for block, size in accesses:
                 self._largest = max(self._largest, size)
-                if block not in self._clocks:
-                    self._clocks[block] = self._cache.last_use(*block)
+                self._reading.comes(block)
             return self._schedule.extend(accesses)
 
     def read_up_to(self, position: int) -> None:
         """Note that all uses before `position`, counted from 0, are over."""
         with self._lock:
-            self._pass_to(position)
-
-    def _pass_to(self, position: int) -> None:
-        schedule = self._schedule
-        passed = [block for _, block in schedule.unmade(schedule.position, position - schedule.position)]
-        schedule.read_up_to(position)
-        for block in passed:
-            self._clocks[block] = self._cache.last_use(*block)
+            self._reading.pass_to(position)
 
     def reached(self, position: int) -> None:
         """Look what was read: the plan got to `position`, and its reader to about there, or further."""
         with self._lock:
-            schedule = self._schedule
-            self._reached = position
-            self._furthest = max(self._furthest, position)
-            for first in (schedule.position, self._furthest - LOOK // 2, self._next):
-                self._look(max(schedule.position, first))
-            is_round = self._next >= self._furthest + LOOK
-            self._next = schedule.position if is_round else max(self._next, schedule.position) + LOOK
-            self._pass_to(position - schedule.n_fit)
-            if len(self._clocks) > 2 * len(schedule) + LOOK:
-                self._clocks = {block: clock for block, clock in self._clocks.items() if block in schedule}
-
-    def _look(self, first: int) -> None:
-        """Look which of some uses, from a position on, were made."""
-        for at, block in list(self._schedule.unmade(first, LOOK)):
-            if self._was_read(block):
-                self._schedule.read(block)
-                self._furthest = max(self._furthest, at + 1)
-
-    def _was_read(self, block: Block) -> bool:
-        """Return whether a block was read since this was asked last: then its next use was made."""
-        clock = self._cache.last_use(*block)
-        if clock is None or block not in self._clocks or clock == self._clocks[block]:
-            return False
-        if self._schedule.next_use(block) >= self._reached + self._schedule.n_fit + LOOK:
-            return False  # its reader is far ahead, or it was an earlier use, which was passed: to be seen when the plan is near
-        self._clocks[block] = clock
-        return True
+            self._reading.reached(position)
 
     def is_made(self, block: Block, position: int) -> bool:
         """Return whether the use of a block at this position was made: its reader was there first."""
         with self._lock:
-            if self._was_read(block):
-                self._schedule.read(block)
-            return self._schedule.is_made(block, position)
+            return self._reading.is_made(block, position)
+
+    def may_be_at(self, block: Block, position: int) -> bool:
+        """Return whether a block that was read may have been so for its use at this position, however far that is from others."""
+        with self._lock:
+            return self._reading.may_be_at(block, position)
 
     def ask(self, block: Block, *, is_awaited: bool = False) -> bool:
         """Return whether a block may be asked for now, as one `is_awaited` may; it counts as under way then."""
@@ -173,15 +136,16 @@ class Order:
         """Return up to `most` blocks to ask for now, in the order of their use, of what is used before position `until`."""
         with self._lock:
             blocks = list(islice(self._schedule.to_fetch(until), most))
-            for block in blocks:
-                self._clocks[block] = self._cache.last_use(*block)
+            self._reading.counted(blocks)
             return blocks
 
     def stored(self, blocks: Iterable[Block]) -> None:
         """Note that blocks are here; those that are not of this plan are passed over."""
         with self._lock:
             for block in blocks:
-                self._schedule.stored(block, is_read=self._was_read(block))  # perhaps by who asked for it
+                self._schedule.stored(
+                    block, is_read=self._reading.was_read(block)
+                )  # perhaps by who asked for it
 
     def lost(self, blocks: Iterable[Block]) -> None:
         """Note that blocks are not here."""

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,8 @@ from cachedfs.errors import (
 )
 from cachedfs.facts import Known
 from cachedfs.flights import Flight, FlightStopped
-from cachedfs.foresight import Foresight
+from cachedfs.foresight import Beyond, Foresight
 from cachedfs.model import ObjectKey, Range
-from cachedfs.orders import Block
 from cachedfs.parts import Part, Request, Tally
 from cachedfs.plan.blocks import beginning
 from cachedfs.plan.patience import AWAY_S, Patience
@@ -359,11 +358,13 @@ class Pending:
 
     # Where its reader may be.
 
-    def beyond(self) -> Iterator[tuple[Block, Callable[[], None]]]:
+    def beyond(self) -> Beyond:
         """Yield the blocks that were not asked for yet of the objects that it has, each with what goes on there."""
         for part in sorted(self._parts):
             for index in part.left if part.known is not None else ():
-                yield (part.begun_key, index), partial(self._skip_to, part, index)
+                block = part.begun_key, index
+                may_be = partial(self._foresight.may_be_at, block, (part.number, index))
+                yield block, may_be, partial(self._skip_to, part, index)
 
     def _skip_to(self, part: Part, index: int) -> None:
         self._drop([each for each in self._parts if each < part])

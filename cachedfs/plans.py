@@ -8,13 +8,12 @@ import math
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 from cachedfs.course import Course, Glob
-from cachedfs.distance import Beyond, Distance
+from cachedfs.distance import Distance
 from cachedfs.errors import CachedFSError, OriginUnavailable
-from cachedfs.foresight import Foresight
+from cachedfs.foresight import Beyond, Foresight
 from cachedfs.items import Items
 from cachedfs.origins.slots import sent_ahead
 from cachedfs.parts import Progress, Tally
@@ -222,8 +221,7 @@ class Plan:
     def _beyond(self) -> Beyond:
         """Yield a block of each object that comes later, and all of objects that are begun, with what goes on there."""
         yield from self._pending.beyond()
-        for block, place in self._course.beyond():
-            yield block, partial(self._skip, *place)
+        yield from self._course.beyond(self._skip)
 
     def _skip(self, n_children: int, n_items: int) -> None:
         self._pending.skip()

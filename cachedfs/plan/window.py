@@ -44,6 +44,10 @@ def _fitting(sizes: Sequence[int], room: float) -> int:
     return n
 
 
+def _any_place(block: object, place: Place) -> bool:
+    return True
+
+
 class Piece(NamedTuple, Generic[B]):
     """A block where the plan uses it; with `size` bytes, its own and those of the `n` pieces that became one with it."""
 
@@ -97,15 +101,20 @@ class Unread(Generic[B]):
         if len(self._pieces) > self._most:
             self._join_neighbours()
 
-    def look(self, clock_of: Callable[[B], int | None], n: int) -> int:
-        """Look whether any of the next `n` pieces, or of `n` others in turn, was read; return the bytes that were passed."""
+    def look(
+        self, clock_of: Callable[[B], int | None], n: int, was_for: Callable[[B, Place], bool] = _any_place
+    ) -> int:
+        """Look whether any of the next `n` pieces, or of `n` others in turn, was read; return the bytes that were passed.
+
+        `was_for`: returns whether a block that was read was so for its use at a place, and for none that was passed before.
+        """
         self._next = self._next if n <= self._next < len(self._pieces) else n
         looked_at = self._pieces[:n] + self._pieces[self._next : self._next + n]
         self._next += n
         passed: Place | None = None
         for piece in looked_at:
             mark, clock = self._marks[piece.block], clock_of(piece.block)
-            if clock is not None and clock != mark.clock:
+            if clock is not None and clock != mark.clock and was_for(piece.block, mark.places[0]):
                 mark.clock = clock
                 passed = max(passed or mark.places[0], mark.places[0])
         return 0 if passed is None else self.pass_to(passed, clock_of)
