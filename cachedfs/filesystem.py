@@ -10,8 +10,8 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from fsspec.asyn import mirror_sync_methods
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -44,6 +44,8 @@ if sys.platform == "win32":
 __all__ = ["CachedDriveFileSystem", "CachedFileSystem", "CachedGCSFileSystem"]
 
 WINDOW = 64 << 20  # bytes of one object that `get` holds in memory at once
+AnyPath = str | os.PathLike[str]  # of an object or a folder, as `b/k`, `gs://b/k` or `cachedfs::gs://b/k`
+Items = AnyPath | Iterable[AnyPath | tuple[str, int | None, int | None]]  # what a plan is made of
 T = TypeVar("T")
 _NO_LOOP = object()  # keeps fsspec from starting its own loop thread: ours starts with the first miss
 
@@ -136,19 +138,46 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         engine = self._source.engine
         return engine.run(self._source.origin("").filesystem())
 
+    if TYPE_CHECKING:  # fsspec has no types: what is inherited, and used most, for who checks his own
+
+        @overload
+        def open(self, path: AnyPath, mode: Literal["rb"] = "rb", **kwargs: Any) -> CachedFile: ...
+        @overload
+        def open(self, path: AnyPath, mode: str, **kwargs: Any) -> IO[Any]: ...
+        def open(self, path: AnyPath, mode: str = "rb", **kwargs: Any) -> Any: ...
+        @overload
+        def ls(self, path: AnyPath, detail: Literal[False], **kwargs: Any) -> list[str]: ...
+        @overload
+        def ls(self, path: AnyPath, detail: Literal[True] = True, **kwargs: Any) -> list[dict[str, Any]]: ...
+        def ls(self, path: AnyPath, detail: bool = True, **kwargs: Any) -> list[Any]: ...
+        @overload
+        def find(
+            self, path: AnyPath, *, detail: Literal[True], **kwargs: Any
+        ) -> dict[str, dict[str, Any]]: ...
+        @overload
+        def find(self, path: AnyPath, *, detail: Literal[False] = False, **kwargs: Any) -> list[str]: ...
+        def find(self, path: AnyPath, *, detail: bool = False, **kwargs: Any) -> Any: ...
+        @overload
+        def glob(
+            self, path: AnyPath, *, detail: Literal[True], **kwargs: Any
+        ) -> dict[str, dict[str, Any]]: ...
+        @overload
+        def glob(self, path: AnyPath, *, detail: Literal[False] = False, **kwargs: Any) -> list[str]: ...
+        def glob(self, path: AnyPath, *, detail: bool = False, **kwargs: Any) -> Any: ...
+
     # Reading.
 
-    def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
+    def info(self, path: AnyPath, **kwargs: Any) -> dict[str, Any]:
         """Return what is known of an object or folder, for `max_age`; without a request where that is young enough.
 
         A dictionary: `name`; `size` in bytes, 0 of a folder, None where the origin does not tell; `type`, "file" or
         "directory"; and the origin's own details, as JSON values and datetimes.
         """
-        path = self._strip(path)
-        known = self._source.existing(path)
+        name: str = self._strip(path)
+        known = self._source.existing(name)
         if known is not None:
             return known.object.as_info()
-        return self._run(self._reader.catalog.know(path)).as_info()
+        return self._run(self._reader.catalog.know(name)).as_info()
 
     async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         path = self._strip(path)
@@ -157,15 +186,15 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
             return known.object.as_info()
         return (await self._hop(self._reader.catalog.know(path))).as_info()
 
-    def exists(self, path: Any, **kwargs: Any) -> bool:
+    def exists(self, path: AnyPath, **kwargs: Any) -> bool:
         """Return whether there is an object or a folder; an origin that cannot tell raises."""
         return self._kind(path) is not None
 
-    def isfile(self, path: Any) -> bool:
+    def isfile(self, path: AnyPath) -> bool:
         """Return whether there is an object; an origin that cannot tell raises."""
         return self._kind(path) == "file"
 
-    def isdir(self, path: Any) -> bool:
+    def isdir(self, path: AnyPath) -> bool:
         """Return whether there is a folder; an origin that cannot tell raises."""
         return self._kind(path) == "directory"
 
@@ -190,15 +219,17 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def cat_file(self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+    def cat_file(
+        self, path: AnyPath, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
         """Return the bytes `[start:end]` of one object, of one version of it.
 
         Offsets are those of a slice: None is the beginning or the end, negative ones count from the end, and what is
         beyond it is left out. An object that was replaced meanwhile is asked for again, and ObjectChanged the third time.
         """
-        path = self._strip(path)
-        data = self._reader.cached(path, start, end)
-        return data if data is not None else self._run(self._reader.read(path, start, end))
+        name: str = self._strip(path)
+        data = self._reader.cached(name, start, end)
+        return data if data is not None else self._run(self._reader.read(name, start, end))
 
     async def _cat_file(
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
@@ -348,7 +379,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
                 callback.absolute_update(0)
 
     def prefetch(
-        self, items: Any, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
+        self, items: Items, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
     ) -> Prefetch:
         """Fetch what will be read, in the order in which it will be, while the program goes on; return what runs.
 
@@ -369,7 +400,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         return begin(self._reader, items, window=window, strip=strip, glob=glob, callback=callback)
 
     async def _prefetch(
-        self, items: Any, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
+        self, items: Items, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
     ) -> Prefetch:
         return await asyncio.to_thread(self.prefetch, items, window, callback)
 
@@ -512,19 +543,19 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
 
     # What the origin says of an object.
 
-    def ukey(self, path: Any) -> str | None:
+    def ukey(self, path: AnyPath) -> str | None:
         """Return the fingerprint of an object, a text that differs whenever the bytes may; None where the origin has no evidence."""
         return self._object(path).fingerprint
 
-    def checksum(self, path: Any) -> str | None:
+    def checksum(self, path: AnyPath) -> str | None:
         """Return the fingerprint, as `ukey` does."""
         return self.ukey(path)
 
-    def created(self, path: Any) -> Any:
+    def created(self, path: AnyPath) -> Any:
         """Return when the object was made, by the origin's clock: a datetime with a time zone."""
         return self._time(path, "created", ("ctime", "created"))
 
-    def modified(self, path: Any) -> Any:
+    def modified(self, path: AnyPath) -> Any:
         """Return when the object was written last, by the origin's clock: a datetime with a time zone."""
         return self._time(path, "modified", ("mtime", "modified"))
 
@@ -566,22 +597,22 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         except CacheError:  # `stats` says why
             return None
 
-    def cached_extent(self, path: Any) -> list[tuple[int, int]]:
+    def cached_extent(self, path: AnyPath) -> list[tuple[int, int]]:
         """Return the byte ranges `(start, stop)` of the object's present version that are in the cache, merged."""
-        path = self._strip(path)
+        name: str = self._strip(path)
         self._source.engine.drain()  # what was read a moment ago counts
-        info = self._object(path)
-        known = self._source.facts.get(path)
+        info = self._object(name)
+        known = self._source.facts.get(name)
         key = None if known is None else self._source.key(known)
         if key is None:
             return []
         return Integrity(self._source, self._reader).extent(key, info)
 
-    def pin(self, path: Any) -> None:
+    def pin(self, path: AnyPath) -> None:
         """Keep the blocks of an object, those here and those to come, until `unpin`; in all processes, over restarts."""
         self._source.engine.cache.pin(self._source.identity, self._strip(path))
 
-    def unpin(self, path: Any) -> None:
+    def unpin(self, path: AnyPath) -> None:
         """Let the blocks of an object be evicted again."""
         self._source.engine.cache.unpin(self._source.identity, self._strip(path))
 
@@ -594,7 +625,7 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         name = None if path is None else self._strip(path)
         return self._source.engine.cache.evict(self._source.identity, name)
 
-    def verify(self, path: Any, callback: Any = DEFAULT_CALLBACK) -> list[Verified]:
+    def verify(self, path: AnyPath, callback: Any = DEFAULT_CALLBACK) -> list[Verified]:
         """Look over what is cached of an object, or of all objects below a folder; return the verdict on each, by name.
 
         Every block of the version that is known is read from the disk, all of it, and checked; where all of an object is
@@ -612,17 +643,17 @@ class CachedFileSystem(ChainedFileSystem, WalksCycles):
         return await asyncio.to_thread(self.verify, path, **kwargs)
 
     @contextlib.contextmanager
-    def local_path(self, path: Any) -> Iterator[str]:
+    def local_path(self, path: AnyPath) -> Iterator[str]:
         """Give the path of the whole object as a real read-only file, for code that takes nothing else; gone afterwards.
 
         `with fs.local_path(path) as name: ...`. It counts in the cache's bound while in use. Raises ObjectNotFound, IsAFolder,
         or CacheError when it cannot fit.
         """
-        path = self._strip(path)
-        info = self._object(path)
+        name: str = self._strip(path)
+        info = self._object(name)
         if info.kind == "directory":
-            raise self._source.is_a_folder(path)
-        with self.open(path, "rb") as file:
+            raise self._source.is_a_folder(name)
+        with self.open(name, "rb") as file:
             lease = self._source.engine.cache.lease(file.size, self.config.bounds)
             try:
                 offset = 0
