@@ -18,7 +18,8 @@ from cachedfs.cache import BlockCache, Held
 from cachedfs.cli import advice, completion
 from cachedfs.cli.stats import folders_of
 from cachedfs.model import Counted
-from tests.support import MiB, forget, noise
+from cachedfs.sim import Fault
+from tests.support import MiB, forget, noise, until
 from tests.test_cli import json_of, run, start
 
 # What all processes counted.
@@ -436,3 +437,14 @@ def test_fsspec_sees_the_pins_of_the_command_line(cloud):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     fs.unpin(cloud.path("key"))
     assert json_of("stats")["pins"] == []
+
+
+@pytest.mark.parametrize(("command", "kind"), [("doctor", "media"), ("pin", "list"), ("ls", "list")])
+def test_ctrl_c_while_the_cloud_does_not_answer(cloud, command, kind):
+    cloud.put("d/a", noise(2 * MiB))
+    cloud.server.fail(Fault(kind=kind, stall_s=60, times=None))
+    process = start(cloud, command, cloud.url("d", "gs://"))
+    until(lambda: cloud.server.count(kind=kind) or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, b"", b"")
