@@ -20,7 +20,7 @@ from cachedfs.cli.stats import folders_of
 from cachedfs.model import Counted
 from cachedfs.sim import Fault
 from tests.support import MiB, forget, noise, until
-from tests.test_cli import json_of, run, start
+from tests.test_cli import in_terminal, json_of, run, start
 
 # What all processes counted.
 
@@ -224,6 +224,18 @@ def test_cat_of_a_pattern_is_all_of_them_by_name(cloud):
         cloud.put(key, key.encode())
     assert run("cat", cloud.url("*.txt", "gs://")).stdout == "a.txtb.txt"
     assert "nothing has such a name" in run("cat", cloud.url("*.tif", "gs://"), status=1).stderr
+
+
+def test_cat_into_a_file_shows_how_far_it_is_and_leaves_only_bytes(cloud, tmp_path):
+    data = cloud.put("big", noise(20 * MiB))
+    line = f"TERM=xterm cachedfs cat {cloud.url('big', 'gs://')} > copy; echo done"
+    seen = in_terminal(line, cloud._environment(), tmp_path)
+    assert "/21.0 MB" in seen
+    assert seen.endswith("done\n")
+    assert (tmp_path / "copy").read_bytes() == data
+    assert "21.0" not in in_terminal(
+        f"{line.partition(' >')[0]} --json > copy", cloud._environment(), tmp_path
+    )
 
 
 # What doctor makes of what it measured.

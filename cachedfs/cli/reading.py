@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from cachedfs.cli.get import progress
+from cachedfs.cli.get import shown
 from cachedfs.cli.output import busy, plain_table, print_json, print_table
 from cachedfs.cli.places import Place, place_of
 from cachedfs.cli.shared import Given, Urls, command, option
@@ -163,10 +163,10 @@ def cat(
         place = place_of(text, given)
         paths = [str(info["name"]) for info in place.matches()] if place.is_pattern else [place.path]
         for path in paths:
-            with progress(None, is_quiet=given.as_json or is_seen) as advance:
-                for piece in pieces_of(place.fs, path, start, stop):
+            with shown(is_quiet=given.as_json or is_seen) as show:
+                for done, total, piece in pieces_of(place.fs, path, start, stop):
                     sys.stdout.buffer.write(piece)
-                    advance(len(piece))
+                    show(done + len(piece), total)
     sys.stdout.buffer.flush()
 
 
@@ -178,16 +178,20 @@ def range_of(text: str) -> tuple[int | None, int | None]:
     return start, stop
 
 
-def pieces_of(fs: CachedFileSystem, path: str, start: int | None, stop: int | None) -> Iterator[bytes]:
-    """Yield `[start:stop]` of an object, never more than a few MiB of it at once."""
+def pieces_of(
+    fs: CachedFileSystem, path: str, start: int | None, stop: int | None
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yield `[start:stop]` of an object, never more than a few MiB of it at once: how many bytes came before, of how many, and these."""
     is_small = stop is not None and 0 <= (start or 0) <= stop <= (start or 0) + PIECE
     if is_small or (start is not None and -PIECE <= start < 0 and stop is None):
         # One request for these bytes; opening would ask for the first ones.
-        yield fs.cat_file(path, start, stop)
+        data = fs.cat_file(path, start, stop)
+        yield 0, len(data), data
         return
     with fs.open(path, "rb") as file:
-        position, end, _ = slice(start, stop).indices(file.size)
-        file.seek(position)
+        first, end, _ = slice(start, stop).indices(file.size)
+        file.seek(first)
+        position = first
         while position < end and (piece := file.read(min(PIECE, end - position))):
-            yield piece
+            yield position - first, end - first, piece
             position += len(piece)
