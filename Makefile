@@ -1,5 +1,5 @@
 # Every step that the project needs, from nothing but Python 3.11 or newer. `make demo`, `make test`, `make check`,
-# `make bench`, `make docs`, `make site`, `make stress`, `make works`.
+# `make bench`, `make docs`, `make site`, `make dist`, `make stress`, `make works`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -16,7 +16,7 @@ TORCH = torch==2.13.0
 # Three files of tests at a time: two cores are busy with them, as many of them wait.
 TOGETHER = -n 3 --dist loadfile
 
-.PHONY: demo test live check bench docs site stress works clean other-python newer-suite
+.PHONY: demo test live check bench docs site dist stress works clean other-python newer-suite
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -43,7 +43,7 @@ endif
 
 # What a Python or zarr may change: reading, writing, processes, libraries. The simulated servers, the origins' own
 # tests, faults, kills, sharing, pages, the command line and the demo have had their run: twice all of it would take too long.
-NOT_AGAIN = sim origins plan test_demo.py test_docs.py test_reference.py test_examples.py test_cli.py test_origin_faults.py test_verify.py \
+NOT_AGAIN = sim origins plan test_demo.py test_docs.py test_reference.py test_examples.py test_cli.py test_cli_cache.py test_origin_faults.py test_verify.py \
 	test_model.py test_habits.py test_ahead.py test_orders.py test_hostile.py test_changes.py test_crash.py test_feeds.py test_quota.py test_probes.py test_sharing.py test_drive.py libraries/test_page.py \
 	$(addprefix datasets/test_pack_,plan.py resume.py) test_prefetch.py \
 	$(addprefix cache/test_,admission.py bound.py crash.py faults.py feeds.py hostile.py model.py size.py store.py)
@@ -88,6 +88,9 @@ docs: $(STAMP) site  ## Run every code block of the documentation, and build it 
 # Not --quiet, which would hide warnings from --strict as well; the variable leaves out an advertisement of mkdocs-material's.
 site: $(DOCS_STAMP)  ## The documentation as a site, in site/; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+dist: $(STAMP)  ## Wheel and sdist in dist/, and proof that they work where nothing else is installed
+	$(BIN)/python -m tests.release $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-newer build dist site bench.json .mypy_cache .ruff_cache .hypothesis

@@ -21,7 +21,7 @@ from cachedfs.events import log_events
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # the one place: pyproject.toml takes it from here
 
 __all__ = [
     "AccessDenied",

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -24,9 +24,11 @@ from cachedfs.source import Source
 if TYPE_CHECKING:
     from cachedfs.prefetch import Prefetch
 
-__all__ = ["WINDOW", "Caching"]
+__all__ = ["WINDOW", "AnyPath", "Caching"]
 
 WINDOW = 64 << 20  # bytes of one object that are held in memory at once
+AnyPath = str | os.PathLike[str]  # of an object or a folder, as `b/k`, `gs://b/k` or `cachedfs::gs://b/k`
+Items = AnyPath | Iterable[AnyPath | tuple[str, int | None, int | None]]  # what a plan is made of
 T = TypeVar("T")
 
 
@@ -49,7 +51,7 @@ class Caching(ChainedFileSystem):
         raise NotImplementedError
 
     def prefetch(
-        self, items: Any, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
+        self, items: Items, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
     ) -> Prefetch:
         """Fetch what will be read, in the order in which it will be, while the program goes on; return what runs.
 
@@ -70,7 +72,7 @@ class Caching(ChainedFileSystem):
         return begin(self._reader, items, window=window, strip=strip, glob=glob, callback=callback)
 
     async def _prefetch(
-        self, items: Any, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
+        self, items: Items, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
     ) -> Prefetch:
         return await asyncio.to_thread(self.prefetch, items, window, callback)
 
@@ -89,22 +91,22 @@ class Caching(ChainedFileSystem):
         except CacheError:  # `stats` says why
             return None
 
-    def cached_extent(self, path: Any) -> list[tuple[int, int]]:
+    def cached_extent(self, path: AnyPath) -> list[tuple[int, int]]:
         """Return the byte ranges `(start, stop)` of the object's present version that are in the cache, merged."""
-        path = self._strip(path)
+        name: str = self._strip(path)
         self._source.engine.drain()  # what was read a moment ago counts
-        info = self._object(path)
-        known = self._source.facts.get(path)
+        info = self._object(name)
+        known = self._source.facts.get(name)
         key = None if known is None else self._source.key(known)
         if key is None:
             return []
         return Integrity(self._source, self._reader).extent(key, info)
 
-    def pin(self, path: Any) -> None:
+    def pin(self, path: AnyPath) -> None:
         """Keep the blocks of an object, those here and those to come, until `unpin`; in all processes, over restarts."""
         self._source.engine.cache.pin(self._source.identity, self._strip(path))
 
-    def unpin(self, path: Any) -> None:
+    def unpin(self, path: AnyPath) -> None:
         """Let the blocks of an object be evicted again."""
         self._source.engine.cache.unpin(self._source.identity, self._strip(path))
 
@@ -117,7 +119,7 @@ class Caching(ChainedFileSystem):
         name = None if path is None else self._strip(path)
         return self._source.engine.cache.evict(self._source.identity, name)
 
-    def verify(self, path: Any, callback: Any = DEFAULT_CALLBACK) -> list[Verified]:
+    def verify(self, path: AnyPath, callback: Any = DEFAULT_CALLBACK) -> list[Verified]:
         """Look over what is cached of an object, or of all objects below a folder; return the verdict on each, by name.
 
         Every block of the version that is known is read from the disk, all of it, and checked; where all of an object is
@@ -135,17 +137,17 @@ class Caching(ChainedFileSystem):
         return await asyncio.to_thread(self.verify, path, **kwargs)
 
     @contextlib.contextmanager
-    def local_path(self, path: Any) -> Iterator[str]:
+    def local_path(self, path: AnyPath) -> Iterator[str]:
         """Give the path of the whole object as a real read-only file, for code that takes nothing else; gone afterwards.
 
         `with fs.local_path(path) as name: ...`. It counts in the cache's bound while in use. Raises ObjectNotFound, IsAFolder,
         or CacheError when it cannot fit.
         """
-        path = self._strip(path)
-        info = self._object(path)
+        name: str = self._strip(path)
+        info = self._object(name)
         if info.kind == "directory":
-            raise self._source.is_a_folder(path)
-        with self.open(path, "rb") as file:
+            raise self._source.is_a_folder(name)
+        with self.open(name, "rb") as file:
             lease = self._source.engine.cache.lease(file.size, self.config.bounds)
             try:
                 offset = 0

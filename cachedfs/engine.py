@@ -32,6 +32,7 @@ from cachedfs.orders import Order, order_of
 from cachedfs.origins import Origin, open_origin
 from cachedfs.plan.blocks import covering
 from cachedfs.questions import Questions
+from cachedfs.telling import Teller
 from cachedfs.workers import Workers
 from cachedfs.writebehind import Arrived, WriteBehind
 
@@ -80,6 +81,8 @@ class Engine(events.Counts):
         self.refusals: dict[str, WrongBytes] = {}
         self.refusing: set[str] = set()  # digests of versions that are being removed for it; loop only
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
+        self._teller = Teller(self, self.cache.counts)
+        self.cache.call_now_and_then(self._teller.tell_now_and_then)
         self._origins: dict[str, Origin] = {}
         self._facts: dict[str, Facts] = {}
         self._turns: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and how many there are
@@ -305,6 +308,7 @@ class Engine(events.Counts):
                     self.give_up(block.key.name, block.key.hash64)
         finally:
             self.call_soon(self._made_room)
+            self._teller.tell_now_and_then()
 
     def _made_room(self) -> None:
         self._room.set()
@@ -358,6 +362,7 @@ class Engine(events.Counts):
         if self._loop is not None and self._thread is not None and self._thread.is_alive():
             self._end_loop(self._loop, self._thread)
         events.unwatch(self)
+        self._teller.close()
         self.cache.close()
 
     def _end_loop(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

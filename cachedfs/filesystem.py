@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from fsspec.asyn import mirror_sync_methods
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -17,7 +17,7 @@ from fsspec.config import conf
 from fsspec.core import has_magic
 from fsspec.utils import stringify_path
 
-from cachedfs.caching import WINDOW, Caching
+from cachedfs.caching import WINDOW, AnyPath, Caching
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.errors import ObjectChanged, WrongBytes
 from cachedfs.file import CachedFile
@@ -129,19 +129,46 @@ class CachedFileSystem(Caching, WalksCycles):
         engine = self._source.engine
         return engine.run(self._source.origin("").filesystem())
 
+    if TYPE_CHECKING:  # fsspec has no types: what is inherited, and used most, for who checks his own
+
+        @overload
+        def open(self, path: AnyPath, mode: Literal["rb"] = "rb", **kwargs: Any) -> CachedFile: ...
+        @overload
+        def open(self, path: AnyPath, mode: str, **kwargs: Any) -> IO[Any]: ...
+        def open(self, path: AnyPath, mode: str = "rb", **kwargs: Any) -> Any: ...
+        @overload
+        def ls(self, path: AnyPath, detail: Literal[False], **kwargs: Any) -> list[str]: ...
+        @overload
+        def ls(self, path: AnyPath, detail: Literal[True] = True, **kwargs: Any) -> list[dict[str, Any]]: ...
+        def ls(self, path: AnyPath, detail: bool = True, **kwargs: Any) -> list[Any]: ...
+        @overload
+        def find(
+            self, path: AnyPath, *, detail: Literal[True], **kwargs: Any
+        ) -> dict[str, dict[str, Any]]: ...
+        @overload
+        def find(self, path: AnyPath, *, detail: Literal[False] = False, **kwargs: Any) -> list[str]: ...
+        def find(self, path: AnyPath, *, detail: bool = False, **kwargs: Any) -> Any: ...
+        @overload
+        def glob(
+            self, path: AnyPath, *, detail: Literal[True], **kwargs: Any
+        ) -> dict[str, dict[str, Any]]: ...
+        @overload
+        def glob(self, path: AnyPath, *, detail: Literal[False] = False, **kwargs: Any) -> list[str]: ...
+        def glob(self, path: AnyPath, *, detail: bool = False, **kwargs: Any) -> Any: ...
+
     # Reading.
 
-    def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
+    def info(self, path: AnyPath, **kwargs: Any) -> dict[str, Any]:
         """Return what is known of an object or folder, for `max_age`; without a request where that is young enough.
 
         A dictionary: `name`; `size` in bytes, 0 of a folder, None where the origin does not tell; `type`, "file" or
         "directory"; and the origin's own details, as JSON values and datetimes.
         """
-        path = self._strip(path)
-        known = self._source.existing(path)
+        name: str = self._strip(path)
+        known = self._source.existing(name)
         if known is not None:
             return known.object.as_info()
-        return self._run(self._reader.catalog.know(path)).as_info()
+        return self._run(self._reader.catalog.know(name)).as_info()
 
     async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         path = self._strip(path)
@@ -150,15 +177,15 @@ class CachedFileSystem(Caching, WalksCycles):
             return known.object.as_info()
         return (await self._hop(self._reader.catalog.know(path))).as_info()
 
-    def exists(self, path: Any, **kwargs: Any) -> bool:
+    def exists(self, path: AnyPath, **kwargs: Any) -> bool:
         """Return whether there is an object or a folder; an origin that cannot tell raises."""
         return self._kind(path) is not None
 
-    def isfile(self, path: Any) -> bool:
+    def isfile(self, path: AnyPath) -> bool:
         """Return whether there is an object; an origin that cannot tell raises."""
         return self._kind(path) == "file"
 
-    def isdir(self, path: Any) -> bool:
+    def isdir(self, path: AnyPath) -> bool:
         """Return whether there is a folder; an origin that cannot tell raises."""
         return self._kind(path) == "directory"
 
@@ -183,15 +210,17 @@ class CachedFileSystem(Caching, WalksCycles):
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def cat_file(self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+    def cat_file(
+        self, path: AnyPath, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
         """Return the bytes `[start:end]` of one object, of one version of it.
 
         Offsets are those of a slice: None is the beginning or the end, negative ones count from the end, and what is
         beyond it is left out. An object that was replaced meanwhile is asked for again, and ObjectChanged the third time.
         """
-        path = self._strip(path)
-        data = self._reader.cached(path, start, end)
-        return data if data is not None else self._run(self._reader.read(path, start, end))
+        name: str = self._strip(path)
+        data = self._reader.cached(name, start, end)
+        return data if data is not None else self._run(self._reader.read(name, start, end))
 
     async def _cat_file(
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
@@ -479,19 +508,19 @@ class CachedFileSystem(Caching, WalksCycles):
 
     # What the origin says of an object.
 
-    def ukey(self, path: Any) -> str | None:
+    def ukey(self, path: AnyPath) -> str | None:
         """Return the fingerprint of an object, a text that differs whenever the bytes may; None where the origin has no evidence."""
         return self._object(path).fingerprint
 
-    def checksum(self, path: Any) -> str | None:
+    def checksum(self, path: AnyPath) -> str | None:
         """Return the fingerprint, as `ukey` does."""
         return self.ukey(path)
 
-    def created(self, path: Any) -> Any:
+    def created(self, path: AnyPath) -> Any:
         """Return when the object was made, by the origin's clock: a datetime with a time zone."""
         return self._time(path, "created", ("ctime", "created"))
 
-    def modified(self, path: Any) -> Any:
+    def modified(self, path: AnyPath) -> Any:
         """Return when the object was written last, by the origin's clock: a datetime with a time zone."""
         return self._time(path, "modified", ("mtime", "modified"))
 

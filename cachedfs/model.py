@@ -15,6 +15,7 @@ __all__ = [
     "Bounds",
     "Change",
     "Changes",
+    "Counted",
     "Exported",
     "Imported",
     "Kind",
@@ -209,6 +210,44 @@ class Stats(NamedTuple):
             ("fetched", f"{size(self.bytes_fetched)} in {counted(self.requests, 'request')}"),
             ("evicted", counted(self.evictions, "block") if self.evictions else ""),
         ]
+
+
+class Counted(NamedTuple):
+    """What all processes counted of one cache directory since `since`, a time in seconds; 0: nothing yet.
+
+    The names are those of `Stats`. What a process counts is here within a second of its use of the cache, and at its end; what a
+    killed one did not write down is missing, and all of it begins anew when the directory is deleted.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    requests: int = 0
+    bytes_fetched: int = 0
+    bytes_served: int = 0
+    evictions: int = 0
+    since: float = 0.0
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Hits of all blocks that were read or fetched; None where there were none."""
+        return self.hits / (self.hits + self.misses) if self.hits + self.misses else None
+
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes that were read and did not have to come for it."""
+        return max(0, self.bytes_served - self.bytes_fetched)
+
+    @property
+    def requests_saved(self) -> int:
+        """About how many requests the hits would have been: at as many for a block as there were for those fetched."""
+        return round(self.hits * min(1.0, self.requests / self.misses)) if self.misses else self.hits
+
+    def since_then(self, before: Counted) -> Counted:
+        """Return what came after `before`; nothing where counting began anew."""
+        if before.since != self.since:
+            return self._replace(since=self.since)
+        came = [max(0, now - then) for now, then in zip(self[:-1], before[:-1], strict=True)]
+        return Counted._make([*came, self.since])
 
 
 class LinkStats(NamedTuple):

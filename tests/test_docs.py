@@ -40,7 +40,12 @@ from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, Fault, GCSServer
 from tests.support import ROOT, noise
 
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 RUN = {  # how many blocks of each page run, where all that they need is installed
     "README.md": 5,
     "docs/colab.md": 3,
@@ -274,7 +279,9 @@ def test_every_page_has_one_place_in_the_site():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_is_linked_from_the_first_one(page):
-    if page not in ("README.md", "docs/index.md"):
+    if page in ("CONTRIBUTING.md", "SECURITY.md"):  # which are no pages of the site
+        assert f"({page})" in read("README.md")
+    elif page not in ("README.md", "docs/index.md"):
         assert f"({page.removeprefix('docs/')})" in read("docs/index.md")
 
 

@@ -7,13 +7,15 @@ never raises for the cache's sake: what is absent, damaged or out of reach is a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cachedfs.cache import blocks
 from cachedfs.cache.audit import Report
+from cachedfs.cache.block_rows import Held
 from cachedfs.cache.blocks import FORMAT, BadBlock, Handle
 from cachedfs.cache.budgets import Budgets, Record
 from cachedfs.cache.complaints import Complaints
+from cachedfs.cache.counts import Counts
 from cachedfs.cache.directory import layer_roots
 from cachedfs.cache.disk import Buffer, is_network
 from cachedfs.cache.facts import Fact, Feed, Listing, Told, Watch, decode_info, encode_info, hash_of
@@ -32,9 +34,11 @@ __all__ = [
     "FORMAT",
     "BadBlock",
     "BlockCache",
+    "Counts",
     "Fact",
     "Feed",
     "Handle",
+    "Held",
     "Knowledge",
     "Lease",
     "Listing",
@@ -74,6 +78,7 @@ class BlockCache:
         )
         self.known = Knowledge(self._own, self._mapped)
         self._budgets = Budgets(lambda: self._own.directory, lambda: self._own.claims)
+        self.counts = Counts(self._budgets.record("what all processes counted"))
 
     def __repr__(self) -> str:
         return f"<BlockCache {self.root or self.cannot_store}>"
@@ -188,6 +193,10 @@ class BlockCache:
             touches = self._mapped.open_touches(size=self.allowed or likely_allowance(self.root, bounds))
         return touches.now
 
+    def call_now_and_then(self, function: Callable[[], object]) -> None:
+        """Have `function` called about once a second while blocks are read, in the thread of whoever reads."""
+        self._handles.on_sweep = function
+
     def missed(self, key: ObjectKey, index: int, bounds: Bounds, *, of: int | None = None) -> None:
         """Note that a block is not here and has to be fetched: whether it stays depends on its uses before.
 
@@ -266,12 +275,15 @@ class BlockCache:
         self.discard(key, index)
         self._layers.refuse(key, index)
 
-    def pin(self, identity: str, path: str) -> None:
-        """Store the wish that blocks of `path` stay, those that are here and those to come. Raises CacheError."""
-        self._own.writable().pin(identity, path, wanted=True)
+    def pin(self, identity: str, *paths: str) -> None:
+        """Store the wish that blocks of `paths` stay, those that are here and those to come: of all of them, or none.
 
-    def unpin(self, identity: str, path: str) -> None:
-        self._own.writable().pin(identity, path, wanted=False)
+        Raises CacheError.
+        """
+        self._own.writable().pin(identity, paths, wanted=True)
+
+    def unpin(self, identity: str, *paths: str) -> None:
+        self._own.writable().pin(identity, paths, wanted=False)
 
     def pins(self) -> list[tuple[str, str]]:
         """Return (identity, path) of every pin."""
@@ -285,8 +297,8 @@ class BlockCache:
         """Return the paths of which blocks are counted: `path` itself and all below it, by name."""
         return self._own.asked(lambda rows: rows.paths_below(identity, path), [])
 
-    def held(self) -> list[tuple[str, int]]:
-        """Return the bytes of blocks by the path of their object, of all origins."""
+    def held(self) -> list[Held]:
+        """Return what is here of each object, by its path, of all origins. Looks at the rows of all blocks."""
         return self._own.asked(lambda rows: rows.held(), [])
 
     # Plans
@@ -353,5 +365,6 @@ class BlockCache:
     def close(self) -> None:
         """Close files and connections; they open again when needed. Claims are kept until the process ends."""
         self._handles.close_all()
+        self._budgets.close()
         if self._own.index is not None:
             self._own.index.close()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from cachedfs.cache.schema import Recorded, blob_of, origin_of, text_of
 from cachedfs.model import ObjectKey
 
-__all__ = ["BlockRow", "BlockRows", "LeaseRow"]
+__all__ = ["BlockRow", "BlockRows", "Held", "LeaseRow"]
 
 _BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, since, writer, pinned
     FROM blocks JOIN objects ON objects.id = blocks.object """
@@ -41,6 +41,19 @@ class BlockRow(NamedTuple):
     @property
     def hash64(self) -> int:
         return self.hash & (1 << 64) - 1
+
+
+class Held(NamedTuple):
+    """What the cache has of one path: bytes in so many blocks, and when the first and the last of them came, in seconds.
+
+    None: that is not known, as of blocks that an index counted again.
+    """
+
+    path: str
+    size: int
+    blocks: int
+    first_s: float | None
+    last_s: float | None
 
 
 class LeaseRow(NamedTuple):
@@ -138,10 +151,13 @@ class BlockRows(Recorded):
             values += [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]
         return [text_of(found) for (found,) in self._run(f"{statement} ORDER BY path", values)]
 
-    def held(self) -> list[tuple[str, int]]:
-        """Return the bytes that are counted of each path, of all origins."""
-        rows = self._run("SELECT path, sum(bytes) FROM objects GROUP BY path ORDER BY path")
-        return [(text_of(path), int(size)) for path, size in rows]
+    def held(self) -> list[Held]:
+        """Return what is counted of each path, of all origins, by name."""
+        rows = self._run(
+            "SELECT path, sum(size), count(*), min(nullif(since, 0)), max(nullif(since, 0))"
+            " FROM blocks JOIN objects ON objects.id = blocks.object GROUP BY path ORDER BY path"
+        )
+        return [Held(text_of(path), *values) for path, *values in rows]
 
     def last_clock(self) -> int:
         """Return the touch clock of the block that was put last; 0 when there is none."""

@@ -65,6 +65,16 @@ class Budgets:
         """Return the record of one account at one service; made without I/O."""
         return Record(self, account)
 
+    def close(self) -> None:
+        """Let go of the mapped file; it is mapped again when it is needed. What only this process knows stays."""
+        if self._file is not None and not self._file.is_private:
+            self._file = None
+
+    def is_made(self) -> bool:
+        """Return whether anybody has noted anything yet."""
+        directory = self._directory()
+        return self._file is not None or (directory is not None and disk.exists(directory.budgets))
+
     def file(self) -> _File:
         """Return the file that the processes of the machine have mapped now."""
         now = time.monotonic()
@@ -112,6 +122,16 @@ class Record:
     def __init__(self, budgets: Budgets, account: str) -> None:
         digest = hashlib.blake2b(account.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         self._budgets, self._hash64 = budgets, int.from_bytes(digest, "little") or 1
+
+    def look(self) -> Numbers:
+        """Return the numbers as they are now; zeros where there is no record, and none is made."""
+        if not self._budgets.is_made():
+            return (0.0,) * N_NUMBERS
+        file = self._budgets.file()
+        at = file.place(self._hash64)
+        if file.slots[at] != self._hash64:
+            return (0.0,) * N_NUMBERS
+        return tuple(file.numbers[at + 1 : at + _RECORD])
 
     def change(self, step: Callable[[Numbers], tuple[Numbers, T]]) -> T:
         """Put what `step` makes of the numbers in their place, and return what else it says. Any numbers may come."""

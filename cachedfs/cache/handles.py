@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from cachedfs.cache import blocks, disk
@@ -36,6 +36,7 @@ class Handles:
         self._idle: dict[_Key, Handle] = {}  # Invariant: a handle in here is in nobody's hands
         self._checked: dict[_Key, tuple[tuple[int, int], int]] = {}  # stamp of the file, its unchecked pages
         self._sweep_at = 0.0
+        self.on_sweep: Callable[[], object] = bool  # called about once a second while blocks are read
         self._given = 0  # the clock is looked at every 32nd time only: it is as slow as all the rest
 
     def take(self, key: ObjectKey, index: int) -> Handle | None:
@@ -77,6 +78,7 @@ class Handles:
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP_S
             self._sweep()
+            self.on_sweep()
 
     def close(self, name: _Key, handle: Handle) -> None:
         """Close a handle that was taken, and remember what was checked of its block."""

@@ -145,9 +145,10 @@ class Store:
                 # Its writer lives, and may have done so a moment ago, or be replacing it: counted until it is put again.
                 rows.release_block(block.id)
 
-    def pin(self, identity: str, path: str, *, wanted: bool) -> None:
+    def pin(self, identity: str, paths: Sequence[str], *, wanted: bool) -> None:
         with self._explained("the pin cannot be stored"), self._writing(time.time()) as rows:
-            rows.pin(identity, path, wanted)
+            for path in paths:
+                rows.pin(identity, path, wanted)
 
     def lease(self, size: int, bounds: Bounds) -> Lease:
         """Reserve room for `size` bytes and return the private file that has it."""

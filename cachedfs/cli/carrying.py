@@ -14,7 +14,7 @@ from cachedfs.cli.cache import config_of
 from cachedfs.cli.get import shown
 from cachedfs.cli.output import FAILED, print_json
 from cachedfs.cli.places import place_of
-from cachedfs.cli.shared import Given, Urls, command
+from cachedfs.cli.shared import Given, Urls, command, url_argument
 
 if TYPE_CHECKING:
     from cachedfs.model import Exported, Imported
@@ -30,9 +30,7 @@ __all__ = ["export", "import_"]
 def export(
     given: Given,
     urls: Urls,
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", show_default=False, help="The folder that the export is to be.")
-    ],
+    target: Annotated[str, url_argument("TARGET", "The folder that the export is to be.")],
 ) -> None:
     """Write what is cached of objects and folders as a few large objects, for import.
 
@@ -65,9 +63,7 @@ def export(
 )
 def import_(
     given: Given,
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", show_default=False, help="The folder that export wrote.")
-    ],
+    source: Annotated[str, url_argument("SOURCE", "The folder that export wrote.")],
 ) -> None:
     """Take what export wrote into the cache, in few requests.
 

@@ -19,11 +19,15 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from cachedfs.cli.cache import cache_of, config_of, contents, said
-from cachedfs.cli.output import FAILED, message_of, plain_table, print_json, print_table
+from cachedfs.cli import advice
+from cachedfs.cli.advice import Seen
+from cachedfs.cli.cache import cache_of, config_of
+from cachedfs.cli.output import FAILED, busy, message_of, plain_table, print_json, print_table
 from cachedfs.cli.places import place_of
-from cachedfs.cli.shared import Given, command
+from cachedfs.cli.shared import Given, command, url_argument
+from cachedfs.cli.stats import contents, said
 from cachedfs.errors import CacheError
+from cachedfs.workers import Workers
 
 if TYPE_CHECKING:
     from cachedfs.cache import BlockCache
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["doctor"]
 
 PROBE = 8 << 20  # bytes that are written into the cache directory, and read from the origin
+LEAST = 1 << 20  # an object from which a rate can be told
+AT_ONCE, HALF_S = 8, 0.5  # requests that are sent together, and how long each may take at the speed of one
+KEPT = 0.1  # of the disk: as `keep_free` has it, where nothing else is said
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 EXTRAS = {"gcsfs": "gcs", "pydrive2": "drive", "zarr": "zarr", "torch": "torch"}
 
@@ -46,9 +53,7 @@ def doctor(
     given: Given,
     url: Annotated[
         str | None,
-        typer.Argument(
-            metavar="URL", show_default=False, help="Also look at the way to this object or folder."
-        ),
+        url_argument("URL", "Also look at the way to this object or folder."),
     ] = None,
 ) -> None:
     """Check installation, cache and the way to the data.
@@ -58,7 +63,12 @@ def doctor(
     groups = {"installation": of_installation(), "cache": of_cache(given)}
     if url:
         groups["access"] = of_origin(url, given)
-    checks = [check for name, group in groups.items() for check in survived(name, group, given)]
+    checks = []
+    with busy("looking at the installation", is_quiet=given.as_json) as say:
+        for name, group in groups.items():
+            for check in survived(name, group, given):
+                checks.append(check)
+                say(f"looking at {name}, after {check.name}")
     if given.as_json:
         print_json([dataclasses.asdict(check) for check in checks])
     else:
@@ -145,13 +155,13 @@ def of_cache(given: Given) -> Iterator[Check]:
     yield Check("options", "ok", options_of(config))
     cache = cache_of(config)
     if cache.root is None:
-        advice = "Reads work, but everything is fetched every time; --cache-dir or cache_dir= chooses another"
-        yield Check("cache directory", "fail", cache.cannot_store or "none", advice)
+        to_do = "Reads work, but everything is fetched every time; --cache-dir or cache_dir= chooses another"
+        yield Check("cache directory", "fail", cache.cannot_store or "none", to_do)
         return
     yield Check("cache directory", "ok", f"{cache.root} ({source_of_directory(given)})")
     if is_network(cache.root):
-        advice = "A cache belongs on a local disk: set cache_dir"
-        yield Check("file system", "warn", "a network file system, or FUSE", advice)
+        to_do = "A cache belongs on a local disk: set cache_dir"
+        yield Check("file system", "warn", "a network file system, or FUSE", to_do)
     rate = write_rate(f"{cache.root}/tmp")
     slow = "Slower than most links: set cache_dir to a faster disk" if rate < 30e6 else ""
     yield Check("write speed", "warn" if slow else "ok", f"{decimal(int(rate))}/s", slow)
@@ -193,8 +203,8 @@ def write_rate(folder: str) -> float:
 def of_room(cache: BlockCache, config: Config) -> Iterator[Check]:
     found = contents(cache, config)
     if found["may_hold"] is None:  # what it may hold is told by an index that can be written
-        advice = "The directory may be removed: it is only a cache"
-        yield Check("index", "fail", str(found["cannot_store"]), advice)
+        to_do = "The directory may be removed: it is only a cache"
+        yield Check("index", "fail", str(found["cannot_store"]), to_do)
         return
     state = f"{found['blocks']:,} blocks, {decimal(found['bytes'])}, {len(found['pins'])} pins"
     yield Check("index", "ok", state)
@@ -207,6 +217,8 @@ def of_room(cache: BlockCache, config: Config) -> Iterator[Check]:
         yield Check("room", "ok", room)
     except CacheError as error:
         yield Check("room", "fail", error.message, "Raise cache_size, lower keep_free, or free space")
+    words, to_do = advice.use(cache.counts.total(), found["bytes"], found["may_hold"])
+    yield Check("use", "warn" if to_do else "ok", words, to_do)
 
 
 # The way to the data
@@ -238,7 +250,7 @@ def of_origin(text: str, given: Given) -> Iterator[Check]:
     yield Check("metadata", "ok", f"{1e3 * seconds:.0f} ms a request (median of 3, past the cache)")
     objects = [each for each in found if each["type"] == "file" and each["size"]]
     if objects:
-        yield from of_reading(fs, max(objects, key=lambda each: int(each["size"])))
+        yield from of_reading(fs, max(objects, key=lambda each: int(each["size"])), found)
 
 
 def id_of(fs: CachedFileSystem, info: dict[str, Any]) -> str | None:
@@ -311,12 +323,10 @@ def median_of_3(function: Callable[[], object]) -> float:
     return statistics.median(timed(function) for _ in range(3))
 
 
-def of_reading(fs: CachedFileSystem, info: dict[str, Any]) -> Iterator[Check]:
-    """Read a little of an object past the cache, and say what follows for settings."""
-    size = min(PROBE, int(info["size"]))
-    with fs.origin_fs.open(
-        info["name"], "rb", cache_type="none"
-    ) as file:  # opened once: then a read is a request
+def of_reading(fs: CachedFileSystem, info: dict[str, Any], found: list[dict[str, Any]]) -> Iterator[Check]:
+    """Read a little of an object past the cache, and say what bounds reading and what to set. `found`: the folder, or the object."""
+    size, path = min(PROBE, int(info["size"])), str(info["name"])
+    with fs.origin_fs.open(path, "rb", cache_type="none") as file:  # opened once: then a read is a request
 
         def read(n: int) -> None:
             file.seek(0)
@@ -327,19 +337,44 @@ def of_reading(fs: CachedFileSystem, info: dict[str, Any]) -> Iterator[Check]:
     yield Check("first byte", "ok", f"{1e3 * first:.0f} ms (median of 3)")
     rate = f"{decimal(size)} in {1e3 * whole:.0f} ms: {decimal(int(size / whole))}/s"
     yield Check("one request", "ok", rate)
-    n = fs.config.concurrency
-    advice = (
-        f"Small objects one by one: {1 / first:,.0f} a second; as a list by fs.cat, {n} in flight: "
-        f"up to {n / first:,.0f} a second."
+    seen = Seen(first, fs.config.concurrency, is_drive=fs.target_protocol == "drive")
+    seen = with_data(seen, fs, found)
+    if size >= LEAST:
+        n = min(fs.config.concurrency, AT_ONCE)
+        part = min(size, max(LEAST, int(size / whole * HALF_S)))
+        took = timed(lambda: read_at_once(fs.origin_fs, path, n, part, int(info["size"])))
+        yield Check(
+            "at once",
+            "ok",
+            f"{n} requests, {decimal(n * part)} in {1e3 * took:.0f} ms: {decimal(int(n * part / took))}/s",
+        )
+        seen = dataclasses.replace(seen, one_per_s=size / whole, all_per_s=n * part / took, n_at_once=n)
+    yield Check("settings", "ok", advice.bounds(seen))
+    told = advice.settings(seen)
+    yield Check("to set", "ok", "; ".join(told) or "nothing: what is set fits what was seen")
+
+
+def with_data(seen: Seen, fs: CachedFileSystem, found: list[dict[str, Any]]) -> Seen:
+    """Return `seen` with how much there is, and how much the cache may and could hold; as it is where folders are below."""
+    if any(each["type"] != "file" or each["size"] is None for each in found):
+        return seen
+    stats, could = fs.stats(), None
+    if stats.cache_dir:
+        disk = os.statvfs(stats.cache_dir)
+        free = int((disk.f_bavail - KEPT * disk.f_blocks) * disk.f_frsize)
+        could = stats.bytes_cached + max(0, free)
+    wanted = sum(int(each["size"]) for each in found)
+    return dataclasses.replace(
+        seen, n_files=len(found), wanted=wanted, may_hold=fs.may_hold(), could_hold=could
     )
-    if size == PROBE:
-        needed = max(1, -(-125_000_000 * whole // size))
-        advice += (
-            f" concurrency={needed:.0f} fills a link of 1 Gbit/s, {10 * needed:.0f} one of 10 (now {n})."
-        )
-    if fs.target_protocol == "drive":
-        advice += (
-            " Drive serves an account about 200 downloads a second, and 27 if its project was made since May 2026: keep "
-            'many small files in one archive or sharded Zarr array. For data that does not change: max_age="immutable".'
-        )
-    yield Check("settings", "ok", advice)
+
+
+def read_at_once(origin: Any, path: str, n: int, size: int, of: int) -> None:
+    """Read `n` parts of an object at the same time, each a request of its own."""
+    starts = [(i * size) % (of - size + 1) for i in range(n)]
+    threads = Workers(n, "cachedfs-doctor")  # which a Ctrl-C does not wait for
+    try:
+        for done in [threads.submit(origin.cat_file, path, start, start + size) for start in starts]:
+            done.result()
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from cachedfs.cli.output import print_summary
 from cachedfs.cli.places import Place, place_of
-from cachedfs.cli.shared import Given, Urls, command
+from cachedfs.cli.shared import Given, Urls, argument, command
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
 
 if TYPE_CHECKING:
@@ -41,11 +41,7 @@ def get(
     urls: Urls,
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="TARGET",
-            show_default=False,
-            help="A local file or directory; the latter for several URLs.",
-        ),
+        argument("TARGET", "A local file or directory; the latter for several URLs."),
     ],
     recursive: Annotated[bool, typer.Option("-r", "--recursive", help="Copy folders too.")] = False,
 ) -> None:

@@ -9,9 +9,10 @@ import json
 import logging
 import os
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import typer
@@ -29,6 +30,7 @@ __all__ = [
     "INTERRUPTED",
     "PIPE_CLOSED",
     "Summary",
+    "busy",
     "message_of",
     "plain_table",
     "print_json",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # exit statuses; 0 is fine, 2 is typer's: wrong usage
+
+MOMENT_S = 0.5  # what is over sooner needs no word that it goes on
 
 
 # Results
@@ -64,6 +68,33 @@ def plain_table(*columns: str) -> Table:
     """Return a table without frames; with no columns it has no head either."""
     style = box.SIMPLE_HEAD if columns else None
     return Table(*columns, box=style, show_header=bool(columns), show_edge=False, pad_edge=False)
+
+
+@contextlib.contextmanager
+def busy(text: str, *, is_quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Say on a terminal what takes longer than a moment, and for how long by now; gone at the end, before anything is printed.
+
+    For what has no end that is known. Gives a function that says something else from now on.
+    """
+    console = Console(stderr=True)
+    if is_quiet or not console.is_interactive:
+        yield lambda text: None
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(text, total=None)
+    starter = threading.Timer(MOMENT_S, bar.start)
+    starter.daemon = True
+    starter.start()
+    try:
+        yield lambda text: bar.update(task, description=text)
+    finally:
+        starter.cancel()
+        starter.join()
+        if bar.live.is_started:
+            bar.stop()
 
 
 class Summary(Protocol):

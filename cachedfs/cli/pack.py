@@ -11,7 +11,7 @@ import typer
 from cachedfs.cli.get import counting, progress
 from cachedfs.cli.output import print_json
 from cachedfs.cli.places import cached_url
-from cachedfs.cli.shared import Given, command
+from cachedfs.cli.shared import Given, command, option, url_argument
 
 if TYPE_CHECKING:
     from cachedfs.datasets.packing import Packed
@@ -29,53 +29,43 @@ def pack(
     given: Given,
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", show_default=False, help="A folder, a pattern or a file."),
+        url_argument("SOURCE", "A folder, a pattern or a file."),
     ],
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", show_default=False, help="Where the Zarr store is to be."),
+        url_argument("TARGET", "Where the Zarr store is to be."),
     ],
     kind: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="KIND",
-            show_default=False,
             help="What SOURCE is: files, lines, jsonl, csv, parquet, hdf5 or tar; else its names tell.",
         ),
     ] = None,
     decode: Annotated[
         str | None,
-        typer.Option(metavar="image", show_default=False, help="Pack the pixels of image files."),
+        option(metavar="image", help="Pack the pixels of image files."),
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--column",
             metavar="NAME[=TYPE]",
-            show_default=False,
             help="Pack this column (name, ending, dataset), as int64, float32[768], 'ragged int64', utf8, bytes or json; repeatable.",
         ),
     ] = None,
     chunk_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", show_default=False, help="Size of a chunk, such as 256KiB.")
+        str | None, option(metavar="SIZE", help="Size of a chunk, such as 256KiB.")
     ] = None,
-    shard_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", show_default=False, help="Size of a shard, such as 64MiB.")
-    ] = None,
-    codec: Annotated[
-        str | None, typer.Option(metavar="CODEC", show_default=False, help="none, lz4 or zstd.")
-    ] = None,
+    shard_bytes: Annotated[str | None, option(metavar="SIZE", help="Size of a shard, such as 64MiB.")] = None,
+    codec: Annotated[str | None, option(metavar="CODEC", help="none, lz4 or zstd.")] = None,
     n_workers: Annotated[
         int | None,
-        typer.Option(
-            "--workers", metavar="N", show_default=False, help="Threads; each has a shard or two in memory."
-        ),
+        option("--workers", metavar="N", help="Threads; each has a shard or two in memory."),
     ] = None,
     dask: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS", show_default=False, help="Work on the Dask cluster of this scheduler."
-        ),
+        option(metavar="ADDRESS", help="Work on the Dask cluster of this scheduler."),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Remove a Zarr store that is at TARGET first.")

@@ -36,6 +36,15 @@ class Place:
     def is_pattern(self) -> bool:
         return "*" in self.path
 
+    def names(self, path: str) -> bool:
+        """Return whether a path is what the URL names, or below it, or matches its pattern; nobody is asked."""
+        if self.is_pattern:
+            from fsspec.utils import glob_translate
+
+            return re.fullmatch(glob_translate(self.path), path) is not None
+        above = self.path.rstrip("/")
+        return path == above or path.startswith(f"{above}/") or not above
+
     def matches(self) -> list[dict[str, Any]]:
         """Return what the pattern names. Raises FileNotFoundError when that is nothing."""
         found = list(self.fs.glob(self.path, detail=True).values())

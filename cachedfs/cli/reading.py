@@ -15,9 +15,10 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from cachedfs.cli.output import plain_table, print_json, print_table
+from cachedfs.cli.get import shown
+from cachedfs.cli.output import busy, plain_table, print_json, print_table
 from cachedfs.cli.places import Place, place_of
-from cachedfs.cli.shared import Given, Urls, command
+from cachedfs.cli.shared import Given, Urls, command, option
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -46,7 +47,8 @@ def ls(
     entries: list[Entry] = []
     for text in urls:
         place = place_of(text, given)
-        found = entries_of(place, recursive=recursive, with_cached=long)
+        with busy(f"listing {text}", is_quiet=given.as_json):
+            found = entries_of(place, recursive=recursive, with_cached=long)
         entries += found
         if long and not given.as_json and sys.stdout.isatty():
             print_table(table_of(place, found))
@@ -140,26 +142,31 @@ def table_of(place: Place, entries: list[Entry]) -> Table:
     "cachedfs cat gs://my-bucket/train.jsonl | head -3",
     "cachedfs cat --range 0:1000 gs://my-bucket/big.bin | xxd",
     "cachedfs cat --range -1000: gs://my-bucket/big.bin > tail.bin",
+    "cachedfs cat 'gs://my-bucket/logs/*.txt' > all.txt",
 )
 def cat(
     given: Given,
     urls: Urls,
     range_: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--range",
             metavar="START:STOP",
-            show_default=False,
             help="Only these bytes: as Python slices, so -1000: are the last 1000.",
         ),
     ] = None,
 ) -> None:
     """Write the bytes of objects to standard output."""
     start, stop = range_of(range_ or ":")
+    is_seen = sys.stdout.isatty()  # what is written moves on by itself
     for text in urls:
         place = place_of(text, given)
-        for piece in pieces_of(place.fs, place.path, start, stop):
-            sys.stdout.buffer.write(piece)
+        paths = [str(info["name"]) for info in place.matches()] if place.is_pattern else [place.path]
+        for path in paths:
+            with shown(is_quiet=given.as_json or is_seen) as show:
+                for done, total, piece in pieces_of(place.fs, path, start, stop):
+                    sys.stdout.buffer.write(piece)
+                    show(done + len(piece), total)
     sys.stdout.buffer.flush()
 
 
@@ -171,16 +178,20 @@ def range_of(text: str) -> tuple[int | None, int | None]:
     return start, stop
 
 
-def pieces_of(fs: CachedFileSystem, path: str, start: int | None, stop: int | None) -> Iterator[bytes]:
-    """Yield `[start:stop]` of an object, never more than a few MiB of it at once."""
+def pieces_of(
+    fs: CachedFileSystem, path: str, start: int | None, stop: int | None
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yield `[start:stop]` of an object, never more than a few MiB of it at once: how many bytes came before, of how many, and these."""
     is_small = stop is not None and 0 <= (start or 0) <= stop <= (start or 0) + PIECE
     if is_small or (start is not None and -PIECE <= start < 0 and stop is None):
         # One request for these bytes; opening would ask for the first ones.
-        yield fs.cat_file(path, start, stop)
+        data = fs.cat_file(path, start, stop)
+        yield 0, len(data), data
         return
     with fs.open(path, "rb") as file:
-        position, end, _ = slice(start, stop).indices(file.size)
-        file.seek(position)
+        first, end, _ = slice(start, stop).indices(file.size)
+        file.seek(first)
+        position = first
         while position < end and (piece := file.read(min(PIECE, end - position))):
-            yield piece
+            yield position - first, end - first, piece
             position += len(piece)

@@ -10,7 +10,7 @@ import typer
 
 from cachedfs.cli.cache import cache_of, config_of
 from cachedfs.cli.output import print_json
-from cachedfs.cli.shared import Given, command
+from cachedfs.cli.shared import Given, argument, command, option
 from cachedfs.events import VARIABLE, log_events
 
 if TYPE_CHECKING:
@@ -29,15 +29,11 @@ def report(
     given: Given,
     folder: Annotated[
         str | None,
-        typer.Argument(
-            metavar="FOLDER", show_default=False, help="Where the events are; else CACHEDFS_EVENTS says it."
-        ),
+        argument("FOLDER", "Where the events are; else CACHEDFS_EVENTS says it."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", show_default=False, help="The page; else report.html."
-        ),
+        option("--output", "-o", metavar="FILE", help="The page; else report.html."),
     ] = None,
 ) -> None:
     """Draw what a run asked, read and waited for, as one page.
@@ -53,7 +49,7 @@ def report(
     given.url = folder
     log_events(None)  # looking at a run is no part of it
     summary = summary_of(read(folder))
-    held = by_folder(cache_of(config_of(given)).held())
+    held = by_folder((each.path, each.size) for each in cache_of(config_of(given)).held())
     if given.as_json:
         print_json({**summary.as_dict(), "cache": dict(held)})
     if output is not None or not given.as_json:

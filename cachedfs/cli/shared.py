@@ -13,15 +13,32 @@ from typing import Annotated, Any
 import typer
 
 import cachedfs
+from cachedfs.cli.completion import urls_known
 from cachedfs.cli.output import running
 from cachedfs.config import Config
 
-__all__ = ["Given", "Urls", "app", "command"]
+__all__ = ["Given", "Urls", "app", "argument", "command", "option", "url_argument"]
 
 PANEL = "Options of all commands"
 SHARED = ("as_json", "debug", "cache_dir", "options")
 
-Urls = Annotated[list[str], typer.Argument(metavar="URL", show_default=False, help="What to read.")]
+
+def argument(metavar: str, help: str) -> Any:
+    """Return an argument of a command as all are shown: by its name and what it is, and no default."""
+    return typer.Argument(metavar=metavar, show_default=False, help=help)
+
+
+def url_argument(metavar: str, help: str) -> Any:
+    """Return an argument that is a URL: shells complete it from what is known."""
+    return typer.Argument(metavar=metavar, show_default=False, help=help, autocompletion=urls_known)
+
+
+def option(*names: str, metavar: str, help: str, default: bool | str = False) -> Any:
+    """Return an option with a value, shown without its default, or with `default` as the words for it."""
+    return typer.Option(*names, metavar=metavar, show_default=default, help=help)
+
+
+Urls = Annotated[list[str], url_argument("URL", "What to read.")]
 
 app = typer.Typer(
     name="cachedfs",

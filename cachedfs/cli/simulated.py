@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cachedfs.cli.shared import Given, command
+from cachedfs.cli.shared import Given, command, option
 
 __all__ = ["demo", "sim"]
 
@@ -37,15 +37,16 @@ def sim(
         ),
     ] = None,
     profile: Annotated[
-        str, typer.Option(metavar="NAME", help="How far away: off, table, gcs-region, drive-typical...")
+        str,
+        option(metavar="NAME", default=True, help="How far away: off, table, gcs-region, drive-typical..."),
     ] = "off",
     port: Annotated[
         int | None,
-        typer.Option(metavar="N", help="0 takes a free one.", show_default="4443, for Drive 4444"),
+        option(metavar="N", help="0 takes a free one.", default="4443, for Drive 4444"),
     ] = None,
     folder: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Serve the files below DIR, not memory.", show_default=False),
+        option(metavar="DIR", help="Serve the files below DIR, not memory."),
     ] = None,
 ) -> None:
     """Run a simulated cloud on this machine until Ctrl-C."""

@@ -157,7 +157,8 @@ WHOLE = {
     "SELECT listing FROM graves LIMIT 1": "the first row",
     "SELECT name, size FROM leases": "one for each file that is lent now",
     "SELECT identity, path FROM pins ORDER BY identity, path": "asked for by who lists them",
-    "SELECT path, sum(bytes) FROM objects GROUP BY path ORDER BY path": "asked for by who has a run drawn",
+    "SELECT path, sum(size), count(*), min(nullif(since, 0)), max(nullif(since, 0)) FROM blocks"
+    " JOIN objects ON objects.id = blocks.object GROUP BY path ORDER BY path": "asked for by who has it listed or drawn",
     "SELECT count(*), total(size) FROM blocks": "the audit",
     "SELECT total(size) FROM leases": "the audit",
     "SELECT (SELECT count(*) FROM facts) + (SELECT count(*) FROM children)": "the audit",

@@ -1,0 +1,120 @@
+"""What follows from what `doctor` measured: what bounds reading, and what to set. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from rich.filesize import decimal
+
+from cachedfs.model import Counted
+from cachedfs.words import per_cent
+
+__all__ = ["MANY", "Seen", "bounds", "settings", "use"]
+
+MANY = 1000  # files that are worth being packed, when they are
+SMALL = 256 << 10  # bytes or less, on average
+FULL = 0.9  # of what the cache may hold
+MOST_AT_ONCE = 256  # requests: beyond it services refuse, and nothing is gained
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What was measured of the way to the data, and what is configured; sizes in bytes.
+
+    `first_s`: until the first byte of a request. `one_per_s`: of one request, None where the object is too small to tell;
+    `all_per_s`: of `n_at_once` of them together. `n_files` of `wanted` bytes in all are in the folder; None: nobody knows.
+    """
+
+    first_s: float
+    concurrency: int
+    one_per_s: float | None = None
+    all_per_s: float | None = None
+    n_at_once: int = 0
+    n_files: int | None = None
+    wanted: int | None = None
+    may_hold: int | None = None
+    could_hold: int | None = None
+    is_drive: bool = False
+
+    @property
+    def n_to_fill(self) -> int | None:
+        """How many requests at once fill the link; None where so many were not tried, or none was timed."""
+        if self.one_per_s is None or self.all_per_s is None:
+            return None
+        n = self.all_per_s / self.one_per_s
+        return None if n > 0.8 * self.n_at_once else max(1, math.ceil(n))
+
+    @property
+    def share_held(self) -> float | None:
+        """The share of the folder that the cache can hold at the same time: of an epoch no more can be hits."""
+        if not self.wanted or self.may_hold is None:
+            return None
+        return min(1.0, self.may_hold / self.wanted)
+
+
+def bounds(seen: Seen) -> str:
+    """Return what bounds reading here, as sentences."""
+    n = seen.concurrency
+    at_once = f"as a list by fs.cat, {n} in flight: up to {n / seen.first_s:,.0f} a second."
+    told = [f"Small objects one by one: {1 / seen.first_s:,.0f} a second; {at_once}"]
+    if seen.one_per_s is not None and seen.n_to_fill is not None and seen.all_per_s is not None:
+        told.append(
+            f"The link gives {decimal(int(seen.all_per_s))}/s: concurrency={seen.n_to_fill} fills it (now {n})."
+        )
+    elif seen.one_per_s is not None:
+        needed = max(1, math.ceil(125e6 / seen.one_per_s))
+        told.append(f"concurrency={needed} fills a link of 1 Gbit/s, {10 * needed} one of 10 (now {n}).")
+    if seen.wanted is not None and seen.share_held is not None and seen.n_files != 1:
+        told.append(
+            f"Of {decimal(seen.wanted)} here the cache holds {per_cent(seen.share_held)}: "
+            + (
+                "from the second time on all of it is hits."
+                if seen.share_held == 1
+                else "that share of each further epoch is hits."
+            )
+        )
+    if seen.is_drive:
+        told.append(
+            "Drive serves an account about 200 downloads a second, and 27 if its project was made since May 2026."
+        )
+    return " ".join(told)
+
+
+def settings(seen: Seen) -> list[str]:
+    """Return what to set, or to do, each with its reason; empty where what is configured fits what was seen."""
+    told = []
+    if seen.n_to_fill is not None and seen.n_to_fill > seen.concurrency:
+        told.append(f"concurrency={min(seen.n_to_fill, MOST_AT_ONCE)}: fewer do not fill the link")
+    if seen.wanted is not None and seen.share_held is not None and seen.share_held < 1:
+        if seen.could_hold is not None and seen.could_hold >= seen.wanted * 1.05:
+            told.append(f'cache_size="{math.ceil(seen.wanted * 1.05 / 1e9)}GB": then all of the folder stays')
+        else:
+            told.append("cache_dir= on a larger disk: the folder does not fit this one")
+    if seen.n_files and seen.n_files >= MANY and (seen.wanted or 0) <= SMALL * seen.n_files:
+        told.append(
+            f"cachedfs pack: {seen.n_files:,} files of {decimal((seen.wanted or 0) // seen.n_files)} become tens of objects"
+        )
+    if seen.is_drive:
+        told.append(
+            'max_age="immutable", if the data does not change: then known files cost no request at all'
+        )
+    return told
+
+
+def use(counted: Counted, held: int, may_hold: int | None) -> tuple[str, str]:
+    """Return what all processes made of the cache, in words, and what to do about it."""
+    ratio = counted.hit_ratio
+    if ratio is None:
+        return "no block was read yet", ""
+    found = (
+        f"{per_cent(ratio)} of {counted.hits + counted.misses:,} blocks were hits; {decimal(counted.bytes_saved)} and about "
+        f"{counted.requests_saved:,} requests saved; {counted.evictions:,} blocks evicted"
+    )
+    is_full = may_hold is not None and held >= FULL * may_hold
+    if is_full and counted.evictions > counted.misses / 2:
+        return (
+            found,
+            "It is full, and blocks go nearly as fast as they come: raise cache_size, or lower keep_free",
+        )
+    return found, ""

@@ -1,0 +1,134 @@
+"""Build what is released, and prove that it works where nothing else is installed: `python -m tests.release`, or `make dist`.
+
+The wheel and the sdist are left in dist/. The wheel of the sdist has to be that of the tree, byte for byte. It is installed into
+bare environments: with what it needs and no more, which has to say what is missing and where to get it; then with extras, where a
+program reads the simulated cloud and the command line runs. The types of the installed package are looked at by `mypy --strict`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cachedfs
+
+ROOT = Path(__file__).parent.parent.parent
+HERE = Path(__file__).parent
+EXTRAS = "cli,gcs,sim"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.release", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where wheel and sdist go")
+    out = parser.parse_args(arguments).out
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="cachedfs-release-") as name:
+        try:
+            wheel = build(out, Path(name))
+            try_out(wheel, Path(name))
+        except subprocess.CalledProcessError as error:
+            print(
+                f"{' '.join(map(str, error.cmd))}\n{error.stdout or ''}{error.stderr or ''}", file=sys.stderr
+            )
+            return 1
+        except AssertionError as error:
+            print(f"not fit for a release: {error}", file=sys.stderr)
+            return 1
+    print(
+        f"{wheel.name} and its sdist work where nothing else is installed; {time.monotonic() - began:.0f} s"
+    )
+    return 0
+
+
+def build(out: Path, folder: Path) -> Path:
+    """Make wheel and sdist in `out`, compare the wheel of the sdist with that of the tree; return the wheel."""
+    for old in [*out.glob("*.whl"), *out.glob("*.tar.gz")]:
+        old.unlink()
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir"]
+    run([*command, out, ROOT])  # the sdist of the tree, and the wheel of that
+    run([*command, folder / "of-tree", "--wheel", ROOT])
+    (wheel,), (of_tree,), (sdist,) = (
+        out.glob("*.whl"),
+        (folder / "of-tree").glob("*.whl"),
+        out.glob("*.tar.gz"),
+    )
+    version = cachedfs.__version__
+    assert wheel.name == of_tree.name == f"cachedfs-{version}-py3-none-any.whl", (
+        f"{wheel.name}, not {version}"
+    )
+    assert sdist.name == f"cachedfs-{version}.tar.gz", sdist.name
+    assert wheel.read_bytes() == of_tree.read_bytes(), "the sdist makes another wheel than the tree"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "cachedfs").rglob("*.py")} | {
+        "cachedfs/py.typed"
+    }
+    assert modules <= names, f"the wheel lacks {sorted(modules - names)}"
+    others = {name for name in names - modules if not name.startswith(f"cachedfs-{version}.dist-info/")}
+    assert not others, f"the wheel has {sorted(others)}"
+    return wheel
+
+
+def try_out(wheel: Path, folder: Path) -> None:
+    """Use the wheel in two environments; two cores have something to do, as pip mostly waits."""
+    with ThreadPoolExecutor(2) as at_once:
+        bare = at_once.submit(try_bare, wheel, folder)
+        python = environment(folder / "extras", f"{wheel}[{EXTRAS}]")
+        types = at_once.submit(check_types, python, folder)
+        print(run([python, HERE / "smoke.py"], cwd=folder), end="")
+        bare.result()
+        types.result()
+
+
+def try_bare(wheel: Path, folder: Path) -> None:
+    """Prove that the wheel works with what it needs and no more, and names what is missing."""
+    python = environment(folder / "bare", str(wheel))
+    run([python, HERE / "smoke_bare.py"], cwd=folder)
+    script = [python.parent / "cachedfs", "--help"]
+    said = subprocess.run(script, capture_output=True, text=True, cwd=folder, check=False).stderr
+    assert said == 'The command line needs typer and rich: pip install "cachedfs[cli]"\n', said
+
+
+def check_types(python: Path, folder: Path) -> None:
+    """Prove that the installed package has the types that a user's program relies on."""
+    mypy = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        python,
+        "--config-file",
+        os.devnull,
+    ]
+    run([*mypy, "--cache-dir", folder / "mypy", HERE / "typed.py"], cwd=folder)
+
+
+def environment(folder: Path, what: str) -> Path:
+    """Return the Python of a new environment with nothing but a wheel and what it needs."""
+    run([sys.executable, "-m", "venv", "--without-pip", folder])
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", python]
+    run([*pip, "install", "--no-compile", what])  # most of it is never imported
+    return python
+
+
+def run(command: Sequence[str | Path], cwd: Path = ROOT) -> str:
+    """Run a command in an environment that knows nothing of this checkout; return what it prints. Raises CalledProcessError."""
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FSSPEC_"))
+    }
+    environ["SOURCE_DATE_EPOCH"] = "1767225600"  # any, so that two builds are the same
+    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

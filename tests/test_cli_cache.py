@@ -1,0 +1,462 @@
+"""What the command line says of the cache and makes of it: sums of all processes, pins, advice, and what shells complete."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+
+from cachedfs.cache import BlockCache, Held
+from cachedfs.cli import advice, completion
+from cachedfs.cli.stats import folders_of
+from cachedfs.model import Counted
+from cachedfs.sim import Fault
+from tests.support import MiB, forget, noise, until
+from tests.test_cli import in_terminal, json_of, run, start
+
+# What all processes counted.
+
+
+def test_what_all_processes_counted_is_added_up(cloud):
+    cloud.put("big", noise(3 * MiB))
+    cloud.put("small", noise(1000))
+    code = "import os, fsspec; print(len(fsspec.open(f'cachedfs::gs://{os.environ[\"BUCKET\"]}/big').open().read()))"
+    for _ in range(3):
+        assert cloud.python(code) == f"{3 * MiB}\n"
+    cloud.asked()
+    found = json_of("stats")
+    assert cloud.asked() == []
+    assert (found["hits"], found["misses"], found["requests"]) == (6, 3, 1)
+    assert (found["bytes_served"], found["bytes_fetched"]) == (9 * MiB, 3 * MiB)
+    assert (found["bytes_saved"], found["requests_saved"]) == (6 * MiB, 2)
+    assert found["since"].startswith("20")
+    shown = run("stats").stdout
+    assert re.search(r"^hits +6 of 9 blocks, 66\.7 %$", shown, re.MULTILINE)
+    assert re.search(r"^saved +6\.3 MB, about 2 requests$", shown, re.MULTILINE)
+    assert re.search(r"^fetched +3\.1 MB in 1 requests?$", shown, re.MULTILINE)
+
+
+def test_a_process_tells_what_it_counts_while_it_reads(cloud):
+    cloud.put("big", noise(3 * MiB))
+    code = """
+        import os, sys, fsspec
+        fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+        path = os.environ["BUCKET"] + "/big"
+        for line in sys.stdin:
+            for i in range(64):
+                fs.cat_file(path, MiB * (i % 3), MiB * (i % 3) + 10)
+            print(fs.stats().hits, flush=True)
+    """.replace("MiB", str(MiB))
+    with cloud.talking(code) as ask:
+        deadline = time.monotonic() + 30
+        while (found := json_of("stats"))["hits"] < 64 and time.monotonic() < deadline:
+            counted = int(ask("go"))
+    assert found["hits"] >= 64, "while it reads"
+    found = json_of("stats")
+    assert (found["hits"], found["misses"]) == (counted, 3), "and not twice"
+
+
+def test_counts_are_none_of_a_cache_that_is_not_there(tmp_path):
+    (tmp_path / "file").touch()
+    found = json_of("stats", "--cache-dir", str(tmp_path / "file" / "x"))
+    assert (found["hits"], found["since"], found["folders"]) == (0, None, [])
+
+
+def test_counts_that_cannot_be_are_forgotten(tmp_path):
+    cache = BlockCache([str(tmp_path)], explicit=True)
+    cache.counts.add([1, 2, 3, 4, 5, 6])
+    cache.counts.add([1, 0, 0, 0, 0, 0])
+    total = cache.counts.total()
+    assert total[:-1] == (2, 2, 3, 4, 5, 6)
+    assert abs(total.since - time.time()) < 60
+    cache.counts._record.change(lambda numbers: ((float("nan"), *numbers[1:]), None))
+    assert cache.counts.total() == Counted()
+    cache.counts.add([7, 0, 0, 0, 0, 0])
+    assert cache.counts.total()[:-1] == (7, 0, 0, 0, 0, 0)
+
+
+def test_what_is_saved_follows_from_what_was_counted():
+    counted = Counted(
+        hits=80, misses=20, requests=5, bytes_fetched=20, bytes_served=100, evictions=1, since=9.0
+    )
+    assert (counted.hit_ratio, counted.bytes_saved, counted.requests_saved) == (0.8, 80, 20)
+    assert Counted(hits=10, misses=1, requests=50).requests_saved == 10, (
+        "one a block at most: the others were questions"
+    )
+    assert Counted(bytes_fetched=9).bytes_saved == 0, "read ahead and not read"
+    assert Counted().hit_ratio is None
+    later = counted._replace(hits=85)
+    assert later.since_then(counted) == Counted(hits=5, since=9.0)
+    anew = Counted(hits=3, since=10.0)
+    assert anew.since_then(counted) == anew
+
+
+def test_stats_name_folders_with_their_age():
+    held = [Held(f"b/a/{i}", 10, 1, 100.0 + i, 200.0) for i in range(3)] + [Held("b/c/d/x", 5, 2, None, None)]
+    big, small = folders_of(held)
+    assert (big.folder, big.objects, big.blocks, big.bytes) == ("b/a", 3, 3, 30)
+    assert (big.oldest.timestamp(), big.newest.timestamp()) == (100.0, 200.0)
+    assert (small.folder, small.objects, small.blocks, small.oldest) == ("b/c/d", 1, 2, None)
+    many = folders_of(Held(f"b{i}/x", i + 1, 1, 1.0, 1.0) for i in range(20))
+    assert len(many) == 8
+    assert (many[-1].folder, many[-1].objects) == ("13 others", 13)
+    assert sum(each.bytes for each in many) == 210
+
+
+def test_stats_name_what_is_here_by_folder(cloud):
+    for key in ("a/one", "a/two", "c/three"):
+        cloud.put(key, noise(1000))
+        run("cat", cloud.url(key, "gs://"))
+    forget()
+    found = json_of("stats")["folders"]
+    assert [(each["folder"], each["objects"]) for each in found] == [
+        (cloud.path("a"), 2),
+        (cloud.path("c"), 1),
+    ]
+    assert re.search(rf"^ *2\.\d kB +2 .*{cloud.path('a')}$", run("stats").stdout, re.MULTILINE)
+
+
+def test_stats_say_that_pins_leave_no_room(cloud):
+    cloud.put("big", noise(6 * MiB))
+    run("prefetch", cloud.url("big", "gs://"))
+    run("pin", cloud.url("big", "gs://"))
+    forget()
+    assert "beside what is pinned" in json_of("stats", "-o", "cache_size=8MiB")["cannot_store"]
+    assert json_of("stats")["cannot_store"] is None
+
+
+def test_stats_watch_tells_what_happens_until_ctrl_c(cloud):
+    cloud.put("big", noise(3 * MiB))
+    process = start(cloud, "stats", "--watch", "--every", "0.1", "--json")
+    first = json.loads(process.stdout.readline())
+    assert (first["hits"], first["misses"], first["blocks"]) == (0, 0, 0)
+    cloud.python(
+        "import os, fsspec; fsspec.open(f'cachedfs::gs://{os.environ[\"BUCKET\"]}/big').open().read()"
+    )
+    looks = []
+    while sum(look["misses"] for look in looks) < 3:
+        looks.append(json.loads(process.stdout.readline()))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, b"")
+    assert sum(look["bytes_fetched"] for look in looks) == 3 * MiB
+    assert looks[-1]["blocks"] == 3
+
+
+def test_stats_watch_in_a_pipe_is_a_line_a_look(cloud):
+    process = start(cloud, "stats", "-w", "--every", "0.1")
+    lines = [process.stdout.readline().decode() for _ in range(2)]
+    process.stdout.close()  # as `head -2` does
+    assert process.wait(30) == 141
+    process.stderr.close()
+    for line in lines:
+        assert re.fullmatch(
+            r"\d\d:\d\d:\d\d  0 hits, 0 misses; read 0 bytes/s, fetched 0 bytes/s in 0 requests; holds 0 bytes\n",
+            line,
+        )
+
+
+# pin and unpin
+
+
+def test_pinned_objects_stay_when_others_come(cloud):
+    cloud.put("keep/a", noise(3 * MiB))
+    for i in range(8):
+        cloud.put(f"d/{i}", noise(2 * MiB, i))
+    bounds = ("-o", "cache_size=10MiB", "-o", "keep_free=0")
+    run("prefetch", *bounds, cloud.url("keep", "gs://"))
+    said = run("pin", *bounds, cloud.url("keep", "gs://")).stdout
+    assert said == f"{cloud.url('keep', 'gs://')}: 1 object of 3.1 MB pinned; 3.1 MB of them are here\n"
+    for i in range(8):
+        run("cat", *bounds, cloud.url(f"d/{i}", "gs://"))
+    forget()
+    cloud.asked()
+    run("cat", *bounds, cloud.url("keep/a", "gs://"))
+    assert cloud.asked() == []
+    assert json_of("stats")["pins"] == [cloud.path("keep/a")]
+
+
+def test_pin_of_folders_patterns_and_what_is_not_here(cloud):
+    for key in ("a/one", "a/b/two", "x.txt", "y.bin"):
+        cloud.put(key, noise(1000))
+    done = json_of("pin", cloud.url("a", "gs://"), cloud.url("*.txt", "gs://"))
+    assert [(each["objects"], each["bytes"], each["cached"]) for each in done] == [(2, 2000, 0), (1, 1000, 0)]
+    assert json_of("stats")["pins"] == [cloud.path(key) for key in ("a/b/two", "a/one", "x.txt")]
+    assert "prefetch fetches the rest" in run("pin", cloud.url("y.bin", "gs://")).stdout
+    assert "no such object" in run("pin", cloud.url("nothing", "gs://"), status=1).stderr
+
+
+def test_unpin_asks_nobody_and_knows_folders_patterns_and_all(cloud, tmp_path):
+    for key in ("a/one", "a/b/two", "ab", "x.txt", "y.bin"):
+        cloud.put(key, b"1")
+    (tmp_path / "local").write_bytes(b"1")
+    run("pin", cloud.url(prefix="gs://"), str(tmp_path / "local"))
+    forget()
+    cloud.asked()
+    assert run("unpin", cloud.url("a", "gs://")).stdout == f"{cloud.url('a', 'gs://')}: 2 objects unpinned\n"
+    assert json_of("unpin", cloud.url("*.txt", "gs://"))["unpinned"] == 1
+    assert json_of("unpin", cloud.url("a", "gs://"))["unpinned"] == 0
+    assert len(json_of("stats")["pins"]) == 3
+    assert run("unpin", "--all").stdout == "all: 3 objects unpinned\n"
+    assert json_of("stats")["pins"] == []
+    assert cloud.asked() == []
+    run("unpin", status=2)
+    run("unpin", "--all", "gs://b/k", status=2)
+
+
+def test_pins_of_more_than_the_cache_may_hold_are_named(cloud):
+    cloud.put("big", noise(9 * MiB))
+    result = run("pin", "-o", "cache_size=5MiB", "-o", "keep_free=0", cloud.url("big", "gs://"), status=1)
+    assert "more than the" in result.stderr
+    assert json_of("stats")["pins"] == [cloud.path("big")]
+
+
+def test_cat_of_a_pattern_is_all_of_them_by_name(cloud):
+    for key in ("a.txt", "b.txt", "c.bin"):
+        cloud.put(key, key.encode())
+    assert run("cat", cloud.url("*.txt", "gs://")).stdout == "a.txtb.txt"
+    assert "nothing has such a name" in run("cat", cloud.url("*.tif", "gs://"), status=1).stderr
+
+
+def test_cat_into_a_file_shows_how_far_it_is_and_leaves_only_bytes(cloud, tmp_path):
+    data = cloud.put("big", noise(20 * MiB))
+    line = f"TERM=xterm cachedfs cat {cloud.url('big', 'gs://')} > copy; echo done"
+    seen = in_terminal(line, cloud._environment(), tmp_path)
+    assert "/21.0 MB" in seen
+    assert seen.endswith("done\n")
+    assert (tmp_path / "copy").read_bytes() == data
+    assert "21.0" not in in_terminal(
+        f"{line.partition(' >')[0]} --json > copy", cloud._environment(), tmp_path
+    )
+
+
+# What doctor makes of what it measured.
+
+FAST = advice.Seen(
+    0.05, 16, one_per_s=50e6, all_per_s=150e6, n_at_once=8, n_files=1, wanted=10**6, may_hold=10**9
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, []),
+        ({"concurrency": 2}, ["concurrency=3: fewer do not fill the link"]),
+        ({"all_per_s": 390e6, "concurrency": 8}, []),  # all eight as fast as one: what fills it was not seen
+        ({"wanted": 2 * 10**9, "could_hold": 10**10}, ['cache_size="3GB": then all of the folder stays']),
+        (
+            {"wanted": 2 * 10**9, "could_hold": 10**9},
+            ["cache_dir= on a larger disk: the folder does not fit this one"],
+        ),
+        (
+            {"n_files": 5000, "wanted": 5 * 10**7},
+            ["cachedfs pack: 5,000 files of 10.0 kB become tens of objects"],
+        ),
+        ({"n_files": 999, "wanted": 10**6}, []),
+    ],
+)
+def test_settings_follow_from_what_was_seen(changed, told):
+    assert advice.settings(advice.dataclasses.replace(FAST, **changed)) == told
+
+
+def test_bounds_name_link_latency_and_cache():
+    told = advice.bounds(advice.dataclasses.replace(FAST, n_files=9, wanted=4 * 10**9))
+    assert told == (
+        "Small objects one by one: 20 a second; as a list by fs.cat, 16 in flight: up to 320 a second. The link gives 150.0 MB/s: "
+        "concurrency=3 fills it (now 16). Of 4.0 GB here the cache holds 25.0 %: that share of each further epoch is hits."
+    )
+
+
+def test_a_full_cache_that_gives_up_what_comes_is_named():
+    counted = Counted(
+        hits=10, misses=100, requests=100, bytes_fetched=1, bytes_served=2, evictions=90, since=1.0
+    )
+    assert "raise cache_size" in advice.use(counted, 95, 100)[1]
+    assert advice.use(counted, 10, 100)[1] == "", "evicted by somebody's command"
+    assert advice.use(counted._replace(evictions=10), 95, 100)[1] == ""
+    assert advice.use(Counted(), 0, 100) == ("no block was read yet", "")
+
+
+def test_doctor_measures_the_link_and_says_what_to_set(cloud, tmp_path):
+    for i in range(3):
+        cloud.put(f"d/{i}", noise(7 * MiB, i))
+    checks = {check["name"]: check["found"] for check in json_of("doctor", cloud.url("d", "gs://"))}
+    assert re.match(r"8 requests, .* in \d+ ms: ", checks["at once"])
+    assert "Of 22.0 MB here the cache holds 100.0 %" in checks["settings"]
+    assert checks["use"] == "no block was read yet"
+    tight = {
+        check["name"]: check["found"]
+        for check in json_of(
+            "doctor",
+            "--cache-dir",
+            str(tmp_path / "other"),
+            "-o",
+            "cache_size=16MiB",
+            "-o",
+            "keep_free=0",
+            cloud.url("d", "gs://"),
+        )
+    }
+    assert re.search(r'cache_size="1GB"|larger disk', tight["to set"])
+
+
+# What a shell completes.
+
+
+def known(cloud):
+    for key in ("data/a/one", "data/a/two", "data/b", "My Files/x"):
+        cloud.put(key, b"1")
+    run("ls", cloud.url(prefix="gs://"), cloud.url("data", "gs://"))
+    run("ls", cloud.url("data/a", "gs://"))
+    run("cat", cloud.url("My Files/x", "gs://"))
+    forget()
+    cloud.asked()
+
+
+def completed(cloud, line, **environ):
+    """Return what fish is offered for the last word of a line."""
+    asked = {"_CACHEDFS_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    environ = cloud._environment() | asked | {"_TYPER_COMPLETE_ARGS": line} | environ
+    command = [sys.executable, "-m", "cachedfs.cli"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return [line for line in done.stdout.split("\n") if line]
+
+
+def test_shells_complete_commands_and_urls_that_are_known(cloud):
+    known(cloud)
+    bucket = cloud.url(prefix="gs://")
+    assert [line.partition("\t")[0] for line in completed(cloud, "cachedfs pre")] == ["prefetch"]
+    assert completed(cloud, f"cachedfs ls {bucket}/da") == [f"{bucket}/data/a/", f"{bucket}/data/b"]
+    assert completed(cloud, f"cachedfs get -r {bucket}/data/a/t") == [f"{bucket}/data/a/two"]
+    assert completed(cloud, f"cachedfs cat '{bucket}/My") == [f"{bucket}/My Files/x"], (
+        "cached, and never listed"
+    )
+    assert completed(cloud, f"cachedfs ls {bucket}/nothing") == []
+    assert completed(cloud, "cachedfs ls dri") == ["drive://My Drive/"]
+    assert completed(cloud, "cachedfs ls nowhere://x/") == []
+    assert cloud.asked() == []
+
+
+def test_completion_looks_into_the_cache_that_the_line_names(cloud, tmp_path):
+    known(cloud)
+    bucket = cloud.url(prefix="gs://")
+    assert completed(cloud, f"cachedfs --cache-dir {tmp_path}/other ls {bucket}/da") == []
+    assert completed(cloud, f"cachedfs ls --cache-dir {cloud.cache_dir} {bucket}/data/b") == [
+        f"{bucket}/data/b"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "at", "words", "begun"),
+    [
+        ("cachedfs ls gs : //b/k", 4, ["cachedfs", "ls", "//b/k"], "gs:"),
+        ("cachedfs pack gs : //b/a gs : //b/z", 7, ["cachedfs", "pack", "gs://b/a", "//b/z"], "gs:"),
+        ("cachedfs ls cachedfs :: gs : //b", 6, ["cachedfs", "ls", "//b"], "cachedfs::gs:"),
+        (
+            "cachedfs ls -o a = b gs : //b/year = 20",
+            10,
+            ["cachedfs", "ls", "-o", "a=b", "20"],
+            "gs://b/year=",
+        ),
+        ("cachedfs cat drive : //My\\ Dri", 4, ["cachedfs", "cat", "//My Dri"], "drive:"),
+        ("cachedfs cat 'drive://My Dri", 2, ["cachedfs", "cat", "drive://My Dri"], ""),
+        ("cachedfs ls gs :", 3, ["cachedfs", "ls", ":"], "gs"),
+        ("cachedfs ", 1, ["cachedfs", ""], ""),
+    ],
+)
+def test_what_bash_splits_is_joined_again(line, at, words, begun):
+    if "20" in words:
+        words, begun = ["cachedfs", "ls", "-o", "a=b", "20"], "gs://b/year="
+    assert completion.joined(completion.split(line), at) == (words, begun)
+
+
+def test_only_lines_of_bash_are_joined():
+    environ = {"_CACHEDFS_COMPLETE": "complete_zsh", "COMP_WORDS": "a b : c", "COMP_CWORD": "3"}
+    kept = dict(environ)
+    completion.rejoin(environ)
+    assert environ == kept
+    none = {}
+    completion.rejoin(none)
+    assert none == {}
+
+
+def test_bash_completes_urls_in_a_terminal(cloud, tmp_path):
+    known(cloud)
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "cachedfs"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m cachedfs.cli "$@"\n')
+    script.chmod(0o700)
+    environ = cloud._environment() | {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "TERM": "dumb",
+        "PS1": "$ ",
+    }
+    environ |= {"INPUTRC": "/dev/null", "HOME": str(tmp_path)}
+    said = subprocess.run(
+        ["bash", "-c", "cachedfs --install-completion; true"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "bash completion installed" in said.stdout
+    assert (tmp_path / ".bashrc").read_text().strip() == f"source '{tmp_path}/.bash_completions/cachedfs.sh'"
+    bucket = cloud.url(prefix="gs://")
+    typed = ". .bashrc && echo load''ed\n", f"cachedfs cat {bucket}/data/a/t\t", "\n"
+    seen = typed_in_bash(typed, ("loaded", f"{bucket}/data/a/two ", "\n1"), environ)
+    assert f"cachedfs cat {bucket}/data/a/two \r\n1" in seen
+
+
+def typed_in_bash(typed, awaited, environ):
+    """Type into an interactive bash, each text once the one before had its answer; return what was seen."""
+    master, slave = pty.openpty()
+    seen = ""
+    with subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"], stdin=slave, stdout=slave, stderr=slave, env=environ, cwd=environ["HOME"], start_new_session=True
+    ) as process:  # fmt: skip
+        os.close(slave)
+        for text, answer in zip(typed, awaited, strict=True):
+            os.write(master, text.encode())
+            before, deadline = len(seen), time.monotonic() + 30
+            while answer not in seen[before:] and time.monotonic() < deadline:
+                if select.select([master], [], [], 0.1)[0]:
+                    seen += os.read(master, 65536).decode()
+        process.kill()
+    os.close(master)
+    return seen
+
+
+def test_completion_never_fails(monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(completion, "names_below", broken)
+    assert completion.urls_known(SimpleNamespace(), "gs://b/") == []
+
+
+def test_fsspec_sees_the_pins_of_the_command_line(cloud):
+    cloud.put("key", noise(10))
+    run("pin", cloud.url("key", "gs://"))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    fs.unpin(cloud.path("key"))
+    assert json_of("stats")["pins"] == []
+
+
+@pytest.mark.parametrize(("command", "kind"), [("doctor", "media"), ("pin", "list"), ("ls", "list")])
+def test_ctrl_c_while_the_cloud_does_not_answer(cloud, command, kind):
+    cloud.put("d/a", noise(2 * MiB))
+    cloud.server.fail(Fault(kind=kind, stall_s=60, times=None))
+    process = start(cloud, command, cloud.url("d", "gs://"))
+    until(lambda: cloud.server.count(kind=kind) or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, b"", b"")

@@ -1,0 +1,83 @@
+"""What is stated of a release is what pyproject.toml, the Makefile and the package say; `make dist` tries the release itself."""
+
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import cachedfs
+from tests.support import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+ABOUT = PROJECT["project"]
+PAGE = (ROOT / "docs/releases.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+STATED = dict(re.findall(r"^\| (\w+) \| (.+) \|$", PAGE, re.MULTILINE))
+
+
+def test_the_version_is_said_once():
+    assert "version" not in ABOUT
+    assert ABOUT["dynamic"] == ["version"]
+    path = PROJECT["tool"]["hatch"]["version"]["path"]
+    assert re.findall(r'^__version__ = "(.+?)"', (ROOT / path).read_text(), re.MULTILINE) == [
+        cachedfs.__version__
+    ]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    heading, first = re.search(r"^## \[(.+?)\].*?(\d+\.\d+\.\d+)", changes, re.MULTILINE | re.DOTALL).groups()
+    assert heading in ("Unreleased", cachedfs.__version__)
+    assert first == cachedfs.__version__, "the newest section names another version"
+
+
+def test_stated_pythons_are_those_of_the_package():
+    pythons = STATED["Python"].split(", ")
+    classified = re.findall(r"Programming Language :: Python :: (3\.\d+)", "\n".join(ABOUT["classifiers"]))
+    assert classified == pythons
+    allowed = SpecifierSet(ABOUT["requires-python"])
+    oldest = int(pythons[0].partition(".")[2])
+    assert f"3.{oldest}" in allowed
+    assert f"3.{oldest - 1}" not in allowed
+    assert PROJECT["tool"]["mypy"]["python_version"] == pythons[0]
+    assert PROJECT["tool"]["ruff"]["target-version"] == f"py3{oldest}"
+    assert all(f"python{newer}" in MAKEFILE for newer in pythons[1:]), "the suite runs on a newer one"
+
+
+@pytest.mark.parametrize("name", ["fsspec", "aiohttp", "gcsfs", "PyDrive2", "zarr", "torch"])
+def test_stated_minimums_are_those_that_the_installer_takes(name):
+    extras = [
+        each
+        for name, some in ABOUT["optional-dependencies"].items()
+        if name not in ("dev", "docs", "works")
+        for each in some
+    ]
+    needed = [Requirement(text) for text in [*ABOUT["dependencies"], *extras]]
+    minimums = {str(each.specifier) for each in needed if each.name == name.lower()}
+    assert minimums == {f">={STATED[name].removesuffix(' or newer')}"}
+
+
+def test_every_dependency_of_the_base_is_stated():
+    assert {Requirement(text).name for text in ABOUT["dependencies"]} - {"platformdirs"} <= set(STATED)
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md"])
+def test_targets_that_are_named_are_made(page):
+    named = set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
+    assert named
+    assert named <= set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+
+
+def test_what_is_checked_is_released_as_it_is_tried():
+    assert re.search(r"^make dist$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert [name for name in included if not (ROOT / name).exists()] == []
+    assert {"CONTRIBUTING.md", "SECURITY.md", "LICENSE", "tests"} <= set(included)
+    assert (ROOT / "cachedfs/py.typed").is_file()
+
+
+def test_tests_that_are_named_are_there():
+    named = re.findall(
+        r"tests/\w+\.py", "".join((ROOT / page).read_text() for page in ("SECURITY.md", "CONTRIBUTING.md"))
+    )
+    assert named
+    assert [path for path in named if not (ROOT / path).is_file()] == []
