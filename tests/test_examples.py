@@ -3,6 +3,8 @@
 import collections
 import doctest
 import importlib
+import io
+import json
 import os
 import pathlib
 import re
@@ -181,3 +183,65 @@ def results(printed):
     """Return what does not depend on the time, nor on what is cached."""
     lines = re.findall(r"^.*(?:samples|different|records|bytes).* in \d.*$", printed, re.MULTILINE)
     return [re.sub(r" in \d.*", "", line) for line in lines if " objects of " not in line]
+
+
+# The notebook: as it stands, and told of a folder.
+
+NOTEBOOK = FOLDER / "colab.ipynb"
+EPOCHS = r"epoch 0: .* s, (\d+) requests, .*\nepoch 1: .* s, 0 requests, .*\nepoch 2: .* s, 0 requests, 100% right\n"
+
+
+def needs_of_the_notebook():
+    for needed in ("torch", "PIL", "matplotlib", "nbconvert", "ipykernel"):
+        pytest.importorskip(needed, reason=f"{needed} is not installed")
+
+
+def test_the_notebook_runs_without_an_account(tmp_path):
+    needs_of_the_notebook()
+    assert not any(cell.get("outputs") for cell in json.loads(NOTEBOOK.read_text())["cells"])
+    command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", NOTEBOOK]
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "--output-dir", tmp_path],
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((tmp_path / NOTEBOOK.name).read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    streams = [output for output in outputs if output["output_type"] == "stream"]
+    assert {output["name"] for output in streams} == {"stdout"}
+    printed = "".join("".join(output["text"]) for output in streams)
+    assert printed.startswith("400 images of ['blue', 'green', 'red']\n")
+    assert int(re.fullmatch(EPOCHS, printed.partition("\n")[2])[1]) >= 400  # more where Drive did not answer
+    assert [output for output in outputs if "image/png" in output.get("data", ())]
+    reports = ["".join(output["data"].get("text/html", ())) for output in outputs if "data" in output]
+    assert [text.count("<svg") for text in reports if "25 batches, 400 samples" in text] == [1, 1]
+
+
+def test_the_notebook_takes_a_folder(drive, monkeypatch, capsys):
+    needs_of_the_notebook()
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    images, transformer = (
+        pytest.importorskip("PIL.Image"),
+        pytest.importorskip("IPython.core.inputtransformer2"),
+    )
+    for i in range(40):
+        buffer = io.BytesIO()
+        images.new("L", (20, 10 + i), 250 * (i % 2)).save(buffer, "PNG")
+        drive.put(f"images/{'dark' if i % 2 == 0 else 'light'}/{i}.png", buffer.getvalue())
+    namespace = {}
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            code = transformer.TransformerManager().transform_cell("".join(cell["source"]))
+            if code.startswith('FOLDER = ""'):
+                code = f"FOLDER = {'drive://' + drive.path('images')!r}"
+            exec(code, namespace)
+    printed = capsys.readouterr().out
+    assert printed.startswith("40 images of ['dark', 'light']\n")
+    assert re.search(EPOCHS.replace("100%", r"\d+%"), printed)[1] == "40"
+    asked = [request.key for request in drive.server.requests if request.kind == "media"]
+    assert (len(asked), len({*asked})) == (40, 40)
+    namespace["plt"].close("all")
