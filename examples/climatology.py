@@ -1,7 +1,7 @@
 """Make a monthly climatology of a Zarr store in the cloud with xarray, and look at it again and again.
 
 The store is opened by its URL; which chunks are read is xarray's business. A second look, in this notebook or in another
-one tomorrow, reads them from the local disk. Needs xarray; with dask, also what is larger than memory.
+one later, reads them from the local disk. Needs xarray; with dask, also what is larger than memory.
 
 python examples/climatology.py                            # on a simulated Google Cloud Storage
 python examples/climatology.py gs://bucket/era5.zarr t2m  # on your own, and which of its variables

@@ -5,7 +5,7 @@ decodes them: on the GPU where there is one, else on the CPU. Needs DALI, for CU
 
 pip install nvidia-dali-cuda120
 
-python examples/dali_images.py                              # on a simulated Google Drive
+python examples/dali_images.py                                 # on a simulated Google Drive
 python examples/dali_images.py "drive://My Drive/kitti/*.png"  # on your own
 """
 
@@ -23,6 +23,8 @@ except ModuleNotFoundError:
     sys.exit("This example needs NVIDIA's DALI: pip install nvidia-dali-cuda120")
 
 EPOCHS, BATCH = 2, 16
+# The data do not change: nobody is asked whether they have.
+OPTIONS = {"cachedfs": {"max_age": "immutable"}}
 GPU = 0 if torch.cuda.is_available() else None
 
 
@@ -42,7 +44,7 @@ def pipeline(source):
 
 
 def main(url: str) -> None:
-    images = FileDataset(f"cachedfs::{url}", label=number)
+    images = FileDataset(f"cachedfs::{url}", label=number, storage_options=OPTIONS)
     asked = images.fs.stats().requests
     with Loader(images, batch_size=BATCH, shuffle=True, seed=0) as loader:
         pipe = pipeline(loader.external_source())

@@ -1,9 +1,9 @@
 """Train on two processes with DistributedDataParallel: the Loader finds rank and world size, and each sample comes once.
 
 The files are listed once, here; the processes share the cache, so that what one fetched the other never asks for. On GPUs
-say "nccl" and `device=rank`, or start one process a GPU by torchrun and call `train` in it, without `spawn`.
+say "nccl", and `device=rank` to the Loader. Under torchrun, which starts the processes itself, the Loader is the same.
 
-python examples/ddp.py                             # on a simulated Google Cloud Storage
+python examples/ddp.py                               # on a simulated Google Cloud Storage
 python examples/ddp.py "gs://bucket/digits/*/*.npy"  # on your own: arrays of one shape, in a folder for each class
 """
 
@@ -20,6 +20,8 @@ from torch import distributed, multiprocessing, nn
 from cachedfs.datasets import FileDataset, Loader
 
 EPOCHS, WORLD_SIZE, CLASSES = 2, 2, 10
+# The data do not change: nobody is asked whether they have.
+OPTIONS = {"cachedfs": {"max_age": "immutable"}}
 
 
 def decode(data: bytes) -> torch.Tensor:
@@ -40,9 +42,8 @@ def train(rank: int, dataset: FileDataset, meeting: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(dataset[0][0].numel(), CLASSES))
     model = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    asked = 0
-    with Loader(dataset, batch_size=10, shuffle=True, seed=0) as loader:  # 10 samples a process
+    optimizer, asked = torch.optim.Adam(model.parameters(), lr=0.01), 0
+    with Loader(dataset, batch_size=10, shuffle=True, seed=0) as loader:  # 10 a process
         for epoch in range(EPOCHS):
             began, mine = time.perf_counter(), []
             for inputs, (classes, paths) in loader:
@@ -52,9 +53,8 @@ def train(rank: int, dataset: FileDataset, meeting: str) -> None:
                 optimizer.step()
                 mine += paths
             seconds, before, asked = time.perf_counter() - began, asked, dataset.fs.stats().requests
-            say(
-                f"epoch {epoch}, rank {rank}: {len(mine)} samples in {seconds:.2f} s, {asked - before} requests"
-            )
+            took = f"{len(mine)} samples in {seconds:.2f} s, {asked - before} requests"
+            say(f"epoch {epoch}, rank {rank}: {took}")
             gathered = [None] * WORLD_SIZE
             distributed.all_gather_object(gathered, mine)
             if rank == 0:
@@ -64,7 +64,7 @@ def train(rank: int, dataset: FileDataset, meeting: str) -> None:
 
 
 def main(url: str) -> None:
-    dataset = FileDataset(f"cachedfs::{url}", decode=decode, label=label)
+    dataset = FileDataset(f"cachedfs::{url}", decode=decode, label=label, storage_options=OPTIONS)
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(train, (dataset, os.path.join(folder, "meeting")), nprocs=WORLD_SIZE)
 

@@ -1,7 +1,7 @@
 """Pack a folder of images into a few objects once, and train on those: no epoch asks for each image again.
 
 7,481 images of KITTI are 7,481 requests, which Drive answers at 27 to 200 a second; packed they are tens of objects, decoded
-already. KITTI's images differ by some pixels in size, so those of a batch are cut to the smallest of them.
+already. KITTI's images differ by some pixels in size, so those of a batch are cut to the smallest of them. Needs Pillow.
 
 python examples/kitti_to_zarr.py                          # on a simulated Google Drive
 python examples/kitti_to_zarr.py "drive://My Drive/kitti/image_2" "drive://My Drive/kitti.zarr"  # your images, and where to
@@ -16,6 +16,8 @@ import torch
 from cachedfs.datasets import Loader, ZarrDataset, pack
 
 EPOCHS = 2
+# The data do not change: nobody is asked whether they have.
+OPTIONS = {"cachedfs": {"max_age": "immutable"}}
 
 
 def cut(samples: list) -> tuple[torch.Tensor, list[str]]:
@@ -31,14 +33,12 @@ def main(source: str, target: str) -> None:
     if not fs.exists(f"{path}/zarr.json"):  # written last: what has it is complete
         print(pack(source, target, decode="image"))
     asked = fs.stats().requests
-    images = ZarrDataset(target)
+    images = ZarrDataset(target, storage_options=OPTIONS)
     with Loader(images, batch_size=16, shuffle=True, seed=0, collate_fn=cut) as loader:
         for epoch in range(EPOCHS):
             began, seen, colour = time.perf_counter(), set(), torch.zeros(3)
-            for (
-                pixels,
-                names,
-            ) in loader:  # train on them; here their mean is taken, by which they are normalised
+            for pixels, names in loader:
+                # Train on them; here their mean is taken, by which one normalises them.
                 colour += pixels.float().mean(dim=(2, 3)).sum(dim=0)
                 seen |= {*names}
             seconds, before, asked = time.perf_counter() - began, asked, fs.stats().requests

@@ -1,7 +1,7 @@
 """Read an LMDB file that lies in the cloud: LMDB takes a path and maps what is there, so `fs.local_path` lends it one.
 
 The first session fetches the file, in requests of 8 MiB, 16 at a time. The next ones find it in the cache, and ask only
-whether it has changed, at most once in `max_age`.
+whether it has changed, at most once in `max_age`. Needs lmdb.
 
 python examples/lmdb_file.py                         # on a simulated Google Cloud Storage
 python examples/lmdb_file.py gs://bucket/train.lmdb  # on your own: the file itself, data.mdb where LMDB made a folder

@@ -1,7 +1,8 @@
 """Pack lines of JSON into a sharded Zarr store on a Dask cluster, and train on it in random order.
 
 The cluster's workers write a shard each, of the same bytes as one machine would; what a lost worker had begun another does
-again. Here the cluster is two processes of this machine; for your own, give `Client` the address of its scheduler.
+again. Here the cluster is two processes of this machine; for your own, give `Client` the address of its scheduler. Needs
+distributed.
 
 python examples/pack_on_dask.py                                        # on a simulated Google Cloud Storage
 python examples/pack_on_dask.py gs://bucket/pubmed.jsonl gs://bucket/pubmed.zarr   # your own lines, and where to
@@ -16,13 +17,15 @@ from distributed import Client, LocalCluster
 from cachedfs.datasets import Loader, ZarrDataset, pack
 
 EPOCHS = 2
+# The data do not change: nobody is asked whether they have.
+OPTIONS = {"cachedfs": {"max_age": "immutable"}}
 
 
 def main(source: str, target: str) -> None:
     cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
     with cluster, Client(cluster) as client:
         print(pack(f"cachedfs::{source}", f"cachedfs::{target}", client=client))
-    articles = ZarrDataset(f"cachedfs::{target}", named=True)
+    articles = ZarrDataset(f"cachedfs::{target}", named=True, storage_options=OPTIONS)
     asked = articles.fs.stats().requests
     with Loader(articles, batch_size=32, shuffle=True, seed=0, collate_fn=list) as loader:
         for epoch in range(EPOCHS):

@@ -52,7 +52,7 @@ def texts(folder):
 
 
 def article(i):
-    """One article as the data set of PubMed's for summarisation has it; its abstract is in its own words."""
+    """One article as the data set of PubMed's for summarisation has it; its abstract repeats some sentences."""
     chance = random.Random(i)
     sentences = [" ".join(chance.choices(WORDS, k=12)) + " ." for _ in range(40)]
     abstract = [f"<S> {sentences[line]} </S>" for line in (0, 1, 20, 39)]

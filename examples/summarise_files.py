@@ -1,4 +1,4 @@
-"""Train on many small JSON files: an article and its abstract in each, as PubMed's articles for summarisation come.
+"""Train on many small JSON files: an article and its abstract in each, as PubMed's articles come for summarisation.
 
 A hundred thousand of them in a folder of Drive take hours an epoch through a mount. Here the first epoch asks once for each
 file, 16 at a time and in the order in which it reads them; from the second on nobody is asked.
@@ -14,6 +14,8 @@ import time
 from cachedfs.datasets import FileDataset, Loader
 
 EPOCHS = 2
+# The data do not change: nobody is asked whether they have.
+OPTIONS = {"cachedfs": {"max_age": "immutable"}}
 
 
 def score(article: dict) -> float:
@@ -24,9 +26,7 @@ def score(article: dict) -> float:
 
 
 def main(url: str) -> None:
-    # A data set that does not change: whether it has is never asked.
-    options = {"cachedfs": {"max_age": "immutable"}}
-    articles = FileDataset(f"cachedfs::{url}", decode=json.loads, storage_options=options)
+    articles = FileDataset(f"cachedfs::{url}", decode=json.loads, storage_options=OPTIONS)
     asked = articles.fs.stats().requests
     print(f"{len(articles):,} articles, listed by {asked} requests")
     with Loader(articles, batch_size=16, shuffle=True, seed=0, collate_fn=list) as loader:

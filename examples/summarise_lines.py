@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from cachedfs.datasets import LineDataset
 
 EPOCHS, WORKERS = 2, 2
+# The data do not change: nobody is asked whether they have.
+OPTIONS = {"cachedfs": {"max_age": "immutable"}}
 
 
 def decode(line: bytes) -> dict:
@@ -25,9 +27,7 @@ def decode(line: bytes) -> dict:
 
 
 def main(url: str) -> None:
-    # A data set that does not change: whether it has is never asked.
-    options = {"cachedfs": {"max_age": "immutable"}}
-    articles = LineDataset(f"cachedfs::{url}", decode=decode, storage_options=options)
+    articles = LineDataset(f"cachedfs::{url}", decode=decode, storage_options=OPTIONS)
     print(articles)
     loader = DataLoader(articles, batch_size=32, num_workers=WORKERS, collate_fn=list)
     for epoch in range(EPOCHS):
