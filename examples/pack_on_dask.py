@@ -14,18 +14,17 @@ import time
 
 from distributed import Client, LocalCluster
 
-from cachedfs.datasets import Loader, ZarrDataset, pack
+from cachedfs.datasets import pack
 
 EPOCHS = 2
 # The data do not change: nobody is asked whether they have.
 OPTIONS = {"cachedfs": {"max_age": "immutable"}}
 
 
-def main(source: str, target: str) -> None:
-    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
-    with cluster, Client(cluster) as client:
-        print(pack(f"cachedfs::{source}", f"cachedfs::{target}", client=client))
-    articles = ZarrDataset(f"cachedfs::{target}", named=True, storage_options=OPTIONS)
+def train(url: str) -> None:
+    from cachedfs.datasets import Loader, ZarrDataset  # here: the workers that pack need no torch
+
+    articles = ZarrDataset(url, named=True, storage_options=OPTIONS)
     asked = articles.fs.stats().requests
     with Loader(articles, batch_size=32, shuffle=True, seed=0, collate_fn=list) as loader:
         for epoch in range(EPOCHS):
@@ -33,11 +32,17 @@ def main(source: str, target: str) -> None:
             for batch in loader:  # a list of dictionaries, as the lines were: tokenise it, and train
                 seen |= {article["article_id"] for article in batch}
             seconds, before, asked = time.perf_counter() - began, asked, articles.fs.stats().requests
-            print(
-                f"epoch {epoch}: {len(seen):,} different articles in {seconds:.2f} s, {asked - before} requests"
-            )
+            took = f"{seconds:.2f} s, {asked - before} requests"
+            print(f"epoch {epoch}: {len(seen):,} different articles in {took}")
     sentences = json.loads(batch[-1]["article_text"])  # lists of texts are packed as JSON
     print(f"{len(sentences)} sentences in the last one, the first: {sentences[0]}")
+
+
+def main(source: str, target: str) -> None:
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with cluster, Client(cluster) as client:
+        print(pack(f"cachedfs::{source}", f"cachedfs::{target}", client=client))
+    train(f"cachedfs::{target}")
 
 
 if __name__ == "__main__":

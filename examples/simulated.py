@@ -71,12 +71,12 @@ def article_lines(folder):
 
 
 def street_images(folder):
-    """96 pictures of three sizes, as those of KITTI's cameras differ by some pixels; a third as wide."""
+    """48 pictures of three sizes, as those of KITTI's cameras differ by some pixels; a third as wide."""
     import numpy as np
     from PIL import Image
 
     chance = np.random.default_rng(0)
-    for i in range(96):
+    for i in range(48):
         width, height = [(414, 125), (408, 123), (412, 125)][i % 3]
         rough = chance.integers(0, 256, (16, 32, 3), "u1")
         (folder / "kitti").mkdir(parents=True, exist_ok=True)
