@@ -1,7 +1,7 @@
 """Train on images and labels in one HDF5 file, in random order, without downloading it first.
 
-A chunk brings all of its samples, so the order is drawn among windows of 8 chunks, and h5py keeps that many decompressed. The
-report at the end says what limited the last epoch.
+A chunk brings all of its samples, so the order is drawn among windows of 8 chunks, each of which is read and decompressed once.
+The report at the end says what limited the last epoch.
 
 python examples/hdf5_rows.py                                      # on a simulated Google Cloud Storage
 python examples/hdf5_rows.py gs://bucket/train.h5 images labels   # on your own, and the names of its two datasets
@@ -20,8 +20,7 @@ OPTIONS = {"cachedfs": {"max_age": "immutable"}}
 
 
 def main(url: str, image: str = "image", label: str = "label") -> None:
-    decompressed = {"rdcc_nbytes": 64 << 20}
-    train = HDF5Dataset(f"cachedfs::{url}", (image, label), h5py=decompressed, storage_options=OPTIONS)
+    train = HDF5Dataset(f"cachedfs::{url}", (image, label), storage_options=OPTIONS)
     print(
         f"{len(train):,} samples, {train.shapes[image]} of {train.dtypes[image]}; {train.group_size} a chunk"
     )
