@@ -1,10 +1,12 @@
 """What building the site does beyond markdown."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
 from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
 
 # What a browser fetches by itself. Links that a person follows are no part of it.
 _FETCHED = re.compile(
@@ -12,9 +14,30 @@ _FETCHED = re.compile(
 )
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return the page with nothing but its language behind a fence: the rest (`needs torch`, `about`) is for the tests."""
-    return re.sub(r"^(```\w+) .+$", r"\1", markdown, flags=re.MULTILINE)
+_EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """Return the files of the site with the examples among them, which lie beside the pages."""
+    for path in sorted(_EXAMPLES.glob("*.*")):
+        files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return the page with nothing but its language behind a fence: the rest (`needs torch`, `about`) is for the tests.
+
+    The examples lie beside the pages; those that a table lists are shown below it.
+    """
+    markdown = re.sub(r"^(```\w+) .+$", r"\1", markdown, flags=re.MULTILINE).replace(
+        "](../examples/", "](examples/"
+    )
+    if page.file.src_uri == "examples.md":
+        for name in re.findall(r"^\| .* \| \[(\w+)\.py\]", markdown, re.MULTILINE):
+            program = (_EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+            markdown = markdown.replace(f"](examples/{name}.py)", f"](#{name}py)")
+            markdown += f"\n## {name}.py\n\n```python\n{program}```\n"
+    return markdown
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

@@ -4,32 +4,13 @@ python examples/drive_folder.py                                  # on a simulate
 python examples/drive_folder.py "drive://My Drive/data/images"   # on your own, signed in as docs/guide-drive.md says
 """
 
-import atexit
-import contextlib
 import random
-import shutil
 import sys
-import tempfile
 import time
 
 import fsspec
 
 BATCH = 32
-
-
-@contextlib.contextmanager
-def simulated_folder():
-    """Give the URL of 200 small files in 2 folders of a simulated Drive, and of a cache that is empty."""
-    from cachedfs.sim import DriveServer
-
-    cache_dir = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, cache_dir, ignore_errors=True)  # after cachedfs has stored its last block
-    with DriveServer(profile="table", process=True) as server:
-        for i in range(200):
-            server.put(f"images/{'cats' if i % 2 else 'dogs'}/{i:03}.jpg", random.Random(i).randbytes(10_000))
-        fsspec.config.conf["drive"] = {"token": "anon", "endpoint_url": server.endpoint_url}
-        fsspec.config.conf["cachedfs"] = {"cache_dir": cache_dir}
-        yield "drive://My Drive/images"
 
 
 def epoch(fs, names: list[str], seed: int) -> int:
@@ -54,5 +35,10 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.nullcontext(sys.argv[1]) if len(sys.argv) > 1 else simulated_folder() as url:
-        main(url)
+    if len(sys.argv) > 1:
+        main(sys.argv[1])
+    else:
+        import simulated
+
+        with simulated.cloud("drive", simulated.images):
+            main("drive://My Drive/images")

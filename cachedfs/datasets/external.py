@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-
-from cachedfs.datasets.batches import leaves
 
 if TYPE_CHECKING:
     from cachedfs.datasets.loader import Loader
@@ -42,13 +40,35 @@ class ExternalSource:
 
 
 def as_arrays(batch: Any) -> Any:
-    """Return one array, or a tuple of the arrays in a batch in their order; nothing is copied. Raises TypeError for others.
+    """Return what one output takes, or a tuple of that in the order of the batch; nothing is copied. Raises TypeError for others.
 
-    Tensors of the CPU become NumPy arrays: of tensors DALI wants to know the CUDA stream, and fails where there is none.
+    A tensor or array is one output; so is a list of `bytes`, such as encoded images, as an array of uint8 for each. Tensors of
+    the CPU become NumPy arrays: of tensors DALI wants to know the CUDA stream, and fails where there is none.
     """
-    if isinstance(batch, torch.Tensor | np.ndarray):
-        return _as_array(batch)
-    return tuple(map(_as_array, leaves(batch)))
+    if isinstance(batch, torch.Tensor | np.ndarray) or _is_bytes(batch):
+        return _output(batch)
+    return tuple(map(_output, _outputs(batch)))
+
+
+def _outputs(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    elif not isinstance(batch, list | tuple) or _is_bytes(batch):
+        yield batch
+        return
+    for value in batch:
+        yield from _outputs(value)
+
+
+def _is_bytes(batch: Any) -> bool:
+    """True for samples of different lengths: DALI takes a list of arrays for them."""
+    return isinstance(batch, list | tuple) and bool(batch) and all(isinstance(each, bytes) for each in batch)
+
+
+def _output(leaf: Any) -> Any:
+    if isinstance(leaf, list | tuple):
+        return [np.frombuffer(each, np.uint8) for each in leaf]
+    return _as_array(leaf)
 
 
 def _as_array(leaf: Any) -> Any:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import math
 import os
 import threading
 import weakref
 from bisect import bisect_right
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+from h5py._objects import phil
 
 from cachedfs.datasets.base import Item, Samples
 from cachedfs.datasets.clock import reading
@@ -21,6 +25,9 @@ from cachedfs.filesystem import CachedFileSystem
 __all__ = ["HDF5Dataset"]
 
 PIECE = 16 << 10  # of data that has no chunks: small rows are asked for together, larger ones one by one
+# Decoded chunks that HDF5 keeps of each dataset, as much as the pool of a ZarrDataset. Its own 1 MiB has the chunks of a window
+# shuffle decompressed again for every batch: seven times the CPU. Two chunks that share a slot put each other out.
+KEPT = {"rdcc_nbytes": 256 << 20, "rdcc_nslots": 100_003}
 
 
 class HDF5Dataset(Samples):
@@ -48,7 +55,8 @@ class HDF5Dataset(Samples):
     ) -> None:
         """Open the file and look at the datasets: names in it, also below groups (`train/image`), of equal length.
 
-        `h5py` are options of `h5py.File`: `{"rdcc_nbytes": 64 << 20}` is a larger cache of decoded chunks.
+        `h5py` are options of `h5py.File`: `{"rdcc_nbytes": 1 << 30}` keeps more decoded chunks of each dataset than the 256 MiB
+        that are kept in each process; a window shuffle of `window` chunks wants twice as many.
 
         Raises ObjectNotFound for a missing file, OSError for one that h5py cannot read, ValueError for a name that is not
         there (saying which are), or datasets of unequal length.
@@ -56,7 +64,7 @@ class HDF5Dataset(Samples):
         super().__init__(url, transform=transform, storage_options=storage_options)
         self.datasets = [datasets] if isinstance(datasets, str) else list(datasets)
         self._is_single = isinstance(datasets, str)
-        self._options = dict(h5py or {})
+        self._options = {**KEPT, **(h5py or {})}
         self._opened: _Opened | None = None
         columns = self._file().columns
         lengths = {name: column.data.shape[0] for name, column in columns.items()}
@@ -129,9 +137,11 @@ class _Opened:
                 raise
             message = f"{of.url}: not an HDF5 file that h5py can read: {error}"
             raise OSError(errno.EINVAL, message) from error
-        # At exit at the latest: HDF5 would close it itself when there is no Python any more to do it with, and crash.
-        weakref.finalize(self, self._file.close)
-        self.columns = {name: _Column(self._dataset(name)) for name in of.datasets}
+        self.columns: dict[str, _Column] = {}
+        _close_those_left()
+        _opened.add(self)
+        weakref.finalize(self, _leave, self._file, self.columns).atexit = False
+        self.columns.update({name: _Column(self._dataset(name)) for name in of.datasets})
         if not self.columns:
             raise ValueError(f"{of.url}: expected the names of datasets, such as {self._names()}")
 
@@ -178,6 +188,37 @@ class _Opened:
         return ", ".join(map(repr, names)) or "none"
 
 
+# Files that nobody holds any more, and their datasets, that could not be closed at once. Who lets go of one may not wait for
+# h5py's lock: garbage is also collected in the thread that brings bytes, for which somebody waits who has that lock.
+_left: deque[tuple[Any, dict[str, _Column]]] = deque()
+
+
+def _leave(file: Any, columns: dict[str, _Column]) -> None:
+    _left.append((file, columns))
+    if phil.acquire(False):
+        try:
+            _close_those_left()
+        finally:
+            phil.release()
+
+
+def _close_those_left() -> None:
+    with contextlib.suppress(IndexError):  # there is none any more
+        while True:
+            _left.popleft()[0].close()
+
+
+@atexit.register
+def _close_all() -> None:
+    # At exit at the latest: HDF5 would close them itself when there is no Python any more to do it with, and crash.
+    for opened in [*_opened]:
+        opened._file.close()
+    _close_those_left()
+
+
+_opened: weakref.WeakSet[_Opened] = weakref.WeakSet()
+
+
 class _Column:
     """One dataset, and where its bytes are."""
 
@@ -190,6 +231,9 @@ class _Column:
         kept = data.id.get_access_plist().get_chunk_cache()[1]
         is_filtered = data.id.get_create_plist().get_nfilters() > 0
         self._is_read_once = is_filtered and self.rows * self.row_size > kept
+        # The groups that were read last: no more than HDF5 has for sure, and none of what has no chunks.
+        self._n_known = kept // max(1, self.rows * self.row_size) // 2 if data.chunks else 0
+        self._known: OrderedDict[int, None] = OrderedDict()
         self._places: _Places | None = None
 
     def read(self, rows: Any) -> list[Any]:
@@ -205,11 +249,19 @@ class _Column:
             first, last = int(run[0]), int(run[-1])
             block = self.data[first : last + 1]
             found.extend(block if len(block) == len(run) else block[run - first])
+        self._note(rows)
         return found
 
+    def _note(self, rows: Any) -> None:
+        for group in dict.fromkeys((rows // self.rows).tolist()):
+            self._known[group] = None
+            self._known.move_to_end(group)
+        while len(self._known) > self._n_known:
+            self._known.popitem(last=False)
+
     def pieces_of(self, rows: Any) -> list[tuple[int, int]]:
-        """Return the byte ranges of the file that hold these rows, in order; those that touch as one."""
-        groups = dict.fromkeys((rows // self.rows).tolist())
+        """Return the byte ranges of the file that hold these rows, in order; those that touch as one. None of what HDF5 keeps."""
+        groups = [group for group in dict.fromkeys((rows // self.rows).tolist()) if group not in self._known]
         merged: list[tuple[int, int]] = []
         for start, stop in sorted(piece for group in groups for piece in self.pieces(group)):
             if merged and merged[-1][1] == start:

@@ -241,8 +241,8 @@ class Loader:
     def external_source(self) -> ExternalSource:
         """Return what NVIDIA's DALI takes as the `source` of `fn.external_source`, with `batch=True`: see `ExternalSource`.
 
-        Each tensor of a batch is an output, in their order. DALI asks for batches some time before its pipeline gives them:
-        `state_dict` counts what it asked for.
+        Each tensor of a batch is an output, in their order, and so is a list of `bytes`, such as encoded images. DALI asks for
+        batches some time before its pipeline gives them: `state_dict` counts what it asked for.
         """
         return ExternalSource(self)
 

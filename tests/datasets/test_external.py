@@ -1,5 +1,8 @@
 """What DALI takes of a Loader: epochs of arrays, by iterating and by calling."""
 
+import contextlib
+import io
+
 import numpy as np
 import pytest
 
@@ -67,7 +70,22 @@ def test_arrays_are_those_of_the_tensors_and_nothing_is_copied():
     assert found[1] is array
 
 
+def test_bytes_of_any_length_are_one_output_of_arrays():
+    data = [b"\x01", b"\x02\x03\x04"]
+    for batch in (data, tuple(data)):
+        alone = as_arrays(batch)
+        assert isinstance(alone, list)
+        assert [each.tolist() for each in alone] == [[1], [2, 3, 4]]
+        assert {each.dtype for each in alone} == {np.dtype(np.uint8)}
+    encoded, label = as_arrays({"image": data, "label": torch.tensor([7, 8])})
+    assert [each.tolist() for each in encoded] == [[1], [2, 3, 4]]
+    assert label.tolist() == [7, 8]
+    assert len(as_arrays([data, data])) == 2
+
+
 def test_what_is_no_tensor_is_refused_by_its_type():
+    with pytest.raises(TypeError, match="the batch has a bytes"):
+        as_arrays([torch.zeros(2), b"a"])
     with pytest.raises(TypeError, match="the batch has a str: let collate_fn leave it out"):
         as_arrays([torch.zeros(2), ("a", "b")])
 
@@ -96,6 +114,33 @@ def make_pipeline(source, **options):
     made = pipeline()
     made.build()
     return made
+
+
+def test_a_pipeline_of_dali_decodes_images_that_the_loader_read(cloud):
+    dali, images = pytest.importorskip("nvidia.dali"), pytest.importorskip("PIL.Image")
+    for i in range(10):
+        buffer = io.BytesIO()
+        images.new("RGB", (10 + i, 5), (i, 2 * i, 3 * i)).save(buffer, "PNG")
+        cloud.put(f"images/{i}.png", buffer.getvalue())
+
+    @dali.pipeline_def(batch_size=4, num_threads=2, device_id=None)
+    def pipeline(source):
+        encoded, label = dali.fn.external_source(source, num_outputs=2, batch=True, cycle="raise")
+        return dali.fn.decoders.image(encoded), label
+
+    dataset = FileDataset(cloud.url("images"), label=lambda path: int(path[-5]))
+    with Loader(dataset, batch_size=4, shuffle=True) as loader:
+        pipe = pipeline(loader.external_source())
+        pipe.build()
+        found = {}
+        with contextlib.suppress(StopIteration):
+            while True:
+                pixels, labels = pipe.run()
+                found |= dict(zip(labels.as_array().tolist(), map(np.asarray, pixels), strict=True))
+    assert sorted(found) == list(range(10))
+    for i, image in found.items():
+        assert image.shape == (5, 10 + i, 3)
+        assert (image == [i, 2 * i, 3 * i]).all()
 
 
 def run(pipeline):

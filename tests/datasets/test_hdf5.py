@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
+from cachedfs.datasets import Loader, hdf5  # noqa: E402
 from cachedfs.datasets.hdf5 import HDF5Dataset  # noqa: E402
 from cachedfs.errors import ObjectChanged, ObjectNotFound  # noqa: E402
 from tests.support import MiB, forget  # noqa: E402
@@ -165,13 +166,69 @@ def test_samples_are_the_callers_to_change(url):
     check([rows[3]], [3])
 
 
+def test_a_file_is_let_go_of_where_h5py_may_not_be_waited_for(url):
+    """As the thread that brings bytes does when it collects garbage, while a reader holds h5py's lock and waits for bytes."""
+    held = [HDF5Dataset(url)]
+    file = held[0]._file()._file
+    with h5py._objects.phil:
+        thread = threading.Thread(target=held.clear, daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert file.id.valid
+    HDF5Dataset(url)  # who reads on closes it
+    assert not file.id.valid
+
+
+def epoch_of(rows, monkeypatch):
+    """Return where in the file HDF5 read in an epoch of a window shuffle, of all that it read, and the bytes of the cache read."""
+    reads, readinto = [], hdf5._Bytes.readinto
+
+    def noting(self, buffer):
+        reads.append(self._position)
+        return readinto(self, buffer)
+
+    before = rows.fs.stats().bytes_served
+    with monkeypatch.context() as patch, Loader(rows, batch_size=10, shuffle="window", n_threads=1) as loader:
+        patch.setattr(hdf5._Bytes, "readinto", noting)
+        samples = [int(label) for batch in loader for label in batch[1]]
+    assert sorted(samples) == sorted(LABELS.tolist())
+    return reads, rows.fs.stats().bytes_served - before
+
+
+def test_a_chunk_of_a_window_is_read_and_decompressed_once(cloud, monkeypatch):
+    noise = np.random.default_rng(0).integers(0, 255, (N, 400, 100), dtype="u1")
+    size = len(cloud.put("a.h5", pairs(noise, chunks=(5, 400, 100), compression="gzip")))
+    rows = HDF5Dataset(cloud.url("a.h5"))
+    reads, n_bytes = epoch_of(rows, monkeypatch)
+    starts = [start for group in range(41) for start, _ in rows._file().columns["image"].pieces(group)]
+    assert [reads.count(start) for start in starts] == [1] * 41
+    assert n_bytes <= size + 21 * LABELS.nbytes  # which have no chunks that HDF5 could keep
+    kept, _ = epoch_of(rows, monkeypatch)
+    assert not {*kept} & {*starts}  # HDF5 has all of them
+    less = HDF5Dataset(cloud.url("a.h5"), h5py={"rdcc_nbytes": 0})
+    reads, _ = epoch_of(less, monkeypatch)
+    assert min(reads.count(start) for start in starts) > 1
+
+
+def test_what_hdf5_does_not_keep_is_fetched_for_it(cloud, monkeypatch):
+    cloud.put("a.h5", pairs(chunks=(10, 8, 6), compression="gzip"))
+    rows = HDF5Dataset(cloud.url("a.h5"), h5py={"rdcc_nbytes": 4 * 480})
+    image = rows._file().columns["image"]
+    for group in range(3):
+        rows.__getitems__([10 * group, 10 * group + 5])
+    assert image.pieces_of(np.array([0])) == [*image.pieces(0)]
+    assert image.pieces_of(np.array([10, 20])) == []
+    check(rows.__getitems__(range(N)), range(N))
+
+
 def test_a_chunk_that_hdf5_cannot_keep_is_decompressed_once(cloud, monkeypatch):
     data = np.random.default_rng(0).normal(size=(64, 40_000))
     cloud.put(
         "a.h5",
         made(lambda file: file.create_dataset("x", data=data, chunks=(32, 40_000), compression="gzip")),
     )
-    rows = HDF5Dataset(cloud.url("a.h5"), "x")
+    rows = HDF5Dataset(cloud.url("a.h5"), "x", h5py={"rdcc_nbytes": MiB})
     reads = []
     of_column = rows._file().columns["x"]
     whole = of_column.data

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import types
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from cachedfs.datasets import pack
 from cachedfs.datasets.packing import job, store
+from cachedfs.datasets.packing import packs as room
 from cachedfs.datasets.packing.sources import blocks, hdf5, parquet
 from tests.datasets import packs
 from tests.support import KiB, noise
@@ -54,6 +56,23 @@ def test_files_keep_their_bytes_and_names(service, request):
     assert packs.stored(place.url("out.zarr"), "names", text=True) == list(files)
     assert done.objects == -(-sum(map(len, files.values())) // (16 * KiB)) + 3
     assert f"{done.objects} objects by the origin's checksum" in done.verified
+
+
+def test_the_time_that_it_took_is_that_of_looking_at_the_source_too(cloud, monkeypatch):
+    some_files(cloud, 3)
+    clock = types.SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(room, "time", clock)
+
+    def passing(call, seconds):
+        def called(*args, **options):
+            clock.now += seconds
+            return call(*args, **options)
+
+        return called
+
+    monkeypatch.setattr(room, "plan_of", passing(room.plan_of, 3.0))
+    monkeypatch.setattr(room, "write_small", passing(room.write_small, 4.0))
+    assert pack(cloud.url("src"), cloud.url("out.zarr")).seconds == 7.0
 
 
 def test_a_list_keeps_its_order(cloud):

@@ -51,7 +51,7 @@ class Packed:
     layout: list[str]
     """How each array is cut and encoded, and why, in words."""
     objects: int
-    """How many objects were made, metadata among them."""
+    """How many objects the samples are in; beside them are the metadata, a `zarr.json` of the group and of each array."""
     resumed: int
     """How many of them an earlier run had written."""
     source_size: int
@@ -59,7 +59,7 @@ class Packed:
     size: int
     """Bytes of the objects."""
     seconds: float
-    """How long it took."""
+    """How long it took, with the look at the source before."""
     verified: str
     """How many objects were compared with a checksum of the origin, and how many were read back, in words."""
 
@@ -142,6 +142,7 @@ class Packing:
         target_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Look at the source: its listing, and some of its samples. Nothing is written."""
+        started = time.perf_counter()
         if kind is not None and kind not in KINDS:
             raise ValueError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
         self._chunk, self._shard = _bytes(chunk_bytes=chunk_bytes), _bytes(shard_bytes=shard_bytes)
@@ -160,6 +161,7 @@ class Packing:
         self.source.fields = self.plan.fields
         columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
         self._told = self.plan.as_json(self.source, {"decode": decode, "columns": columns})
+        self._look_s = time.perf_counter() - started
 
     def run(
         self,
@@ -235,7 +237,7 @@ class Packing:
             resumed=sum(not each.is_new for each in stored.values()),
             source_size=self.files.size,
             size=sum(each.size for each in stored.values()),
-            seconds=round(time.perf_counter() - started, 3),
+            seconds=round(self._look_s + time.perf_counter() - started, 3),
             verified=f"verified: {n_stated} objects by the origin's checksum, {len(stored) - n_stated} read back",
         )
 
