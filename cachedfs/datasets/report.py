@@ -18,6 +18,8 @@ __all__ = ["Fetched", "Measured", "Report", "report_of"]
 
 NEAR = 0.9  # of the time: what takes as much limits; below, several things do by turns
 N_BARS = 60
+REMOTE = {"link": "the link", "latency": "waiting for answers"}
+MORE_AT_ONCE = "pack the files, or raise concurrency"
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def report_of(measured: Measured) -> Report:
         requests_per_sample=per_sample(lambda fetched: fetched.requests),
         fetched_per_sample=per_sample(lambda fetched: fetched.bytes_fetched),
         read_per_sample=per_sample(lambda fetched: fetched.bytes_read),
-        sentence=_sentence(measured, limit, elapsed_s, hit_bound),
+        sentence=_sentence(measured, by_itself, limit, elapsed_s, hit_bound),
         unknown=tuple(unknown),
         stalls=tuple(timings.recent),
         n_threads=measured.n_threads,
@@ -242,7 +244,13 @@ def _hits(measured: Measured) -> tuple[float | None, float | None]:
 # In words: what limits, and what can be done about it.
 
 
-def _sentence(measured: Measured, limit: str | None, elapsed_s: float, hit_bound: float | None) -> str:
+def _sentence(
+    measured: Measured,
+    by_itself: dict[str, float],
+    limit: str | None,
+    elapsed_s: float,
+    hit_bound: float | None,
+) -> str:
     timings, fetched = measured.timings, measured.fetched
     if not timings.n_batches:
         return "Nothing was given yet."
@@ -262,8 +270,8 @@ def _sentence(measured: Measured, limit: str | None, elapsed_s: float, hit_bound
         return f"The link limits: {rate}; {_of_room(hit_bound)}."
     if limit == "latency" and fetched is not None:
         rate = f"{fetched.requests / elapsed_s:.3g} requests a second of {seconds(fetched.latency_s or 0.0)} each"
-        return f"Waiting for answers limits: {rate}, {fetched.n_at_once} at a time; pack the files, or raise concurrency."
-    return _of_waiting(timings, elapsed_s)
+        return f"Waiting for answers limits: {rate}, {fetched.n_at_once} at a time; {MORE_AT_ONCE}."
+    return _of_waiting(timings, by_itself, elapsed_s, hit_bound)
 
 
 def _of_room(hit_bound: float | None) -> str:
@@ -276,8 +284,15 @@ def _of_room(hit_bound: float | None) -> str:
     return "the cache holds all of it, so the next epoch is free of it"
 
 
-def _of_waiting(timings: Timings, elapsed_s: float) -> str:
+def _of_waiting(
+    timings: Timings, by_itself: dict[str, float], elapsed_s: float, hit_bound: float | None
+) -> str:
     waited = f"the loop waited {seconds(timings.wait_s)} of {seconds(elapsed_s)}"
     if timings.first_wait_s > timings.wait_s / 2:
         return f"Nothing limits but the beginning: {waited}, {seconds(timings.first_wait_s)} for the first batch."
+    name = max(by_itself, key=by_itself.__getitem__)
+    if name in REMOTE and by_itself[name] > elapsed_s / 2:  # loading more at a time would wait for the same
+        share = per_cent(by_itself[name] / elapsed_s)
+        advice = _of_room(hit_bound) if name == "link" else MORE_AT_ONCE
+        return f"Nothing fills all of the time, {REMOTE[name]} most of it ({share}): {waited}; {advice}."
     return f"Nothing that was measured is at its limit: {waited}, by turns; more n_threads or n_prefetch may even it out."

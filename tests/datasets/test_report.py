@@ -127,6 +127,21 @@ def test_where_nothing_fills_the_time_the_loop_waited_by_turns_or_at_the_beginni
     assert "waited     3.00 s for batches, 3.00 s of it for the first" in str(first)
 
 
+def test_what_takes_most_of_the_time_far_away_is_named_where_it_does_not_fill_it():
+    sums = timings(wait_s=0.08, compute_s=0.02)
+    answers = report(sums, Fetched(600, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
+    assert answers.limit is None
+    assert answers.sentence == (
+        "Nothing fills all of the time, waiting for answers most of it (75.0 %): the loop waited 8.00 s of 10.0 s; pack the files, "
+        "or raise concurrency."
+    )
+    link = report(sums, Fetched(9, 600_000_000, 600_000_000, 0.05, 100e6, 32, 10**10))
+    assert link.sentence == (
+        "Nothing fills all of the time, the link most of it (60.0 %): the loop waited 8.00 s of 10.0 s; the cache holds all of it, "
+        "so the next epoch is free of it."
+    )
+
+
 def test_of_a_dataset_that_reads_past_cachedfs_nothing_is_made_up():
     found = report(timings(wait_s=0.1, load_s=0.4), None, tells_reading=False)
     assert found.limit == "load"
