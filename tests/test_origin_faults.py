@@ -506,6 +506,10 @@ class Cell:
 
     def _counted(self, n: int, sent: int) -> str:
         tries = self.row.at_most or (2 if self.row.times == ONCE else TRIES)
+        if self.fault.startswith("stalled"):
+            tries = max(
+                tries, 3
+            )  # that somebody hangs is told by time, and on a busy machine the next one may seem to
         if self.told.group == "write":
             # gcsfs knows no Retry-After, and follows ten redirects at each try.
             tries = 10 * TRIES if self.fault.startswith("30") else max(tries, 2)

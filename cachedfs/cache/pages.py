@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from zlib_ng.zlib_ng import crc32
+
 __all__ = ["PAGE", "checksums_of", "joined", "wrong_page"]
 
 PAGE = 65536  # bytes under one checksum: small enough to check for a 4 KiB read (2 us)
@@ -17,15 +19,15 @@ PAGE = 65536  # bytes under one checksum: small enough to check for a 4 KiB read
 
 def checksums_of(data: memoryview) -> list[int]:
     """Return the CRC-32 of each page of a block's data."""
-    return [_crc32(data[at : at + PAGE]) for at in range(0, len(data), PAGE)]
+    return [crc32(data[at : at + PAGE]) for at in range(0, len(data), PAGE)]
 
 
 def wrong_page(data: memoryview, checksums: Sequence[int]) -> int | None:
     """Return the first of these pages that is not what its checksum says; None when all are right."""
     n_whole = len(data) // PAGE
-    right = n_whole if _crc32(data[: n_whole * PAGE]) == joined(checksums[:n_whole]) else 0
+    right = n_whole if crc32(data[: n_whole * PAGE]) == joined(checksums[:n_whole]) else 0
     for page in range(right, len(checksums)):
-        if _crc32(data[page * PAGE : (page + 1) * PAGE]) != checksums[page]:
+        if crc32(data[page * PAGE : (page + 1) * PAGE]) != checksums[page]:
             return page
     return None
 
@@ -46,8 +48,8 @@ def joined(checksums: Sequence[int]) -> int:
 def _behind_a_page() -> list[list[int]]:
     """Return what each byte of a CRC-32, the lowest first, becomes behind a page; what all become is their exclusive or."""
     zeros = bytes(PAGE)
-    nothing = _crc32(zeros)
-    bits = [_crc32(zeros, 1 << bit) ^ nothing for bit in range(32)]
+    nothing = crc32(zeros)
+    bits = [crc32(zeros, 1 << bit) ^ nothing for bit in range(32)]
     tables = []
     for byte in range(4):
         table = [0]
@@ -55,9 +57,3 @@ def _behind_a_page() -> list[list[int]]:
             table += [value ^ bit for value in table]
         tables.append(table)
     return tables
-
-
-def _crc32(data: bytes | memoryview, before: int = 0) -> int:
-    from zlib_ng.zlib_ng import crc32  # brings gzip along, 2 ms of an import that may never read a block
-
-    return crc32(data, before)

@@ -44,6 +44,6 @@ def test_a_sound_block_takes_one_checksum_and_one_for_its_short_page(monkeypatch
         sizes.append(len(data))
         return zlib.crc32(data)
 
-    monkeypatch.setattr(pages, "_crc32", counted)
+    monkeypatch.setattr(pages, "crc32", counted)
     assert wrong_page(memoryview(DATA), checksums) is None
     assert sizes == [16 * PAGE, 777]
