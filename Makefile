@@ -42,11 +42,11 @@ else
 endif
 
 # What a Python or zarr may change: reading, writing, processes, libraries. The simulated servers, the origins' own
-# tests, faults, kills, sharing, pages, the command line and the demo have had their run: twice all of it would take too long.
+# tests, faults, kills, sharing, plans, exports, pages, the command line and the demo have had their run: twice all of it would take too long.
 NOT_AGAIN = sim origins plan test_demo.py test_docs.py test_reference.py test_examples.py test_cli.py test_cli_cache.py test_origin_faults.py test_verify.py \
-	test_model.py test_habits.py test_ahead.py test_orders.py test_hostile.py test_changes.py test_crash.py test_feeds.py test_quota.py test_probes.py test_sharing.py test_drive.py libraries/test_page.py \
+	test_model.py test_habits.py test_ahead.py test_orders.py test_hostile.py test_changes.py test_crash.py test_feeds.py test_quota.py test_probes.py test_sharing.py test_drive.py libraries/test_page.py test_carrying.py test_release.py \
 	$(addprefix datasets/test_pack_,plan.py resume.py) test_prefetch.py \
-	$(addprefix cache/test_,admission.py bound.py crash.py faults.py feeds.py hostile.py model.py size.py store.py)
+	$(addprefix cache/test_,admission.py bound.py crash.py faults.py feeds.py hostile.py model.py plans.py size.py store.py)
 newer-suite: $(STAMP)
 	$(BIN)/python -m pytest -m "not live and not stress and not works" -k "not OverDrive" $(TOGETHER) $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
 
