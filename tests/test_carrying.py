@@ -552,17 +552,14 @@ def test_rows_come_back_from_pieces_of_any_size(rows, step):
     assert unframer.is_over
 
 
-@given(st.integers(0, 10**6), st.integers(1, 255))
-@settings(max_examples=100)
-def test_an_index_with_a_wrong_byte_is_refused(at, change):
+@pytest.mark.parametrize("change", [1, 104, 255])
+def test_an_index_with_any_wrong_byte_is_refused(change):
     layout = bundles.layout_of(entries(30))
-    tail = bytearray(layout.tail)
-    tail[at % len(tail)] ^= change
-    at %= len(tail)
-    if len(tail) - 12 <= at < len(tail) - 8:
-        return  # zeros that say nothing
-    with pytest.raises(BadBundle):
-        bundles.entries_of(bytes(tail), index_at=layout.index_at, identity="gs||", block_size=MiB)
+    for at in range(len(layout.tail)):
+        tail = bytearray(layout.tail)
+        tail[at] ^= change
+        with pytest.raises(BadBundle):
+            bundles.entries_of(bytes(tail), index_at=layout.index_at, identity="gs||", block_size=MiB)
 
 
 JSON = st.recursive(

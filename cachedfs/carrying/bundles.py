@@ -98,8 +98,8 @@ def entries_of(index: bytes, *, index_at: int, identity: str, block_size: int) -
     """Return what a bundle's index says, first block first. Raises BadBundle for what cannot be."""
     if len(index) < _FOOT.size:
         raise BadBundle("it is cut off")
-    begins, n_blocks, version, _, magic = _FOOT.unpack(index[-_FOOT.size :])
-    if (magic, version) != (_MAGIC, FORMAT):
+    begins, n_blocks, version, zero, magic = _FOOT.unpack(index[-_FOOT.size :])
+    if (magic, version, zero) != (_MAGIC, FORMAT, 0):
         raise BadBundle("it is no bundle of this format")
     unframer = Unframer()
     entries = [
