@@ -87,6 +87,7 @@ class Database:
         self._broken_inode = 0  # the file that was found damaged: the next writer replaces it
         self.wal_pages = 256
         _DATABASES.add(self)
+        weakref.finalize(self, _close_both, self._reader, self._writer).atexit = False
 
     def reading(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
         """Lend the reading connection. Raises sqlite3.Error, also when there is no index yet."""
@@ -291,6 +292,12 @@ def _is_damage(error: sqlite3.Error) -> bool:
     if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:  # cut off while it was open
         return True
     return type(error) is sqlite3.DatabaseError and code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _close_both(*slots: _Connection) -> None:
+    """Close what somebody opened again by a read after the end: Python 3.13 warns of connections left to be collected."""
+    for each in slots:  # without their locks: who could hold one refers to the database
+        each.close()
 
 
 _DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import os
 import sqlite3
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import FORMAT, Fact, disk
+from cachedfs.cache import FORMAT, BlockCache, Fact, disk
 from cachedfs.cache.claims import Claims
 from cachedfs.errors import CacheError
 from tests.cache.rig import content, file_of, flip, key_of, put, whole
@@ -187,3 +188,29 @@ def test_the_innermost_mount_tells_the_file_system(path, kind):
 
 def test_this_machine_s_disk_is_no_network(tmp_path):
     assert disk.is_network(str(tmp_path / "not" / "there")) is False
+
+
+def test_a_cache_used_after_its_end_and_let_go_leaves_no_connection_open(tmp_path, monkeypatch):
+    opened, closed = [], []
+
+    class Watched(sqlite3.Connection):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            opened.append(id(self))
+
+        def close(self):
+            closed.append(id(self))
+            super().close()
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **more: connect(*args, factory=Watched, **more))
+    cache = BlockCache([str(tmp_path)], explicit=True)
+    put(cache, key_of(), 0)
+    cache.close()
+    assert len(opened) == len(closed)
+    put(cache, key_of(), 1)
+    assert cache.has(key_of(), 1)
+    assert len(opened) > len(closed)
+    del cache
+    gc.collect()
+    assert len(opened) == len(closed)
