@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from urllib.parse import urlsplit
 
 __all__ = ["ROOMS", "public_text", "public_url"]
 
@@ -18,8 +17,10 @@ def public_url(url: str) -> str:
     """Return an address without what may be secret in it: who asks, query and fragment. A bare path stays as it is."""
     if "://" not in url:
         return url
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    # By hand: urlsplit refuses names that are no host's, as the first folder of an archive may be.
+    scheme, _, rest = url.partition("://")
+    netloc, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
+    return f"{scheme}://{netloc.rpartition('@')[2]}{slash}{path}"
 
 
 def public_text(text: str) -> str:

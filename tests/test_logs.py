@@ -157,6 +157,8 @@ def test_credentials_are_in_no_line(cloud, drive, caplog):
         ("https://me:word@host:1/a/b?sig=x#part", "https://host:1/a/b"),
         ("gs://bucket/key", "gs://bucket/key"),
         ("bucket/what?", "bucket/what?"),
+        ("zip://[1] x.txt", "zip://[1] x.txt"),
+        ("zip://報告：一/x.txt", "zip://報告：一/x.txt"),
     ],
 )
 def test_public_url(url, public):
