@@ -40,7 +40,10 @@ class WriteBehind:
     def __init__(self, cache: BlockCache, stored: Callable[[Sequence[Arrived], bool], None]) -> None:
         self._cache = cache
         self._stored = stored  # told of every block, whether it could be kept or not
-        self._changed = threading.Condition()
+        self._lock = (
+            threading.RLock()
+        )  # entered itself: an interrupt inside a Condition's `with` would leave it taken
+        self._changed = threading.Condition(self._lock)
         self._blocks: list[Arrived] = []
         self._facts: list[Fact] = []
         self._afterwards: list[Callable[[], object]] = []
@@ -53,26 +56,26 @@ class WriteBehind:
 
     def add(self, block: Arrived) -> None:
         """Store `block` soon."""
-        with self._changed:
+        with self._lock:
             self._blocks.append(block)
             self.behind += len(block.data)
             self._start()
 
     def keep(self, fact: Fact) -> None:
         """Store `fact` soon."""
-        with self._changed:
+        with self._lock:
             self._facts.append(fact)
             self._start()
 
     def after_facts(self, function: Callable[[], object]) -> None:
         """Call `function` once the facts added so far are stored."""
-        with self._changed:
+        with self._lock:
             self._afterwards.append(function)
             self._start()
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until all that was added is stored; False when that took longer than `timeout_s` seconds."""
-        with self._changed:
+        with self._lock:
             self._draining += 1
             self._changed.notify_all()
             try:
@@ -88,7 +91,7 @@ class WriteBehind:
 
     def close(self) -> None:
         """End the thread after the batch it is writing."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
 
@@ -106,7 +109,7 @@ class WriteBehind:
 
     def _store_next(self) -> bool:
         """Wait for something to store, and store a batch; False when the thread should end."""
-        with self._changed:
+        with self._lock:
             self._idle = True
             self._changed.wait_for(lambda: self._waiting() or self._closed)
             self._idle = False
@@ -117,10 +120,10 @@ class WriteBehind:
             blocks, facts, afterwards = self._batch(), self._facts, self._afterwards
             self._facts, self._afterwards, self._busy = [], [], True
         are_kept = self._store(facts, blocks, afterwards)
-        with self._changed:
+        with self._lock:
             self.behind -= sum(len(block.data) for block in blocks)
         self._attempt(lambda: self._stored(blocks, are_kept))
-        with self._changed:
+        with self._lock:
             self._busy = False
             self._changed.notify_all()
         return True
