@@ -68,6 +68,9 @@ class Ahead:
         self._asking: dict[asyncio.Task[Any], tuple[Wish, Origin]] = {}
         self._links: WeakKeyDictionary[Origin, Link] = WeakKeyDictionary()
         self._timed: WeakKeyDictionary[Origin, Timed] = WeakKeyDictionary()
+        self.bytes_per_s: int | None = (
+            None  # as measured of the fastest way to an origin; any thread reads it
+        )
         self._timer: asyncio.TimerHandle | None = None
 
     def submit(self, wish: Wish) -> None:
@@ -95,11 +98,6 @@ class Ahead:
         """Return what was seen of the way to an origin."""
         return self._links.get(origin) or Link()
 
-    @property
-    def bytes_per_s(self) -> int | None:
-        """What was measured of the fastest way to an origin; None: nothing. In any thread."""
-        return max((int(timed.per_s) for timed in list(self._timed.values()) if timed.per_s), default=None)
-
     def link_stats(self, origin: Origin) -> LinkStats:
         """Return what was measured of the way to an origin, and nothing that is assumed of it. In any thread."""
         timed = self._timed.get(origin) or Timed()
@@ -113,6 +111,8 @@ class Ahead:
         )
         timed = self._timed.get(origin) or Timed()
         self._timed[origin] = timed.after(wait_s=wait_s, size=size, took_s=took_s, n_others=n_others)
+        per_s = (each.per_s for each in self._timed.values())
+        self.bytes_per_s = max((int(rate) for rate in per_s if rate), default=None)
 
     def pump(self) -> None:
         """Send what may be sent: to be called whenever a request has ended, or blocks were stored."""
