@@ -17,7 +17,7 @@ from cachedfs.config import Config
 from cachedfs.errors import CacheError
 from cachedfs.integrity import Integrity
 from cachedfs.model import Exported, Imported, LinkStats, ObjectInfo, Stats, Verified
-from cachedfs.names import GCS_PROTOCOLS, strip
+from cachedfs.names import GCS_PROTOCOLS, ORIGINS, strip
 from cachedfs.reader import Reader
 from cachedfs.source import Source
 
@@ -214,7 +214,13 @@ class Caching(ChainedFileSystem):
 
     def _elsewhere(self, url: str, options: Mapping[str, Any] | None) -> tuple[Reader, str]:
         """Return who reads and writes at a URL, in this process's engine, and the path that it means."""
-        protocol = url.rpartition("::")[2].partition("://")[0] if "://" in url else "file"
+        text = url.rpartition("::")[2] if "://" in url else os.path.abspath(os.path.expanduser(url))
+        protocol, has_protocol, rest = text.partition("://")
+        if not has_protocol:
+            protocol = "file"
+        elif protocol in ORIGINS:  # read through the cache, an export would be cached once more
+            protocol = ORIGINS[protocol]
+            text = f"{protocol}://{rest}"
         if options is None:
             is_same = protocol == self.target_protocol or {protocol, self.target_protocol} <= set(
                 GCS_PROTOCOLS
@@ -223,7 +229,4 @@ class Caching(ChainedFileSystem):
         config = dataclasses.replace(self.config, offline=False)
         prefix = f"{protocol}://"
         source = Source(protocol, options, config, lambda path: path if "://" in path else f"{prefix}{path}")
-        path = strip(
-            self.protocol, protocol, url.rpartition("::")[2] if "://" in url else os.path.abspath(url)
-        )
-        return Reader(source), path
+        return Reader(source), strip(self.protocol, protocol, text)

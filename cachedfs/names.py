@@ -13,9 +13,10 @@ from fsspec.core import has_magic
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import stringify_path
 
-__all__ = ["GCS_PROTOCOLS", "before_magic", "jsonable", "strip", "target_of"]
+__all__ = ["GCS_PROTOCOLS", "ORIGINS", "before_magic", "jsonable", "strip", "target_of"]
 
 GCS_PROTOCOLS = ("gs", "gcs")
+ORIGINS = {"cgs": "gs", "cdrive": "drive"}  # what is behind our protocols of one word
 _SLASHED = (*GCS_PROTOCOLS, "drive")  # whose paths are names with slashes between, and nothing else
 
 
