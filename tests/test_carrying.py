@@ -71,6 +71,17 @@ SMALL = """
 """
 
 
+def test_an_export_behind_a_protocol_of_ours_is_not_cached_itself(cloud, machine):
+    fs = machine("a", cloud)
+    data = filled(cloud, 20)
+    read_all(fs, cloud, data)
+    target = cloud.url("carry", "gs://").replace("gs://", "cgs://", 1)
+    fs.export_cache(cloud.path("data"), target)
+    fs = machine("b", cloud)
+    assert fs.import_cache(target).blocks == 20
+    assert fs.stats().blocks == 20
+
+
 # What it costs.
 
 
@@ -527,6 +538,21 @@ def test_an_index_says_what_was_put_in():
             bundles.entries_of(
                 layout.tail, index_at=layout.index_at, identity=identity, block_size=block_size
             )
+
+
+def test_an_index_of_more_blocks_than_it_says_is_refused_where_it_exceeds(monkeypatch):
+    some = entries(3000)
+    layout = bundles.layout_of(some)
+    begins, n, *rest = bundles._FOOT.unpack(layout.tail[-bundles._FOOT.size :])
+    assert n == 3000
+    made = []
+    monkeypatch.setattr(bundles, "Entry", lambda *of: made.append(of) or some[0])
+    for said, most in ((1000, 1001), (2**31, 0)):
+        made.clear()
+        tail = layout.tail[: -bundles._FOOT.size] + bundles._FOOT.pack(begins, said, *rest)
+        with pytest.raises(BadBundle):
+            bundles.entries_of(tail, index_at=layout.index_at, identity="gs||", block_size=MiB)
+        assert len(made) <= most
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 3 * MiB))

@@ -101,13 +101,15 @@ def entries_of(index: bytes, *, index_at: int, identity: str, block_size: int) -
     begins, n_blocks, version, zero, magic = _FOOT.unpack(index[-_FOOT.size :])
     if (magic, version, zero) != (_MAGIC, FORMAT, 0):
         raise BadBundle("it is no bundle of this format")
+    if n_blocks > MOST_BLOCKS:
+        raise BadBundle("its index has more blocks than any bundle")
     unframer = Unframer()
-    entries = [
-        entry
-        for rows in unframer.feed(index[: -_FOOT.size])
-        for row in rows
-        for entry in _entries(row, identity, block_size)
-    ]
+    entries: list[Entry] = []
+    for rows in unframer.feed(index[: -_FOOT.size]):
+        for row in rows:
+            entries += _entries(row, identity, block_size)
+            if len(entries) > n_blocks:  # at once: a few kB of index may hold millions
+                raise BadBundle("its index is not whole")
     if not unframer.is_over or len(entries) != n_blocks or begins != index_at:
         raise BadBundle("its index is not whole")
     if len(HEADER) + sum(entry.size for entry in entries) != index_at:
