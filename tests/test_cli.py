@@ -580,7 +580,7 @@ def test_evict_all(cloud, tmp_path):
     (tmp_path / "local").write_bytes(noise(100))
     cloud.put("key", noise(2 * MiB))
     finished(cloud, "cat", cloud.url("key", "gs://"), str(tmp_path / "local"))
-    assert json_of("evict", "--all")["freed"] > 2 * MiB
+    assert json_of("evict", "--all", "--yes")["freed"] > 2 * MiB
     assert (json_of("stats")["blocks"], json_of("stats")["bytes"]) == (0, 0)
     forget()
     cloud.asked()
@@ -606,11 +606,19 @@ def test_evict_wants_urls_or_all():
     run("evict", "--all", "gs://b/k", status=2)
 
 
+def test_evict_all_drops_nothing_where_nobody_can_be_asked(cloud):
+    cloud.put("key", noise(10))
+    run("cat", cloud.url("key", "gs://"))
+    forget()
+    assert "--yes" in run("evict", "--all", status=2).stderr
+    assert json_of("stats")["blocks"] == 1
+
+
 def test_an_empty_name_is_not_the_default_cache(cloud):
     cloud.put("key", b"1")
     run("cat", cloud.url("key", "gs://"))
     forget()
-    assert "cache_dir=''" in run("evict", "--all", "--cache-dir", "", status=1).stderr
+    assert "cache_dir=''" in run("evict", "--all", "--yes", "--cache-dir", "", status=1).stderr
     assert json_of("stats")["blocks"] == 1
 
 

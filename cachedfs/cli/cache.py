@@ -56,7 +56,9 @@ def evict(
     """
     if everything == bool(urls):
         raise typer.BadParameter("give URLs, or --all", param_hint="URL")
-    if everything and not yes and sys.stdin.isatty():
+    if everything and not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("nobody can be asked here: give --yes too", param_hint="--all")
         typer.confirm("Drop the whole cache?", abort=True, err=True)
     with busy("dropping blocks", is_quiet=given.as_json):
         if everything:
