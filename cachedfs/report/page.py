@@ -19,7 +19,7 @@ h1 {{ font-size: 1.4rem; }} h2 {{ font-size: 1.1rem; margin: 1.5rem 0 0; }} figu
 figure {{ margin: 0; min-width: 0; }} figcaption {{ font-size: 0.9rem; }}
 svg {{ display: block; width: 100%; height: auto; }}
 table {{ border-collapse: collapse; }} th, td {{ text-align: left; padding: 0.15rem 0.8rem 0.15rem 0; vertical-align: top; overflow-wrap: anywhere; }}
-td.n {{ text-align: right; white-space: nowrap; }}
+td.n {{ text-align: right; white-space: nowrap; }} td.n + td {{ white-space: nowrap; }} th {{ overflow-wrap: normal; }}
 """
 
 
