@@ -3,20 +3,59 @@
 A touch says that a block was used, and not for which of its uses. It counts for the first one that no touch counted for,
 wherever that is: several read at once, and what is before the furthest use that was made need not be over. So a slow
 reader's use is never taken for the next one of its block, which may be just ahead of the fast ones, as at the end of an epoch.
+
+One use may touch a block often: one range of it after the other, and others are read between. The clock counts the touches
+of all blocks, so that it tells about how far the readers got since the touch that counted last: a touch that comes before
+half the way to the next use is one more of the last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from cachedfs.plan.schedule import Schedule
+from cachedfs.plan.schedule import NEVER, Schedule
 
 __all__ = ["LOOK", "Reading"]
 
 LOOK = 64  # uses that are looked at at a time
+_PACE_OVER = 4 * LOOK  # uses over which the touches of each are counted
+
+_MASK32 = 0xFFFFFFFF  # the clock has 32 bits
 
 B = TypeVar("B", bound=Hashable)
+
+
+class _Use(NamedTuple):
+    """The last use of a block that counted, or was passed: its touch, and its position where that is known."""
+
+    clock: int | None
+    position: int | None = None
+
+
+class _Pace:
+    """How many touches there are for each use, those of everybody else in this cache included: one at least."""
+
+    def __init__(self) -> None:
+        self.touches_per_use = 1.0
+        self._clock: int | None = None  # of the newest touch that was seen
+        self._since = (0, 0)  # the clock and the furthest use when the count began
+
+    def saw(self, clock: int, furthest: int) -> None:
+        """Note a touch that was seen when the readers had got to `furthest`."""
+        if self._clock is None:
+            self._clock, self._since = clock, (clock, furthest)
+        elif _gap(clock, self._clock) <= _MASK32 // 2:
+            self._clock = clock
+        n_uses = furthest - self._since[1]
+        if n_uses >= _PACE_OVER:
+            self.touches_per_use = max(1.0, _gap(self._clock, self._since[0]) / n_uses)
+            self._since = (self._clock, furthest)
+
+
+def _gap(clock: int, before: int) -> int:
+    """Return the touches from one clock to another."""
+    return clock - before & _MASK32
 
 
 class Reading(Generic[B]):
@@ -28,8 +67,8 @@ class Reading(Generic[B]):
 
     def __init__(self, schedule: Schedule[B], clock_of: Callable[[B], int | None]) -> None:
         self._schedule, self._clock_of = schedule, clock_of
-        # When each block was touched last, as far as that was counted as a use.
-        self._clocks: dict[B, int | None] = {}
+        self._uses: dict[B, _Use] = {}
+        self._pace = _Pace()
         self._before: set[B] = (
             set()
         )  # blocks whose last touch was before their uses were known: of which it was, nobody knows
@@ -39,26 +78,29 @@ class Reading(Generic[B]):
 
     def comes(self, block: B) -> None:
         """Uses of a block are about to be known; what was read of it before counts for none of them."""
-        if block not in self._clocks:
-            clock = self._clocks[block] = self._clock_of(block)
-            if clock is not None:
+        use = self._uses.get(block, _Use(None))
+        if block not in self._uses or self._schedule.next_use(block) == NEVER:
+            clock = self._clock_of(block)
+            if clock is not None and clock != use.clock:
                 self._before.add(block)
+            self._uses[block] = use._replace(clock=clock)
 
     def counted(self, blocks: Iterable[B]) -> None:
         """All touches of these blocks until now are of uses that are over."""
         for block in blocks:
-            self._count(block, self._clock_of(block))
+            self._count(block, _Use(self._clock_of(block)))
 
-    def _count(self, block: B, clock: int | None) -> None:
-        self._clocks[block] = clock
+    def _count(self, block: B, use: _Use) -> None:
+        self._uses[block] = use
         self._before.discard(block)
 
     def pass_to(self, position: int) -> None:
         """All uses before `position` are over."""
         schedule = self._schedule
-        passed = [block for _, block in schedule.unmade(schedule.position, position - schedule.position)]
+        passed = list(schedule.unmade(schedule.position, position - schedule.position))
         schedule.read_up_to(position)
-        self.counted(passed)
+        for at, block in passed:
+            self._count(block, _Use(self._clock_of(block), at))
 
     def reached(self, position: int) -> None:
         """Look what was read: the plan got to `position`, and its reader to about there, or further."""
@@ -70,9 +112,9 @@ class Reading(Generic[B]):
         is_round = self._next >= self._furthest + LOOK
         self._next = schedule.position if is_round else max(self._next, schedule.position) + LOOK
         self.pass_to(position - schedule.n_fit)
-        if len(self._clocks) > 2 * len(schedule) + LOOK:
-            self._clocks = {block: clock for block, clock in self._clocks.items() if block in schedule}
-            self._before.intersection_update(self._clocks)
+        if len(self._uses) > 2 * len(schedule) + LOOK:
+            self._uses = {block: use for block, use in self._uses.items() if block in schedule}
+            self._before.intersection_update(self._uses)
 
     def _look(self, first: int) -> None:
         """Look which of some uses, from a position on, were made."""
@@ -88,13 +130,29 @@ class Reading(Generic[B]):
 
     def was_read(self, block: B) -> bool:
         """Return whether a block was read since this was asked last: then its next use was made."""
-        clock = self._clock_of(block)
-        if clock is None or block not in self._clocks or clock == self._clocks[block]:
+        clock, next_use = self._touched(block), self._schedule.next_use(block)
+        if clock is None:
             return False
-        if self._schedule.next_use(block) >= self._reached + self._schedule.n_fit + LOOK:
+        self._pace.saw(clock, self._furthest)
+        if self._is_again(block, clock):
+            self._count(block, self._uses[block]._replace(clock=clock))
+            return False
+        if next_use >= self._reached + self._schedule.n_fit + LOOK:
             return False  # its reader is far ahead, or it was an earlier use, which was passed: to be seen when the plan is near
-        self._count(block, clock)
+        self._count(block, _Use(clock, next_use))
         return True
+
+    def _touched(self, block: B) -> int | None:
+        """Return the clock of a block's last touch, if no use counted for it yet."""
+        clock, use = self._clock_of(block), self._uses.get(block)
+        return None if use is None or clock == use.clock else clock
+
+    def _is_again(self, block: B, clock: int) -> bool:
+        """Return whether this touch is too soon after the last use of its block to be of the next one."""
+        use, next_use = self._uses[block], self._schedule.next_use(block)
+        if use.clock is None or use.position is None:
+            return False
+        return 2 * _gap(clock, use.clock) < self._pace.touches_per_use * (next_use - use.position)
 
     def is_made(self, block: B, position: int) -> bool:
         """Return whether the use of a block at this position was made."""
@@ -103,6 +161,7 @@ class Reading(Generic[B]):
 
     def may_be_at(self, block: B, position: int) -> bool:
         """Return whether a block that was read may have been so for its use at this position: for none before, as far as is known."""
-        if self._schedule.next_use(block) != position or block not in self._clocks:
+        if self._schedule.next_use(block) != position or block not in self._uses:
             return self._schedule.is_made(block, position)
-        return block in self._before or self._clock_of(block) != self._clocks[block]
+        clock = self._touched(block)
+        return block in self._before or (clock is not None and not self._is_again(block, clock))

@@ -1,6 +1,7 @@
 """Which uses of an order were made, told by touches: several readers out of order, with one who is stuck."""
 
 import random
+from collections import deque
 
 import pytest
 
@@ -18,10 +19,14 @@ class Training:
     None gets further than `n_ahead` batches from the first that is not read; the one who has each tenth is stuck until then.
     """
 
-    def __init__(self, share, *, n_readers, seed):
+    def __init__(self, share, *, n_readers, seed, n_touches=1):
         self.chance = random.Random(seed)
         self.order = [block for _ in range(EPOCHS) for block in self.chance.sample(range(N), N)]
-        self.clocks, self.now, self.n_fit = {}, 0, round(share * N)
+        self.clocks, self.now, self.n_fit = (
+            {},
+            0xFFFFFFFF - N,
+            round(share * N),
+        )  # the clock turns over on the way
         self.schedule = Schedule(horizon=len(self.order), limit=self.n_fit - 2, passing=2)
         self.reading = Reading(self.schedule, self.clocks.get)
         for block in range(N):
@@ -31,6 +36,7 @@ class Training:
         self.here, self.fetched = set(), []
         self.left = [list(range(at, at + BATCH)) for at in range(0, len(self.order), BATCH)]
         self.n_readers, self.n_ahead, self.furthest = n_readers, n_readers + 2, 0
+        self.n_touches, self.open = n_touches, deque(maxlen=2 * n_readers)
 
     # The readers.
 
@@ -46,13 +52,19 @@ class Training:
     def read(self, position):
         block = self.order[position]
         is_missing = block not in self.here
-        self.now += 1
-        self.clocks[block] = self.now
+        self.touch(block)
         self.furthest = max(self.furthest, position + 1)
         if is_missing:
             self.fetched.append(position)
             self.schedule.stored(block, is_read=self.reading.was_read(block))
             self.put(block)
+        self.open.append(block)
+        for _ in range(self.n_touches - 1):  # one more range of one that is being read
+            self.touch(self.chance.choice(self.open))
+
+    def touch(self, block):
+        self.now = self.now + 1 & 0xFFFFFFFF
+        self.clocks[block] = self.now
 
     # The plan.
 
@@ -96,6 +108,30 @@ class Training:
 def test_readers_out_of_order_hit_what_fits_and_the_plan_stays_where_they_are(share, n_readers, at_once):
     training = Training(share, n_readers=n_readers, seed=n_readers)
     assert share - 0.02 <= training.hit_ratio(at_once) <= share + 0.01
+
+
+@pytest.mark.parametrize("n_touches", [2, 8])
+@pytest.mark.parametrize(("share", "n_readers"), [(0.25, 1), (0.5, 1), (0.5, 8), (0.75, 4)])
+def test_a_use_of_several_touches_is_one_use(share, n_readers, n_touches):
+    training = Training(share, n_readers=n_readers, seed=n_readers, n_touches=n_touches)
+    assert share - 0.02 <= training.hit_ratio(8) <= share + 0.01
+
+
+def test_touches_while_no_use_is_known_count_for_none():
+    clocks, schedule = {}, Schedule(horizon=4, limit=9)
+    reading = Reading(schedule, clocks.get)
+    for block in "ab":
+        reading.comes(block)
+    schedule.extend(map(Access, "ab"))
+    schedule.stored("a")
+    clocks["a"] = 1
+    assert reading.is_made("a", 0)
+    clocks["a"] = 900  # by somebody else
+    reading.comes("a")
+    schedule.extend([Access("a")])
+    assert not reading.was_read("a")
+    clocks["a"] = 1800
+    assert reading.was_read("a")
 
 
 def test_what_was_read_before_its_uses_were_known_may_have_been_the_first_of_them():
