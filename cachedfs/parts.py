@@ -44,9 +44,17 @@ class Part:
     def begin(self, known: Known, key: ObjectKey) -> int:
         """The version is known: note the blocks that are wanted of it, and return their bytes."""
         self.known, self.key = known, key
-        want = clip(*(self.bounds or (None, None)), self.size)
-        blocks = self.left = covering(want, key.block_size)
+        blocks = self.left = self._wanted
         return self.bytes_of(blocks[-1]).stop - self.bytes_of(blocks[0]).start if blocks else 0
+
+    @property
+    def _wanted(self) -> range:
+        return covering(clip(*(self.bounds or (None, None)), self.size), self.begun_key.block_size)
+
+    @property
+    def asked(self) -> range:
+        """The blocks that were asked for so far, here or not; none before it has begun."""
+        return range(0) if self.key is None else range(self._wanted.start, self.left.start)
 
     @property
     def size(self) -> int:

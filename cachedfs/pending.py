@@ -339,6 +339,9 @@ class Pending:
 
     def _give_up(self, part: Part) -> None:
         self._distance.remove(part.number)
+        for index in part.asked:
+            if not self._cache.has(part.begun_key, index):  # what is still on its way is told once it is here
+                self._foresight.lost((part.begun_key, index))
         self._close(part)
 
     def _count_in_a_row(self, error: CachedFSError) -> None:

@@ -1,17 +1,19 @@
 """A known order through the whole stack: what the simulated server sends for a plan, and who is told of what came."""
 
 import random
+import threading
 
 import fsspec
 import pytest
 
 from cachedfs.cache import BlockCache
-from cachedfs.errors import CacheError
+from cachedfs.errors import CachedFSError, CacheError
 from cachedfs.flights import Flight
 from cachedfs.model import Bounds, ObjectKey
 from cachedfs.orders import Order
+from cachedfs.sim import Fault
 from cachedfs.writebehind import Arrived, WriteBehind
-from tests.support import tally, until
+from tests.support import noise, tally, until
 
 BLOCK = 64 << 10
 AT_ONCE = 8  # reads between two looks at what is to be fetched
@@ -193,6 +195,29 @@ def test_what_comes_for_a_plan_is_told_to_it_and_what_cannot_be_stored_as_well(c
     engine.run(plan.send())
     until(lambda: plan.order.taken == 0)
     assert len(plan.order.to_fetch(8, 8)) == 8
+
+
+def test_what_could_not_be_had_takes_no_room_of_the_plan(cloud, fs):
+    folder, going_on = "d", threading.Event()
+    for i in range(8):
+        cloud.put(f"{folder}/{i}", noise(BLOCK, i))
+    paths = fs.find(cloud.path(folder))  # so that the plan knows them from the start
+    cloud.server.fail(Fault(kind="media", key=f"{folder}/3", status=403, times=None))
+    plan = fs.prefetch(held(paths, going_on))
+    until(lambda: plan.progress.items == 8)
+    assert plan.progress.errors == 1
+    (order,) = fs._source.engine.orders
+    key = fs._source.key(fs._source.known(paths[0]))
+    until(lambda: order.taken == 7 * fs._source.engine.cache.size_on_disk(key, BLOCK))
+    going_on.set()
+    with pytest.raises(CachedFSError, match=f"{folder}/3"):
+        plan.wait(30)
+
+
+def held(items, going_on):
+    """Yield the items, and end once the event is set."""
+    yield from items
+    assert going_on.wait(60)
 
 
 def refuse(*args, **options):
