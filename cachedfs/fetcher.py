@@ -136,7 +136,12 @@ class Fetcher:
         engine = self.source.engine
         if engine.refusals.get(key.digest) is not refusal:
             return []
-        missing = [index for index in blocks if not engine.cache.has(key, index)]
+        missing = [
+            index
+            for index in blocks
+            # What came and could not be stored is nowhere else.
+            if not (engine.cache.has(key, index) or any(flight.holds(index) for flight in keep))
+        ]
         flights = dict.fromkeys(self.launch(known, key, missing).values())
         # What others stopped ends by itself; what is kept already may also bring these blocks.
         keep.extend(flight for flight in flights if not flight.stopped and flight not in keep)

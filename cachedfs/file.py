@@ -380,6 +380,8 @@ class RawReader(io.RawIOBase):
         self._ask((index + (index == self._last)) * self._block_size, position + size)
         if key is None:
             return await self._fetch_uncached(position, size)
+        if (here := self._flight_at(position)) is not None and here.filled > position:
+            return here  # it came since we looked: where nothing can be stored, nobody else would find it
         want = Range(position, min(position + size, self.size))
         up_to = 0
         # As the request of an unknown object, whose opening is one; not another's, as we stop it when we go elsewhere.
@@ -418,6 +420,7 @@ class RawReader(io.RawIOBase):
         run = self._history.runs[0]
         if self._opening is not None and run.number == 0 and run.n_steps >= ENOUGH:
             self._engine.call_soon(self._opening.want, self._opening.stop)
+            self._sent.of(run).append(self._opening)
             self._opening = None
         if wanted and self._key is not None:
             has, key = self._cache.has, self._key

@@ -83,6 +83,11 @@ class Flight:
         is_given = not (self.forgotten or self.refused)
         return is_given and self.start <= position < (self.filled if self.done else self.stop)
 
+    def holds(self, index: int) -> bool:
+        """True when all of a block came and is in memory."""
+        start = index * self._block_size
+        return self.covers(start) and min(start + self._block_size, self.stop) <= self.filled
+
     def take(self, position: int, into: memoryview) -> int:
         """Copy what is here from `position` on into `into`; return the bytes copied, 0 when none is here yet."""
         n = min(len(into), self.filled - position)
