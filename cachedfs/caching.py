@@ -170,7 +170,8 @@ class Caching(ChainedFileSystem):
 
         `path`: an object, a folder or a list of them. `target`: any URL, with `target_options` for its filesystem: None are
         this one's where it has the same protocol. Nothing is asked or fetched of `path`. Run again, it sends what is not there
-        yet; what the folder held before is replaced when all of it is there. `callback` is told bytes. Raises CacheError where nothing is cached.
+        yet; what the folder held before is replaced when all of it is there. `callback` is told bytes. Raises CacheError where nothing is cached,
+        and where the folder holds a `manifest.json` that is not of an export of this origin.
         """
         from cachedfs.carrying import Export  # here: most processes carry nothing
 

@@ -1,14 +1,17 @@
 """Cached blocks that are carried to another cache: what it costs, and that nothing wrong comes of it."""
 
 import contextlib
+import errno
 import json
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +19,7 @@ from cachedfs.cache import BlockCache
 from cachedfs.carrying import bundles, manifest
 from cachedfs.carrying.frames import BadBundle, Unframer, framed
 from cachedfs.carrying.knowledge import Adoption, age_kept
-from cachedfs.errors import CacheError, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound, OriginUnavailable
 from cachedfs.model import ObjectKey
 from cachedfs.sim import Fault
 from tests.cache.rig import flip
@@ -183,6 +186,60 @@ def test_nothing_of_it_asks_the_origin_offline(cloud, machine, tmp_path):
     assert cloud.asked() == []
 
 
+# Nothing is lost where an export is written.
+
+
+def test_what_is_no_export_of_this_origin_is_not_overwritten(cloud, machine, carried):
+    _, folder = carried
+    fs, before = machine("a", cloud), {path: path.read_bytes() for path in folder.iterdir()}
+    cloud.put("data/0/new", b"new")
+    fs.ls(cloud.path("data/0"), refresh=True)
+    fs.cat_file(cloud.path("data/0/new"))
+    page = json.loads((folder / manifest.NAME).read_bytes())
+    for content, told in [
+        (b'{"name": "my web page"}', "it makes no sense"),
+        (json.dumps(page | {"identity": "gs:elsewhere"}).encode(), "of an export from gs:elsewhere"),
+    ]:
+        (folder / manifest.NAME).write_bytes(content)
+        with pytest.raises(CacheError, match=f"{manifest.NAME}.*{told}.*nothing was sent"):
+            fs.export_cache(cloud.path("data"), str(folder))
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before | {
+            folder / manifest.NAME: content
+        }
+
+
+def test_an_export_that_fails_at_its_manifest_leaves_that_before(cloud, machine, carried, monkeypatch):
+    data, folder = carried
+    fs, write = machine("a", cloud), LocalFileSystem.pipe_file
+    cloud.put("data/0/new", b"new")
+    fs.ls(cloud.path("data/0"), refresh=True)
+    fs.cat_file(cloud.path("data/0/new"))
+
+    def half(self, path, value, **options):
+        if manifest.NAME not in path:
+            return write(self, path, value, **options)
+        write(self, path, value[: len(value) // 2], **options)
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "pipe_file", half)
+        with pytest.raises(CachedFSError, match="No space left"):
+            fs.export_cache(cloud.path("data"), str(folder))
+    assert machine("b", cloud).import_cache(str(folder)).blocks == len(data)
+    fs = machine("a", cloud)
+    assert fs.export_cache(cloud.path("data"), str(folder)).objects == len(data) + 1
+    assert machine("c", cloud).import_cache(str(folder)).blocks == len(data) + 1
+    assert not [path for path in folder.iterdir() if "part" in path.name]
+
+
+def test_a_temporary_folder_without_room_is_named(cloud, machine, tmp_path, monkeypatch):
+    read_all(machine("a", cloud), cloud, filled(cloud, 10))
+    fs = machine("a", cloud)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(CacheError, match="temporary folder .*nowhere.*TMPDIR"):
+        fs.export_cache(cloud.path("data"), str(tmp_path / "carry"))
+
+
 # Nothing wrong is taken.
 
 
@@ -229,6 +286,31 @@ def test_a_damaged_bundle_is_named_and_the_others_are_taken(cloud, machine, carr
     assert got.blocks == 200 - blocks[bundle.name]
     assert [bundle.name in each for each in got.bad] == [True]
     read_all(fs, cloud, data)
+
+
+def test_facts_that_cannot_be_kept_make_the_import_no_success(cloud, machine, carried, monkeypatch):
+    def full(*args, **options):
+        raise CacheError("the disk is full")
+
+    data, folder = carried
+    fs = machine("b", cloud)
+    monkeypatch.setattr(fs._source.engine.cache.known, "keep_facts", full)
+    monkeypatch.setattr(fs._source.engine.cache.known, "keep_listings", full)
+    got = fs.import_cache(str(folder))
+    assert (got.blocks, got.ok) == (200, False)
+    assert ["not kept: the disk is full" in each for each in got.bad] == [True]
+    read_all(fs, cloud, data)
+
+
+def test_details_that_are_too_deep_to_be_read_are_refused(tmp_path):
+    cache = BlockCache([str(tmp_path / "cache")], explicit=True)
+    details = {}
+    for _ in range(300):  # json takes more, and who reads them later is deeper in calls
+        details = {"a": [details]}
+    deep = json.dumps(["file", 1, "x", None, details])
+    with pytest.raises(BadBundle, match="makes no sense"):
+        Adoption(cache.known, "gs||", 1e9).take([["fact", "b/k", 1.0, False, deep]])
+    cache.close()
 
 
 def test_damaged_facts_are_asked_for(cloud, machine, carried):

@@ -18,7 +18,16 @@ from cachedfs.cache.schema import SCHEMA, VERSION
 
 __all__ = ["TROUBLE", "Index", "Rows"]
 
-TROUBLE = (sqlite3.Error, OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError)
+TROUBLE = (
+    sqlite3.Error,
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    OverflowError,
+    RecursionError,
+)
 """What the index may raise. All but the first two: a row that is damaged, as columns of SQLite hold values of any type."""
 
 

@@ -14,11 +14,12 @@ from typing import IO
 from cachedfs.cache import BadBlock
 from cachedfs.carrying import manifest
 from cachedfs.carrying.bundles import HEADER, Entry, Layout, cut, layout_of
-from cachedfs.carrying.frames import framed
+from cachedfs.carrying.folder import Folder
+from cachedfs.carrying.frames import BadBundle, framed
 from cachedfs.carrying.knowledge import told_of
-from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound
+from cachedfs.errors import CachedFSError, CacheError
 from cachedfs.facts import folder_of, key_of
-from cachedfs.model import Exported
+from cachedfs.model import Exported, ObjectInfo
 from cachedfs.plan.blocks import block_range
 from cachedfs.reader import Reader
 
@@ -50,13 +51,14 @@ class Export:
         expect: Callable[[int], object],
     ) -> None:
         self._reader, self._source = reader, reader.source
-        self._there, self._folder = there, folder
+        self._there, self._folder = there, Folder(there.source, folder)
         self._advance, self._expect = advance, expect
 
     async def run(self, roots: Sequence[str]) -> Exported:
         """Send what is cached at and below `roots`, but for what is there already. On the loop of the engine.
 
-        Raises CacheError where nothing is cached, and whatever the target raises: then it is as if it had not run, and it goes on when it is run again.
+        Raises CacheError where nothing is cached, or where the folder has a manifest that is not of an export of this origin, and whatever
+        the target raises: then it is as if it had not run, and it goes on when it is run again.
         """
         made_at = time.time()
         await self._know_folders(roots)
@@ -69,6 +71,7 @@ class Export:
             )
         facts = await asyncio.to_thread(lambda: b"".join(framed(told_of(self._source, roots, paths))))
         there = await self._names_there()
+        await self._make_folder()
         gate = asyncio.Semaphore(AT_ONCE)
         bundles = list(cut(entries))
         self._expect(sum(entry.size for entry in entries))
@@ -93,7 +96,7 @@ class Export:
             ),
         )
         # dies here: an export that was there before is there still
-        await self._put(manifest.NAME, made.encode())
+        await self._put_whole(manifest.NAME, made.encode())
         await self._remove(set(there) - {name, *(layout.name for layout in layouts)})
         return Exported(
             objects=len(paths),
@@ -137,17 +140,31 @@ class Export:
         return paths, entries
 
     async def _names_there(self) -> dict[str, int | None]:
-        """Return name and size of each part of an export that is in the folder, which is made where there is none."""
-        origin = self._there.source.origin(self._folder)
+        """Return name and size of each part of an export that is in the folder, of this origin or unfinished."""
+        infos = await self._folder.infos()
+        if (info := infos.get(manifest.NAME)) is not None:
+            await self._check(info)
+        return {name: info.size for name, info in infos.items() if manifest.is_ours(name)}
+
+    async def _check(self, info: ObjectInfo) -> None:
+        """Raise CacheError where something else would be lost under the manifest."""
+        url = self._folder.url(manifest.NAME)
+        try:
+            whose = (await self._folder.manifest(info)).identity
+        except BadBundle as error:
+            raise CacheError(
+                f"{url}: {error}; nothing was sent: choose another folder, or remove it"
+            ) from error
+        if whose != self._source.identity:
+            raise CacheError(
+                f"{url} is of an export from {whose}, and this is from {self._source.identity}; nothing was sent: choose another "
+                "folder, or remove it"
+            )
+
+    async def _make_folder(self) -> None:
         if self._there.source.protocol not in ("gs", "gcs"):  # where a folder is a part of names
-            await self._there.write([self._folder], "makedirs", self._folder, exist_ok=True)
-        found: dict[str, int | None] = {}
-        with contextlib.suppress(ObjectNotFound):
-            async for info in origin.list(self._folder):
-                name = info.path.rpartition("/")[2]
-                if manifest.is_ours(name):
-                    found[name] = info.size
-        return found
+            path = self._folder.path
+            await self._there.write([path], "makedirs", path, exist_ok=True)
 
     # Sending
 
@@ -174,8 +191,15 @@ class Export:
 
     async def _make_and_send(self, layout: Layout) -> None:
         """A whole object or none: bytes that are sent as they are read would leave half of one after an interrupt."""
-        with tempfile.NamedTemporaryFile(prefix="cachedfs-") as file:
-            await asyncio.to_thread(self._write, layout, file)
+        with contextlib.ExitStack() as files:
+            try:
+                file = files.enter_context(tempfile.NamedTemporaryFile(prefix="cachedfs-"))
+                await asyncio.to_thread(self._write, layout, file)
+            except OSError as error:
+                raise CacheError(
+                    f"a bundle of {layout.size:,} bytes cannot be made in the temporary folder {tempfile.tempdir}: {error}; "
+                    "set TMPDIR to a folder that has room"
+                ) from error
             await self._put_file(layout.name, file.name)
         self._advance(layout.data)
 
@@ -200,17 +224,26 @@ class Export:
         return packed
 
     async def _put(self, name: str, data: bytes) -> None:
-        path = f"{self._folder}/{name}"
+        path = f"{self._folder.path}/{name}"
         await self._there.write([path], "pipe_file", path, data)
 
+    async def _put_whole(self, name: str, data: bytes) -> None:
+        """As `_put`, and a file too is there as it was, or whole: object stores see to that themselves."""
+        if self._there.source.protocol not in ("file", "local"):
+            await self._put(name, data)
+            return
+        path, part = f"{self._folder.path}/{name}", f"{self._folder.path}/{name}.part"
+        await self._put(f"{name}.part", data)
+        await self._there.write([path, part], "mv", part, path)
+
     async def _put_file(self, name: str, local: str) -> None:
-        path = f"{self._folder}/{name}"
+        path = f"{self._folder.path}/{name}"
         await self._there.write([path], "put_file", local, path)
 
     async def _remove(self, names: Iterable[str]) -> None:
         """Remove what the manifest that was there before named, and what was left half done."""
         for name in sorted(names):
-            path = f"{self._folder}/{name}"
+            path = f"{self._folder.path}/{name}"
             try:
                 await self._there.write([path], "rm_file", path)
             except CachedFSError as error:

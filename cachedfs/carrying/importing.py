@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from cachedfs.cache import BadBlock
 from cachedfs.carrying import manifest
 from cachedfs.carrying.bundles import Entry, entries_of, runs
+from cachedfs.carrying.folder import Folder
 from cachedfs.carrying.frames import BadBundle, Unframer
 from cachedfs.carrying.knowledge import Adoption
 from cachedfs.carrying.manifest import Bundle, Manifest
@@ -67,14 +68,14 @@ class Import:
     ) -> None:
         self._engine, self._cache = engine, engine.cache
         self._block_size, self._bounds = config.block_size, config.bounds
-        self._there, self._folder = there.source, folder
+        self._folder = Folder(there.source, folder)
         self._identity = identity
         self._advance, self._expect = advance, expect
         self._requests = asyncio.Semaphore(AT_ONCE)
         self._bundles = asyncio.Semaphore(BUNDLES_AT_ONCE)
         self._room = 0
-        self._stored: list[BlockKey] = []
-        self._bytes = self._here = self._left = 0
+        self._stored: list[tuple[BlockKey, int]] = []  # with the bytes of each
+        self._here = self._left = 0
         self._bad: dict[str, str] = {}  # by name of the object
 
     async def run(self) -> Imported:
@@ -83,7 +84,7 @@ class Import:
         Raises ObjectNotFound where there is no export, OriginUnavailable for one that is damaged as a whole, ValueError for one of another
         origin, CacheError where blocks cannot be stored.
         """
-        infos = await self._infos()
+        infos = await self._folder.infos()
         made = await self._manifest(infos)
         self._check(made)
         self._room = await asyncio.to_thread(self._cache.room, self._bounds)
@@ -99,44 +100,33 @@ class Import:
             raise _first(failures) from None
         n_facts = await self._adopt(made, infos.get(made.facts))
         kept = await asyncio.to_thread(
-            lambda: sum(self._cache.has(key.object, key.index) for key in self._stored)
+            lambda: [size for key, size in self._stored if self._cache.has(key.object, key.index)]
         )
         return Imported(
-            blocks=kept,
-            bytes=self._bytes,
+            blocks=len(kept),
+            bytes=sum(kept),
             here=self._here,
             facts=n_facts,
-            left=self._left + len(self._stored) - kept,
+            left=self._left + len(self._stored) - len(kept),
             bad=tuple(self._bad.values()),
         )
 
     # What there is
 
-    async def _infos(self) -> dict[str, ObjectInfo]:
-        """Return what is in the folder, by name: reads are then of these versions, and ask nobody where they are."""
-        found = self._there.origin(self._folder).list(self._folder)
-        with contextlib.suppress(ObjectNotFound):  # then it has no manifest either
-            return {info.path.rpartition("/")[2]: info async for info in found if info.kind == "file"}
-        return {}
-
     async def _manifest(self, infos: dict[str, ObjectInfo]) -> Manifest:
-        info = infos.get(manifest.NAME)
-        url = self._there.url(f"{self._folder}/{manifest.NAME}")
+        info, url = infos.get(manifest.NAME), self._folder.url(manifest.NAME)
         if info is None:
             raise ObjectNotFound(
                 f"{url}: no such object, so that no export is there, or none that is whole: run export again"
             )
-        if (info.size or 0) > manifest.MOST:
-            raise OriginUnavailable(f"{url} is no manifest: it has {info.size} bytes")
-        data = await self._bytes_of(info, Range(0, info.size or 0))
         try:
-            return Manifest.decode(data)
+            return await self._folder.manifest(info)
         except BadBundle as error:
-            raise OriginUnavailable(f"{url}: {error}; run export again") from error
+            raise OriginUnavailable(f"{url}: {error}; remove it, and run export again") from error
 
     def _check(self, made: Manifest) -> None:
         """Raise ValueError for blocks that no read would find."""
-        url = self._there.url(self._folder)
+        url = self._folder.url()
         if self._identity not in (None, made.identity):
             raise ValueError(
                 f"{url} was exported from {made.identity}, and this reads {self._identity}: open it with the options, and as "
@@ -163,7 +153,7 @@ class Import:
             if bundle.size - bundle.index_at > MOST_INDEX:
                 raise BadBundle("its index has an impossible length")
             async with self._requests:
-                index = await self._bytes_of(info, Range(bundle.index_at, bundle.size))
+                index = await self._folder.bytes_of(info, Range(bundle.index_at, bundle.size))
             opened = _Opened(bundle, info, identity, index)
             await asyncio.to_thread(self._look, opened)
             return opened
@@ -175,6 +165,8 @@ class Import:
         """Find out which blocks of a bundle are here, and return all. Raises BadBundle."""
         index_at, block_size = opened.bundle.index_at, self._block_size
         entries = entries_of(opened.index, index_at=index_at, identity=opened.identity, block_size=block_size)
+        if len(entries) != opened.bundle.blocks:
+            raise BadBundle(f"it has {len(entries)} blocks, not {opened.bundle.blocks}")
         opened.here = bytes(self._cache.has(entry.key, entry.number) for entry in entries)
         opened.size_here = sum(
             entry.size for entry, is_here in zip(entries, opened.here, strict=True) if is_here
@@ -182,9 +174,9 @@ class Import:
         return entries
 
     def _note(self, name: str, error: Exception) -> None:
-        text = f"{self._there.url(f'{self._folder}/{name}')}: {error}"
+        text = f"{self._folder.url(name)}: {error}"
         if self._bad.setdefault(name, text) is text:
-            logger.warning("%s; what is wrong of it is not taken", text)
+            logger.warning("%s; what is wrong of it is not taken: remove it, and export again", text)
 
     async def _take(self, opened: _Opened) -> None:
         """Take in what is missing of one bundle; what is wrong in it is noted, and the rest of it taken."""
@@ -223,7 +215,7 @@ class Import:
         """Fetch a range and store the blocks in it; one that is not to be had is noted."""
         async with self._requests:
             try:
-                async with self._reading(info, span) as reply:
+                async with self._folder.reading(info, span) as reply:
                     await self._store_all(bundle, span, inside, reply)
             except (ObjectChanged, ObjectNotFound) as error:
                 self._note(bundle.name, error)
@@ -233,7 +225,8 @@ class Import:
     ) -> None:
         """Store blocks as they come."""
         batch: list[tuple[BlockKey, memoryview]] = []
-        size, waiting, at = 0, bytearray(), span.start
+        sizes: list[int] = []
+        waiting, at = bytearray(), span.start
         coming = iter(inside)
         offset, entry = next(coming)
         is_over = False
@@ -247,14 +240,14 @@ class Import:
                 at = offset + entry.size
                 if (block := self._unpacked(bundle, entry, packed)) is not None:
                     batch.append(block)
-                    size += entry.size
-                if size >= BATCH or len(batch) == MOST_IN_BATCH:
-                    await self._store(batch, size)
-                    batch, size = [], 0
+                    sizes.append(entry.size)
+                if sum(sizes) >= BATCH or len(batch) == MOST_IN_BATCH:
+                    await self._store(batch, sizes)
+                    batch, sizes = [], []
                 offset, entry = next(coming, (0, entry))
                 is_over = offset == 0
         if batch:
-            await self._store(batch, size)
+            await self._store(batch, sizes)
 
     def _unpacked(self, bundle: Bundle, entry: Entry, packed: bytes) -> tuple[BlockKey, memoryview] | None:
         """Return a block that is what the index says, every byte of it right; None, noted, for another."""
@@ -267,24 +260,9 @@ class Import:
             return None
         return key, data
 
-    async def _store(self, batch: list[tuple[BlockKey, memoryview]], size: int) -> None:
+    async def _store(self, batch: list[tuple[BlockKey, memoryview]], sizes: list[int]) -> None:
         await asyncio.to_thread(self._cache.put, batch, self._bounds)
-        self._stored += [key for key, _ in batch]
-        self._bytes += size
-
-    @contextlib.asynccontextmanager
-    async def _reading(self, info: ObjectInfo, span: Range) -> AsyncIterator[Reply]:
-        """Give the bytes `[start, stop)` of one version of an object, as they come."""
-        async with self._there.origin(info.path).read(info.path, span, info) as reply:
-            if (reply.start, reply.stop) != (span.start, span.stop):
-                raise ObjectChanged(
-                    f"{self._there.url(info.path)}: other bytes came than were asked for; import again"
-                )
-            yield reply
-
-    async def _bytes_of(self, info: ObjectInfo, span: Range) -> bytes:
-        async with self._reading(info, span) as reply:
-            return b"".join([piece async for piece in reply])
+        self._stored += [(key, size) for (key, _), size in zip(batch, sizes, strict=True)]
 
     # Facts
 
@@ -296,7 +274,7 @@ class Import:
                 if info is None or info.size != made.facts_size:
                     raise BadBundle("it is not there, or not whole")
                 unframer = Unframer()
-                async with self._reading(info, Range(0, made.facts_size)) as reply:
+                async with self._folder.reading(info, Range(0, made.facts_size)) as reply:
                     async for piece in reply:
                         for rows in unframer.feed(piece):
                             await self._adopt_rows(adoption, rows, claims)
@@ -306,7 +284,8 @@ class Import:
             except (BadBundle, ObjectChanged, ObjectNotFound) as error:
                 self._note(made.facts, error)
             except CacheError as error:
-                logger.warning("what is known of the objects is not kept: %s", error)
+                self._bad[made.facts] = text = f"what is known of the objects is not kept: {error}"
+                logger.warning("%s", text)
         return adoption.n_facts
 
     async def _adopt_rows(

@@ -21,6 +21,7 @@ from cachedfs.source import Source
 __all__ = ["Adoption", "age_kept", "told_of"]
 
 _AT_ONCE = 4096  # facts that are stored in one transaction
+_DEEPEST = 16  # details in details: who reads them later may be deep in calls
 
 Way = tuple[tuple[str, str], ...]
 
@@ -262,7 +263,17 @@ def _info(path: Any, text: Any) -> ObjectInfo:
         and (info.size is None or (type(info.size) is int and 0 <= info.size < 1 << 62))
         and all(each is None or isinstance(each, str) for each in texts)
         and isinstance(info.details, dict)
+        and _is_flat(info.details, _DEEPEST)
     )
     if not is_sound:
         raise BadBundle(f"what is said of {path!r} makes no sense")
     return info
+
+
+def _is_flat(value: Any, most: int) -> bool:
+    """Return whether lists and mappings are in one another `most` deep at most."""
+    if not isinstance(value, dict | list):
+        return True
+    return most > 0 and all(
+        _is_flat(each, most - 1) for each in (value.values() if isinstance(value, dict) else value)
+    )
