@@ -10,7 +10,9 @@ __all__ = ["ROOMS", "public_text", "public_url"]
 ROOMS = ("cache", "carrying", "cli", "datasets", "engine", "events", "origins", "prefetch", "reader")
 
 _NAMES = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
-_QUERY = re.compile(r"(://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]")
+# Not where they are letters of a name.
+_QUERY = re.compile(r"((?<!gs)(?<!gcs)(?<!drive)(?<!file)://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]")
+_NAMED = ("gs", "gcs", "drive", "file")
 
 
 def public_url(url: str) -> str:
@@ -19,7 +21,8 @@ def public_url(url: str) -> str:
         return url
     # By hand: urlsplit refuses names that are no host's, as the first folder of an archive may be.
     scheme, _, rest = url.partition("://")
-    netloc, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
+    kept = rest if scheme.endswith(_NAMED) else re.split("[?#]", rest, maxsplit=1)[0]
+    netloc, slash, path = kept.partition("/")
     return f"{scheme}://{netloc.rpartition('@')[2]}{slash}{path}"
 
 

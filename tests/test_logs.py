@@ -156,6 +156,7 @@ def test_credentials_are_in_no_line(cloud, drive, caplog):
     [
         ("https://me:word@host:1/a/b?sig=x#part", "https://host:1/a/b"),
         ("gs://bucket/key", "gs://bucket/key"),
+        ("cachedfs::gs://bucket/a?b#1.txt", "cachedfs::gs://bucket/a?b#1.txt"),
         ("bucket/what?", "bucket/what?"),
         ("zip://[1] x.txt", "zip://[1] x.txt"),
         ("zip://報告：一/x.txt", "zip://報告：一/x.txt"),
@@ -172,6 +173,8 @@ def test_public_url(url, public):
         ("read 'cachedfs::https://me:w@h/a?sig=x', then", "read 'cachedfs::https://h/a?...', then"),
         ("https://h/a?q='x'&sig=y: refused", "https://h/a?...: refused"),
         ("is it here? no", "is it here? no"),
+        ("cdrive://My Drive/track #1.mp3 is gone", "cdrive://My Drive/track #1.mp3 is gone"),
+        ("gs://b/a#1: not found", "gs://b/a#1: not found"),
         ("ftp://u:p@h/a#b (1 try)", "ftp://h/a?... (1 try)"),
     ],
 )

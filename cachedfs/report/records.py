@@ -98,10 +98,13 @@ def parsed(lines: Iterable[str]) -> Records:
             if kind == "process" and event["format"] != FORMAT:
                 raise _OtherFormat(event["format"])
             if kind == "request":
+                numbers_in(event, "at", "bytes", "wait_s", "took_s")
                 requests.append(Request(*(event[name] for name in Request._fields)))
             elif kind == "wait":
+                numbers_in(event, "at", "took_s")
                 waits.append(Wait(*(event[name] for name in Wait._fields)))
             elif kind == "sums":
+                numbers_in(event, "at", "over_s", *COUNTS)
                 before, last[event["of"]] = last.get(event["of"]), event
                 if before is not None:  # the first says from where on is counted
                     counts = {name: event[name] - before[name] for name in COUNTS}
@@ -113,8 +116,14 @@ def parsed(lines: Iterable[str]) -> Records:
             ) from None
         except (ValueError, KeyError, TypeError):
             n_cut += 1
-    rates = [event["bytes_per_s"] for event in last.values() if event.get("bytes_per_s")]
+    rates = [rate for event in last.values() if type(rate := event.get("bytes_per_s")) in (int, float)]
     return Records(tuple(requests), tuple(waits), tuple(samples), max(rates, default=None), 1, n_cut, n_full)
+
+
+def numbers_in(event: Mapping[str, Any], *names: str) -> None:
+    """Raise TypeError where what should be a number is none."""
+    if not all(type(event[name]) in (int, float) for name in names):
+        raise TypeError("what should be a number is none")
 
 
 class _OtherFormat(Exception):

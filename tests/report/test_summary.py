@@ -1,6 +1,7 @@
 """What events come to: exact sums, spans of time by their definition, folders."""
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given
@@ -120,6 +121,33 @@ def test_lines_that_are_not_ours_are_counted():
         ["nonsense", "[]", '{"kind":"wait"}', '{"kind":"wait","at":1.0,"path":"b/k","took_s":2.0}']
     )
     assert (records.n_cut, records.waits) == (3, (Wait(1.0, "b/k", 2.0),))
+
+
+def test_lines_with_nothing_where_a_number_should_be_are_counted():
+    sums = {"kind": "sums", "of": 1, "at": 1.0, "over_s": 1.0, "bytes_per_s": "fast"} | dict.fromkeys(
+        COUNTS, 0
+    )
+    asked = {
+        "kind": "request",
+        "at": 1.0,
+        "method": "GET",
+        "url": "u",
+        "range": "",
+        "status": "ok",
+        "ahead": False,
+    }
+    asked |= {"bytes": 1, "wait_s": 0.1, "took_s": 0.1}
+    lines = [
+        asked,
+        asked | {"at": None},
+        asked | {"took_s": "1"},
+        sums,
+        sums | {"at": None},
+        sums | {"hits": None},
+    ]
+    lines.append({"kind": "wait", "at": None, "path": "b/k", "took_s": 2.0})
+    records = parsed(json.dumps(line) for line in lines)
+    assert (records.n_cut, len(records.requests), records.waits, records.bytes_per_s) == (5, 1, (), None)
 
 
 @pytest.mark.parametrize(
