@@ -290,6 +290,26 @@ def test_a_wrong_option_of_the_target_names_it(cloud):
             act()
 
 
+def test_an_option_that_gcsfs_does_not_have_is_told(cloud, caplog):
+    cloud.put("k", b"1")
+    fs = fsspec.filesystem(
+        "cachedfs", target_protocol="gs", target_options={"projct": "mine", "max_paths": 9}
+    )
+    assert fs.cat_file(cloud.path("k")) == b"1"
+    (told,) = [record.getMessage() for record in caplog.records if "option" in record.getMessage()]
+    assert "'projct' is none of gcsfs's" in told
+    assert "'project'" in told
+
+
+def test_an_endpoint_without_a_scheme_is_a_value_error_at_once(cloud):
+    fs = fsspec.filesystem(
+        "cachedfs", target_protocol="gs", target_options={"endpoint_url": "localhost:4443"}
+    )
+    error = failure(lambda: fs.cat_file("b/k"), ValueError)
+    assert "write http://localhost:4443" in str(error)
+    assert cloud.asked() == []
+
+
 def test_a_cache_directory_that_is_not_ours_is_a_value_error(cloud, tmp_path):
     shared = tmp_path / "shared"
     (shared / f"cachedfs-{FORMAT}-{os.getuid()}").mkdir(parents=True)

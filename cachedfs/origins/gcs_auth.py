@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import inspect
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +17,18 @@ from cachedfs.origins.inner import make_private, without_listing_cache
 from cachedfs.origins.retry import Failed, Trouble
 
 __all__ = ["GCSAuth", "make_gcsfs"]
+
+logger = logging.getLogger("cachedfs.origins")
+
+# What fsspec takes out of the options of every filesystem, and its signatures do not name.
+_FSSPECS = {
+    "default_block_size",
+    "listings_expiry_time",
+    "max_paths",
+    "skip_instance_cache",
+    "target_options",
+    "target_protocol",
+}
 
 _EXPIRES_SOON_S = 300  # as gcsfs: a token that lasts less is renewed before it is used
 
@@ -27,6 +42,12 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
         raise ImportError(
             f'gs:// needs gcsfs, which cannot be imported ({error}): pip install "cachedfs[gcs]"'
         ) from error
+    _check_names(GCSFileSystem, options)
+    _check_endpoint(
+        options.get("endpoint_url")
+        or conf.get("gs", {}).get("endpoint_url")
+        or conf.get("gcs", {}).get("endpoint_url")
+    )
     _check_token(options.get("token") or conf.get("gs", {}).get("token") or conf.get("gcs", {}).get("token"))
     given = {**make_private(options), "asynchronous": False, "loop": loop}
     try:
@@ -37,6 +58,25 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
         ) from error
     except FileNotFoundError as error:  # never to be taken for an object that is not there
         raise PermissionError(f"a file of credentials is missing: {error}") from error
+
+
+def _check_names(kind: type, options: Mapping[str, Any]) -> None:
+    """Warn of options that gcsfs does not have: it takes them, and makes nothing of them."""
+    known = {name for each in kind.__mro__ for name in inspect.signature(each.__init__).parameters}
+    for name in options.keys() - known - _FSSPECS:
+        near = difflib.get_close_matches(name, known, n=1)
+        logger.warning(
+            "gs option %r is none of gcsfs's, and has no effect%s",
+            name,
+            f"; did you mean {near[0]!r}?" if near else "",
+        )
+
+
+def _check_endpoint(endpoint: Any) -> None:
+    if isinstance(endpoint, str) and endpoint and "://" not in endpoint:
+        raise ValueError(
+            f"gs option endpoint_url={endpoint!r} has no scheme: write http://{endpoint}, or https://{endpoint}"
+        )
 
 
 def _check_token(token: Any) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import json
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -282,4 +283,5 @@ def _troubled() -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = re.sub(" ssl:[a-z]+", "", str(error), flags=re.IGNORECASE)  # as aiohttp says it, of plain HTTP too
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
