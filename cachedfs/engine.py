@@ -55,7 +55,7 @@ AWAY_S = 30.0  # how long an origin that could not be reached is taken as away
 
 
 class Engine(events.Counts):
-    """One per process and cache directory, shared by all filesystem instances over it; made without I/O.
+    """One per process and cache directory, shared by all filesystem instances over it; made without requests.
 
     Its thread and loop start with the first miss: a process that only hits has neither.
     """

@@ -77,13 +77,14 @@ class Budgets:
 
     def file(self) -> _File:
         """Return the file that the processes of the machine have mapped now."""
-        now = time.monotonic()
-        if self._file is None:
-            self._file = self._opened(now)
+        now, file = time.monotonic(), self._file  # which another thread may close
+        if file is None:
+            file = self._file = self._opened(now)
         elif now >= self._look_at:
             self._look_at = now + _LOOK_S
-            self._look(self._file, now)
-        return self._file
+            self._look(file, now)
+            file = self._file or file
+        return file
 
     def _opened(self, now: float) -> _File:
         directory = self._directory()

@@ -289,7 +289,7 @@ def _of_waiting(
 ) -> str:
     waited = f"the loop waited {seconds(timings.wait_s)} of {seconds(elapsed_s)}"
     if timings.first_wait_s > timings.wait_s / 2:
-        return f"Nothing limits but the beginning: {waited}, {seconds(timings.first_wait_s)} for the first batch."
+        return f"Only the beginning was waited for: {waited}, {seconds(timings.first_wait_s)} of that for the first batch."
     name = max(by_itself, key=by_itself.__getitem__)
     if name in REMOTE and by_itself[name] > elapsed_s / 2:  # loading more at a time would wait for the same
         share = per_cent(by_itself[name] / elapsed_s)

@@ -122,7 +122,7 @@ def test_where_nothing_fills_the_time_the_loop_waited_by_turns_or_at_the_beginni
     first = report(timings(compute_s=0.01, load_s=0.01, first_wait_s=3.0))
     assert (
         first.sentence
-        == "Nothing limits but the beginning: the loop waited 3.00 s of 4.00 s, 3.00 s for the first batch."
+        == "Only the beginning was waited for: the loop waited 3.00 s of 4.00 s, 3.00 s of that for the first batch."
     )
     assert "waited     3.00 s for batches, 3.00 s of it for the first" in str(first)
 

@@ -261,9 +261,9 @@ class Packing:
 
 def _why_not(url: str, is_begun: bool, *, is_ours: bool) -> str:
     if is_begun:
-        return f"{url}: a pack of another source, or with other options, was begun here; overwrite=True removes it"
+        return f"{url}: a pack of another source, or with other options, was begun here; overwrite=True (--overwrite) removes it"
     if is_ours:
-        return f"{url}: there is a Zarr store already; overwrite=True removes it first"
+        return f"{url}: there is a Zarr store already; overwrite=True (--overwrite) removes it first"
     return f"{url}: there are files, and no Zarr store: choose another target; they are not removed, with overwrite either"
 
 
