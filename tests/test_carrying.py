@@ -201,7 +201,7 @@ def test_what_is_no_export_of_this_origin_is_not_overwritten(cloud, machine, car
         (json.dumps(page | {"identity": "gs:elsewhere"}).encode(), "of an export from gs:elsewhere"),
     ]:
         (folder / manifest.NAME).write_bytes(content)
-        with pytest.raises(CacheError, match=f"{manifest.NAME}.*{told}.*nothing was sent"):
+        with pytest.raises(CacheError, match=rf"{manifest.NAME}.*{told}.*nothing was sent"):
             fs.export_cache(cloud.path("data"), str(folder))
         assert {path: path.read_bytes() for path in folder.iterdir()} == before | {
             folder / manifest.NAME: content
@@ -236,7 +236,7 @@ def test_a_temporary_folder_without_room_is_named(cloud, machine, tmp_path, monk
     read_all(machine("a", cloud), cloud, filled(cloud, 10))
     fs = machine("a", cloud)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(CacheError, match="temporary folder .*nowhere.*TMPDIR"):
+    with pytest.raises(CacheError, match=r"temporary folder .*nowhere.*TMPDIR"):
         fs.export_cache(cloud.path("data"), str(tmp_path / "carry"))
 
 

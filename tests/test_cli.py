@@ -249,6 +249,7 @@ def test_prefetch_fills_the_cache_and_run_again_fetches_nothing(cloud):
     assert cloud.asked() == ["list"] + ["media"] * 22
     done = json_of("prefetch", *urls)
     assert (done["files"], done["fetched"], done["here"], done["failed"]) == (32, 0, 9 * MiB + 31_000, [])
+    assert run("prefetch", *urls).stderr == "32 files, 9.5 MB were here already\n"
     forget()
     assert cloud.asked() == []
 
@@ -391,9 +392,30 @@ def test_import_of_what_is_damaged_or_does_not_fit_fails(cloud, tmp_path):
     flip(next(target.glob("blocks-*")), 5000)
     forget()
     broken = run("import", str(target), "--cache-dir", str(tmp_path / "other"), status=1).stderr
-    assert "block 0 of" in broken
+    assert broken.count("block 0 of") == 1
     assert "3 blocks, 3.1 MB fetched" in broken
     assert "manifest" in run("import", str(tmp_path / "none"), status=1).stderr
+
+
+def test_export_of_a_pattern_takes_what_is_cached_and_asks_nobody(cloud, tmp_path):
+    for key in ("runs/1/a", "runs/1/b/c", "runs/2/a", "x.txt"):
+        cloud.put(key, noise(1000))
+        run("cat", cloud.url(key, "gs://"))
+    cloud.asked()
+    target = str(tmp_path / "to")
+    assert json_of("export", cloud.url("r*/1", "gs://"), target)["objects"] == 2
+    assert (
+        json_of("export", cloud.url("*.txt", "gs://"), cloud.url("runs/*", "gs://"), target)["objects"] == 4
+    )
+    nothing = run("export", cloud.url("*.bin", "gs://"), target, status=1).stderr
+    assert (
+        f"{cloud.url('*.bin', 'gs://')}: nothing that is cached has such a name: prefetch it first" in nothing
+    )
+    assert cloud.asked() == []
+    assert (
+        "./new.cache for a new local folder"
+        in run("export", cloud.url("x.txt", "gs://"), "new.cache", status=1).stderr
+    )
 
 
 def test_export_wants_one_origin(cloud, tmp_path):
@@ -772,6 +794,7 @@ def test_doctor_looks_at_folders(cloud):
     cloud.put("a/one", b"1")
     checks = {check["name"]: check["found"] for check in json_of("doctor", cloud.url("a", "gs://"))}
     assert "is a folder with 1 entries" in checks["access"]
+    assert checks["endpoint"] == cloud.server.endpoint_url.removeprefix("http://")
     assert "fs.cat" in checks["settings"]
 
 

@@ -111,7 +111,7 @@ def test_stats_name_folders_with_their_age():
     assert sum(each.bytes for each in many) == 210
 
 
-def test_stats_name_what_is_here_by_folder(cloud):
+def test_stats_name_what_is_here_by_folder(cloud, tmp_path):
     for key in ("a/one", "a/two", "c/three"):
         cloud.put(key, noise(1000))
         run("cat", cloud.url(key, "gs://"))
@@ -122,6 +122,10 @@ def test_stats_name_what_is_here_by_folder(cloud):
         (cloud.path("c"), 1),
     ]
     assert re.search(rf"^ *2\.\d kB +2 .*{cloud.path('a')}$", run("stats").stdout, re.MULTILINE)
+    seen = in_terminal("COLUMNS=60 cachedfs stats", cloud._environment(), tmp_path)
+    assert re.search(rf"^ *2\.\d kB +2 +{cloud.path('a')}$", seen, re.MULTILINE), (
+        "names have more need of the room than times"
+    )
 
 
 def test_stats_say_that_pins_leave_no_room(cloud):
@@ -195,7 +199,7 @@ def test_pin_of_folders_patterns_and_what_is_not_here(cloud):
 
 
 def test_unpin_asks_nobody_and_knows_folders_patterns_and_all(cloud, tmp_path):
-    for key in ("a/one", "a/b/two", "ab", "x.txt", "y.bin"):
+    for key in ("a/one", "a/b/two", "ab", "x.txt", "y.bin", "runs/1/a", "runs/1/b/c", "runs/2/a"):
         cloud.put(key, b"1")
     (tmp_path / "local").write_bytes(b"1")
     run("pin", cloud.url(prefix="gs://"), str(tmp_path / "local"))
@@ -204,6 +208,8 @@ def test_unpin_asks_nobody_and_knows_folders_patterns_and_all(cloud, tmp_path):
     assert run("unpin", cloud.url("a", "gs://")).stdout == f"{cloud.url('a', 'gs://')}: 2 objects unpinned\n"
     assert json_of("unpin", cloud.url("*.txt", "gs://"))["unpinned"] == 1
     assert json_of("unpin", cloud.url("a", "gs://"))["unpinned"] == 0
+    assert json_of("unpin", cloud.url("run*/1", "gs://"))["unpinned"] == 2, "all below a folder that matches"
+    assert json_of("unpin", cloud.url("runs/*", "gs://"))["unpinned"] == 1
     assert len(json_of("stats")["pins"]) == 3
     assert run("unpin", "--all").stdout == "all: 3 objects unpinned\n"
     assert json_of("stats")["pins"] == []
@@ -217,6 +223,17 @@ def test_pins_of_more_than_the_cache_may_hold_are_named(cloud):
     result = run("pin", "-o", "cache_size=5MiB", "-o", "keep_free=0", cloud.url("big", "gs://"), status=1)
     assert "more than the" in result.stderr
     assert json_of("stats")["pins"] == [cloud.path("big")]
+
+
+def test_pins_of_several_commands_are_added_up(cloud):
+    bound = ("-o", "cache_size=8MiB", "-o", "keep_free=0")
+    for name in "ab":
+        cloud.put(name, noise(4 * MiB))
+    run("pin", *bound, cloud.url("a", "gs://"))
+    assert (
+        "all that is pinned is 8.4 MB, more than the"
+        in run("pin", *bound, cloud.url("b", "gs://"), status=1).stderr
+    )
 
 
 def test_cat_of_a_pattern_is_all_of_them_by_name(cloud):
@@ -251,11 +268,12 @@ FAST = advice.Seen(
         ({}, []),
         ({"concurrency": 2}, ["concurrency=3: fewer do not fill the link"]),
         ({"all_per_s": 390e6, "concurrency": 8}, []),  # all eight as fast as one: what fills it was not seen
-        ({"wanted": 2 * 10**9, "could_hold": 10**10}, ['cache_size="3GB": then all of the folder stays']),
+        ({"wanted": 2 * 10**9, "could_hold": 10**10}, ['cache_size="3GB": then all of the object stays']),
         (
-            {"wanted": 2 * 10**9, "could_hold": 10**9},
+            {"n_files": 3, "wanted": 2 * 10**9, "could_hold": 10**9},
             ["cache_dir= on a larger disk: the folder does not fit this one"],
         ),
+        ({"is_drive": True, "is_immutable": True}, []),
         (
             {"n_files": 5000, "wanted": 5 * 10**7},
             ["cachedfs pack: 5,000 files of 10.0 kB become tens of objects"],

@@ -36,6 +36,7 @@ class Seen:
     may_hold: int | None = None
     could_hold: int | None = None
     is_drive: bool = False
+    is_immutable: bool = False  # so it is configured
 
     @property
     def n_to_fill(self) -> int | None:
@@ -87,15 +88,16 @@ def settings(seen: Seen) -> list[str]:
     if seen.n_to_fill is not None and seen.n_to_fill > seen.concurrency:
         told.append(f"concurrency={min(seen.n_to_fill, MOST_AT_ONCE)}: fewer do not fill the link")
     if seen.wanted is not None and seen.share_held is not None and seen.share_held < 1:
+        what = "object" if seen.n_files == 1 else "folder"
         if seen.could_hold is not None and seen.could_hold >= seen.wanted * 1.05:
-            told.append(f'cache_size="{math.ceil(seen.wanted * 1.05 / 1e9)}GB": then all of the folder stays')
+            told.append(f'cache_size="{math.ceil(seen.wanted * 1.05 / 1e9)}GB": then all of the {what} stays')
         else:
-            told.append("cache_dir= on a larger disk: the folder does not fit this one")
+            told.append(f"cache_dir= on a larger disk: the {what} does not fit this one")
     if seen.n_files and seen.n_files >= MANY and (seen.wanted or 0) <= SMALL * seen.n_files:
         told.append(
             f"cachedfs pack: {seen.n_files:,} files of {decimal((seen.wanted or 0) // seen.n_files)} become tens of objects"
         )
-    if seen.is_drive:
+    if seen.is_drive and not seen.is_immutable:
         told.append(
             'max_age="immutable", if the data does not change: then known files cost no request at all'
         )

@@ -13,8 +13,9 @@ from rich.filesize import decimal
 from cachedfs.cli.cache import config_of
 from cachedfs.cli.get import shown
 from cachedfs.cli.output import FAILED, print_json
-from cachedfs.cli.places import place_of
+from cachedfs.cli.places import Place, place_of
 from cachedfs.cli.shared import Given, Urls, command, url_argument
+from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
     from cachedfs.model import Exported, Imported
@@ -41,11 +42,12 @@ def export(
     fs = place_of(urls[0], given).fs
     if any(place.fs.fsid != fs.fsid for place in places):
         raise typer.BadParameter("they are of several origins: export each of them", param_hint="URL")
-    paths = [
-        path for place in places for path in (place.fs.glob(place.path) if place.is_pattern else [place.path])
-    ]
+    paths = [path for place in places for path in roots_of(place)]
     given.url = target
-    place_of(target, given)  # refuses what has no protocol and is no local file
+    try:
+        place_of(target, given)  # refuses what has no protocol and is no local file
+    except ValueError as error:
+        raise ValueError(f"{error}, ./{target} for a new local folder") from error
     started = time.perf_counter()
     with told(is_quiet=given.as_json) as callback:
         done = fs.export_cache(paths, target, options_for(target, given), callback=callback)
@@ -90,11 +92,22 @@ def import_(
     if given.as_json:
         print_json({**done._asdict(), "seconds": round(seconds, 3)})
     else:
-        for each in done.bad:
-            typer.echo(f"cachedfs: {each}", err=True)
         typer.echo(said_of_import(done, seconds), err=True)
     if not done.ok:
         raise typer.Exit(FAILED)
+
+
+def roots_of(place: Place) -> list[str]:
+    """Return the objects and folders that a URL names; those that match a pattern as far as they are cached: nobody is asked."""
+    if not place.is_pattern:
+        return [place.path]
+    source = place.fs._source
+    above = place.path.partition("*")[0].rpartition("/")[0]
+    cached = source.engine.cache.paths_below(source.identity, above)
+    found = sorted({root for path in cached if (root := place.named(path)) is not None})
+    if not found:
+        raise CacheError(f"{place.text}: nothing that is cached has such a name: prefetch it first")
+    return found
 
 
 def options_for(text: str, given: Given) -> dict[str, Any]:

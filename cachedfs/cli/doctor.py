@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.metadata
+import math
 import os
 import platform
 import re
@@ -25,7 +27,7 @@ from cachedfs.cli.cache import cache_of, config_of
 from cachedfs.cli.output import FAILED, busy, message_of, plain_table, print_json, print_table
 from cachedfs.cli.places import place_of
 from cachedfs.cli.shared import Given, command, url_argument
-from cachedfs.cli.stats import contents, said
+from cachedfs.cli.stats import bytes_of, contents, said
 from cachedfs.errors import CacheError
 from cachedfs.workers import Workers
 
@@ -39,7 +41,6 @@ __all__ = ["doctor"]
 PROBE = 8 << 20  # bytes that are written into the cache directory, and read from the origin
 LEAST = 1 << 20  # an object from which a rate can be told
 AT_ONCE, HALF_S = 8, 0.5  # requests that are sent together, and how long each may take at the speed of one
-KEPT = 0.1  # of the disk: as `keep_free` has it, where nothing else is said
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 EXTRAS = {"gcsfs": "gcs", "pydrive2": "drive", "zarr": "zarr", "torch": "torch"}
 
@@ -194,7 +195,8 @@ def write_rate(folder: str) -> float:
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
 
         def write() -> None:
-            file.write(data)
+            if file.write(data) < PROBE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
             os.fsync(file.fileno())
 
         return PROBE / timed(write)
@@ -227,6 +229,8 @@ def of_room(cache: BlockCache, config: Config) -> Iterator[Check]:
 def of_origin(text: str, given: Given) -> Iterator[Check]:
     place = place_of(text, given, max_age=0, stale_if_error=False)
     fs, path = place.fs, place.path
+    if endpoint := fs._source.identity.split("|")[1]:  # also where a variable of the environment names it
+        yield Check("endpoint", "ok", endpoint)
     if fs.target_protocol == "drive":
         yield from of_account(fs)
     info: dict[str, Any] = fs.info(path) if path else {"name": path, "type": "directory"}
@@ -250,7 +254,10 @@ def of_origin(text: str, given: Given) -> Iterator[Check]:
     yield Check("metadata", "ok", f"{1e3 * seconds:.0f} ms a request (median of 3, past the cache)")
     objects = [each for each in found if each["type"] == "file" and each["size"]]
     if objects:
-        yield from of_reading(fs, max(objects, key=lambda each: int(each["size"])), found)
+        is_immutable = math.isinf(config_of(given).max_age)
+        yield from of_reading(
+            fs, max(objects, key=lambda each: int(each["size"])), found, is_immutable=is_immutable
+        )
 
 
 def id_of(fs: CachedFileSystem, info: dict[str, Any]) -> str | None:
@@ -323,7 +330,9 @@ def median_of_3(function: Callable[[], object]) -> float:
     return statistics.median(timed(function) for _ in range(3))
 
 
-def of_reading(fs: CachedFileSystem, info: dict[str, Any], found: list[dict[str, Any]]) -> Iterator[Check]:
+def of_reading(
+    fs: CachedFileSystem, info: dict[str, Any], found: list[dict[str, Any]], *, is_immutable: bool
+) -> Iterator[Check]:
     """Read a little of an object past the cache, and say what bounds reading and what to set. `found`: the folder, or the object."""
     size, path = min(PROBE, int(info["size"])), str(info["name"])
     with fs.origin_fs.open(path, "rb", cache_type="none") as file:  # opened once: then a read is a request
@@ -337,7 +346,12 @@ def of_reading(fs: CachedFileSystem, info: dict[str, Any], found: list[dict[str,
     yield Check("first byte", "ok", f"{1e3 * first:.0f} ms (median of 3)")
     rate = f"{decimal(size)} in {1e3 * whole:.0f} ms: {decimal(int(size / whole))}/s"
     yield Check("one request", "ok", rate)
-    seen = Seen(first, fs.config.concurrency, is_drive=fs.target_protocol == "drive")
+    seen = Seen(
+        first,
+        fs.config.concurrency,
+        is_drive=fs.target_protocol == "drive",
+        is_immutable=is_immutable,
+    )
     seen = with_data(seen, fs, found)
     if size >= LEAST:
         n = min(fs.config.concurrency, AT_ONCE)
@@ -361,8 +375,8 @@ def with_data(seen: Seen, fs: CachedFileSystem, found: list[dict[str, Any]]) -> 
     stats, could = fs.stats(), None
     if stats.cache_dir:
         disk = os.statvfs(stats.cache_dir)
-        free = int((disk.f_bavail - KEPT * disk.f_blocks) * disk.f_frsize)
-        could = stats.bytes_cached + max(0, free)
+        keep = bytes_of(fs.config.keep_free, disk.f_blocks * disk.f_frsize)
+        could = stats.bytes_cached + max(0, disk.f_bavail * disk.f_frsize - keep)
     wanted = sum(int(each["size"]) for each in found)
     return dataclasses.replace(
         seen, n_files=len(found), wanted=wanted, may_hold=fs.may_hold(), could_hold=could

@@ -31,6 +31,7 @@ __all__ = [
     "PIPE_CLOSED",
     "Summary",
     "busy",
+    "is_narrow",
     "message_of",
     "plain_table",
     "print_json",
@@ -62,6 +63,11 @@ def print_table(table: Table) -> None:
         console.print(table)
     for line in captured.get().splitlines():
         typer.echo(line.rstrip())
+
+
+def is_narrow(columns: int) -> bool:
+    """Return whether results go to a terminal of fewer columns."""
+    return sys.stdout.isatty() and Console().width < columns
 
 
 def plain_table(*columns: str) -> Table:

@@ -24,7 +24,7 @@ AT_ONCE = 1000  # pins in one transaction, so that others get their turn to writ
 
 @dataclasses.dataclass
 class Pinned:
-    """What `pin` says of one URL; sizes in bytes. `may_pin`: what the cache may hold, all pins together; None: nobody can tell."""
+    """What `pin` says of one URL; sizes in bytes. `may_pin`: what the cache may hold; None: nobody can tell."""
 
     url: str
     objects: int
@@ -61,10 +61,11 @@ def pin(given: Given, urls: Urls) -> None:
     if given.as_json:
         print_json([dataclasses.asdict(each) for each in done])
     may_pin = min((each.may_pin for each in done if each.may_pin is not None), default=None)
-    if may_pin is not None and sum(each.bytes for each in done) > may_pin:
+    of_all = size_of_pins(cache_of(config_of(given)))
+    if may_pin is not None and of_all > may_pin:
         raise CacheError(
-            f"pinned, but they are more than the {decimal(may_pin)} that the cache may hold: what does not fit is not kept; "
-            "raise cache_size, lower keep_free, or unpin some"
+            f"pinned, but all that is pinned is {decimal(of_all)}, more than the {decimal(may_pin)} that the cache may hold: what does "
+            "not fit is not kept; raise cache_size, lower keep_free, or unpin some"
         )
 
 
@@ -77,6 +78,12 @@ def pinned(place: Place) -> Pinned:
         cache.pin(identity, *paths[at : at + AT_ONCE])
     cached = sum(stop - start for path in paths for start, stop in fs.cached_extent(path))
     return Pinned(place.text, len(paths), sum(sizes.values()), cached, fs.may_hold())
+
+
+def size_of_pins(cache: BlockCache) -> int:
+    """Return the bytes of all objects that are pinned, here or not, as far as their sizes are known."""
+    facts = (cache.known.lookup(identity, path) for identity, path in cache.pins())
+    return sum(fact.info.size or 0 for fact in facts if fact is not None and fact.info is not None)
 
 
 def objects_of(place: Place) -> list[tuple[str, int]]:
@@ -130,7 +137,11 @@ def unpin(
 
 def let_go(cache: BlockCache, identity: str, place: Place | None) -> int:
     """Forget the pins of an origin at and below a path, or that match a pattern; return how many they were."""
-    paths = [path for of, path in cache.pins() if of == identity and (place is None or place.names(path))]
+    paths = [
+        path
+        for of, path in cache.pins()
+        if of == identity and (place is None or place.named(path) is not None)
+    ]
     for at in range(0, len(paths), AT_ONCE):
         cache.unpin(identity, *paths[at : at + AT_ONCE])
     return len(paths)

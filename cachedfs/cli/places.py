@@ -36,14 +36,16 @@ class Place:
     def is_pattern(self) -> bool:
         return "*" in self.path
 
-    def names(self, path: str) -> bool:
-        """Return whether a path is what the URL names, or below it, or matches its pattern; nobody is asked."""
-        if self.is_pattern:
-            from fsspec.utils import glob_translate
-
-            return re.fullmatch(glob_translate(self.path), path) is not None
+    def named(self, path: str) -> str | None:
+        """Return the object or folder named by the URL that a path is, or is below; None: it names neither. Nobody is asked."""
         above = self.path.rstrip("/")
-        return path == above or path.startswith(f"{above}/") or not above
+        if not self.is_pattern:
+            return above if path == above or path.startswith(f"{above}/") or not above else None
+        from fsspec.utils import glob_translate
+
+        is_named = re.compile(glob_translate(above)).fullmatch
+        ends = [at for at, letter in enumerate(path) if letter == "/"]
+        return next((path[:end] for end in [*ends, len(path)] if is_named(path[:end])), None)
 
     def matches(self) -> list[dict[str, Any]]:
         """Return what the pattern names. Raises FileNotFoundError when that is nothing."""

@@ -91,12 +91,12 @@ class Done:
 
     def __str__(self) -> str:
         files = f"{self.files:,} file{'' if self.files == 1 else 's'}"
-        rate = f", {decimal(int(self.fetched / self.seconds))}/s" if self.seconds else ""
         failed = f"; {self.errors:,} not fetched" if self.errors else ""
-        return (
-            f"{files}, {decimal(self.fetched)} fetched in {self.seconds:.1f} s{rate}; "
-            f"{decimal(self.here)} were here already{failed}"
-        )
+        here = f"{decimal(self.here)} were here already"
+        if not self.fetched:
+            return f"{files}, {here}{failed}"
+        rate = f", {decimal(int(self.fetched / self.seconds))}/s" if self.seconds else ""
+        return f"{files}, {decimal(self.fetched)} fetched in {self.seconds:.1f} s{rate}; {here}{failed}"
 
 
 def watched(plan: Prefetch, *, is_quiet: bool) -> bool:

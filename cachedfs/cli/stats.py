@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cachedfs.cli.cache import cache_of, config_of
-from cachedfs.cli.output import busy, plain_table, print_json, print_table
+from cachedfs.cli.output import busy, is_narrow, plain_table, print_json, print_table
 from cachedfs.cli.shared import Given, command, option
 from cachedfs.config import Config
 from cachedfs.errors import CacheError
@@ -32,6 +32,7 @@ __all__ = ["contents", "said", "stats"]
 
 FOLDERS = 8  # most that are shown: the others are one line
 LEAST_S = 0.1  # between two looks
+NARROW = 80  # columns of a terminal below which names have more need of them than times
 
 
 @command(
@@ -65,7 +66,7 @@ def stats(
     print_table(table_of(found, counted))
     if folders:
         typer.echo("")
-        print_table(table_of_folders(folders))
+        print_table(table_of_folders(folders, has_times=not is_narrow(NARROW)))
 
 
 def contents(cache: BlockCache, config: Config) -> dict[str, Any]:
@@ -103,9 +104,12 @@ def counts_of(counted: Counted) -> dict[str, Any]:
 
 
 def bound_of(bound: int | float | None, total: int) -> int | str:
+    """Return a bound in bytes, or that it is automatic."""
+    return "auto" if bound is None else bytes_of(bound, total)
+
+
+def bytes_of(bound: int | float, total: int) -> int:
     """Return a bound in bytes; a float is a share of the disk."""
-    if bound is None:
-        return "auto"
     return int(bound * total) if isinstance(bound, float) else bound
 
 
@@ -191,14 +195,14 @@ def folder_of(name: str, held: list[Held]) -> Folder:
     return Folder(name, len(held), sum(each.blocks for each in held), sum(each.size for each in held), *ends)
 
 
-def table_of_folders(folders: list[Folder]) -> Table:
-    table = plain_table("bytes", "objects", "first came", "last", "folder")
-    for column in table.columns[:4]:
+def table_of_folders(folders: list[Folder], *, has_times: bool = True) -> Table:
+    table = plain_table("bytes", "objects", *(("first came", "last") if has_times else ()), "folder")
+    for column in table.columns[:-1]:
         column.no_wrap = True
     table.columns[0].justify = table.columns[1].justify = "right"
-    table.columns[4].overflow = "fold"
+    table.columns[-1].overflow = "fold"
     for each in folders:
-        when = [minute_of(at) if at else "" for at in (each.oldest, each.newest)]
+        when = [minute_of(at) if at else "" for at in (each.oldest, each.newest)] if has_times else []
         table.add_row(decimal(each.bytes), f"{each.objects:,}", *when, Text(each.folder))
     return table
 
