@@ -62,7 +62,8 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
 
 def _check_names(kind: type, options: Mapping[str, Any]) -> None:
     """Warn of options that gcsfs does not have: it takes them, and makes nothing of them."""
-    known = {name for each in kind.__mro__ for name in inspect.signature(each.__init__).parameters}
+    makers = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)]
+    known = {name for maker in makers for name in inspect.signature(maker).parameters}
     for name in options.keys() - known - _FSSPECS:
         near = difflib.get_close_matches(name, known, n=1)
         logger.warning(

@@ -116,7 +116,8 @@ def parsed(lines: Iterable[str]) -> Records:
             ) from None
         except (ValueError, KeyError, TypeError):
             n_cut += 1
-    rates = [rate for event in last.values() if type(rate := event.get("bytes_per_s")) in (int, float)]
+    told = [event.get("bytes_per_s") for event in last.values()]
+    rates = [int(rate) for rate in told if isinstance(rate, int | float)]
     return Records(tuple(requests), tuple(waits), tuple(samples), max(rates, default=None), 1, n_cut, n_full)
 
 
