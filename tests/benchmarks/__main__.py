@@ -218,12 +218,12 @@ def main() -> int:
     if options.tables:
         print(report.tables(*report.load(options.tables)), end="")
         return 0
-    start = time.monotonic()
+    start, processor = time.monotonic(), process.Processor()
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as name:
         path = options.json or Path(name) / "bench.json"
 
         def keep(results: list[Result]) -> None:  # each time: a run that is ended has taken long, too
-            report.save(path, results, bounds.judge(results), time.monotonic() - start)
+            report.save(path, results, bounds.judge(results), time.monotonic() - start, processor.stolen)
 
         verdicts = bounds.judge(run(options, Path(name), keep))
         print(report.tables(*report.load(path)), end="")

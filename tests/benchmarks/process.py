@@ -1,4 +1,4 @@
-"""What one process costs: importing cachedfs, and reading 10 GB through one handle."""
+"""What one process costs: importing cachedfs, and reading 10 GB through one handle; and what others took of the processor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cachedfs.sim import GCSServer
 from tests.benchmarks.harness import clean_environment
 from tests.benchmarks.services import BUCKET
 
-__all__ = ["import_cost", "memory_growth"]
+__all__ = ["Processor", "import_cost", "memory_growth"]
 
 _RSS = """
 import os, sys, time
@@ -89,3 +89,27 @@ def _run(code: str, environ: dict[str, str], *arguments: str) -> tuple[float, fl
         raise RuntimeError(done.stderr)
     seconds, size = json.loads(done.stdout)
     return seconds, size
+
+
+class Processor:
+    """What of the processor time that this machine wanted since now goes to other machines of its host."""
+
+    def __init__(self) -> None:
+        self._before = self._looked()
+
+    @property
+    def stolen(self) -> float | None:
+        """The share of it; None where nobody tells."""
+        if not any(self._before):
+            return None
+        used, stolen = (now - before for now, before in zip(self._looked(), self._before, strict=True))
+        return stolen / max(1, used + stolen)
+
+    @staticmethod
+    def _looked() -> tuple[int, int]:
+        """Return the ticks that were used and stolen since the start of the machine: proc_stat(5)."""
+        path = Path("/proc/stat")
+        if not path.exists():
+            return 0, 0
+        user, nice, system, _, _, irq, softirq, steal = map(int, path.read_text().split()[1:9])
+        return user + nice + system + irq + softirq, steal

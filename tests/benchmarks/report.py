@@ -23,6 +23,7 @@ from tests.benchmarks.workloads import WORKLOADS
 
 __all__ = ["load", "save", "tables"]
 
+STOLEN = 0.02  # from here on figures are noticeably worse than those of a machine by itself
 NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches that a user may have: looked for, not driven
 TITLES = {"import": "import over fsspec and aiohttp", "memory": "10 GB through one handle"}
 TITLES |= {row.name: row.title for row in ROWS.values()}
@@ -30,8 +31,10 @@ TITLES |= {row.name: row.title for row in training.ROWS.values()}
 TITLES |= {workload.name: workload.title for workload in WORKLOADS.values()}
 
 
-def save(path: Path, results: list[Result], verdicts: list[Verdict], took_s: float) -> None:
-    """Write everything that `tables` needs."""
+def save(
+    path: Path, results: list[Result], verdicts: list[Verdict], took_s: float, stolen: float | None
+) -> None:
+    """Write everything that `tables` needs; `stolen` is the share of processor time that went to other machines of the host."""
     profile, drive = PROFILES["table"], DRIVE_TYPICAL
     packages = ("cachedfs", "fsspec", "gcsfs", "PyDrive2", "zarr", "aiohttp", "numpy")
     about = {
@@ -40,6 +43,7 @@ def save(path: Path, results: list[Result], verdicts: list[Verdict], took_s: flo
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "load": os.getloadavg()[0],
+        "stolen": stolen,
         "packages": {name: version(name) for name in packages},
         "cloud": f"simulated Google Cloud Storage: {profile.media.median_s * 1e3:.0f} ms to the first byte (lognormal, "
         f"sigma {profile.media.sigma}), {profile.stream_rate / 1e6:.0f} MB/s a stream, "
@@ -175,9 +179,11 @@ def _bounds(verdicts: list[Verdict]) -> str:
 def _about(about: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
     others = ", ".join(f"{name}: {state}" for name, state in about["others"].items())
+    stolen = about.get("stolen") or 0.0
+    quiet = f" Others on the host took {stolen:.0%} of the processor time." if stolen > STOLEN else ""
     return (
         f"The cloud is a {about['cloud']}. Medians; `*`: measured on a sample and scaled. {about['when'][:10]}, "
-        f"{about['system']}, Python {about['python']}, {packages}. Other caches: {others}."
+        f"{about['system']}, Python {about['python']}, {packages}. Other caches: {others}.{quiet}"
     )
 
 
