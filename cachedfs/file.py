@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachedfs.cache import BadBlock, Handle
 from cachedfs.errors import ObjectChanged, WrongBytes
+from cachedfs.events import waiting
 from cachedfs.facts import Known
 from cachedfs.flights import Flight, FlightStopped
 from cachedfs.model import ObjectInfo, Range
@@ -401,7 +402,8 @@ class RawReader(io.RawIOBase):
             if flight is None or not flight.covers(position):
                 flight = self._reader.fetcher.launch_uncached(self._known, position)
             try:
-                await flight.arrival(min(position + size, flight.stop))
+                with waiting(self._known.path, position, position + size):
+                    await flight.arrival(min(position + size, flight.stop))
                 return flight
             except FlightStopped:
                 flight = None

@@ -345,26 +345,26 @@ class Reader:
             self.chunks.told(known.path, 0, key.block_size)
         if key.name(blocks[0]) in self.source.engine.flights:
             up_to = 0  # it is on its way: what follows is somebody's already, or will be asked for
-        while True:
-            check()
-            wanted = [
-                i
-                for i in covering(Range(want.start, max(want.stop, up_to)), key.block_size)
-                if key.name(i) in self.source.engine.flights or not self.source.engine.cache.has(key, i)
-            ]
-            if not wanted or wanted[0] != blocks[0]:
-                return None
-            demand = align(want, key.block_size).stop if up_to else None
-            flight = self.fetcher.launch(known, key, wanted, demand=demand).get(blocks[0])
-            try:
-                if flight is not None:
-                    with waiting(known.path, want.start, want.stop):
+        with waiting(known.path, want.start, want.stop):
+            while True:
+                check()
+                wanted = [
+                    i
+                    for i in covering(Range(want.start, max(want.stop, up_to)), key.block_size)
+                    if key.name(i) in self.source.engine.flights or not self.source.engine.cache.has(key, i)
+                ]
+                if not wanted or wanted[0] != blocks[0]:
+                    return None
+                demand = align(want, key.block_size).stop if up_to else None
+                flight = self.fetcher.launch(known, key, wanted, demand=demand).get(blocks[0])
+                try:
+                    if flight is not None:
                         await flight.arrival(min(want.stop, flight.stop))
-                    return flight
-            except FlightStopped:
-                pass
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, POLL_S[1])
+                        return flight
+                except FlightStopped:
+                    pass
+                await asyncio.sleep(pause)  # another process fetches it
+                pause = min(2 * pause, POLL_S[1])
 
     # Writes.
 

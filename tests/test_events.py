@@ -4,12 +4,16 @@ import json
 import logging
 import os
 import threading
+import time
 
+import fsspec
 import pytest
 
 from cachedfs import events, log_events
+from cachedfs.fetcher import Fetcher
 from cachedfs.filesystem import CachedGCSFileSystem
 from cachedfs.report import read, summary_of
+from tests.fakes import gate
 from tests.support import MiB, forget, noise
 
 
@@ -64,6 +68,40 @@ def test_what_is_waited_for_is_told_by_name(cloud, folder):
     fs.cat_file(cloud.path("key"))
     (wait,) = [event for event in lines(folder) if event["kind"] == "wait"]
     assert wait["path"] == cloud.path("key")
+
+
+def waits(folder):
+    return [
+        (event["path"], event["start"])
+        for event in lines(folder)
+        if event["kind"] == "wait" and event["took_s"] > 0.09
+    ]
+
+
+def test_waiting_for_an_object_that_is_not_cached_is_told(origin, folder):
+    origin.has_fingerprints = False
+    origin.put("b/k", noise(3 * MiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    fs.info("b/k")
+    with fs.open("b/k") as file:
+        file.seek(2 * MiB)
+        file.read(10)
+        gate(fs, origin, is_open=False)
+        threading.Timer(0.15, gate, [fs, origin], {"is_open": True}).start()
+        file.seek(0)  # before all that is on its way
+        file.read(10)
+    assert ("b/k", 0) in waits(folder)
+
+
+def test_waiting_for_what_another_process_fetches_is_told(origin, folder, monkeypatch):
+    origin.put("b/k", noise(3 * MiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    fs.info("b/k")
+    free_at, claimed = time.monotonic() + 0.1, Fetcher._claimed
+    monkeypatch.setattr(Fetcher, "_claimed", lambda *given: time.monotonic() > free_at and claimed(*given))
+    with fs.open("b/k") as file:
+        file.read(10)
+    assert waits(folder) == [("b/k", 0)]
 
 
 def test_a_read_of_what_is_here_writes_nothing(cloud, folder):
