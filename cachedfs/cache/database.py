@@ -31,6 +31,7 @@ _REPLACING = 0x0DB5_ADBA_C0DE_0001  # the claim on replacing the index
 _LOOK_S = 1.0  # how old a reader's belief may be that its file is still the one at the path
 _WRITER_WAIT_S = 2.0
 _TRY_S = 0.05  # SQLite asks ever more rarely for a lock: asking anew after this keeps busy neighbours from starving us
+_PAUSE_S = 0.005
 _READER_WAIT_S = 0.05
 _FORK_WAIT_S = 1.0
 _STATEMENTS = 128
@@ -100,10 +101,10 @@ class Database:
         Raises sqlite3.Error, and OSError when the directory is gone.
         """
         with self._lent(self._writer, self._open_writer) as connection:
-            _begin(connection)
+            _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
                 yield connection
-                connection.execute("COMMIT")
+                _patiently(lambda: connection.execute("COMMIT"))
             except BaseException:  # an interrupt too: an open transaction would lock out all writers
                 if connection.in_transaction:
                     with contextlib.suppress(sqlite3.Error):
@@ -156,7 +157,7 @@ class Database:
             slot.close()
         if slot.sqlite is None:
             self.look_again()
-            self._connect(slot, _TRY_S)
+            _patiently(lambda: self._connect(slot, _TRY_S))
         return _given(slot)
 
     def _inode(self) -> int:
@@ -266,16 +267,18 @@ def _is_ours(status: disk.Status) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == disk.user_id()
 
 
-def _begin(connection: sqlite3.Connection) -> None:
-    """Begin to write: wait for other processes, but not for ever."""
+def _patiently(do: Callable[[], object]) -> None:
+    """Do what needs a lock: wait for other processes and threads, but not for ever."""
     deadline = time.monotonic() + _WRITER_WAIT_S
     while True:
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            do()
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > deadline:
                 raise
+        disk.pause(_PAUSE_S)  # where waiting could be for each other, SQLite does not wait at all
 
 
 def _given(slot: _Connection) -> sqlite3.Connection:

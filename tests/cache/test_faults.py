@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -386,6 +387,32 @@ def test_an_index_that_was_locked_when_it_was_opened_is_not_used_without_a_look_
     assert cache.known.lookup("gs://test", "b/x") is None
     other.close()
     assert cache.known.lookup("gs://test", "b/x") is None
+
+
+@pytest.mark.parametrize(
+    ("is_network", "statements"),
+    [
+        (False, ["PRAGMA locking_mode = EXCLUSIVE", "BEGIN EXCLUSIVE"]),
+        (True, ["BEGIN EXCLUSIVE"]),
+        (True, ["BEGIN", "SELECT * FROM sqlite_schema"]),
+    ],
+    ids=["opened", "opened_on_a_network", "read_on_a_network"],
+)
+def test_who_writes_waits_for_an_index_that_is_locked_for_a_moment(
+    open_cache, monkeypatch, tmp_path, is_network, statements
+):
+    monkeypatch.setattr(disk, "is_network", lambda path: is_network)
+    cache = open_cache(tmp_path / "c")
+    put(cache, KEY, 0)
+    cache.close()
+    other = sqlite3.connect(Path(cache.root, "index.db"), isolation_level=None, check_same_thread=False)
+    for statement in statements:
+        other.execute(statement).fetchone()
+    letting_go = threading.Timer(0.5, other.close)
+    letting_go.start()
+    put(cache, KEY, 1)
+    letting_go.join()
+    assert cache.usage()[0] == 2
 
 
 def test_marks_of_another_number_are_made_anew(cache, open_cache):
