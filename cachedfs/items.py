@@ -112,7 +112,9 @@ class _Iterated:
 
     def __init__(self, given: Iterable[Any], changed: Callable[[], object]) -> None:
         self._changed = changed
-        self._turn = threading.Condition()
+        # Entered itself: an interrupt of who asks how far a plan is, inside a Condition's `with`, would leave it taken.
+        self._lock = threading.RLock()
+        self._turn = threading.Condition(self._lock)
         self._there: deque[Any] = deque()
         self._most = AHEAD
         self._is_over = self._is_closed = False
@@ -122,11 +124,11 @@ class _Iterated:
 
     @property
     def n_left(self) -> int | None:
-        with self._turn:
+        with self._lock:
             return len(self._there) if self._is_over and self._error is None else None
 
     def take(self) -> Item | None:
-        with self._turn:
+        with self._lock:
             self._most = AHEAD
             if not self._there:
                 if self._error is not None:
@@ -136,7 +138,7 @@ class _Iterated:
             return _item(self._there.popleft())
 
     def peek(self, i: int) -> Item | None:
-        with self._turn:
+        with self._lock:
             if i < len(self._there):
                 return _item(self._there[i])
             self._most = max(self._most, min(i + AHEAD, MOST))
@@ -144,7 +146,7 @@ class _Iterated:
             return None
 
     def close(self) -> None:
-        with self._turn:
+        with self._lock:
             self._is_closed = True
             self._there.clear()
             self._turn.notify()
@@ -158,7 +160,7 @@ class _Iterated:
         except BaseException as raised:
             # All of them, a SystemExit too: this thread ends with it, and a plan that is not told would wait for ever.
             error = _told_apart(raised)
-        with self._turn:
+        with self._lock:
             self._error, self._is_over = error, True
         self._changed()
 
@@ -169,7 +171,7 @@ class _Iterated:
 
     def _give(self, value: Any) -> bool:
         """Keep an item for the plan, when it has few; False when it wants no more."""
-        with self._turn:
+        with self._lock:
             self._turn.wait_for(lambda: len(self._there) < self._most or self._is_closed)
             if self._is_closed:
                 return False

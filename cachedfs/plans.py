@@ -87,7 +87,6 @@ class Plan:
     def _never_ran(self, task: asyncio.Task[None]) -> None:
         """A task that is cancelled before its first step does not even end."""
         if not self.ended.done():
-            self._items.close()
             self._end("cancelled", None)
 
     def cancel(self) -> None:
@@ -127,6 +126,7 @@ class Plan:
 
     def _end(self, state: str, failure: BaseException | None) -> None:
         self.failure = failure
+        self._items.close()
         self._sending.close()
         self.tally.end(state)
         self._pending.close()

@@ -172,6 +172,7 @@ def begin(
 ) -> Prefetch:
     """Set going what `fs.prefetch` is asked for; see there."""
     engine, told = reader.source.engine, _Told(callback)
+    _ = engine.loop  # which runs from here on
     plan = Plan(
         reader,
         items=lambda changed: items_of(items, changed=changed),
@@ -180,7 +181,6 @@ def begin(
         glob=glob,
         told=told,
     )
-    _ = engine.loop  # which runs from here on
     engine.call_soon(plan.start)
     return Prefetch(engine, plan)
 

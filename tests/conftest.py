@@ -17,7 +17,7 @@ from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
 from tests.nursery import Nursery
-from tests.support import NAMES, OURS, Cloud, Drive, tallied, tally
+from tests.support import NAMES, OURS, Cloud, Drive, takes_items, tallied, tally, until
 
 _numbers = itertools.count()
 LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
@@ -62,6 +62,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_dir": str(directory), "keep_free": 0})
     yield directory
     engine._close_all()
+    until(lambda: not takes_items())
     for cls in OURS:
         cls.clear_instance_cache()
 

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -50,6 +51,11 @@ def until(condition: Callable[[], object], *, within_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not happen"
         time.sleep(0.005)
+
+
+def takes_items() -> bool:
+    """Return whether a plan of this process takes items from an iterator."""
+    return any(thread.name == "cachedfs-items" for thread in threading.enumerate())
 
 
 def forget() -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -29,7 +30,7 @@ from cachedfs.errors import (
 from cachedfs.plan import patience
 from cachedfs.sim import Fault
 from tests.fakes import gate
-from tests.support import KiB, MiB, forget, noise, until
+from tests.support import ROOT, KiB, MiB, forget, noise, takes_items, until
 
 
 @pytest.fixture
@@ -540,8 +541,67 @@ def test_a_handle_that_is_dropped_at_once_fetches_nothing(cloud, fs):
     paths = small_files(cloud, 200)
     dropped = [fs.prefetch(iter(paths))._plan for _ in range(20)]
     until(lambda: all(plan.ended.done() for plan in dropped) and is_idle(fs))
-    until(lambda: not any(thread.name == "cachedfs-items" for thread in threading.enumerate()))
+    until(lambda: not takes_items())
     assert len(cloud.asked()) < 200
+
+
+def test_a_plan_that_comes_too_late_to_begin_lets_go_of_its_iterator(origin):
+    fs, may_go_on = fake_fs(), threading.Event()
+    engine = fs._source.engine
+    _ = engine.loop
+    engine.call_soon(may_go_on.wait, 30)
+    plan = fs.prefetch(f"b/{i}" for i in itertools.count())
+    engine.pid = 0  # as the end of the process has it
+    may_go_on.set()
+    with pytest.raises(OriginUnavailable, match="shutting down"):
+        plan.wait(30)
+    until(lambda: not takes_items())
+
+
+INTERRUPTED = """
+    import itertools, os, signal, sys, threading, time
+    from _thread import interrupt_main
+    import fsspec
+    from cachedfs.items import _Iterated
+
+    sys.setswitchinterval(1e-6)
+    fs = fsspec.filesystem("cachedfs", target_protocol="file", cache_dir=sys.argv[1])
+    plan = fs.prefetch((sys.argv[1] for _ in itertools.count()), window=1)
+    items, n_interrupts, asked = plan._plan._items, 0, _Iterated.n_left.fget.__code__
+
+    def ctrl_c(_, frame):  # anywhere in the question; elsewhere it would end the program that counts
+        global n_interrupts
+        while frame:
+            if frame.f_code is asked:
+                n_interrupts += 1
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    def interrupt():
+        while n_interrupts < 100:
+            time.sleep(1e-4)
+            interrupt_main()
+
+    signal.signal(signal.SIGINT, ctrl_c)
+    threading.Thread(target=interrupt, daemon=True).start()
+    while n_interrupts < 100:
+        try:
+            items.n_left  # what the progress of a plan asks
+        except KeyboardInterrupt:
+            pass
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    plan.cancel()
+    print(plan.wait(10).state, flush=True)
+    os._exit(0)
+"""
+
+
+def test_ctrl_c_at_any_moment_of_a_look_at_the_progress_leaves_a_plan_that_ends(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), str(tmp_path)]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "cancelled\n", done.stderr
 
 
 def test_who_reads_what_a_cancelled_plan_was_fetching_gets_it(origin):
