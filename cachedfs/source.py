@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cachedfs.config import Config
-from cachedfs.engine import Engine, engine_for
+from cachedfs.engine import Engine
+from cachedfs.engines import engine_for
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.facts import Facts, Known
 from cachedfs.model import LinkStats, ObjectKey

@@ -12,7 +12,7 @@ import fsspec.config
 import hypothesis
 import pytest
 
-from cachedfs import engine
+from cachedfs import engines
 from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
@@ -61,7 +61,7 @@ def own_cache(tmp_path, monkeypatch):
     directory = tmp_path / "cache"
     monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_dir": str(directory), "keep_free": 0})
     yield directory
-    engine._close_all()
+    engines._close_all()
     until(lambda: not takes_items())
     for cls in OURS:
         cls.clear_instance_cache()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import fsspec
 
-from cachedfs import engine
+from cachedfs import engines
 from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.sim import DriveServer, GCSServer, SimServer
@@ -60,7 +60,7 @@ def takes_items() -> bool:
 
 def forget() -> None:
     """Do what the end of this process would: store everything, drop all memory. The next use starts afresh."""
-    engine._close_all()
+    engines._close_all()
     for cls in OURS:
         cls.clear_instance_cache()
 

@@ -31,7 +31,7 @@ import fsspec
 import pytest
 from pydrive2.auth import GoogleAuth
 
-from cachedfs import engine
+from cachedfs import engines
 from cachedfs.config import Config
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.origins.drive import upload
@@ -68,7 +68,7 @@ OUTPUT_CHECKER = doctest.OutputChecker()
 # them takes a moment between two, in which what is in the air arrives and what arrived is stored.
 RUNNER = """
 import contextlib, io, json, sys, time
-from cachedfs import engine
+from cachedfs import engines
 from cachedfs.plan import quota
 
 quota.CREATES = (quota.Limit(1e6),)  # pages show what is asked, not how long 200 new files take at Drive
@@ -79,7 +79,7 @@ def _run(page, blocks):
         with contextlib.redirect_stdout(out):
             exec(compile("\\n" * line + code, page, "exec"), globals())
         print(json.dumps(out.getvalue()), flush=True)
-        for each in list(engine._engines.values()):
+        for each in list(engines._engines.values()):
             while each.airborne:
                 time.sleep(0.005)
             each.drain()
@@ -531,7 +531,7 @@ class Mishaps:
             fs = self.fs(server, **bad)
             fs.cat_file("My Drive/data/a.txt")
             fs.stats()
-            engine._close_all()
+            engines._close_all()
 
 
 def test_the_messages_of_troubleshooting_are_real(tmp_path, monkeypatch, caplog):

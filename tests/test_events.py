@@ -128,8 +128,8 @@ def test_every_process_has_a_file_of_its_own(cloud, folder):
         fs._source.engine.drain()
         if not (child := os.fork()):
             fs.cat_file(os.environ["BUCKET"] + "/key", 0, 10)
-            from cachedfs import engine
-            engine._close_all()
+            from cachedfs import engines
+            engines._close_all()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
     """

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cachedfs import engine
+from cachedfs import engines
 from cachedfs.errors import ObjectChanged
 from cachedfs.file import AT_HOME, RawReader
 from cachedfs.model import Range
@@ -159,7 +159,7 @@ class Grudging(FakeOrigin):
 
     async def _body(self, number, data):
         async for piece in super()._body(number, data):
-            (here,) = engine._engines.values()
+            (here,) = engines._engines.values()
             while not any(flight._arrivals for flight in here.airborne):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
             yield piece

@@ -17,7 +17,7 @@ SLOW = Profile(name="slow", media=Delay(0.05), stream_rate=8 * MiB, total_rate=8
 COMMON = """
 import asyncio, gc, json, os, signal, sys, threading, time, weakref
 import fsspec
-from cachedfs import engine
+from cachedfs import engine, engines
 from tests.support import KiB, MiB, noise, until
 
 bucket = os.environ["BUCKET"]
@@ -32,8 +32,8 @@ def left():
 def descriptors():
     '''Open files and sockets, but for the blocks that are kept open on purpose.'''
     gc.collect()
-    engines = list(engine._engines.values())
-    return len(os.listdir("/proc/self/fd")) - sum(len(each.cache._handles._idle) for each in engines)
+    own = list(engines._engines.values())
+    return len(os.listdir("/proc/self/fd")) - sum(len(each.cache._handles._idle) for each in own)
 
 def once(begun, then):
     '''Do `then` in another thread once `begun` is true.'''
@@ -41,7 +41,7 @@ def once(begun, then):
 
 def reading():
     '''True while a request is under way.'''
-    return any(each.requests and each.airborne for each in list(engine._engines.values()))
+    return any(each.requests and each.airborne for each in list(engines._engines.values()))
 
 fs = fsspec.filesystem("cgs")
 """
@@ -156,7 +156,7 @@ def test_an_interrupt_ends_a_read_and_the_process(stalled, read, received):
     code = f"{READS[read]}\nread_by = {read!r}\n" + textwrap.dedent(
         f"""
         enough = {received or 0} >> 20 << 20
-        once(lambda: reading() and all(e.bytes_fetched >= enough for e in list(engine._engines.values())),
+        once(lambda: reading() and all(e.bytes_fetched >= enough for e in list(engines._engines.values())),
              lambda: os.kill(os.getpid(), signal.SIGINT))
         try:
             read()
@@ -360,7 +360,7 @@ def test_a_closed_engine_leaves_no_thread_and_no_descriptor(cloud):
         fs.ls(f"{bucket}/d")
         with fs.open(f"{bucket}/d/0") as file:
             file.read(10)
-        engine._close_all()
+        engines._close_all()
         until(lambda: threading.active_count() == 1)
         until(lambda: descriptors() <= before + 3)
         """,
@@ -482,7 +482,7 @@ def test_a_data_loader_of_four_workers_reads_an_array_that_was_opened_before(clo
         url, n = f"cgs://{bucket}/a.zarr", 32
         array = zarr.create_array(url, shape=(n, 1000), chunks=(1, 1000), dtype="i4")
         array[:] = np.arange(n * 1000).reshape(n, 1000)
-        engine._close_all()
+        engines._close_all()
         array = zarr.open_array(url, mode="r")
         expected = {i: int(np.arange(i * 1000, (i + 1) * 1000).sum()) for i in range(n)}
         assert Samples(array)[3] == (3, expected[3])  # with a loop, threads and connections of its own

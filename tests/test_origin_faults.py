@@ -23,7 +23,7 @@ import fsspec
 import gcsfs.retry
 import pytest
 
-from cachedfs import engine as engines
+from cachedfs import engines
 from cachedfs.cache import BlockCache
 from cachedfs.errors import (
     AccessDenied,

@@ -19,7 +19,7 @@ N = 8  # processes
 READERS = """
 import asyncio, json, multiprocessing, os, random, sys, threading, time
 import fsspec, gcsfs
-from cachedfs import engine
+from cachedfs import engines
 from tests.support import noise, until
 
 size, block, options, ways = (json.loads(argument) for argument in sys.argv[1:])
@@ -66,7 +66,7 @@ def by_tasks(order, before_each):
 
 def left_in_memory():
     '''What this process still holds when all was read and stored.'''
-    (own,) = engine._engines.values()
+    (own,) = engines._engines.values()
     assert own.drain(30)
     until(lambda: not own.airborne)
     claims = own.cache._own.claims._held().bytes - {own.cache._own.store.room.writer() & (1 << 62) - 1}

@@ -31,7 +31,7 @@ def config_of(given: Given) -> Config:
 
 
 def cache_of(config: Config) -> BlockCache:
-    from cachedfs.engine import engine_for
+    from cachedfs.engines import engine_for
 
     return engine_for(config).cache
 

@@ -19,7 +19,7 @@ from cachedfs.sim import GCSServer
 WORKER = """
 import json, sys, time
 from cachedfs.filesystem import CachedGCSFileSystem
-from cachedfs import engine
+from cachedfs import engines
 
 directory, endpoint = sys.argv[1:]
 fs = CachedGCSFileSystem(cache_dir=directory, keep_free=0, gs={"token": "anon", "endpoint_url": endpoint})
@@ -43,7 +43,7 @@ def here_and_there():
 
 timed("600 small objects, one request each", lambda: [fs.cat_file(f"b/{i}") for i in range(600)])
 timed("128 MiB in sequence", in_sequence)
-engine.engine_for(fs.config).drain()
+engines.engine_for(fs.config).drain()
 timed("30,000 reads of cached objects", lambda: [fs.cat_file(f"b/{i % 600}") for i in range(30_000)])
 with fs.open("b/big") as file:
     timed("200,000 reads of a block in hand", here_and_there)

@@ -50,8 +50,8 @@ def measure(run: Run) -> dict[str, Any]:
 
 def measure_waits(run: Run) -> dict[str, Any]:
     """Return what `measure` does, and the share of the time in which a read of ours waited, as events tell."""
-    engine = sys.modules.get("cachedfs.engine")
-    if engine is None or not engine._engines:  # a peer: nothing of ours writes events
+    engines = sys.modules.get("cachedfs.engines")
+    if engines is None or not engines._engines:  # a peer: nothing of ours writes events
         return measure(run)
     import cachedfs
     from cachedfs.report import records
@@ -67,8 +67,8 @@ def measure_waits(run: Run) -> dict[str, Any]:
 
 def settle() -> None:
     """Wait until what came is on the disk: its seconds of CPU belong to the pass that fetched it."""
-    engine = sys.modules.get("cachedfs.engine")
-    for each in list(engine._engines.values()) if engine else ():
+    engines = sys.modules.get("cachedfs.engines")
+    for each in list(engines._engines.values()) if engines else ():
         each.drain(60.0)
 
 
