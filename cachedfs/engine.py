@@ -29,6 +29,7 @@ from cachedfs.orders import Order, order_of
 from cachedfs.origins import Origin, open_origin
 from cachedfs.plan.blocks import covering
 from cachedfs.questions import Questions
+from cachedfs.refusals import Refusals
 from cachedfs.telling import Teller
 from cachedfs.workers import Workers
 from cachedfs.writebehind import Arrived, WriteBehind
@@ -46,7 +47,6 @@ BEHIND_BYTES = 64 << 20  # most bytes that wait for the disk before flights are 
 DRAIN_S = 5.0  # longest that a process waits for its last blocks at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; made as they are needed
 AHEAD_SHARE = 4  # a window is at most this part of the cache
-MOST_REFUSALS = 1000  # objects that turned out wrong whose open handles are told
 POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at whether another process has done
 AWAY_S = 30.0  # how long an origin that could not be reached is taken as away
 
@@ -73,10 +73,7 @@ class Engine(events.Counts):
         self.habits: dict[str, Habit] = {}
         # Of those objects that are read ahead by ranges: from which byte on reads are to be told. Changed on the loop.
         self.followed: dict[str, int] = {}
-        # The last time that an object version (by its key's digest) came whole and was not what its checksum says: each
-        # time is another error. Before it is here, all of the version was removed. Changed on the loop.
-        self.refusals: dict[str, WrongBytes] = {}
-        self.refusing: set[str] = set()  # digests of versions that are being removed for it; loop only
+        self.refusals = Refusals()
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._teller = Teller(self, self.cache.counts)
         self.cache.call_now_and_then(self._teller.tell_now_and_then)
@@ -318,24 +315,15 @@ class Engine(events.Counts):
 
     def begin_refusal(self, key: ObjectKey) -> set[Flight]:
         """Give, store and fetch nothing more of an object version that came whole and wrong; return its requests."""
-        self.refusing.add(key.digest)
+        self.refusals.begin(key)
         flights = {flight for flight in (*self.flights.values(), *self.airborne) if flight.key == key}
         for flight in flights:
             flight.refused = True
         return flights
 
-    def check_refused(self, key: ObjectKey, known: WrongBytes | None) -> None:
-        """Raise WrongBytes if all of an object version came and was wrong since its last refusal was the one `known`."""
-        refusal = self.refusals.get(key.digest)
-        if refusal is not None and refusal is not known:
-            raise WrongBytes(refusal.message)
-
     def end_refusal(self, key: ObjectKey, flights: Iterable[Flight], error: WrongBytes) -> None:
         """Tell all who read an object version, or wait for it: nothing of it is here now, and it may be asked for anew."""
-        self.refusing.discard(key.digest)
-        self.refusals[key.digest] = error
-        while len(self.refusals) > MOST_REFUSALS:
-            self.refusals.pop(next(iter(self.refusals)))
+        self.refusals.end(key, error)
         for flight in flights:
             for index in covering(Range(flight.start, flight.stop), key.block_size):
                 if self.flights.get(key.name(index)) is flight:

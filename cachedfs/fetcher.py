@@ -48,7 +48,7 @@ class Fetcher:
         block is stored or given up. On the loop.
         """
         engine, info = self.source.engine, known.info
-        if key.digest in engine.refusing:
+        if engine.refusals.is_removing(key):
             return {}
         assert info is not None
         assert info.size is not None
@@ -134,7 +134,7 @@ class Fetcher:
     ) -> list[Flight]:
         """Send for those of the blocks that are not here yet; return the requests that bring them."""
         engine = self.source.engine
-        if engine.refusals.get(key.digest) is not refusal:
+        if engine.refusals.last(key) is not refusal:
             return []
         missing = [
             index

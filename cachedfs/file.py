@@ -269,7 +269,7 @@ class RawReader(io.RawIOBase):
         return n
 
     def _last_refusal(self) -> WrongBytes | None:
-        return None if self._key is None else self._engine.refusals.get(self._key.digest)
+        return None if self._key is None else self._engine.refusals.last(self._key)
 
     def _refuse_wrong(self) -> None:
         """Raise WrongBytes if all of the object came meanwhile and was wrong: what was read of it may be, too.
@@ -277,7 +277,7 @@ class RawReader(io.RawIOBase):
         The request that brought the last bytes was perhaps nobody's: one that reads ahead.
         """
         if self._key is not None:
-            self._engine.check_refused(self._key, self._refusal)
+            self._engine.refusals.check(self._key, self._refusal)
 
     def _from_cache(self, position: int, into: memoryview) -> int:
         """Copy from the block at `position`, which becomes the one in hand; 0 for a miss."""

@@ -161,7 +161,7 @@ class Habits:
     def _launch_ahead(
         self, known: Known, key: ObjectKey, wanted: Iterable[range], keep: deque[Flight]
     ) -> None:
-        refusal = self._source.engine.refusals.get(key.digest)
+        refusal = self._source.engine.refusals.last(key)
         self._fetcher.launch_ahead(known, key, wanted, keep, refusal)
 
     def _habit(self, key: ObjectKey) -> Habit:

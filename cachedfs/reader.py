@@ -241,7 +241,7 @@ class Reader:
         key = self.source.key(known)
         if key is None or info.size is None:
             return await self._uncached(known, info, start, stop, flight)
-        refusal = self.source.engine.refusals.get(key.digest)
+        refusal = self.source.engine.refusals.last(key)
         want = clip(start, stop, info.size)
         out = Assembly(want)
         runs = _runs(
@@ -260,7 +260,7 @@ class Reader:
             await one(runs[0])
         else:
             await _all(one(run) for run in runs)
-        self.source.engine.check_refused(key, refusal)
+        self.source.engine.refusals.check(key, refusal)
         self.source.engine.bytes_served += want.size
         return out.finish()
 

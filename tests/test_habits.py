@@ -156,7 +156,7 @@ def test_a_wrong_version_is_not_sent_for_again(fs, origin):
     engine = fs._source.engine
 
     async def refuse():
-        engine.refusing.add(key.digest)
+        engine.refusals.begin(key)
         fs._reader.habits.ranged(known, key, Range(0, 10), is_first=False)
         await asyncio.sleep(0)
 
