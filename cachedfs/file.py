@@ -211,7 +211,7 @@ class RawReader(io.RawIOBase):
                 self._leave_parent()
             if self._flight is None or not self._flight.covers(self._position):
                 self._let_go()
-            here = self._reader.cached_range(self._key, want) if self._key is not None else None
+            here = self._reader.hits.of_version(self._key, want) if self._key is not None else None
             data = here if here is not None else self._collect(self._position)
         self._position = self.size
         return data

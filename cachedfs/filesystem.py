@@ -219,7 +219,7 @@ class CachedFileSystem(Caching, WalksCycles):
         beyond it is left out. An object that was replaced meanwhile is asked for again, and ObjectChanged the third time.
         """
         name: str = self._strip(path)
-        data = self._reader.cached(name, start, end)
+        data = self._reader.hits.read(name, start, end)
         return data if data is not None else self._run(self._reader.read(name, start, end))
 
     async def _cat_file(
@@ -227,9 +227,9 @@ class CachedFileSystem(Caching, WalksCycles):
     ) -> bytes:
         path, reader = self._strip(path), self._reader
         try:
-            data = reader.cached(path, start, end, nowait=True)
+            data = reader.hits.read(path, start, end, nowait=True)
         except BlockingIOError:  # on the disk but not in its page cache: do not stop the caller's loop for it
-            data = await asyncio.to_thread(reader.cached, path, start, end)
+            data = await asyncio.to_thread(reader.hits.read, path, start, end)
         return data if data is not None else await self._hop(reader.read(path, start, end))
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
@@ -246,7 +246,7 @@ class CachedFileSystem(Caching, WalksCycles):
         missing = []
         for name in map(self._strip, paths):
             try:
-                found[name] = self._reader.cached(name, None, None)
+                found[name] = self._reader.hits.read(name, None, None)
             except OSError as error:
                 found[name] = error
             if found[name] is None:
@@ -283,7 +283,9 @@ class CachedFileSystem(Caching, WalksCycles):
             by_path.setdefault(path, []).append(i)
         for path, numbers in by_path.items():
             ranges = [wanted[i][1:] for i in numbers]
-            for i, data in zip(numbers, self._reader.cached_ranges(self._strip(path), ranges), strict=True):
+            for i, data in zip(
+                numbers, self._reader.hits.read_ranges(self._strip(path), ranges), strict=True
+            ):
                 found[i] = data
         missing = [i for i, data in enumerate(found) if data is None]
         if missing:
@@ -322,7 +324,7 @@ class CachedFileSystem(Caching, WalksCycles):
             if known is None or known.object.kind == "directory":
                 known, flight = self._run(self._reader.open(path))
             else:
-                self._reader.opened(path)
+                self._reader.hits.opened(path)
             return CachedFile(self, path, self._reader, known, flight)
         if block_size is not None:
             kwargs["block_size"] = block_size

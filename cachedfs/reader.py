@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from cachedfs.assembly import Assembly
 from cachedfs.catalog import Catalog
 from cachedfs.chunks import ALL, Chunks, first_want
-from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, WrongBytes
+from cachedfs.errors import CachedFSError, ObjectChanged, WrongBytes
 from cachedfs.events import waiting
 from cachedfs.facts import Known
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight, FlightStopped
 from cachedfs.habits import Habits
+from cachedfs.hits import Hits
 from cachedfs.model import ObjectInfo, ObjectKey, Range
 from cachedfs.plan.blocks import align, clip, covering
 from cachedfs.source import Source
@@ -33,8 +34,8 @@ HITS_INLINE = 4  # more cached blocks than this are copied in a thread, so that 
 class Reader:
     """Reads and writes the objects of one source.
 
-    `cached` and `cached_range` answer at once from what is here, in any thread: no loop, no request. The coroutines run on
-    the engine's loop only (`engine.run`, `engine.hop`).
+    `hits` answer at once from what is here, in any thread: no loop, no request. The coroutines run on the engine's loop only
+    (`engine.run`, `engine.hop`).
     """
 
     def __init__(self, source: Source) -> None:
@@ -42,141 +43,10 @@ class Reader:
         self.fetcher = Fetcher(source)
         self.catalog = Catalog(source, self.fetcher)
         self.chunks = Chunks(source, self.fetcher, self.catalog)
-        self._awaited = self.chunks.awaited
         self.habits = Habits(source, self.fetcher)
+        self.hits = Hits(source, self.chunks, self.habits)
 
-    # What is here.
-
-    def cached(self, path: str, start: int | None, stop: int | None, *, nowait: bool = False) -> bytes | None:
-        """Return `[start:stop]` of an object when all of it is here; None when the origin must be asked.
-
-        `nowait`: raise BlockingIOError instead of waiting for the disk.
-        """
-        if is_awaited := path in self._awaited:
-            self.chunks.reached(path, start, stop)
-            if self.source.facts.in_memory(path) is None:
-                return None  # asked for by this process, and not answered yet
-        known = self.source.existing(path)
-        key = None if known is None else self.source.key(known)
-        if known is None or key is None:
-            return None
-        size = known.object.size
-        assert size is not None  # what has a key has a size
-        want = clip(start, stop, size)
-        data = self._landed(key, want) if is_awaited else None
-        if data is None:
-            data = self.cached_range(key, want, nowait=nowait)
-        followed = self.source.engine.followed
-        if followed and data is not None and want.stop > followed.get(key.digest, size):
-            self.source.engine.call_soon(self.habits.went_on, known, key, want)
-        return data
-
-    def cached_ranges(
-        self, path: str, ranges: Sequence[tuple[int | None, int | None]]
-    ) -> list[bytes | OSError | None]:
-        """Return what `cached` does of several ranges of one object, and errors in their places: looked up once."""
-        if len(ranges) < 2 or path in self._awaited:
-            return [self._or_error(path, *bounds) for bounds in ranges]
-        try:
-            known = self.source.existing(path)
-        except ObjectNotFound as error:
-            return [error] * len(ranges)
-        key = None if known is None else self.source.key(known)
-        if known is None or key is None:
-            return [None] * len(ranges)
-        size = known.object.size
-        assert size is not None  # what has a key has a size
-        found: list[bytes | OSError | None] = []
-        furthest = Range(0, 0)
-        for start, stop in ranges:
-            want = clip(start, stop, size)
-            try:
-                data = self.cached_range(key, want)
-            except OSError as error:
-                found.append(error)
-                continue
-            found.append(data)
-            if data is not None and want.stop > furthest.stop:
-                furthest = want
-        followed = self.source.engine.followed
-        if followed and furthest.stop > followed.get(key.digest, size):
-            self.source.engine.call_soon(self.habits.went_on, known, key, furthest)
-        return found
-
-    def _or_error(self, path: str, start: int | None, stop: int | None) -> bytes | OSError | None:
-        try:
-            return self.cached(path, start, stop)
-        except OSError as error:
-            return error
-
-    def opened(self, path: str) -> None:
-        """Note that a handle will read an object that is known; from any thread."""
-        if path in self._awaited:
-            self.chunks.reached(path, 0, self.source.config.block_size)
-
-    def _landed(self, key: ObjectKey, want: Range) -> bytes | None:
-        """Return the bytes of `want` when a request that is over brought all of them and they are not on the disk yet."""
-        engine = self.source.engine
-        flight = engine.flights.get(key.name(want.start // key.block_size))
-        if flight is None or not flight.done or flight.error is not None or flight.refused:
-            return None
-        if want.start < flight.start or flight.filled < want.stop:
-            return None
-        try:
-            data = flight.copy(want)
-        except FlightStopped:  # they have just been stored
-            return None
-        blocks = covering(want, key.block_size)
-        for index in blocks:
-            engine.cache.touch(key, index)
-        engine.hits += len(blocks)
-        engine.bytes_served += want.size
-        return data
-
-    def cached_range(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
-        """Return the bytes of `want` when all of them are here; see `cached`."""
-        engine, size = self.source.engine, key.block_size
-        first = want.start // size
-        if want.stop <= (first + 1) * size:
-            if want.start == want.stop:
-                return b""
-            data = engine.cache.read(
-                key,
-                first,
-                want.start - first * size,
-                want.stop - first * size,
-                nowait=nowait,
-                verify=self.source.config.verify_always,
-            )
-            if data is None or len(data) != want.size:
-                return None
-            engine.hits += 1
-            engine.bytes_served += want.size
-            return data
-        blocks = covering(want, size)
-        if not all(engine.cache.has(key, index) for index in blocks):
-            return None
-        out = Assembly(want)
-        if not all(self._copy(key, index, out, nowait=nowait) for index in blocks):
-            return None
-        engine.hits += len(blocks)
-        engine.bytes_served += want.size
-        return out.finish()
-
-    def _copy(self, key: ObjectKey, index: int, out: Assembly, *, nowait: bool = False) -> bool:
-        """Copy one block into place; False for a miss."""
-        place, offset = out.place(index, key.block_size)
-        # Let go of here: a view that is collected with the frames of an error, after its BytesIO, is an error
-        # itself in Python 3.13.
-        with place:
-            n = self.source.engine.cache.read_into(
-                key, index, offset, place, nowait=nowait, verify=self.source.config.verify_always
-            )
-            if (
-                0 <= n < len(place)
-            ):  # sound, but shorter than the object says: found, and found too short, for ever
-                self.source.engine.cache.refuse(key, index)
-            return n == len(place)
+    # What has to be fetched.
 
     async def open(self, path: str) -> tuple[Known, Flight | None]:
         """Return the version that a new handle reads, and the request that already brings its first bytes, if any.
@@ -192,8 +62,6 @@ class Reader:
         if known.info.kind == "directory":
             raise self.source.is_a_folder(path)
         return known, flight
-
-    # What has to be fetched.
 
     async def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return `[start:stop]` of one version of an object, fetching what is not here.
@@ -299,7 +167,7 @@ class Reader:
         here = [i for i in indexes if key.name(i) not in self.source.engine.flights and cache.has(key, i)]
 
         def copy() -> set[int]:
-            return {index for index in here if self._copy(key, index, out)}
+            return {index for index in here if self.hits.copy(key, index, out)}
 
         return copy() if len(here) <= HITS_INLINE else await asyncio.to_thread(copy)
 
@@ -394,38 +262,6 @@ class Reader:
             logger.debug("not listed: %s", error)  # the first answer, that there is no such object, stands
             folder = False
         return self.source.is_a_folder(path) if folder else self.source.not_found(path, known)
-
-
-class Assembly:
-    """The bytes of one read, put together in place."""
-
-    def __init__(self, want: Range) -> None:
-        self._want = want
-        # A BytesIO gives its bytes away without copying them once more; seek and write size it in one step.
-        self._bytes = io.BytesIO()
-        if want.size:
-            self._bytes.seek(want.size - 1)
-            self._bytes.write(b"\0")
-
-    def part(self, index: int, block_size: int) -> Range:
-        """Return the bytes of block `index` that are wanted."""
-        return Range(
-            max(self._want.start, index * block_size), min(self._want.stop, (index + 1) * block_size)
-        )
-
-    def place(self, index: int, block_size: int) -> tuple[memoryview, int]:
-        """Return where the wanted bytes of block `index` belong, and their offset in the block."""
-        part = self.part(index, block_size)
-        start = part.start - self._want.start
-        return self._bytes.getbuffer()[start : start + part.size], part.start - index * block_size
-
-    def fill(self, part: Range, data: memoryview) -> None:
-        start = part.start - self._want.start
-        with self._bytes.getbuffer() as view:
-            view[start : start + part.size] = data
-
-    def finish(self) -> bytes:
-        return self._bytes.getvalue()
 
 
 def _runs(indexes: range, length: int) -> list[range]:

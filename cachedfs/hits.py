@@ -1,0 +1,171 @@
+"""What is here: reads that are answered at once, in any thread, without the loop and without a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cachedfs.assembly import Assembly
+from cachedfs.chunks import Chunks
+from cachedfs.errors import ObjectNotFound
+from cachedfs.facts import Known
+from cachedfs.flights import FlightStopped
+from cachedfs.habits import Habits
+from cachedfs.model import ObjectKey, Range
+from cachedfs.plan.blocks import clip, covering
+from cachedfs.source import Source
+
+__all__ = ["Hits"]
+
+
+class _Version(NamedTuple):
+    """An object that is known well enough to be cached."""
+
+    known: Known
+    key: ObjectKey
+    size: int
+
+
+class Hits:
+    """The objects of one source as far as they are in the cache."""
+
+    def __init__(self, source: Source, chunks: Chunks, habits: Habits) -> None:
+        self._source, self._chunks, self._habits = source, chunks, habits
+        self._awaited = chunks.awaited
+
+    def read(self, path: str, start: int | None, stop: int | None, *, nowait: bool = False) -> bytes | None:
+        """Return `[start:stop]` of an object when all of it is here; None when the origin must be asked.
+
+        `nowait`: raise BlockingIOError instead of waiting for the disk.
+        """
+        if is_awaited := path in self._awaited:
+            self._chunks.reached(path, start, stop)
+            if self._source.facts.in_memory(path) is None:
+                return None  # asked for by this process, and not answered yet
+        version = self._version(path)
+        if version is None:
+            return None
+        want = clip(start, stop, version.size)
+        data = self._landed(version.key, want) if is_awaited else None
+        if data is None:
+            data = self.of_version(version.key, want, nowait=nowait)
+        if data is not None:
+            self._follow(version, want)
+        return data
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[tuple[int | None, int | None]]
+    ) -> list[bytes | OSError | None]:
+        """Return what `read` does of several ranges of one object, and errors in their places: looked up once."""
+        if len(ranges) < 2 or path in self._awaited:
+            return [self._or_error(path, *bounds) for bounds in ranges]
+        try:
+            version = self._version(path)
+        except ObjectNotFound as error:
+            return [error] * len(ranges)
+        if version is None:
+            return [None] * len(ranges)
+        found: list[bytes | OSError | None] = []
+        furthest = Range(0, 0)
+        for start, stop in ranges:
+            want = clip(start, stop, version.size)
+            try:
+                data = self.of_version(version.key, want)
+            except OSError as error:
+                found.append(error)
+                continue
+            found.append(data)
+            if data is not None and want.stop > furthest.stop:
+                furthest = want
+        self._follow(version, furthest)
+        return found
+
+    def _or_error(self, path: str, start: int | None, stop: int | None) -> bytes | OSError | None:
+        try:
+            return self.read(path, start, stop)
+        except OSError as error:
+            return error
+
+    def opened(self, path: str) -> None:
+        """Note that a handle will read an object that is known."""
+        if path in self._awaited:
+            self._chunks.reached(path, 0, self._source.config.block_size)
+
+    def _version(self, path: str) -> _Version | None:
+        known = self._source.existing(path)
+        key = None if known is None else self._source.key(known)
+        if known is None or key is None:
+            return None
+        size = known.object.size
+        assert size is not None  # what has a key has a size
+        return _Version(known, key, size)
+
+    def _follow(self, version: _Version, want: Range) -> None:
+        """Tell of a read where one is waited for, beyond which more is sent for."""
+        engine, (known, key, size) = self._source.engine, version
+        if engine.followed and want.stop > engine.followed.get(key.digest, size):
+            engine.call_soon(self._habits.went_on, known, key, want)
+
+    def _landed(self, key: ObjectKey, want: Range) -> bytes | None:
+        """Return the bytes of `want` when a request that is over brought all of them and they are not on the disk yet."""
+        engine = self._source.engine
+        flight = engine.flights.get(key.name(want.start // key.block_size))
+        if flight is None or not flight.done or flight.error is not None or flight.refused:
+            return None
+        if want.start < flight.start or flight.filled < want.stop:
+            return None
+        try:
+            data = flight.copy(want)
+        except FlightStopped:  # they have just been stored
+            return None
+        blocks = covering(want, key.block_size)
+        for index in blocks:
+            engine.cache.touch(key, index)
+        engine.hits += len(blocks)
+        engine.bytes_served += want.size
+        return data
+
+    def of_version(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
+        """Return the bytes of `want` when all of them are here; see `read`."""
+        engine, size = self._source.engine, key.block_size
+        first = want.start // size
+        if want.stop <= (first + 1) * size:
+            if want.start == want.stop:
+                return b""
+            data = engine.cache.read(
+                key,
+                first,
+                want.start - first * size,
+                want.stop - first * size,
+                nowait=nowait,
+                verify=self._source.config.verify_always,
+            )
+            if data is None or len(data) != want.size:
+                return None
+            engine.hits += 1
+            engine.bytes_served += want.size
+            return data
+        blocks = covering(want, size)
+        if not all(engine.cache.has(key, index) for index in blocks):
+            return None
+        out = Assembly(want)
+        if not all(self.copy(key, index, out, nowait=nowait) for index in blocks):
+            return None
+        engine.hits += len(blocks)
+        engine.bytes_served += want.size
+        return out.finish()
+
+    def copy(self, key: ObjectKey, index: int, out: Assembly, *, nowait: bool = False) -> bool:
+        """Copy one block into place; False for a miss."""
+        place, offset = out.place(index, key.block_size)
+        # Let go of here: a view that is collected with the frames of an error, after its BytesIO, is an error
+        # itself in Python 3.13.
+        with place:
+            n = self._source.engine.cache.read_into(
+                key, index, offset, place, nowait=nowait, verify=self._source.config.verify_always
+            )
+            if (
+                0 <= n < len(place)
+            ):  # sound, but shorter than the object says: found, and found too short, for ever
+                self._source.engine.cache.refuse(key, index)
+            return n == len(place)
