@@ -14,8 +14,9 @@ import pytest
 import xarray as xr
 import zarr
 
+from cachedfs.plan import freshness
 from cachedfs.sim import PROFILES, Fault, GCSServer
-from tests.support import Cloud, KiB, MiB, forget, noise
+from tests.support import AGE_S, Cloud, KiB, MiB, forget, noise
 
 
 @pytest.fixture
@@ -219,8 +220,9 @@ def test_read_parquet_costs_the_look_and_the_object(cloud):
 )
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
 def test_open_zarr_asks_each_question_once_and_a_new_process_none(
-    cloud, tmp_path, zarr_format, consolidated, opening
+    cloud, tmp_path, monkeypatch, zarr_format, consolidated, opening
 ):
+    monkeypatch.setattr(freshness, "ABSENCE_S", AGE_S)  # importing xarray may take longer than ten seconds
     data_set().to_zarr(tmp_path / "c.zarr", zarr_format=zarr_format, consolidated=consolidated)
     for path in (tmp_path / "c.zarr").rglob("*"):
         if path.is_file():
@@ -237,10 +239,12 @@ def test_open_zarr_asks_each_question_once_and_a_new_process_none(
     forget()
     code = """
         import os, sys, xarray as xr
+        from cachedfs.plan import freshness
+        freshness.ABSENCE_S = int(sys.argv[2])
         with xr.open_zarr(f"cachedfs::gs://{os.environ['BUCKET']}/c.zarr", consolidated=sys.argv[1] == "True") as ds:
             print(float(ds.load().t.sum()))
     """
-    assert cloud.python(code, str(consolidated)) == f"{float(data_set().t.sum())}\n"
+    assert cloud.python(code, str(consolidated), str(AGE_S)) == f"{float(data_set().t.sum())}\n"
     assert cloud.asked() == []
 
 
