@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from os import getpid
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.cache import BadBlock, Handle
 from cachedfs.errors import ObjectChanged, WrongBytes
 from cachedfs.events import waiting
 from cachedfs.facts import Known
 from cachedfs.flights import Flight, FlightStopped
+from cachedfs.inhand import InHand
 from cachedfs.model import ObjectInfo, Range
 from cachedfs.plan.blocks import covering
 from cachedfs.plan.readahead import ENOUGH, History, ahead
@@ -112,12 +112,11 @@ class RawReader(io.RawIOBase):
         self._key = reader.source.key(known)
         self._engine = reader.source.engine
         self._cache = self._engine.cache
-        self._verify = reader.source.config.verify_always
         self._block_size = reader.source.config.block_size
         self._refusal = self._last_refusal()
         self._position = 0
-        self._block: Handle | None = None  # the block in hand, and the bytes of the object that it holds
-        self._block_start = self._block_stop = 0
+        verify = reader.source.config.verify_always
+        self._hand = InHand(self._engine.cache, self._key, known.info.size or 0, verify=verify)
         self._jumped = False  # the next read is not where the last one ended,
         self._left = self._landed = 0  # which was here; and where the last read after a jump began
         self._last = -1  # the block that was read last
@@ -175,14 +174,14 @@ class RawReader(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         """Fill `buffer` with what comes first: at least a byte, unless the file ends here."""
         into = buffer if type(buffer) is memoryview else memoryview(buffer).cast("B")
-        position = self._position
+        position, hand = self._position, self._hand
         if self._jumped:
             self._jumped, self._landed = False, position
             if len(into) == BUFFER_SIZE:
                 into = into[:JUMP_SIZE]
         # The commonest case first: more of the block in hand.
-        if self._block_start <= position < self._block_stop:
-            n = self._hit(position, into)
+        if hand.start <= position < hand.stop:
+            n = hand.copy(position, into)
         elif self.closed:  # by another thread, while the BufferedReader over us waited for it
             raise ValueError(_CLOSED)
         elif self._cold or self._engine.pid != getpid():
@@ -218,7 +217,7 @@ class RawReader(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._put_down()
+            self._hand.put_down()
             self._let_go()
             self._flight = None
             if self._engine.pid == getpid():
@@ -226,17 +225,6 @@ class RawReader(io.RawIOBase):
         super().close()
 
     # Where the bytes come from.
-
-    def _hit(self, position: int, into: memoryview) -> int:
-        """Copy from the block in hand; 0 when `position` is not in it, or when it turns out to be bad."""
-        block = self._block
-        if block is None:
-            return 0
-        try:
-            return block.read_into(position - self._block_start, into, verify=self._verify)
-        except (BadBlock, OSError) as error:
-            self._put_down(error)
-            return 0
 
     def _read(self, position: int, into: memoryview) -> int:
         if self._whole is not None:
@@ -281,34 +269,16 @@ class RawReader(io.RawIOBase):
 
     def _from_cache(self, position: int, into: memoryview) -> int:
         """Copy from the block at `position`, which becomes the one in hand; 0 for a miss."""
-        key, size, index = self._key, self._block_size, position // self._block_size
-        if key is None:
+        index = position // self._block_size
+        if not self._hand.take(index):
             return 0
-        old = None if self._block is None else (self._block_start // size, self._block)
-        # Let go before giving back: an interrupt in between loses a descriptor, but never leaves it in two hands.
-        self._block, self._block_start, self._block_stop = None, 0, 0
-        block = self._cache.borrow(key, index, old)
-        if block is None:
-            return 0
-        # A short block in the middle would be found, and found too short, for ever.
-        if block.length < size and block.length < self.size - index * size:
-            self._cache.give_back(key, index, block, BadBlock("it is shorter than its object"))
-            return 0
-        self._block, self._block_start, self._block_stop = block, index * size, index * size + block.length
         last, self._last = self._last, index
-        n = self._hit(position, into)
+        n = self._hand.copy(position, into)
         if n > 0 and index in self._asked:
             self._asked.discard(index)
         elif n > 0 and index != last:
             self._engine.hits += 1
         return n
-
-    def _put_down(self, error: BaseException | None = None) -> None:
-        """Give the block in hand back to the cache."""
-        block, self._block = self._block, None
-        if block is not None and self._key is not None:
-            self._cache.give_back(self._key, self._block_start // self._block_size, block, error)
-        self._block_start = self._block_stop = 0
 
     def _from_requests(self, index: int, position: int, into: memoryview) -> int:
         """Copy from a request in flight; another block also moves the history of this file, and what is sent ahead."""
@@ -454,7 +424,7 @@ class RawReader(io.RawIOBase):
         """After a fork: requests in flight, and the block in hand, stayed with the parent."""
         self._engine = self._reader.source.engine
         self._cache = self._engine.cache
-        self._block, self._block_start, self._block_stop = None, 0, 0
+        self._hand.leave(self._cache)
         self._flight = self._opening = None
         self._sent = SentAhead()
         self._refusal = self._last_refusal()

@@ -384,7 +384,7 @@ def test_an_interrupt_never_leaves_a_block_in_two_hands(fs, origin, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         file.read(10)
     monkeypatch.undo()
-    assert file.raw._block not in idle.values()
+    assert file.raw._hand._block not in idle.values()
     file.seek(5)
     assert file.read(10) == data[5:15]
 
