@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cachedfs import engines
 from cachedfs.errors import ObjectChanged
-from cachedfs.file import AT_HOME, RawReader
 from cachedfs.model import Range
+from cachedfs.rawreader import AT_HOME, RawReader
 from tests.fakes import FakeOrigin
 from tests.support import KiB, MiB, forget, noise, until
 

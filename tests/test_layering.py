@@ -23,7 +23,7 @@ ROWS = {
     "items": 3, "foresight": 3, "parts": 3, "course": 3, "distance": 3, "pending": 3, "sending": 3, "plans": 3, "prefetch": 3, "carrying": 3,
     "names": 4,
     "written": 4,
-    "inhand": 4, "file": 4, "caching": 4, "filesystem": 4,
+    "inhand": 4, "rawreader": 4, "file": 4, "caching": 4, "filesystem": 4,
     "datasets": 5, "report": 5,
     "demo_session": 6, "demo": 6, "cli": 6,
 }  # fmt: skip
@@ -63,7 +63,7 @@ ORDER_IN_ROW = {
         "prefetch",
         "carrying",
     ],
-    4: ["names", "written", "inhand", "file", "caching", "filesystem"],
+    4: ["names", "written", "inhand", "rawreader", "file", "caching", "filesystem"],
     0: ["errors", "words", "tables", "model", "config", "workers", "logs", "events"],
     6: ["demo_session", "demo", "cli"],
 }
