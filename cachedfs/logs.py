@@ -10,9 +10,8 @@ __all__ = ["ROOMS", "public_text", "public_url"]
 ROOMS = ("cache", "carrying", "cli", "datasets", "engine", "events", "origins", "prefetch", "reader")
 
 _NAMES = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
-# Not where they are letters of a name.
-_QUERY = re.compile(r"((?<!gs)(?<!gcs)(?<!drive)(?<!file)://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]")
-_NAMED = ("gs", "gcs", "drive", "file")
+_NAMED = ("gs", "gcs", "drive", "file")  # where "?" and "#" are letters of a name
+_QUERY = re.compile("(" + "".join(f"(?<!{each})" for each in _NAMED) + r"://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]")
 
 
 def public_url(url: str) -> str:

@@ -43,12 +43,12 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
             f'gs:// needs gcsfs, which cannot be imported ({error}): pip install "cachedfs[gcs]"'
         ) from error
     _check_names(GCSFileSystem, options)
-    _check_endpoint(
-        options.get("endpoint_url")
-        or conf.get("gs", {}).get("endpoint_url")
-        or conf.get("gcs", {}).get("endpoint_url")
+    endpoint, token = (
+        options.get(name) or conf.get("gs", {}).get(name) or conf.get("gcs", {}).get(name)
+        for name in ("endpoint_url", "token")
     )
-    _check_token(options.get("token") or conf.get("gs", {}).get("token") or conf.get("gcs", {}).get("token"))
+    _check_endpoint(endpoint)
+    _check_token(token)
     given = {**make_private(options), "asynchronous": False, "loop": loop}
     try:
         return without_listing_cache(GCSFileSystem(**given))
@@ -64,7 +64,7 @@ def _check_names(kind: type, options: Mapping[str, Any]) -> None:
     """Warn of options that gcsfs does not have: it takes them, and makes nothing of them."""
     makers = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)]
     known = {name for maker in makers for name in inspect.signature(maker).parameters}
-    for name in options.keys() - known - _FSSPECS:
+    for name in sorted(options.keys() - known - _FSSPECS):
         near = difflib.get_close_matches(name, known, n=1)
         logger.warning(
             "gs option %r is none of gcsfs's, and has no effect%s",
