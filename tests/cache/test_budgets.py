@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import disk
-from cachedfs.cache.budgets import N_NUMBERS
+from cachedfs.cache import budgets, disk
+from cachedfs.cache.budgets import N_NUMBERS, _File
 from tests.cache.rig import finish, start
 
 ACCOUNT = "drive|www.googleapis.com|auth|requests"
@@ -50,6 +50,15 @@ def test_what_was_counted_is_there_in_a_later_process(cache, open_cache):
     add(cache.budget(ACCOUNT), 2.5)
     cache.close()
     assert add(open_cache().budget(ACCOUNT), 0) == 2.5
+
+
+def test_a_cache_that_is_closed_while_another_thread_looks_at_a_record_is_no_error(cache, monkeypatch):
+    record = cache.budget(ACCOUNT)
+    add(record)
+    is_current = _File.is_current
+    monkeypatch.setattr(_File, "is_current", lambda file: (cache.close(), is_current(file))[1])
+    monkeypatch.setattr(budgets, "_LOOK_S", 0.0)  # who comes again looks
+    assert [add(record), add(record)] == [2, 3]
 
 
 def test_accounts_have_records_of_their_own(cache):

@@ -9,12 +9,14 @@ from typer.testing import CliRunner
 
 from cachedfs import cli, events, log_events
 from cachedfs.filesystem import CachedGCSFileSystem
+from cachedfs.report.records import Records
+from cachedfs.report.summary import summary_of
 from tests.report.browser import CHROMIUM, browser
 from tests.support import MiB, forget, noise
 
 pytest.importorskip("matplotlib")
 
-from cachedfs.report.drawing import BACKGROUND, COLOURS, INK
+from cachedfs.report.drawing import BACKGROUND, COLOURS, INK, pictures
 
 LOOK = """(() => {
   const seen = e => { const r = e.getBoundingClientRect(); return r.width > 0 && r.height > 0 };
@@ -89,6 +91,11 @@ def test_the_page_is_alone_and_shows_names_as_they_are(run, tmp_path):
     assert not re.search(r"<script|<link|<img|@import|url\((?!#)", text)
     assert set(re.findall(r'(?:src|href)="([^"#][^"]*)"', text)) == set()
     assert "<b>none</b>" not in text
+
+
+def test_names_in_any_script_are_drawn_as_text_and_warn_of_nothing():
+    drawn = pictures(summary_of(Records()), [("照片/猫", 4 * MiB)])  # which the font that measures them lacks
+    assert "照片/猫" in drawn[-1].svg
 
 
 def test_json_has_the_same_numbers_and_no_page(run, tmp_path, monkeypatch):
