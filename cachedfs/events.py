@@ -41,6 +41,10 @@ MOST_BYTES = 64 << 20  # of one file: some 300,000 requests
 EVERY_S = 0.25  # between two looks at the sums
 LEAST_S = 1e-3  # a wait that is worth an event: shorter ones are turns of the loop
 
+_encoded = json.JSONEncoder(
+    separators=(",", ":")
+).encode  # made once: json.dumps would make one for every line
+
 
 class Counts:
     """Whoever counts what it does."""
@@ -70,7 +74,7 @@ class Log:
     def write(self, kind: str, began: float, **fields: Any) -> None:
         """Add one event; `began` is a time of the monotonic clock."""
         at = round(self._began + began - self._zero, 6)
-        line = json.dumps({"kind": kind, "at": at, **fields}, separators=(",", ":")).encode() + b"\n"
+        line = _encoded({"kind": kind, "at": at, **fields}).encode() + b"\n"
         with self._lock:
             self._add(line)
 
@@ -143,7 +147,7 @@ class Log:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
         file = os.open(os.path.join(self.folder, name), flags, 0o600)
         head = {"kind": "process", "at": self._began, "format": FORMAT, "pid": os.getpid()}
-        self._size = os.write(file, json.dumps(head, separators=(",", ":")).encode() + b"\n")
+        self._size = os.write(file, _encoded(head).encode() + b"\n")
         return file
 
 

@@ -20,7 +20,7 @@ def public_url(url: str) -> str:
         return url
     # By hand: urlsplit refuses names that are no host's, as the first folder of an archive may be.
     scheme, _, rest = url.partition("://")
-    kept = rest if scheme.endswith(_NAMED) else re.split("[?#]", rest, maxsplit=1)[0]
+    kept = rest if scheme.endswith(_NAMED) else rest.partition("?")[0].partition("#")[0]
     netloc, slash, path = kept.partition("/")
     return f"{scheme}://{netloc.rpartition('@')[2]}{slash}{path}"
 

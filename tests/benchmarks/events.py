@@ -3,6 +3,7 @@
 python -m tests.benchmarks.events [pairs]
 
 The simulated cloud answers at once, so that a request costs the least that it can and its event the largest share of it.
+A third run of each pair counts the CPU seconds inside of the log itself, which says its share however busy the machine is.
 """
 
 from __future__ import annotations
@@ -18,18 +19,31 @@ from cachedfs.sim import GCSServer
 
 WORKER = """
 import json, sys, time
+from cachedfs.events import Log
 from cachedfs.filesystem import CachedGCSFileSystem
 from cachedfs import engines
 
-directory, endpoint = sys.argv[1:]
+directory, endpoint, is_counted = sys.argv[1:]
+inside = [0.0]
+
+def counting(method):
+    def counted(*args, **fields):
+        cpu = time.thread_time()
+        method(*args, **fields)
+        inside[0] += time.thread_time() - cpu
+    return counted
+
+if is_counted:
+    Log.write, Log.sample_all = counting(Log.write), counting(Log.sample_all)
 fs = CachedGCSFileSystem(cache_dir=directory, keep_free=0, gs={"token": "anon", "endpoint_url": endpoint})
 fs.cat_file("b/begin")  # imports and connections
 took = {}
 
 def timed(name, work):
+    inside[0] = 0.0
     wall, cpu = time.perf_counter(), time.process_time()
     work()
-    took[name] = time.perf_counter() - wall, time.process_time() - cpu
+    took[name] = time.perf_counter() - wall, time.process_time() - cpu, inside[0]
 
 def in_sequence():
     with fs.open("b/big") as file:
@@ -51,13 +65,13 @@ print(json.dumps(took))
 """
 
 
-def measured(endpoint: str, *, events: bool) -> dict[str, tuple[float, float]]:
-    """Return wall and CPU seconds of each kind of reading, in a new process with a new cache."""
+def measured(endpoint: str, *, events: bool, counted: bool = False) -> dict[str, tuple[float, float, float]]:
+    """Return seconds of each kind of reading, in a new process with a new cache: wall, CPU, and CPU inside of the log."""
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "CACHEDFS_EVENTS": f"{folder}/events" if events else ""}
-        command = [sys.executable, "-c", WORKER, f"{folder}/cache", endpoint]
+        command = [sys.executable, "-c", WORKER, f"{folder}/cache", endpoint, "counted" if counted else ""]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-        return {name: (wall, cpu) for name, (wall, cpu) in json.loads(done.stdout).items()}
+        return {name: tuple(took) for name, took in json.loads(done.stdout).items()}
 
 
 def main(pairs: int) -> None:
@@ -71,6 +85,7 @@ def main(pairs: int) -> None:
             {is_on: measured(server.endpoint_url, events=is_on) for is_on in order}
             for order in [(False, True), (True, False)] * (-(-pairs // 2))
         ]
+        counted = [measured(server.endpoint_url, events=True, counted=True) for _ in runs]
     print(f"{'':40} {'without':>10} {'with':>10}  ratio: of the least; median of the pairs, and all of them")
     for name in runs[0][True]:
         for at, kind in enumerate(("wall", "cpu")):
@@ -81,6 +96,10 @@ def main(pairs: int) -> None:
             print(
                 f"{name:34} {kind:5} {least[0]:8.3f} s {least[1]:8.3f} s  {least[1] / least[0]:.3f}; {spread}"
             )
+        shares = sorted(100 * inside / (cpu - inside) for _, cpu, inside in (run[name] for run in counted))
+        print(
+            f"{'':34} {'inside':5} {statistics.median(shares):7.2f} % of CPU ({shares[0]:.2f} to {shares[-1]:.2f})"
+        )
 
 
 if __name__ == "__main__":
