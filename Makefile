@@ -1,5 +1,5 @@
 # Every step that the project needs, from nothing but Python 3.11 or newer. `make demo`, `make test`, `make check`,
-# `make bench`, `make docs`, `make site`, `make dist`, `make stress`, `make works`.
+# `make bench`, `make docs`, `make site`, `make dist`, `make stress`, `make oldest`, `make works`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -16,7 +16,7 @@ TORCH = torch==2.13.0
 # Three files of tests at a time: two cores are busy with them, as many of them wait.
 TOGETHER = -n 3 --dist loadfile
 
-.PHONY: demo test live check bench docs site dist stress works clean other-python newer-suite
+.PHONY: demo test live check bench docs site dist stress oldest works clean other-python newer-suite
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -49,6 +49,17 @@ NOT_AGAIN = sim origins plan test_demo.py test_docs.py test_reference.py test_ex
 	$(addprefix cache/test_,admission.py bound.py crash.py faults.py feeds.py hostile.py model.py plans.py size.py store.py)
 newer-suite: $(STAMP)
 	$(BIN)/python -m pytest -m "not live and not stress and not works" -k "not OverDrive" $(TOGETHER) $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
+
+# What reads and writes, with the oldest releases that are accepted. Not of the tests: what their own deprecations say, and
+# what their namespace packages import when Python starts; fsspec's memory and xarray's Zarr were others then.
+OLDEST = $(VENV)-oldest
+OLDEST_TESTS = origins cache/test_store.py cache/test_fork.py test_filesystem.py test_file.py test_reader.py test_drive.py test_config.py
+oldest:  ## The same reads and writes with the oldest dependencies that pyproject.toml accepts
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/release/oldest.txt --editable ".[gcs,drive,zarr,hdf5,sim,cli]" \
+		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis pandas pyarrow psutil xarray
+	$(OLDEST)/bin/python -m pytest -m "not live and not stress and not works" -W default::DeprecationWarning $(TOGETHER) \
+		-k "not OverDrive and not emory and not xarray and not imports" $(OLDEST_TESTS:%=tests/%) $(ARGS)
 
 stress: $(STAMP)  ## Long runs of what the suite runs short: thousands of kills, other examples; ends with what was counted
 	$(BIN)/python -m pytest -m stress -s $(ARGS)
