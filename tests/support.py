@@ -53,9 +53,9 @@ def until(condition: Callable[[], object], *, within_s: float = 30.0) -> None:
         time.sleep(0.005)
 
 
-def takes_items() -> bool:
-    """Return whether a plan of this process takes items from an iterator."""
-    return any(thread.name == "cachedfs-items" for thread in threading.enumerate())
+def takers() -> set[threading.Thread]:
+    """Return the threads of this process in which plans take items from an iterator."""
+    return {thread for thread in threading.enumerate() if thread.name == "cachedfs-items"}
 
 
 def forget() -> None:

@@ -30,7 +30,7 @@ from cachedfs.errors import (
 from cachedfs.plan import patience
 from cachedfs.sim import Fault
 from tests.fakes import gate
-from tests.support import ROOT, KiB, MiB, forget, noise, takes_items, until
+from tests.support import ROOT, KiB, MiB, forget, noise, takers, until
 
 
 @pytest.fixture
@@ -541,7 +541,7 @@ def test_a_handle_that_is_dropped_at_once_fetches_nothing(cloud, fs):
     paths = small_files(cloud, 200)
     dropped = [fs.prefetch(iter(paths))._plan for _ in range(20)]
     until(lambda: all(plan.ended.done() for plan in dropped) and is_idle(fs))
-    until(lambda: not takes_items())
+    until(lambda: not takers())
     assert len(cloud.asked()) < 200
 
 
@@ -555,7 +555,7 @@ def test_a_plan_that_comes_too_late_to_begin_lets_go_of_its_iterator(origin):
     may_go_on.set()
     with pytest.raises(OriginUnavailable, match="shutting down"):
         plan.wait(30)
-    until(lambda: not takes_items())
+    until(lambda: not takers())
 
 
 INTERRUPTED = """

@@ -27,7 +27,7 @@ from cachedfs.datasets.base import Samples  # noqa: E402
 from cachedfs.datasets.feed import UNKNOWN  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.order import epoch_order  # noqa: E402
-from tests.support import ROOT, MiB, forget, noise, takes_items, tally, until  # noqa: E402
+from tests.support import ROOT, MiB, forget, noise, takers, tally, until  # noqa: E402
 
 
 class Numbers(Dataset):
@@ -94,7 +94,7 @@ def plans(fs):
     """Return the tasks of plans, and whether threads take their items."""
     tasks = [task.get_coro().__qualname__ for task in list(fs._source.engine._tasks)]
     at_work = [name for name in tasks if name.startswith(("Plan.", "Course.", "Pending.", "Sending."))]
-    return [*at_work, "items"] if takes_items() else at_work
+    return [*at_work, "items"] if takers() else at_work
 
 
 # Its order.
