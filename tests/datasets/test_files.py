@@ -145,7 +145,7 @@ def test_a_batch_of_16_files_is_16_requests_at_once_and_then_none(cloud, how):
     url = cloud.url("train/*.json")
     files = FileDataset([cloud.url(f"train/img{i}.json") for i in range(16)] if how == "list" else url)
     assert len(cloud.asked()) <= (3 if how == "pattern" else 0)
-    cloud.server.fail(Fault(kind="media", stall_s=0.1, times=None))
+    cloud.server.fail(Fault(kind="media", stall_s=0.5, times=None))
     first = files.__getitems__(range(16))
     assert cloud.server.peak_concurrency == 16
     assert cloud.asked() == ["media"] * 16
