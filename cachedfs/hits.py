@@ -164,8 +164,7 @@ class Hits:
             n = self._source.engine.cache.read_into(
                 key, index, offset, place, nowait=nowait, verify=self._source.config.verify_always
             )
-            if (
-                0 <= n < len(place)
-            ):  # sound, but shorter than the object says: found, and found too short, for ever
+            if 0 <= n < len(place):
+                # Sound, but shorter than the object says: it would be found, and found too short, for ever.
                 self._source.engine.cache.refuse(key, index)
             return n == len(place)

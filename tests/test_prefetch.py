@@ -559,37 +559,15 @@ def test_a_plan_that_comes_too_late_to_begin_lets_go_of_its_iterator(origin):
 
 
 INTERRUPTED = """
-    import itertools, os, signal, sys, threading, time
-    from _thread import interrupt_main
+    import itertools, os, sys
     import fsspec
     from cachedfs.items import _Iterated
+    from tests.interrupts import interrupt_within
 
-    sys.setswitchinterval(1e-6)
     fs = fsspec.filesystem("cachedfs", target_protocol="file", cache_dir=sys.argv[1])
     plan = fs.prefetch((sys.argv[1] for _ in itertools.count()), window=1)
-    items, n_interrupts, asked = plan._plan._items, 0, _Iterated.n_left.fget.__code__
-
-    def ctrl_c(_, frame):  # anywhere in the question; elsewhere it would end the program that counts
-        global n_interrupts
-        while frame:
-            if frame.f_code is asked:
-                n_interrupts += 1
-                raise KeyboardInterrupt
-            frame = frame.f_back
-
-    def interrupt():
-        while n_interrupts < 100:
-            time.sleep(1e-4)
-            interrupt_main()
-
-    signal.signal(signal.SIGINT, ctrl_c)
-    threading.Thread(target=interrupt, daemon=True).start()
-    while n_interrupts < 100:
-        try:
-            items.n_left  # what the progress of a plan asks
-        except KeyboardInterrupt:
-            pass
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    items = plan._plan._items
+    interrupt_within(_Iterated.n_left.fget.__code__, lambda: items.n_left)  # what the progress of a plan asks
     plan.cancel()
     print(plan.wait(10).state, flush=True)
     os._exit(0)

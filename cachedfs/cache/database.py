@@ -31,7 +31,7 @@ _REPLACING = 0x0DB5_ADBA_C0DE_0001  # the claim on replacing the index
 _LOOK_S = 1.0  # how old a reader's belief may be that its file is still the one at the path
 _WRITER_WAIT_S = 2.0
 _TRY_S = 0.05  # SQLite asks ever more rarely for a lock: asking anew after this keeps busy neighbours from starving us
-_PAUSE_S = 0.005
+_PAUSE_S = 0.005  # between two tries
 _READER_WAIT_S = 0.05
 _FORK_WAIT_S = 1.0
 _STATEMENTS = 128
@@ -177,9 +177,7 @@ class Database:
         slot.sqlite = _connect(self._path, wait_s)
         try:
             self._prepare(slot.sqlite)
-        except (
-            BaseException
-        ):  # whatever it is: half prepared, and perhaps of another version, it is never used
+        except BaseException:  # an interrupt too: half prepared, perhaps of another version, it is never used
             slot.close()
             raise
 
