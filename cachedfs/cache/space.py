@@ -56,9 +56,15 @@ class Room:
             if not automatic:
                 automatic = admission.automatic_size(free=space.free, used=used)
                 rows.record("auto_size", automatic)
-        overhead = self._overhead(wal_pages_of(bounds) * 4096)
+        present, growth = self._overhead(wal_pages_of(bounds) * 4096)
         return admission.allowance(
-            bounds, total=space.total, free=space.free, used=used, overhead=overhead, automatic=automatic
+            bounds,
+            total=space.total,
+            free=space.free,
+            used=used,
+            overhead=present + growth,
+            growth=growth,
+            automatic=automatic,
         )
 
     def make(
@@ -126,14 +132,14 @@ class Room:
             return blocks.place(block.digest, block.number) in self.writing
         return now_s < block.since + UNWRITTEN_S and self._claims.is_held(block.writer)
 
-    def _overhead(self, wal_limit: int) -> int:
-        """Return the bytes of the index, the mapped files, and what lies aside.
+    def _overhead(self, wal_limit: int) -> tuple[int, int]:
+        """Return the bytes of the index, the mapped files, and what lies aside; and how many more may come.
 
-        The write-ahead log counts as twice its limit, where it is made to begin anew: what it really has goes up and
-        down, and blocks would go with it.
+        The write-ahead log may have twice its limit, where it is made to begin anew: what it really has goes up and
+        down, and blocks would go with it, or where the disk is full it could not go up, and nothing could be stored.
         """
         index, wal, *others = (disk.size_of(path) for path in self._directory.bookkeeping)
-        return index + max(wal, 2 * wal_limit) + sum(others) + self.set_aside + _SLACK
+        return index + wal + sum(others) + self.set_aside, max(0, 2 * wal_limit - wal) + _SLACK
 
     def _evict(self, rows: BlockRows, block: BlockRow, now_s: float) -> int:
         size = self.remove(rows, block, now_s)
@@ -328,5 +334,5 @@ def likely_allowance(root: str | None, bounds: Bounds) -> int | None:
         return None
     automatic = admission.automatic_size(free=space.free, used=0)
     return admission.allowance(
-        bounds, total=space.total, free=space.free, used=0, overhead=0, automatic=automatic
+        bounds, total=space.total, free=space.free, used=0, overhead=0, growth=0, automatic=automatic
     )

@@ -90,15 +90,18 @@ def _power(number: float, *, least: int) -> int:
     return min(31, max(least, round(math.log2(max(1, number)))))
 
 
-def allowance(bounds: Bounds, *, total: int, free: int, used: int, overhead: int, automatic: int) -> int:
+def allowance(
+    bounds: Bounds, *, total: int, free: int, used: int, overhead: int, growth: int, automatic: int
+) -> int:
     """Return how many bytes of blocks the cache may hold now; below `used`: blocks have to go first.
 
     `total` and `free` are the disk's bytes, `used` those of the blocks we hold, `overhead` those of our
-    bookkeeping, which the bound holds as well; `automatic` is the bound when the user gave none.
+    bookkeeping, which the bound holds as well, and `growth` those of them that are not on the disk yet;
+    `automatic` is the bound when the user gave none.
     """
     size = automatic if bounds.size is None else _bytes(bounds.size, total)
     within_bound = size - overhead
-    within_disk = used + free - _bytes(bounds.keep_free, total)
+    within_disk = used + free - growth - _bytes(bounds.keep_free, total)
     return max(0, min(within_bound, within_disk))
 
 

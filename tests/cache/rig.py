@@ -80,7 +80,7 @@ def room_for(cache: BlockCache, n_blocks: int) -> Bounds:
     put(cache, key, 0)
     size = file_of(cache, key, 0).stat().st_size
     cache.evict(key.identity, None)
-    overhead = cache._own.store.room._overhead(32 * 4096)
+    overhead = sum(cache._own.store.room._overhead(32 * 4096))
     return Bounds(size=overhead + n_blocks * (size + 64) + BLOCK // 2, keep_free=0)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import BlockCache, space
+from cachedfs.cache import BlockCache
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds
 from tests.cache.kills import N_OLD, NEW, OLD, OPERATIONS, Step, put_after_noticing
@@ -79,7 +79,7 @@ def uncounted(cache):
     """Return by how many bytes the files are more than what the cache counts."""
     usage = disk_usage(cache)
     with cache._own.index.reading() as rows:
-        return usage - rows.number("bytes") - (cache._own.store.room._overhead(0) - space._SLACK)
+        return usage - rows.number("bytes") - cache._own.store.room._overhead(0)[0]
 
 
 def assert_reads_are_right(cache, *, n=N_OLD):

@@ -63,7 +63,8 @@ def bounds_for(cache, n):
     """Return bounds within which about `n` small blocks fit, and how many do: all of them were there once."""
     key, small = key_of("probe", block_size=BLOCK), Bounds(1 << 22, 0)
     cache.put([(key.block(0), b"")], small)
-    bounds = Bounds(cache._own.store.room._overhead(32 * 4096) + n * cache.size_on_disk(key, BLOCK), 0)
+    overhead = sum(cache._own.store.room._overhead(32 * 4096))
+    bounds = Bounds(overhead + n * cache.size_on_disk(key, BLOCK), 0)
     for first in range(0, 2 * n, 100):
         cache.put([(key.block(index), bytes(BLOCK)) for index in range(first, first + 100)], bounds)
     n_fit = cache.usage()[0]

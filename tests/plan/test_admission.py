@@ -92,23 +92,31 @@ def test_windows_follow_the_number_of_blocks_that_fit(n_blocks):
         assert 0.7 < (1 << aging_of(n_blocks)) / (10 * n_blocks) < 1.42
 
 
-@given(amounts, amounts, bytes_, bytes_, bytes_, bytes_, bytes_)
+@given(amounts, amounts, bytes_, bytes_, bytes_, bytes_, bytes_, bytes_)
 def test_what_is_allowed_passes_neither_bound_nor_disk(
-    size, keep_free, total, free, used, overhead, automatic
+    size, keep_free, total, free, used, present, growth, automatic
 ):
-    bounds = Bounds(size, keep_free)
-    allowed = allowance(bounds, total=total, free=free, used=used, overhead=overhead, automatic=automatic)
+    bounds, overhead = Bounds(size, keep_free), present + growth
+    allowed = allowance(
+        bounds,
+        total=total,
+        free=free,
+        used=used,
+        overhead=overhead,
+        growth=growth,
+        automatic=automatic,
+    )
     most = size * total if isinstance(size, float) else size
     kept = int(keep_free * total) if isinstance(keep_free, float) else keep_free
     assert allowed >= 0
     assert allowed == 0 or allowed + overhead <= most
-    assert allowed == 0 or free - (allowed - used) >= kept
+    assert allowed == 0 or free - (allowed - used) - growth >= kept
 
 
 @given(bytes_, bytes_)
 def test_the_automatic_bound_is_used_when_none_was_given(free, used):
     automatic = automatic_size(free=free, used=used)
     allowed = allowance(
-        Bounds(None, 0), total=free + used, free=free, used=used, overhead=0, automatic=automatic
+        Bounds(None, 0), total=free + used, free=free, used=used, overhead=0, growth=0, automatic=automatic
     )
     assert allowed == automatic == (free + used) // 2
