@@ -242,22 +242,9 @@ class CachedFileSystem(Caching, WalksCycles):
         paths = [path] if single else list(path)
         if recursive or kwargs or any(has_magic(stringify_path(p)) for p in paths):
             return self._run(self._cat(path, recursive=recursive, on_error=on_error, **kwargs))
-        found: dict[str, Any] = {}
-        missing = []
-        for name in map(self._strip, paths):
-            try:
-                found[name] = self._reader.hits.read(name, None, None)
-            except OSError as error:
-                found[name] = error
-            if found[name] is None:
-                missing.append(name)
-        if missing:
-            fetched = self._run(self._cat_ranges(missing, None, None, on_error="return"))
-            found.update(zip(missing, fetched, strict=True))
-        if on_error == "raise":
-            for value in found.values():
-                if isinstance(value, BaseException):
-                    raise value
+        names = list(dict.fromkeys(map(self._strip, paths)))
+        datas = self._read_many([(name, None, None) for name in names], raises=on_error == "raise")
+        found = dict(zip(names, datas, strict=True))
         if single:
             return next(iter(found.values()))
         return {k: v for k, v in found.items() if on_error != "omit" or not isinstance(v, BaseException)}
@@ -276,29 +263,27 @@ class CachedFileSystem(Caching, WalksCycles):
         `starts` and `ends` are offsets as in `cat_file`, one for each path, or one for all. Errors are in the places of
         bytes; `on_error="raise"` raises the first instead. `max_gap` is fsspec's, and of no use here.
         """
-        wanted = list(zip(paths, _each(starts, paths), _each(ends, paths), strict=True))
-        found: list[Any] = [None] * len(wanted)
-        by_path: dict[Any, list[int]] = {}
-        for i, (path, _, _) in enumerate(wanted):
-            by_path.setdefault(path, []).append(i)
-        for path, numbers in by_path.items():
-            ranges = [wanted[i][1:] for i in numbers]
-            for i, data in zip(
-                numbers, self._reader.hits.read_ranges(self._strip(path), ranges), strict=True
-            ):
-                found[i] = data
+        names = {path: self._strip(path) for path in set(paths)}
+        wanted = zip((names[path] for path in paths), _each(starts, paths), _each(ends, paths), strict=True)
+        return self._read_many(list(wanted), raises=on_error != "return", **kwargs)
+
+    def _read_many(
+        self, wanted: list[tuple[str, int | None, int | None]], *, raises: bool, **options: Any
+    ) -> list[Any]:
+        """Return the bytes or the error of each `(path, start, stop)`: what is here at once, the others in one round trip.
+
+        `raises`: the first error.
+        """
+        found: list[Any] = [*self._reader.hits.read_many(wanted)]
         missing = [i for i, data in enumerate(found) if data is None]
         if missing:
-            names, begins, stops = (
-                list(column) for column in zip(*(wanted[i] for i in missing), strict=True)
-            )
-            fetched = self._run(self._cat_ranges(names, begins, stops, max_gap, on_error="return", **kwargs))
+            names, starts, stops = map(list, zip(*(wanted[i] for i in missing), strict=True))
+            fetched = self._run(self._cat_ranges(names, starts, stops, on_error="return", **options))
             for i, data in zip(missing, fetched, strict=True):
                 found[i] = data
-        if on_error != "return":
-            for data in found:
-                if isinstance(data, BaseException):
-                    raise data
+        for data in found if raises else ():
+            if isinstance(data, BaseException):
+                raise data
         return found
 
     async def _cat_ranges(

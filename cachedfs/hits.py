@@ -53,10 +53,21 @@ class Hits:
             self._follow(version, want)
         return data
 
-    def read_ranges(
+    def read_many(self, wanted: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | OSError | None]:
+        """Return what `read` does of each `(path, start, stop)`, and errors in their places: every object looked up once."""
+        found: list[bytes | OSError | None] = [None] * len(wanted)
+        by_path: dict[str, list[int]] = {}
+        for i, (path, _, _) in enumerate(wanted):
+            by_path.setdefault(path, []).append(i)
+        for path, numbers in by_path.items():
+            datas = self._read_ranges(path, [wanted[i][1:] for i in numbers])
+            for i, data in zip(numbers, datas, strict=True):
+                found[i] = data
+        return found
+
+    def _read_ranges(
         self, path: str, ranges: Sequence[tuple[int | None, int | None]]
     ) -> list[bytes | OSError | None]:
-        """Return what `read` does of several ranges of one object, and errors in their places: looked up once."""
         if len(ranges) < 2 or path in self._awaited:
             return [self._or_error(path, *bounds) for bounds in ranges]
         try:
