@@ -102,3 +102,11 @@ def test_a_library_was_tried_in_one_version():
     tried = {}
     for name, version, *_ in [*WORKS, *REFUSED]:
         assert str(Version(version)) == tried.setdefault(name, version)
+
+
+def test_the_folder_of_images_is_the_one_that_is_tried():
+    page, tried = (ROOT / "docs/works-with.md").read_text(), (HERE / "folders.py").read_text()
+    for each in ast.parse(tried).body:
+        if isinstance(each, ast.ClassDef | ast.FunctionDef):
+            code = ast.get_source_segment(tried, each).replace(f'    """{ast.get_docstring(each)}"""\n\n', "")
+            assert f"\n{code}\n" in page

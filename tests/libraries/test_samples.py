@@ -1,5 +1,6 @@
 """Samples of a training: tars of WebDataset, data sets of Hugging Face, images in folders."""
 
+import importlib.util
 import io
 import sys
 import tarfile
@@ -7,6 +8,7 @@ import tarfile
 import fsspec
 import pytest
 
+from tests import vision
 from tests.libraries.data import ROWS, forking
 
 # WebDataset.
@@ -159,3 +161,41 @@ def test_a_folder_of_images_for_each_class(place):
         (shades, names), (more, others) = DataLoader(images, batch_size=3, num_workers=2)
         assert (shades.tolist(), [*names]) == ([0, 1, 2], ["cat"] * 3)
         assert (more.tolist(), [*others]) == ([100, 101, 102], ["dog"] * 3)
+
+
+def two_classes(place):
+    for i in range(3):
+        place.put(f"images/cat/{i}.png", picture(i))
+        place.put(f"images/dog/{i}.png", picture(100 + i))
+    place.put("images/dog/readme.txt", b"no image")
+    return place.url("images")
+
+
+@pytest.fixture
+def torchvision():
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    return vision.torchvision()
+
+
+@forking
+def test_an_image_folder_that_lists_by_fsspec(place, torchvision):
+    from torch.utils.data import DataLoader
+    from torchvision.transforms.functional import to_tensor
+
+    from tests.libraries.folders import Images, image
+
+    folder = two_classes(place)
+    for _ in place.twice(fetches=6):
+        images = Images(folder, transform=to_tensor, loader=image)
+        assert images.classes == ["cat", "dog"]
+        (shades, labels), (more, others) = DataLoader(images, batch_size=3, num_workers=2)
+        assert (shades[:, 0, 0, 0] * 255).tolist() == [0, 1, 2]
+        assert (more[:, 0, 0, 0] * 255).round().tolist() == [100, 101, 102]
+        assert (labels.tolist(), others.tolist()) == ([0] * 3, [1] * 3)
+
+
+def test_an_image_folder_lists_no_url(place, torchvision):
+    datasets, folder = torchvision.datasets, two_classes(place)
+    with pytest.raises(FileNotFoundError):
+        datasets.ImageFolder(folder)
