@@ -1,5 +1,5 @@
 # Every step that the project needs, from nothing but Python 3.11 or newer. `make demo`, `make test`, `make check`,
-# `make bench`, `make docs`, `make site`, `make dist`, `make stress`, `make oldest`, `make works`.
+# `make bench`, `make docs`, `make site`, `make dist`, `make stress`, `make oldest`, `make works`, `make mosaic`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -16,7 +16,7 @@ TORCH = torch==2.13.0
 # Three files of tests at a time: two cores are busy with them, as many of them wait.
 TOGETHER = -n 3 --dist loadfile
 
-.PHONY: demo test live check bench docs site dist stress oldest works clean other-python newer-suite
+.PHONY: demo test live check bench docs site dist stress oldest works mosaic clean other-python newer-suite
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -89,6 +89,12 @@ $(VENV)/.rivals: $(STAMP)
 bench: $(VENV)/.rivals  ## The benchmark tables; writes bench.json, fails on a missed number
 	$(BIN)/python -m tests.benchmarks --json bench.json $(ARGS)
 
+# Two gigabytes, and an older NumPy than ours.
+MOSAIC = $(VENV)-mosaic
+mosaic:  ## MosaicML Streaming in an environment of its own: `make bench` measures it where it is there
+	$(PYTHON) -m venv --clear $(MOSAIC)
+	$(MOSAIC)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) "mosaicml-streaming>=0.13"
+
 $(DOCS_STAMP): pyproject.toml | $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	@touch $@
@@ -104,4 +110,4 @@ dist: $(STAMP)  ## Wheel and sdist in dist/, and proof that they work where noth
 	$(BIN)/python -m tests.release $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-newer build dist site bench.json .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newer $(VENV)-oldest $(VENV)-mosaic build dist site bench.json .mypy_cache .ruff_cache .hypothesis

@@ -90,6 +90,7 @@ class Session:
         cache_dir: Path,
         *,
         command: Sequence[str] = (),  # that runs the process
+        python: str = sys.executable,
         more: Mapping[str, str] = {},  # of its environment
     ) -> None:
         self._server = server
@@ -103,8 +104,11 @@ class Session:
                 for name in ("BLOCKCACHE", "FILECACHE", "SIMPLECACHE")
             }
         environ |= more
+        modules = (
+            service.modules if python == sys.executable else ()
+        )  # another has what it needs, and no more
         self._process = subprocess.Popen(
-            [*command, sys.executable, "-m", "tests.benchmarks.worker", *service.modules],
+            [*command, python, "-m", "tests.benchmarks.worker", *modules],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ, cwd=ROOT,
         )  # fmt: skip
 

@@ -1,21 +1,45 @@
-"""What streams training data in a format of its own, where it is installed (extra `rivals`): LitData."""
+"""What streams training data in a format of its own, where it is installed: LitData, and MosaicML Streaming.
+
+LitData is of the extra `rivals`. MosaicML Streaming needs an older NumPy than ours: `make mosaic` gives it an environment of its
+own, beside this one, in which its contender runs.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-__all__ = ["epochs", "is_here", "make_chunks"]
+from tests.vision import torchvision
 
-CHUNK = 4 << 20  # a sixteenth of LitData's own, as the data are hundredths of what it is made for
+__all__ = ["RIVALS", "epochs", "is_here", "make_chunks", "make_shards", "python_of"]
+
+CHUNK = (
+    4 << 20
+)  # a sixteenth of what both are used with, as the data are hundredths of what they are made for
 WORKERS = 2
+MOSAIC = Path(f"{sys.prefix}-mosaic", "bin", "python")
 
 
-def is_here() -> bool:
-    return importlib.util.find_spec("litdata") is not None
+def python_of(contender: str) -> str:
+    """Return the interpreter that a contender runs in."""
+    return str(MOSAIC) if contender == "mosaic" else sys.executable
+
+
+def is_here(contender: str) -> bool:
+    """Return whether a rival is installed; all others are."""
+    if contender == "litdata":
+        return importlib.util.find_spec("litdata") is not None
+    return Path(python_of(contender)).exists()
+
+
+# Their formats.
 
 
 def make_chunks(source: Path, path: Path) -> None:
@@ -30,26 +54,75 @@ def make_chunks(source: Path, path: Path) -> None:
     writer.merge(1)
 
 
-def epochs(url: str, *, n: int, step_s: float, cache_size: int) -> None:
+def make_shards(source: Path, path: Path) -> None:
+    """Write the files of a folder as MosaicML's shards, a sample each, in its own environment."""
+    code = f"from tests.benchmarks.rivals import _make_shards; _make_shards({str(source)!r}, {str(path)!r})"
+    subprocess.run([str(MOSAIC), "-c", code], cwd=Path(__file__).parents[2], check=True)
+
+
+def _make_shards(source: str, path: str) -> None:
+    torchvision()  # which it imports
+    from streaming import MDSWriter
+
+    with MDSWriter(out=path, columns={"data": "bytes"}, size_limit=CHUNK) as writer:
+        for file in sorted(Path(source).iterdir()):
+            writer.write({"data": file.read_bytes()})
+
+
+# Their epochs.
+
+
+def epochs(contender: str, base: str, *, n: int, step_s: float, cache_size: int) -> None:
     """Read so many epochs in random order, by batches of 8, beside a cache of `cache_size` bytes."""
+    os.environ["STORAGE_EMULATOR_HOST"] = os.environ["FSSPEC_GS_ENDPOINT_URL"]
+    os.environ["GOOGLE_CLOUD_PROJECT"] = "benchmark"
+    with tempfile.TemporaryDirectory() as folder:
+        batches = RIVALS[contender](base, folder, cache_size)
+        for _ in range(n):
+            for _batch in batches():
+                time.sleep(step_s)
+
+
+def _litdata(base: str, folder: str, cache_size: int) -> Callable[[], Any]:
     from litdata.streaming import downloader
 
     # obstore would take its place where it is installed, and signs in, which no simulated service takes.
     downloader._OBSTORE_AVAILABLE = False
     from litdata import StreamingDataLoader, StreamingDataset
 
-    os.environ["STORAGE_EMULATOR_HOST"] = os.environ["FSSPEC_GS_ENDPOINT_URL"]
-    os.environ["GOOGLE_CLOUD_PROJECT"] = "benchmark"
-    with tempfile.TemporaryDirectory() as folder:
-        dataset = StreamingDataset(
-            url,
-            shuffle=True,
-            seed=0,
-            max_cache_size=f"{cache_size}B",
-            cache_dir=folder,
-            storage_options={},
-            transform=len,
-        )
-        for _ in range(n):
-            for _batch in StreamingDataLoader(dataset, batch_size=8, num_workers=WORKERS):
-                time.sleep(step_s)
+    dataset = StreamingDataset(
+        f"{base}/blocks.lit",
+        shuffle=True,
+        seed=0,
+        max_cache_size=f"{cache_size}B",
+        cache_dir=folder,
+        storage_options={},
+        transform=len,
+    )
+    return lambda: StreamingDataLoader(dataset, batch_size=8, num_workers=WORKERS)
+
+
+def _mosaic(base: str, folder: str, cache_size: int) -> Callable[[], Any]:
+    import google.auth
+    from google.auth.credentials import AnonymousCredentials
+
+    google.auth.default = lambda *args, **kwargs: (AnonymousCredentials(), None)  # as above
+    torchvision()
+    from streaming import StreamingDataLoader, StreamingDataset
+
+    dataset = StreamingDataset(
+        remote=f"{base}/blocks.mds",
+        local=folder,
+        shuffle=True,
+        shuffle_seed=0,
+        cache_limit=cache_size,
+        batch_size=8,
+    )
+    return lambda: StreamingDataLoader(dataset, batch_size=8, num_workers=WORKERS, collate_fn=_sizes)
+
+
+def _sizes(samples: list[dict[str, bytes]]) -> dict[str, list[int]]:
+    return {"data": [len(sample["data"]) for sample in samples]}
+
+
+RIVALS: dict[str, Callable[[str, str, int], Callable[[], Any]]] = {"litdata": _litdata, "mosaic": _mosaic}

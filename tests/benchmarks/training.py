@@ -20,6 +20,7 @@ __all__ = ["NAMES", "ROWS", "Row", "contenders", "measure_training"]
 MiB = 1 << 20
 NAMES = {name: f"DataLoader on {name}" for name in ("gcsfs", "blockcache", "filecache")}
 NAMES |= {"torch": "DataLoader", "drive": "DataLoader on `drive://`", "stateful": "StatefulDataLoader"}
+NAMES |= {"litdata": "LitData", "mosaic": "MosaicML Streaming"}
 WORKERS = (4, 8)  # of torch's DataLoader: the better one counts
 FILES, FILE_SIZE = 640, 2_000
 IMAGES, IMAGE, IMAGES_SHARD = (
@@ -129,10 +130,12 @@ def _make_array(path: Path, shape: tuple[int, ...], dtype: str, shard: int, code
         array[at : at + size[0]] = noisy.astype(dtype)
 
 
+_OWN_FORMAT = {"litdata": ["blocks.lit"], "mosaic": ["blocks.mds"]}
 _MAKERS: dict[str, Callable[[Path], None]] = {
     "files": lambda path: _make_files(path, FILES, FILE_SIZE),
     "blocks": lambda path: _make_files(path, BLOCKS, MiB),
     "blocks.lit": lambda path: rivals.make_chunks(path.parent / "blocks", path),
+    "blocks.mds": lambda path: rivals.make_shards(path.parent / "blocks", path),
     "texts": _make_texts,
     "images.zarr": lambda path: _make_array(path, (IMAGES, *IMAGE), "u1", IMAGES_SHARD, "none"),
     "samples.zarr": lambda path: _make_array(path, (SAMPLES, *SAMPLE), "u1", SHARD, "zstd"),
@@ -199,11 +202,12 @@ def _capped(share: float) -> Row:
         f"{N_EPOCHS} epochs with a cache of {share:g} of the data",
         f"{BLOCKS} files of 1 MiB in random order, by batches of 8, each at once, `cache_size` {size // MiB} MiB: of what the later epochs "
         f"read the share that is not fetched (no cache can do better than {share:g}), and all bytes over the least, which is the data "
-        f"once and {1 - share:g} of them for each later epoch; LitData: the same in chunks of 4 MiB, its `max_cache_size`, two workers",
+        f"once and {1 - share:g} of them for each later epoch; LitData, which takes chunks in random order and shuffles within them, and MosaicML Streaming, which shuffles all samples: "
+        "the same in chunks of 4 MiB, their own bound of the cache, two workers",
         "epochs",
         {"n": N_EPOCHS, "step_s": 0.0},
         _hits,
-        ("litdata",),
+        tuple(rivals.RIVALS),
         cache_size=str(size),
         data=("blocks",),
     )
@@ -271,7 +275,7 @@ ROWS = {row.name: row for row in _LIST}
 
 def contenders(row: Row, *, ours: bool) -> list[str]:
     """Return who does a row."""
-    others = [name for name in row.contenders if name != "litdata" or rivals.is_here()]
+    others = [name for name in row.contenders if rivals.is_here(name)]
     return ["cachedfs"] if ours else [*others, "cachedfs"]
 
 
@@ -282,7 +286,7 @@ def measure_training(row: Row, contender: str, folder: Path) -> Result:
     """Return the figures of one contender for one row; an error of the contender is a result, too."""
     service = SERVICES[row.service]
     local = folder / "training" / row.service / BUCKET
-    make(local, {*row.data, "blocks.lit"} if contender == "litdata" else set(row.data))
+    make(local, {*row.data, *_OWN_FORMAT.get(contender, ())})
     result = Result(row.name, contender)
     tried: list[dict[str, Any]] = []
     try:
@@ -292,7 +296,14 @@ def measure_training(row: Row, contender: str, folder: Path) -> Result:
                     row.profile, folder=local.parent, process=True, time_scale=row.time_scale
                 ) as server,
                 tempfile.TemporaryDirectory(dir=folder, prefix=f"{contender}-") as cache,
-                Session(service, server, contender, Path(cache), more=_environment(row)) as session,
+                Session(
+                    service,
+                    server,
+                    contender,
+                    Path(cache),
+                    python=rivals.python_of(contender),
+                    more=_environment(row),
+                ) as session,
             ):
                 tried.append(session.order(train=_do(row, contender), contender=contender, **options))
     except ContenderError as error:
