@@ -1,12 +1,13 @@
 """What happens in a process, an event a line, in a file of its own: for `cachedfs report`. Off until somebody asks for it.
 
-Requests and waits are written when they are over. What is read and hit is not written one by one: `Engine` counts it anyway,
-and a thread writes the sums four times a second while they change, so that a read which is answered by the cache does nothing
-for it. A line is one JSON object and one call to the system: who reads the file of a process that was killed has all up to there.
+Requests and waits are noted when they are over. What is read and hit is not noted one by one: `Engine` counts it anyway. Four
+times a second a thread writes what was noted, and the sums where they changed, a line of JSON each: who reads does nothing for it
+but note what he waited for, and who reads the file of a process that was killed has all but its last quarter of a second.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import json
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,7 +40,8 @@ logger = logging.getLogger("cachedfs.events")
 FORMAT = 1
 VARIABLE = "CACHEDFS_EVENTS"
 MOST_BYTES = 64 << 20  # of one file: some 300,000 requests
-EVERY_S = 0.25  # between two looks at the sums
+EVERY_S = 0.25  # between two times that it is written
+MOST_NOTED = 512  # events that wait for it, where they come so fast
 LEAST_S = 1e-3  # a wait that is worth an event: shorter ones are turns of the loop
 
 _encoded = json.JSONEncoder(
@@ -55,47 +58,56 @@ class Counts:
 
 
 class Log:
-    """The file of one process, made with its first event, at most `most` bytes long. In any thread; never an error."""
+    """The file of one process, made with its first events, at most `most` bytes long. In any thread; never an error."""
 
     def __init__(self, folder: str, *, most: int = MOST_BYTES) -> None:
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self._most, self._size = most, 0
         self._file: int | None = None
         self._is_over = False
+        self._noted: deque[dict[str, Any]] = deque()
         self._lock = threading.Lock()
         # Times within a process are a monotonic clock's, so that none runs backwards when the wall clock is set.
         self._began, self._zero = time.time(), time.monotonic()
         # By who counts: its number here, when its sums were looked at last, and those that were written last.
-        self._told: dict[int, tuple[int, float, Mapping[str, Any] | None]] = {}
+        self._told: weakref.WeakKeyDictionary[Counts, tuple[int, float, Mapping[str, Any]]]
+        self._told = weakref.WeakKeyDictionary()
         self._sampling = threading.Lock()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
-    def write(self, kind: str, began: float, **fields: Any) -> None:
-        """Add one event; `began` is a time of the monotonic clock."""
-        at = round(self._began + began - self._zero, 6)
-        line = _encoded({"kind": kind, "at": at, **fields}).encode() + b"\n"
+    def note(self, kind: str, began: float, **fields: Any) -> None:
+        """Add one event, to be written soon; `began` is a time of the monotonic clock."""
+        if self._is_over:
+            return
+        self._noted.append({"kind": kind, "at": round(self._began + began - self._zero, 6), **fields})
+        if len(self._noted) >= MOST_NOTED:
+            self.write()
+        elif self._thread is None:
+            self.start()
+
+    def write(self) -> None:
+        """Write what was noted so far."""
         with self._lock:
-            self._add(line)
+            # One by one, as others add to it meanwhile.
+            noted = [self._noted.popleft() for _ in range(len(self._noted))]
+            if noted and not self._is_over:
+                self._add([_encoded(event).encode() + b"\n" for event in noted])
 
     def sample(self, source: Counts) -> None:
         """Add the sums of `source`, unless they are those that were written last; the first say where counting begins."""
         with self._sampling:  # or older sums could come last
             sums, now = source.sums(), time.monotonic()
-            number, looked, last = self._told.get(id(source)) or (next(self._numbers), now, None)
-            self._told[id(source)] = number, now, sums
+            number, looked, last = self._told.get(source) or (next(self._numbers), now, None)
+            self._told[source] = number, now, sums
             if last != sums:
-                self.write("sums", now, of=number, over_s=round(now - looked, 6), **sums)
+                self.note("sums", now, of=number, over_s=round(now - looked, 6), **sums)
 
     def sample_all(self) -> None:
         """Add the sums of all who count, where they changed."""
         for source in (each() for each in _watched):
             if source is not None:
                 self.sample(source)
-
-    def forget(self, source: Counts) -> None:
-        """Nothing is counted by `source` any more."""
-        self._told.pop(id(source), None)
 
     def after_fork(self) -> Log:
         """Return the log of a child: its file and thread are its own, and no lock of the parent's is waited for."""
@@ -104,39 +116,44 @@ class Log:
         return Log(self.folder, most=self._most)
 
     def start(self) -> None:
-        """Look at the sums from now on, in a thread of its own."""
-        self.sample_all()
+        """Write from now on, in a thread of its own."""
         with self._lock:
             if self._thread is not None or self._is_over:
                 return
-            thread = threading.Thread(target=self._look, name="cachedfs-events", daemon=True)
-            with contextlib.suppress(RuntimeError):  # too many threads: the sums are written at the end alone
+            thread = threading.Thread(target=self._run, name="cachedfs-events", daemon=True)
+            with contextlib.suppress(
+                RuntimeError
+            ):  # too many threads: it is written at the end, and when there is much
                 thread.start()
                 self._thread = thread
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Write what was noted, and nothing more."""
+        self.write()
         with self._lock:
             self._is_over = True
             file, self._file = self._file, None
             if file is not None:
                 os.close(file)
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         while not self._is_over:
             time.sleep(EVERY_S)
             self.sample_all()
+            self.write()
 
-    def _add(self, line: bytes) -> None:
-        if self._is_over:
-            return
-        if self._size + len(line) > self._most:
-            line, self._is_over = b'{"kind":"full"}\n', True
+    def _add(self, lines: list[bytes]) -> None:
         try:
             if self._file is None:
                 self._file = self._open()
-            os.write(self._file, line)
-            self._size += len(line)
+            sizes = itertools.accumulate(map(len, lines), initial=self._size)
+            n_fit = sum(size <= self._most for size in sizes) - 1
+            if n_fit < len(lines):
+                lines, self._is_over = [*lines[:n_fit], b'{"kind":"full"}\n'], True
+            data = b"".join(lines)
+            self._size += len(data)
+            while data:  # a full disk takes a part of it first
+                data = data[os.write(self._file, data) :]
         except OSError as error:
             self._is_over = True
             logger.warning("events are not written to %s: %s", self.folder, error.strerror or error)
@@ -180,6 +197,7 @@ def log_events(folder: str | os.PathLike[str] | None) -> None:
     os.environ[VARIABLE] = log.folder
     _log = log
     if _watched:
+        log.sample_all()
         log.start()
 
 
@@ -188,6 +206,7 @@ def watch(source: Counts) -> None:
     global _watched
     _watched = (*(each for each in _watched if each() is not None), weakref.ref(source))
     if _log is not None:
+        _log.sample(source)
         _log.start()
 
 
@@ -197,7 +216,7 @@ def unwatch(source: Counts) -> None:
     _watched = tuple(each for each in _watched if each() not in (None, source))
     if _log is not None:
         _log.sample(source)
-        _log.forget(source)
+        _log.write()  # the process may be about to end
 
 
 @contextlib.contextmanager
@@ -208,7 +227,7 @@ def waiting(path: str, start: int | None = None, stop: int | None = None) -> Ite
         yield
     finally:
         if log is not None and (took_s := time.monotonic() - began) >= LEAST_S:
-            log.write("wait", began, path=public_url(path), start=start, stop=stop, took_s=round(took_s, 6))
+            log.note("wait", began, path=public_url(path), start=start, stop=stop, took_s=round(took_s, 6))
 
 
 def _after_fork() -> None:
@@ -225,6 +244,12 @@ def _begin() -> None:
         _log = Log(folder)
 
 
+def _at_end() -> None:
+    if _log is not None:
+        _log.write()
+
+
+atexit.register(_at_end)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 if sys.platform != "win32":

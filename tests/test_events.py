@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -14,7 +16,7 @@ from cachedfs.fetcher import Fetcher
 from cachedfs.filesystem import CachedGCSFileSystem
 from cachedfs.report import read, summary_of
 from tests.fakes import gate
-from tests.support import MiB, forget, noise
+from tests.support import ROOT, MiB, forget, noise, until
 
 
 @pytest.fixture
@@ -27,6 +29,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def lines(folder):
+    events.current().write()
     return [
         json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()
     ]
@@ -87,7 +90,7 @@ def test_waiting_for_an_object_that_is_not_cached_is_told(origin, folder):
         file.seek(2 * MiB)
         file.read(10)
         gate(fs, origin, is_open=False)
-        threading.Timer(0.15, gate, [fs, origin], {"is_open": True}).start()
+        threading.Timer(0.5, gate, [fs, origin], {"is_open": True}).start()
         file.seek(0)  # before all that is on its way
         file.read(10)
     assert ("b/k", 0) in waits(folder)
@@ -148,11 +151,49 @@ def test_what_a_killed_process_wrote_is_read(cloud, folder):
         sys.stdin.readline()
         os.kill(os.getpid(), 9)
     """
-    with pytest.raises(AssertionError), cloud.talking(code) as ask:
-        ask("die")
-    records = read(folder)
-    assert len(records.requests) == len(cloud.server.requests)
-    assert records.n_cut == 0
+
+    def die():
+        with cloud.talking(code) as ask:
+            until(lambda: folder.exists() and len(read(folder).requests) == len(cloud.server.requests) > 0)
+            ask("die")
+
+    with pytest.raises(AssertionError):
+        die()
+    assert len(read(folder).requests) == len(cloud.server.requests) > 0
+    assert read(folder).n_cut == 0
+
+
+def test_nothing_is_lost_between_who_notes_and_who_writes(tmp_path):
+    log = events.Log(str(tmp_path))
+    interval = sys.getswitchinterval()
+
+    def note(name):
+        for number in range(5000):
+            log.note("wait", 0.0, path=f"{name}/{number}", took_s=1.0)
+
+    threads = [threading.Thread(target=note, args=(name,)) for name in "abcd"]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            log.write()
+    finally:
+        sys.setswitchinterval(interval)
+    log.close()
+    waits = [wait.path for wait in read(tmp_path).waits]
+    assert sorted(waits) == sorted(f"{name}/{number}" for name in "abcd" for number in range(5000))
+    assert all(
+        [each for each in waits if each[0] == name] == [f"{name}/{number}" for number in range(5000)]
+        for name in "abcd"
+    )
+
+
+def test_a_program_that_ends_writes_what_it_noted(tmp_path):
+    code = "from cachedfs import events\nwith events.waiting('b/k'):\n    import time; time.sleep(0.01)"
+    environ = {**os.environ, events.VARIABLE: str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environ, cwd=ROOT, check=True)
+    assert [wait.path for wait in read(tmp_path).waits] == ["b/k"]
 
 
 def test_a_line_that_was_cut_off_is_passed_over(cloud, folder):
@@ -166,10 +207,14 @@ def test_a_line_that_was_cut_off_is_passed_over(cloud, folder):
     assert (cut.n_cut, len(cut.requests)) == (1, len(whole.requests))
 
 
-def test_a_file_is_bounded(tmp_path):
+@pytest.mark.parametrize("n_together", [1, 7, 1000])
+def test_a_file_is_bounded(tmp_path, n_together):
     log = events.Log(str(tmp_path), most=2000)
     for number in range(100):
-        log.write("wait", 0.0, path=f"bucket/{number}", took_s=1.0)
+        log.note("wait", 0.0, path=f"bucket/{number}", took_s=1.0)
+        if number % n_together == 0:
+            log.write()
+    log.close()
     (path,) = tmp_path.glob("*.jsonl")
     assert path.stat().st_size <= 2000 + 20
     records = read(tmp_path)

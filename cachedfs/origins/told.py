@@ -45,7 +45,7 @@ class Told:
         wait_s = took_s if self._wait_s is None else self._wait_s
         url = public_url(self._url)
         if log is not None:
-            log.write(
+            log.note(
                 "request",
                 self._began,
                 method=self._method,

@@ -28,7 +28,7 @@ inside, here = [0.0], threading.local()
 
 def counting(method):
     def counted(*args, **fields):
-        if getattr(here, "is_counted", False):  # what looks at the sums also writes them
+        if getattr(here, "is_counted", False):  # what looks at the sums also notes them
             return method(*args, **fields)
         here.is_counted, cpu = True, time.thread_time()
         method(*args, **fields)
@@ -37,7 +37,7 @@ def counting(method):
     return counted
 
 if is_counted:
-    Log.write, Log.sample_all = counting(Log.write), counting(Log.sample_all)
+    Log.note, Log.write, Log.sample_all = map(counting, (Log.note, Log.write, Log.sample_all))
 fs = CachedGCSFileSystem(cache_dir=directory, keep_free=0, gs={"token": "anon", "endpoint_url": endpoint})
 fs.cat_file("b/begin")  # imports and connections
 took = {}
