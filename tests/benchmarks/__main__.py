@@ -6,6 +6,7 @@ Exits 1 when a number that is due now is missed.
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
 import tempfile
 import time
@@ -135,8 +136,13 @@ def contenders(workload: Workload, options: argparse.Namespace) -> list[str]:
 def run(options: argparse.Namespace, folder: Path, said: Callable[[list[Result]], object]) -> list[Result]:
     """Return all results, after saying each; `said` is called with those so far."""
     results: list[Result] = []
+    processor = process.Processor()
 
     def say(result: Result) -> None:
+        result.stolen, result.when = (
+            processor.stolen(),
+            datetime.datetime.now(datetime.UTC).date().isoformat(),
+        )
         results.append(result)
         print_result(result)
         said(results)
@@ -209,6 +215,11 @@ def main() -> int:
     )
     parser.add_argument("--ours", action="store_true", help="without peers, floor and local files")
     parser.add_argument(
+        "--again",
+        action="store_true",
+        help="only the rows of --json that other machines of the host disturbed; what was disturbed least is kept",
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="fewer repetitions; the slowest of ours on a sample"
     )
     parser.add_argument(
@@ -218,15 +229,26 @@ def main() -> int:
     if options.tables:
         print(report.tables(*report.load(options.tables)), end="")
         return 0
-    start, processor = time.monotonic(), process.Processor()
+    earlier: list[Result] = []
+    if options.again:
+        if not options.json or not options.json.exists():
+            parser.error("--again needs the --json FILE of an earlier run")
+        earlier = report.load(options.json)[1]
+        options.only = list(report.disturbed(earlier))
+        if not options.only:
+            print("no row was disturbed by other machines of the host", file=sys.stderr)
+            return 0
+    start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as name:
         path = options.json or Path(name) / "bench.json"
 
         def keep(results: list[Result]) -> None:  # each time: a run that is ended has taken long, too
-            report.save(path, results, bounds.judge(results), time.monotonic() - start, processor.stolen)
+            kept = report.least_disturbed(earlier, results)
+            report.save(path, kept, bounds.judge(kept), time.monotonic() - start)
 
-        verdicts = bounds.judge(run(options, Path(name), keep))
-        print(report.tables(*report.load(path)), end="")
+        run(options, Path(name), keep)
+        about, results, verdicts = report.load(path)
+        print(report.tables(about, results, verdicts), end="")
     missed = [verdict for verdict in verdicts if verdict.verdict == "MISSED"]
     for v in missed:
         print(

@@ -53,6 +53,8 @@ class Result:
     sample: str = ""  # "20 of 300": the figures are scaled from it
     error: str = ""
     outcome: str = ""  # of an abuse, in words
+    stolen: float = 0.0  # the share of the processor time that went to other machines of the host meanwhile
+    when: str = ""  # the day of it
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

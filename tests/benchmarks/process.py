@@ -92,17 +92,15 @@ def _run(code: str, environ: dict[str, str], *arguments: str) -> tuple[float, fl
 
 
 class Processor:
-    """What of the processor time that this machine wanted since now goes to other machines of its host."""
+    """What of the processor time that this machine wants goes to other machines of its host."""
 
     def __init__(self) -> None:
         self._before = self._looked()
 
-    @property
-    def stolen(self) -> float | None:
-        """The share of it; None where nobody tells."""
-        if not any(self._before):
-            return None
-        used, stolen = (now - before for now, before in zip(self._looked(), self._before, strict=True))
+    def stolen(self) -> float:
+        """Return the share of it since this was asked last; 0 where nobody tells."""
+        before, self._before = self._before, self._looked()
+        used, stolen = (now - earlier for now, earlier in zip(self._before, before, strict=True))
         return stolen / max(1, used + stolen)
 
     @staticmethod

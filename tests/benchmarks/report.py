@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import platform
@@ -21,7 +20,7 @@ from tests.benchmarks.mount import COLD_RATE, CROWD, CROWD_S, FIRST_BYTE_S, WARM
 from tests.benchmarks.services import DRIVE_EVEN, DRIVE_TYPICAL, SERVICES
 from tests.benchmarks.workloads import WORKLOADS
 
-__all__ = ["load", "save", "tables"]
+__all__ = ["disturbed", "least_disturbed", "load", "save", "tables"]
 
 STOLEN = 0.02  # from here on figures are noticeably worse than those of a machine by itself
 NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches that a user may have: looked for, not driven
@@ -31,19 +30,15 @@ TITLES |= {row.name: row.title for row in training.ROWS.values()}
 TITLES |= {workload.name: workload.title for workload in WORKLOADS.values()}
 
 
-def save(
-    path: Path, results: list[Result], verdicts: list[Verdict], took_s: float, stolen: float | None
-) -> None:
-    """Write everything that `tables` needs; `stolen` is the share of processor time that went to other machines of the host."""
+def save(path: Path, results: list[Result], verdicts: list[Verdict], took_s: float) -> None:
+    """Write everything that `tables` needs."""
     profile, drive = PROFILES["table"], DRIVE_TYPICAL
     packages = ("cachedfs", "fsspec", "gcsfs", "PyDrive2", "zarr", "aiohttp", "numpy")
     about = {
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "took_s": round(took_s, 1),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "load": os.getloadavg()[0],
-        "stolen": stolen,
         "packages": {name: version(name) for name in packages},
         "cloud": f"simulated Google Cloud Storage: {profile.media.median_s * 1e3:.0f} ms to the first byte (lognormal, "
         f"sigma {profile.media.sigma}), {profile.stream_rate / 1e6:.0f} MB/s a stream, "
@@ -68,11 +63,38 @@ def load(path: Path) -> tuple[dict[str, Any], list[Result], list[Verdict]]:
     return saved["about"], results, [Verdict(**values) for values in saved["verdicts"]]
 
 
+def disturbed(results: list[Result]) -> dict[str, float]:
+    """Return the rows whose figures are worse for other machines of the host, each with its worst share of stolen time."""
+    worst: dict[str, float] = {}
+    for result in results:
+        worst[result.row] = max(worst.get(result.row, 0.0), result.stolen)
+    return {row: stolen for row, stolen in worst.items() if stolen > STOLEN}
+
+
+def least_disturbed(earlier: list[Result], later: list[Result]) -> list[Result]:
+    """Return the results of both runs, of a row those of one: all who did it met the same machine.
+
+    That is the later run, where it measured the row whole and was disturbed less.
+    """
+    of = {(result.row, result.contender) for result in later}
+    unfinished = {result.row for result in earlier if (result.row, result.contender) not in of}
+    before, after = disturbed(earlier), disturbed(later)
+    known = {result.row for result in earlier}
+    better = {
+        row
+        for row in {result.row for result in later}
+        if row not in known or (row not in unfinished and after.get(row, 0.0) < before.get(row, 0.0))
+    }
+    order = list(dict.fromkeys(result.row for result in [*earlier, *later]))
+    kept = [result for result in earlier if result.row not in better]
+    return sorted([*kept, *(r for r in later if r.row in better)], key=lambda result: order.index(result.row))
+
+
 def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]) -> str:
     """Return the markdown of everything: the comparison, our numbers against their bounds, and what was done."""
     measured = {WORKLOADS[result.row].service for result in results if result.row in WORKLOADS}
     parts = [_comparison(results, "gcs")] if "gcs" in measured else []
-    parts += [_about(about)]
+    parts += [_about(about, results)]
     if "drive" in measured:
         parts += [
             _comparison(results, "drive"),
@@ -176,14 +198,17 @@ def _bounds(verdicts: list[Verdict]) -> str:
     return "\n".join([*lines, *later])
 
 
-def _about(about: dict[str, Any]) -> str:
+def _about(about: dict[str, Any], results: list[Result]) -> str:
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
     others = ", ".join(f"{name}: {state}" for name, state in about["others"].items())
-    stolen = about.get("stolen") or 0.0
-    quiet = f" Others on the host took {stolen:.0%} of the processor time." if stolen > STOLEN else ""
+    days = sorted({result.when for result in results})
+    noisy = ", ".join(f"{TITLES[row]} ({stolen:.0%})" for row, stolen in disturbed(results).items())
+    noise = (
+        f" Other machines of the host took processor time, at worst so much, from: {noisy}." if noisy else ""
+    )
     return (
-        f"The cloud is a {about['cloud']}. Medians; `*`: measured on a sample and scaled. {about['when'][:10]}, "
-        f"{about['system']}, Python {about['python']}, {packages}. Other caches: {others}.{quiet}"
+        f"The cloud is a {about['cloud']}. Medians; `*`: measured on a sample and scaled. {' to '.join(dict.fromkeys([days[0], days[-1]]))}, "
+        f"{about['system']}, Python {about['python']}, {packages}. Other caches: {others}.{noise}"
     )
 
 
