@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numcodecs.blosc
+import numcodecs.lz4
+import numcodecs.zstd
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +20,13 @@ __all__ = ["Crc32c", "Decoder", "stated_size"]
 # As zarr does: its own threads stop those of others, and ours decode several chunks at a time.
 numcodecs.blosc.use_threads = False
 
-SMALL = 32 << 10  # bytes of a chunk that are copied faster than numcodecs looks at where they go
+SMALL = 32 << 10  # bytes of a chunk that are copied faster than numcodecs looks at where they go, or where they are
+# What these codecs call once they have looked.
+_UNLOOKED: dict[type, Callable[[Any], Any]] = {
+    numcodecs.zstd.Zstd: numcodecs.zstd.decompress,
+    numcodecs.lz4.LZ4: numcodecs.lz4.decompress,
+    numcodecs.blosc.Blosc: numcodecs.blosc.decompress,
+}
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 Array = npt.NDArray[Any]
@@ -47,13 +56,19 @@ class Decoder:
         """Whether the decoded bytes are the chunk as it lies in memory."""
         return self.axes is None and (self.order == "C" or len(self.shape) == 1) and self.stored.isnative
 
+    @cached_property
+    def _decodes(self) -> list[Callable[[Any], Any]]:
+        """The calls that decode, one after the other."""
+        unlooked = _UNLOOKED if self.size <= SMALL else {}
+        return [unlooked.get(type(step), step.decode) for step in self.steps]
+
     def array(self, data: Any) -> Array:
         """Return the chunk with these stored bytes, in this machine's byte order; it may be a view of them, and read-only.
 
         Raises what the codecs raise, and ValueError for bytes that are no whole chunk.
         """
-        for step in self.steps:
-            data = step.decode(data)
+        for decode in self._decodes:
+            data = decode(data)
         flat = (
             np.asarray(data).reshape(-1, order="A")
             if isinstance(data, np.ndarray)
@@ -72,8 +87,8 @@ class Decoder:
             out[...] = self.array(data).reshape(out.shape)
             return
         if not self.steps or self.size <= SMALL:
-            for step in self.steps:
-                data = step.decode(data)
+            for decode in self._decodes:
+                data = decode(data)
             out[...] = np.frombuffer(data, self.stored).reshape(out.shape)
             return
         for step in self.steps[:-1]:

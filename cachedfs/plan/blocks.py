@@ -11,6 +11,8 @@ __all__ = ["align", "beginning", "block_range", "clip", "covering", "merge"]
 
 def clip(start: int | None, stop: int | None, size: int) -> Range:
     """Return the bytes that Python's slice `[start:stop]` takes of an object of `size` bytes."""
+    if start is not None and stop is not None and 0 <= start <= stop <= size:
+        return Range(start, stop)  # as most are
     first, last, _ = slice(start, stop).indices(size)
     return Range(first, max(first, last))
 
