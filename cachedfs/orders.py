@@ -1,4 +1,4 @@
-"""What a plan at work will read, in order: what it asks for next, and what the cache may remove for it."""
+"""What a plan at work will read, in order: what it may ask for, and what the cache may remove for it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ class Order:
     """The order of one plan in one cache, for any thread: the loop moves it on while the writer asks what to remove.
 
     Who runs the plan calls `extend` when there is room within the horizon, `reached` when its reader may have got further, and
-    `ask` before it asks for a block; or, where it knows what was read, `read_up_to`, and then `to_fetch`: it looks whether
-    each of these blocks is here (`stored`) and else fetches it. Of what is fetched the engine reports the end by itself, for
-    all orders in `engine.orders`, whoever asked for it. `lost` is for what did not come, and for what the runner finds
-    missing of what is to be read next. `close` when the plan ends.
+    `ask` before it asks for a block; then it looks whether that is here (`stored`), and else fetches it. Of what is fetched the
+    engine reports the end by itself, for all orders in `engine.orders`, whoever asked for it. `lost` is for what did not come,
+    and for what the runner finds missing of what is to be read next. `close` when the plan ends.
 
     Which uses were made is told by touches: see `Reading`.
 
-    `window`: about the bytes that will be ahead of the reader; `to_fetch` must be asked of no more.
+    `window`: about the bytes that will be ahead of the reader.
     """
 
     def __init__(self, cache: BlockCache, bounds: Bounds, *, horizon: int, window: int) -> None:
@@ -107,11 +106,6 @@ class Order:
                 self._reading.comes(block)
             return self._schedule.extend(accesses)
 
-    def read_up_to(self, position: int) -> None:
-        """Note that all uses before `position`, counted from 0, are over."""
-        with self._lock:
-            self._reading.pass_to(position)
-
     def reached(self, position: int) -> None:
         """Look what was read: the plan got to `position`, and its reader to about there, or further."""
         with self._lock:
@@ -131,13 +125,6 @@ class Order:
         """Return whether a block may be asked for now, as one `is_awaited` may; it counts as under way then."""
         with self._lock:
             return self._schedule.ask(block, is_awaited=is_awaited)
-
-    def to_fetch(self, until: int, most: int) -> list[Block]:
-        """Return up to `most` blocks to ask for now, in the order of their use, of what is used before position `until`."""
-        with self._lock:
-            blocks = list(islice(self._schedule.to_fetch(until), most))
-            self._reading.counted(blocks)
-            return blocks
 
     def stored(self, blocks: Iterable[Block]) -> None:
         """Note that blocks are here; those that are not of this plan are passed over."""

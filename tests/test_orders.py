@@ -2,6 +2,7 @@
 
 import random
 import threading
+from itertools import takewhile
 
 import fsspec
 import pytest
@@ -40,8 +41,12 @@ class Plan:
     async def begin(self):
         self.engine.orders.append(self.order)
 
-    async def send(self):
-        for key, index in self.order.to_fetch(self.at + AT_ONCE, AT_ONCE):
+    def asked(self, indexes):
+        """Return what may be asked for of these blocks, in their order."""
+        return list(takewhile(self.order.ask, ((self.key, index) for index in dict.fromkeys(indexes))))
+
+    async def send(self, indexes):
+        for key, index in self.asked(indexes):
             if key.name(index) not in self.engine.flights and self.engine.cache.has(key, index):
                 self.order.stored([(key, index)])
             else:
@@ -53,13 +58,13 @@ class Plan:
                 epoch = self.chance.sample(self.units, len(self.units))
                 self.coming += epoch
                 self.order.extend((self.key, index, BLOCK) for index in epoch)
-            self.engine.run(self.send())
             now, self.coming = self.coming[:AT_ONCE], self.coming[AT_ONCE:]
+            self.engine.run(self.send(now))
             for index in now:
                 start = index * BLOCK + 100
                 assert self.fs.cat_file(self.path, start, start + 4) == index.to_bytes(4, "big")
             self.at += AT_ONCE
-            self.order.read_up_to(self.at)
+            self.order.reached(self.at)
             self.engine.drain()  # so that what is counted does not depend on how long the disk takes
 
 
@@ -184,17 +189,16 @@ def test_what_comes_for_a_plan_is_told_to_it_and_what_cannot_be_stored_as_well(c
     engine = fs._source.engine
     plan = Plan(fs, filled(cloud, 8), 8)
     plan.order.extend((plan.key, index, BLOCK) for index in range(8))
-    engine.run(plan.send())
+    engine.run(plan.send(range(8)))
     until(lambda: not engine.flights)
-    assert not plan.order.to_fetch(8, 8)
     assert plan.order.taken == 8 * engine.cache.size_on_disk(plan.key, BLOCK)
     engine.cache.evict(plan.key.identity)
     plan.order.lost([(plan.key, index) for index in range(8)])
     assert plan.order.taken == 0
     monkeypatch.setattr(engine.cache, "put", refuse)
-    engine.run(plan.send())
+    engine.run(plan.send(range(8)))
     until(lambda: plan.order.taken == 0)
-    assert len(plan.order.to_fetch(8, 8)) == 8
+    assert len(plan.asked(range(8))) == 8
 
 
 def test_what_could_not_be_had_takes_no_room_of_the_plan(cloud, fs):
@@ -230,7 +234,6 @@ def test_what_a_reader_fetches_ahead_of_its_plan_counts_as_the_plans(cloud, fs):
     fs.cat_file(plan.path)
     fs._source.engine.drain()
     assert plan.order.taken == 4 * fs._source.engine.cache.size_on_disk(plan.key, BLOCK)
-    assert not plan.order.to_fetch(4, 4)
 
 
 def test_two_plans_that_fetch_in_turn_are_stored_in_two_batches(tmp_path):

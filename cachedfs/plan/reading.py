@@ -11,7 +11,7 @@ half the way to the next use is one more of the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 from cachedfs.plan.schedule import NEVER, Schedule
@@ -84,11 +84,6 @@ class Reading(Generic[B]):
             if clock is not None and clock != use.clock:
                 self._before.add(block)
             self._uses[block] = use._replace(clock=clock)
-
-    def counted(self, blocks: Iterable[B]) -> None:
-        """All touches of these blocks until now are of uses that are over."""
-        for block in blocks:
-            self._count(block, _Use(self._clock_of(block)))
 
     def _count(self, block: B, use: _Use) -> None:
         self._uses[block] = use

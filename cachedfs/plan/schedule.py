@@ -1,18 +1,18 @@
-"""What to fetch next of a known order of accesses, and what to give up for it: Belady's rule, with bypass. Pure.
+"""What of a known order of accesses may be fetched now, and what to give up for it: Belady's rule, with bypass. Pure.
 
-The rule: what is missing is fetched in the order of its use, and what is used furthest ahead goes first. What is needed
+The rule: what is used furthest ahead goes first. What is needed
 before the block that it would make room for never goes. A block whose use after the next one is still further ahead than
 that of all others only passes: it is fetched, read, and goes first. It never takes the place of another, so that it waits
 while as much passes as may: what is fetched ahead costs no hit.
 
 How it is used. `extend` hands over what is known of the order, `read` says of which block the next use was made, in whatever
-order readers come to them, `read_up_to` that all before a position is over; `to_fetch` says what to ask for next, `ask`
-whether one block may be asked for. Each of these blocks is then reported: `stored` when it is here (it came, or was here already) or
-`lost` when it is not to come. What others remove is `lost`, too, and what was here from the start is `stored`. Whoever
+order readers come to them, `read_up_to` that all before a position is over; `ask` says whether a block may be asked for, and
+whoever asks in the order of use fetches in it. Each of these blocks is then reported: `stored` when it is here (it came, or was
+here already) or `lost` when it is not to come. What others remove is `lost`, too, and what was here from the start is `stored`. Whoever
 needs room takes what `given_up` yields. Wrong or missing reports cost fetches, and nothing else.
 
 State: one number and one reference for each access that is known and was not made, a record for each block of them or
-here, and two heaps of at most twice the records. Time: each access costs at most a few steps in the heaps, O(log n),
+here, and a heap of at most twice the records. Time: each access costs at most a few steps in the heap, O(log n),
 amortised.
 """
 
@@ -57,7 +57,7 @@ class _Record(Generic[B]):
         self.size = size
         self.next = self.last = NEVER
         self.place = _Place.AWAY
-        self.is_under_way = False  # asked for by `to_fetch`, and not reported yet
+        self.is_under_way = False  # asked for, and not reported yet
 
 
 class Schedule(Generic[B]):
@@ -72,17 +72,15 @@ class Schedule(Generic[B]):
         self.limit = limit
         self.passing = passing
         self.position = 0  # accesses that were made
-        self._asked = 0  # Invariant: what `to_fetch` gave is used before this position
+        self._asked = 0  # Invariant: what was asked for is used before this position
         self._records: dict[B, _Record[B]] = {}  # Invariant: each is used again, is here, or is under way
         # The accesses from position `_base` on, and for each the position of the next one of the same block.
         self._order: list[_Record[B]] = []
         self._following: list[int] = []
         self._base = 0
-        # By next use, with what was true when they were pushed: an entry counts while it is.
-        self._furthest: list[
-            tuple[int, int, _Record[B]]
-        ] = []  # of what is held; negative; the second settles ties
-        self._wanted: list[tuple[int, int, _Record[B]]] = []  # of what is not
+        # Of what is held, by next use, negative, with what was true when they were pushed: an entry counts while it is. The
+        # second number settles ties.
+        self._furthest: list[tuple[int, int, _Record[B]]] = []
         self._ties = count()
         self._going: dict[B, None] = {}  # what is here and first to go, in that order
         self._sizes = dict.fromkeys(_Place, 0)  # bytes by place
@@ -210,14 +208,6 @@ class Schedule(Generic[B]):
 
     # What to do.
 
-    def to_fetch(self, until: int) -> Iterator[B]:
-        """Yield what to ask for next, in the order of use, of what is used before position `until`.
-
-        Each is under way once it was yielded. It ends when something has to be read first.
-        """
-        while (record := self._first_wanted()) is not None and record.next < until and self._ask(record):
-            yield record.block
-
     def ask(self, block: B, *, is_awaited: bool = False) -> bool:
         """Return whether a block may be asked for now, be it its turn or not; it is under way then, or here already.
 
@@ -226,9 +216,6 @@ class Schedule(Generic[B]):
         record = self._records.get(block)
         if record is None or record.next == NEVER or record.place in (_Place.HELD, _Place.PASSING):
             return True
-        return self._ask(record, is_awaited=is_awaited)
-
-    def _ask(self, record: _Record[B], *, is_awaited: bool = False) -> bool:
         place = self._place_for(record) or (_Place.PASSING if is_awaited else None)
         if place is None:
             return False
@@ -308,35 +295,24 @@ class Schedule(Generic[B]):
     def _file(self, record: _Record[B]) -> None:
         """Put a block where it is found by its next use; forget it when there is no use for it, and it is not here."""
         if record.place is _Place.HELD:
-            self._push(self._furthest, -record.next, record)
-        elif record.place is not _Place.PASSING and record.next != NEVER:
-            self._push(self._wanted, record.next, record)
-        elif record.place is _Place.AWAY and not record.is_under_way:
+            self._push(record)
+        elif record.place is _Place.AWAY and record.next == NEVER and not record.is_under_way:
             self._sizes[_Place.AWAY] -= record.size
             del self._records[record.block]
 
-    def _push(self, heap: list[tuple[int, int, _Record[B]]], key: int, record: _Record[B]) -> None:
-        heappush(heap, (key, next(self._ties), record))
+    def _push(self, record: _Record[B]) -> None:
+        heap = self._furthest
+        heappush(heap, (-record.next, next(self._ties), record))
         if len(heap) > 2 * len(self._records) + _FEW:
-            counts = self._counts_as_held if heap is self._furthest else self._counts_as_wanted
-            heap[:] = {entry[2]: entry for entry in heap if counts(entry)}.values()
+            heap[:] = {entry[2]: entry for entry in heap if self._counts(entry)}.values()
             heapify(heap)
 
     @staticmethod
-    def _counts_as_held(entry: tuple[int, int, _Record[B]]) -> bool:
+    def _counts(entry: tuple[int, int, _Record[B]]) -> bool:
         return entry[2].place is _Place.HELD and entry[2].next == -entry[0]
-
-    @staticmethod
-    def _counts_as_wanted(entry: tuple[int, int, _Record[B]]) -> bool:
-        return entry[2].place in (_Place.AWAY, _Place.GOING) and entry[2].next == entry[0]
 
     def _furthest_held(self) -> _Record[B] | None:
         """Return the held block that is used furthest ahead; of those without a known use, the longest without."""
-        while self._furthest and not self._counts_as_held(self._furthest[0]):
+        while self._furthest and not self._counts(self._furthest[0]):
             heappop(self._furthest)
         return self._furthest[0][2] if self._furthest else None
-
-    def _first_wanted(self) -> _Record[B] | None:
-        while self._wanted and not self._counts_as_wanted(self._wanted[0]):
-            heappop(self._wanted)
-        return self._wanted[0][2] if self._wanted else None

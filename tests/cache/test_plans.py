@@ -1,5 +1,6 @@
 """Plans through the real cache: what they hit, what they leave alone, and how two of them share one bound."""
 
+import itertools
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from tests.cache.rig import AMPLE, content, finish, key_of, put, room_for, start
 from tests.support import tally
 
 BLOCK = 16 << 10
-AT_ONCE = 8  # accesses between two looks at what is to be fetched
+AT_ONCE = 4  # accesses between two looks at what is to be fetched
 
 
 class Plan:
@@ -36,14 +37,15 @@ class Plan:
             epoch = self.chance.sample(self.units, self.per_epoch)
             self.coming += epoch
             self.order.extend((self.key, index, BLOCK) for index in epoch)
-        self.fetch(self.order.to_fetch(self.at + AT_ONCE, AT_ONCE))
         now, self.coming = self.coming[:AT_ONCE], self.coming[AT_ONCE:]
+        blocks = [(self.key, index) for index in dict.fromkeys(now)]
+        self.fetch(list(itertools.takewhile(self.order.ask, blocks)))
         for index in now:
             if self.cache.read(self.key, index, 0, 8) is None:  # somebody else removed it
                 self.fetch([(self.key, index)])
                 self.cache.touch(self.key, index)
         self.at += AT_ONCE
-        self.order.read_up_to(self.at)
+        self.order.reached(self.at)
 
     def fetch(self, blocks):
         missing = [block for block in blocks if not self.cache.has(*block)]
