@@ -66,13 +66,13 @@ class Log:
         self._file: int | None = None
         self._is_over = False
         self._noted: deque[dict[str, Any]] = deque()
-        self._lock = threading.Lock()
+        # Locks that a signal's handler finds taken by what it interrupted are taken once more, or it would wait for ever.
+        self._lock, self._sampling = threading.RLock(), threading.RLock()
         # Times within a process are a monotonic clock's, so that none runs backwards when the wall clock is set.
         self._began, self._zero = time.time(), time.monotonic()
         # By who counts: its number here, when its sums were looked at last, and those that were written last.
         self._told: weakref.WeakKeyDictionary[Counts, tuple[int, float, Mapping[str, Any]]]
         self._told = weakref.WeakKeyDictionary()
-        self._sampling = threading.Lock()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
