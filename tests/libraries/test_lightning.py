@@ -1,8 +1,14 @@
 """Lightning: checkpoints that it writes and finds again, and a DataModule over files of a cloud."""
 
+import contextlib
+
 import fsspec
 import pytest
 
+from tests import vision
+
+with contextlib.suppress(ImportError):
+    vision.torchvision()  # Lightning imports it where it is there
 torch = pytest.importorskip("torch")
 L = pytest.importorskip("pytorch_lightning")
 
