@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
@@ -24,7 +25,8 @@ _ROOMS: dict[str, type[DriveService] | type[GCSService]] = {"drive": DriveServic
 def _wait_for_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     while os.read(0, 4096):  # not sys.stdin: its lock, held by a daemon thread, aborts a clean exit
         pass
-    loop.call_soon_threadsafe(stop.set)
+    with contextlib.suppress(RuntimeError):  # a signal was faster, and the loop is closed
+        loop.call_soon_threadsafe(stop.set)
 
 
 def main(argv: list[str] | None = None) -> int:
