@@ -13,6 +13,9 @@ NEWER := $(shell for each in $(OTHER_PYTHON) python3.13 $(HOME)/.pyenv/versions/
 # This version, before anything else asks for one: another may come with gigabytes for GPUs.
 TORCH = torch==2.13.0
 
+# The tests start some thousand processes, which would compile all of the project each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Three files of tests at a time: two cores are busy with them, as many of them wait.
 TOGETHER = -n 3 --dist loadfile
 

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from cachedfs.errors import CachedFSError
 from cachedfs.flights import Flight
 from cachedfs.model import LinkStats
 from cachedfs.origins import Origin
@@ -82,11 +81,6 @@ class Ahead:
         """Forget the wishes of `owner` that were not sent."""
         for queues in self._queues:
             queues.pop(id(owner), None)
-
-    @property
-    def n_waiting(self) -> int:
-        """Wishes that were neither sent nor withdrawn."""
-        return sum(len(queue) for queues in self._queues for queue in queues.values())
 
     @property
     def memory(self) -> int:
@@ -169,19 +163,33 @@ class Ahead:
     def _origin(self, wish: Wish) -> Origin | None:
         try:
             return wish.origin()
-        except CachedFSError as error:  # such as offline: who needs it will be told
+        except Exception as error:  # of any kind: who needs it is told, and the other wishes go on
             logger.debug("not sent ahead: %s", error)
             return None
 
     def _may_send(self, wish: Wish, origin: Origin, busy: _Busy) -> bool:
         n_requests, link = busy.requests[origin], self.link(origin)
-        if n_requests >= origin.concurrency or (busy.memory and busy.memory + wish.size > MEMORY):
+        if n_requests >= origin.concurrency or not self._has_memory(wish.size, busy):
             return False
         if n_requests and busy.bodies[origin] + link.load(wish.size) > link.n_bodies + ONE_MORE:
             return False
         if wait_s := origin.spare_s():
             self._look_again_in(wait_s)
         return not wait_s
+
+    def _has_memory(self, size: int, busy: _Busy) -> bool:
+        """Return whether `size` bytes more may be held, after what could not be stored was let go, oldest first.
+
+        Nobody may come for that any more, and then nothing would ever be sent ahead again.
+        """
+        most = MEMORY - size
+        for flight in list(self._sent) if busy.memory > most else ():
+            if flight.is_settled:
+                busy.memory -= flight.memory
+                flight.let_go()
+            if busy.memory <= most:
+                break
+        return busy.memory <= max(0, most)
 
     def _look_again_in(self, wait_s: float) -> None:
         if self._timer is None:
@@ -196,7 +204,7 @@ class Ahead:
         with sent_ahead():
             try:
                 answer = wish.send()
-            except CachedFSError as error:  # whoever needs it will be told
+            except Exception as error:  # of any kind: who needs it is told, and the other wishes go on
                 logger.debug("not sent ahead: %s", error)
                 return False
             if not isinstance(answer, Awaitable):

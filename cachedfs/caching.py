@@ -177,7 +177,9 @@ class Caching(ChainedFileSystem):
 
         self._source.engine.drain()  # what was read a moment ago counts
         there, folder = self._elsewhere(target, target_options)
-        roots = [self._strip(each) for each in (path if isinstance(path, list) else [path])]
+        roots = [self._strip(each) for each in (path if isinstance(path, list | tuple) else [path])]
+        if not roots:
+            raise ValueError(f"nothing was named to export to {target}")
         export = Export(
             self._reader, there, folder, advance=callback.relative_update, expect=callback.set_size
         )

@@ -11,12 +11,12 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from cachedfs.errors import ObjectNotFound, OriginAway
+from cachedfs.errors import NoSuchBucket, ObjectNotFound, OriginAway
 from cachedfs.facts import Known
 from cachedfs.feeds import Feeds, is_told
-from cachedfs.fetcher import Fetcher
+from cachedfs.fetcher import OVERDUE_S, Fetcher
 from cachedfs.flights import Flight
-from cachedfs.listings import Listings, by_folder, by_path
+from cachedfs.listings import Listings, by_folder, by_path, is_nameless
 from cachedfs.model import ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.source import Source
 
@@ -88,7 +88,7 @@ class Catalog:
         """Return whether somebody in this process asked what `path` is, and waits for the answer."""
         if self.source.config.lifetime_s == 0:
             return False
-        slot = (self.source.identity, path)
+        slot = (self.source.asker, path)
         return self.source.engine.questions.is_asked(slot, self.source.facts.mark(path))
 
     def _by_parent(self, path: str) -> bool:
@@ -101,14 +101,14 @@ class Catalog:
         return known
 
     async def _once(self, path: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Ask, or wait for the answer to the same question that somebody in this process asked already.
+        """Ask, or wait for the answer to the same question that the same asker in this process asked already.
 
         Not when something was written to the path since that was asked, and never with max_age=0: then the answer on its
         way may be older than this question.
         """
         if self.source.config.lifetime_s == 0:
             return await ask()
-        slot, mark = (self.source.identity, path), self.source.facts.mark(path)
+        slot, mark = (self.source.asker, path), self.source.facts.mark(path)
         return await self.source.engine.questions.ask(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
 
     async def _lookup(self, path: str, old: Known | None) -> tuple[Known, Flight | None]:
@@ -235,8 +235,10 @@ class Catalog:
         """
         claim = ObjectKey(self.source.identity, path, "what is it?", 0).hash64(0)
         cache = self.source.engine.cache
-        pause = POLL_S[0]
+        pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
         while self.source.config.lifetime_s > 0 and not cache.take_claim(claim):
+            if time.monotonic() > overdue_at:
+                break  # who has it was stopped: then it is asked twice
             await asyncio.sleep(pause)
             pause = min(2 * pause, POLL_S[1])
             if (known := self.source.fresh(path)) is not None:
@@ -303,9 +305,8 @@ class Catalog:
 
     async def listing(self, folder: str) -> list[ObjectInfo]:
         """Return the children of `folder` by name; the object itself for an object. Raises ObjectNotFound."""
-        here = await asyncio.to_thread(
-            self._listings.of, folder
-        )  # a long one takes its time: not on the loop
+        # A long one takes its time: not on the loop.
+        here = await asyncio.to_thread(self._listings.of, folder)
         if here is not None:
             return here
         if self.source.config.offline:
@@ -343,7 +344,8 @@ class Catalog:
             async with gate:
                 children = await asyncio.to_thread(self._listings.of, here)
                 if children is None:
-                    with contextlib.suppress(ObjectNotFound):  # it went while its siblings were listed
+                    # It went while its siblings were listed: an origin says so of nothing that is there.
+                    with contextlib.suppress(ObjectNotFound):
                         children = await self._list(here, deep=False)
             known = self.source.facts.get(here)
             above |= {known.info.id} if known is not None and known.info is not None else set()
@@ -382,8 +384,8 @@ class Catalog:
                 found.append(info)
         except OriginAway as error:
             return self._listed_before(folder, error, deep=deep)
-        except ObjectNotFound:
-            if deep:
+        except ObjectNotFound as error:
+            if deep and not isinstance(error, NoSuchBucket):  # a misspelt bucket is no empty data set
                 return []
             raise
         listings = by_folder(folder, found) if deep else {folder: found}
@@ -396,7 +398,10 @@ class Catalog:
             is_watched = here is not None and all(map(is_told, found))
             watch = self._feeds.watch(seen, here) if is_watched else None
             await asyncio.to_thread(self._listings.keep, listings, now, epoch, watch)
-        return sorted((child for children in listings.values() for child in children), key=by_path)
+        named = (
+            child for here, children in listings.items() for child in children if not is_nameless(child, here)
+        )
+        return sorted(named, key=by_path)
 
     def _listing_standby(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
         """Return an older listing while the origin was away a moment ago."""

@@ -77,6 +77,7 @@ class Chunks:
         # What was asked for ahead and not read yet. Any thread looks, and takes out what it reads.
         self.awaited: dict[str, _Series] = {}
         self._reached: deque[tuple[str, int | None, int | None]] = deque()  # and that is not noted yet
+        self._is_told = False  # the loop was asked to note it
         self._series: dict[str | Numbered, _Series] = {}
         self._unsure: set[str] = set()  # arrays whose metadata were read anew since
         self._no_arrays: set[str] = set()  # folders that are none, as far as the metadata say that are here
@@ -87,10 +88,12 @@ class Chunks:
         if self.awaited.pop(path, None) is None:
             return
         self._reached.append((path, start, stop))
-        if len(self._reached) == 1:  # else the loop is on its way to them
+        if not self._is_told:  # else the loop is on its way to them
+            self._is_told = True
             self._source.engine.call_soon(self._tell_all)
 
     def _tell_all(self) -> None:
+        self._is_told = False  # first: what is noted from here on has it called again
         while self._reached:
             self._told(*self._reached.popleft())
 

@@ -46,7 +46,7 @@ class Config:
     request_size: int = 8 * MiB
     """Adjacent missing blocks are fetched in requests of up to this many bytes."""
     concurrency: int = 16
-    """Requests in flight per origin in one process."""
+    """Requests in flight per origin in one process that somebody waits for, beside up to twice as many that were sent ahead."""
     read_ahead: int = 64 * MiB
     """Largest window in bytes that is read ahead for one open file or across the chunks of one array; 0 turns it off."""
     max_age: float = 60.0
@@ -134,7 +134,7 @@ def _block_size(value: Any) -> int:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool):
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError("expected a whole number")
     return int(value)
 
@@ -185,6 +185,10 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# What fsspec's own caches call it.
+_ELSEWHERE = {"cache_storage": "cache_dir", "expiry_time": "max_age", "check_files": "max_age"}
+
+
 def _parsed(name: str, value: Any) -> Any:
     try:
         return _PARSERS[name](value)
@@ -195,7 +199,10 @@ def _parsed(name: str, value: Any) -> Any:
 def _unknown_option(name: str) -> str:
     import difflib  # here: for a mistake only
 
-    near = difflib.get_close_matches(name, [*_PARSERS, *FSSPEC_KEYWORDS], n=1, cutoff=0.5)
+    if name in _ELSEWHERE:
+        near = [_ELSEWHERE[name]]
+    else:
+        near = difflib.get_close_matches(name, [*_PARSERS, *FSSPEC_KEYWORDS], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(_PARSERS)}."
     return (
         f"cachedfs has no option {name!r}; {hint} Options of the target go in a dictionary named like its protocol: "

@@ -44,6 +44,7 @@ logger = logging.getLogger("cachedfs.engine")
 T = TypeVar("T")
 
 BEHIND_BYTES = 64 << 20  # most bytes that wait for the disk before flights are no longer fed
+LOOK_S = 0.05  # how long a request waits for that before it is looked whether somebody wants it by now
 DRAIN_S = 5.0  # longest that a process waits for its last blocks at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; made as they are needed
 AHEAD_SHARE = 4  # a window is at most this part of the cache
@@ -83,7 +84,8 @@ class Engine(events.Counts):
         self._away: dict[str, float] = {}  # identity -> monotonic time until which it is taken as away
         self._room = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._lock = threading.Lock()  # guards the start of the loop, and the two registries
+        # Guards the start of the loop, and the two registries; entered itself, by a signal's handler that reads.
+        self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._workers: Workers
@@ -104,7 +106,7 @@ class Engine(events.Counts):
         loop = asyncio.new_event_loop()
         self._workers = Workers(WORKERS, "cachedfs-work")
         loop.set_default_executor(self._workers)
-        self._thread = threading.Thread(target=loop.run_forever, name="cachedfs-io", daemon=True)
+        self._thread = threading.Thread(target=_run, args=(loop,), name="cachedfs-io", daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
@@ -120,18 +122,23 @@ class Engine(events.Counts):
                 "a blocking call inside the I/O loop of cachedfs would wait for itself: use the async one"
             )
         try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+            loop = self.loop
         except BaseException:  # whatever it is: a coroutine that nobody runs would warn of it later
             coroutine.close()
             raise
+        future = None
         try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
             return future.result()
         except concurrent.futures.CancelledError:
             raise OriginUnavailable(
                 "cachedfs is shutting down with this process; the read was given up"
             ) from None
         except BaseException:  # an interrupt of the caller, above all: the work on the loop ends with it
-            future.cancel()
+            if future is not None:
+                future.cancel()
+            else:
+                _end(coroutine, loop)
             raise
 
     async def hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -284,12 +291,14 @@ class Engine(events.Counts):
             block = block._replace(order=order_of(self.orders, block.key.object, block.key.index))
         self.writer.add(block)
 
-    async def room(self) -> None:
-        """Wait until the blocks that are not on the disk yet are few enough."""
-        while self.writer.behind > BEHIND_BYTES:
+    async def room(self, flight: Flight) -> None:
+        """Wait until the blocks that are not on the disk yet are few enough for another piece of this request."""
+        while self.writer.behind > _behind(flight):
             self._room.clear()
-            if self.writer.behind > BEHIND_BYTES:
-                await self._room.wait()
+            if self.writer.behind > _behind(flight):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):  # somebody may wait for it by now
+                        await self._room.wait()
 
     def _stored(self, blocks: Sequence[Arrived], are_kept: bool) -> None:
         try:
@@ -355,11 +364,11 @@ class Engine(events.Counts):
             asyncio.run_coroutine_threadsafe(self._wind_up(), loop).result(DRAIN_S)
         except Exception as error:  # whatever a session says at its end: the others still have to end
             logger.debug("requests did not end in time: %s", error)
+        self._workers.shutdown(
+            wait=False, cancel_futures=True
+        )  # which tells the loop: it must still be there
         loop.call_soon_threadsafe(loop.stop)
         thread.join(1.0)
-        self._workers.shutdown(wait=False, cancel_futures=True)
-        if not thread.is_alive():
-            loop.close()
 
     async def _wind_up(self) -> None:
         """Cancel everything that runs here, readers of other threads included: they get an error, not silence."""
@@ -370,3 +379,35 @@ class Engine(events.Counts):
         for origin in self._origins.values():
             with contextlib.suppress(Exception):  # see above
                 await origin.aclose()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Be the thread of a loop, and close it: whoever ends it waits for a second, and a machine may pause for longer."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _end(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
+    """End what was perhaps given to the loop: an interrupt came before anybody could tell. Not here, as it may be at work."""
+
+    def end() -> None:
+        task = next((task for task in asyncio.all_tasks() if task.get_coro() is coroutine), None)
+        if task is not None:
+            task.cancel()
+        else:
+            coroutine.close()
+
+    try:
+        loop.call_soon_threadsafe(end)  # behind what gave it, if anything did
+    except RuntimeError:  # the loop is closed, and was before
+        coroutine.close()
+
+
+def _behind(flight: Flight) -> int:
+    """Return how many bytes may wait for the disk before a request is no longer fed.
+
+    Half of them belongs to those who are waited for: on a disk slower than the link, all would be taken by what nobody waits for.
+    """
+    return BEHIND_BYTES // 2 if flight.is_ahead and not flight.is_wanted else BEHIND_BYTES

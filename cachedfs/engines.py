@@ -13,13 +13,13 @@ from cachedfs.cache import is_network
 from cachedfs.config import Config
 from cachedfs.engine import Engine
 
-__all__ = ["engine_for"]
+__all__ = ["engine_for", "settle"]
 
 logger = logging.getLogger("cachedfs.engine")
 
 # One engine per (real paths of the cache directories); a child process starts with none.
 _engines: dict[tuple[str, ...], Engine] = {}
-_engines_lock = threading.Lock()
+_engines_lock = threading.RLock()  # entered itself, by a signal's handler that reads
 _inherited: list[Engine] = []
 _warned = False
 
@@ -54,6 +54,12 @@ def _default_directory() -> str:
     return scratch
 
 
+def settle() -> None:
+    """Wait until what was read is stored, 5 s at most: what is wrong with that is said by then."""
+    for engine in list(_engines.values()):
+        engine.drain()
+
+
 def _close_all() -> None:
     global _closing_in
     _closing_in = None  # an engine that is made after this is closed as well
@@ -84,9 +90,11 @@ def _close_with_process() -> None:
 
 def _after_fork() -> None:
     # The parent's engines are not touched again, nor ever collected: their threads do not exist here, and closing their
-    # connections and descriptors would act on what the parent still uses.
+    # connections and descriptors would act on what the parent still uses; but for those of blocks, which hold room on the disk.
     global _engines_lock
-    _engines_lock = threading.Lock()
+    _engines_lock = threading.RLock()
+    for engine in _engines.values():
+        engine.cache.leave()
     _inherited.extend(_engines.values())
     _engines.clear()
 

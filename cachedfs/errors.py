@@ -15,6 +15,7 @@ __all__ = [
     "CacheError",
     "CachedFSError",
     "IsAFolder",
+    "NoSuchBucket",
     "NotDownloadable",
     "ObjectChanged",
     "ObjectNotFound",
@@ -51,6 +52,10 @@ class ObjectNotFound(CachedFSError, FileNotFoundError):
     code = _errno.ENOENT
 
 
+class NoSuchBucket(ObjectNotFound):
+    """A listing said so: of a folder that is missing it would have been empty."""
+
+
 class IsAFolder(CachedFSError, IsADirectoryError):
     """A folder was opened or read as if it were an object."""
 
@@ -82,7 +87,7 @@ class OriginUnavailable(CachedFSError):
 
 
 class OriginAway(OriginUnavailable):
-    """The origin could not be reached at all: refused, unresolved, or not connected within 2 s."""
+    """The origin could not be reached at all: refused, unresolved, not connected within 2 s, or in its place somebody untrusted."""
 
 
 class WrongBytes(OriginUnavailable):

@@ -44,9 +44,8 @@ EVERY_S = 0.25  # between two times that it is written
 MOST_NOTED = 512  # events that wait for it, where they come so fast
 LEAST_S = 1e-3  # a wait that is worth an event: shorter ones are turns of the loop
 
-_encoded = json.JSONEncoder(
-    separators=(",", ":")
-).encode  # made once: json.dumps would make one for every line
+# Made once: json.dumps would make one for every line.
+_encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Counts:
@@ -121,9 +120,8 @@ class Log:
             if self._thread is not None or self._is_over:
                 return
             thread = threading.Thread(target=self._run, name="cachedfs-events", daemon=True)
-            with contextlib.suppress(
-                RuntimeError
-            ):  # too many threads: it is written at the end, and when there is much
+            # Too many threads: it is written at the end, and when there is much.
+            with contextlib.suppress(RuntimeError):
                 thread.start()
                 self._thread = thread
 

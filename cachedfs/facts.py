@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cachedfs.cache import Fact, Knowledge, Told, Watch, hash_of
 from cachedfs.model import ObjectInfo, ObjectKey
+from cachedfs.origins import names_a_version
 
 __all__ = ["Facts", "Known", "folder_of", "key_of"]
 
@@ -127,6 +128,13 @@ class Facts:
         self._keep(Fact(self._identity, path, info, checked_at, mark, watch))
         return known
 
+    def overtaken(self, paths: Iterable[str], checked_at: float) -> None:
+        """Look again in the cache for what was remembered of `paths` before `checked_at`: a younger answer is there."""
+        for path in paths:
+            old = self._memory.get(path)
+            if old is not None and old.checked_at < checked_at:
+                self._memory.pop(path, None)
+
     def expire(self, path: str) -> None:
         """Forget what is known of `path` and of its folder's listing, in all processes of the machine."""
         self._memory.pop(path, None)
@@ -171,6 +179,8 @@ class Facts:
 
     def _absence_by_listing(self, path: str) -> Known | None:
         """Return that `path` is absent, where a complete listing of its folder lacks it."""
+        if names_a_version(self._identity, path):
+            return None
         slots = self._shared.mark_slots(self._identity, path)
         mark = self._shared.mark_at(slots)
         folder = path.rpartition("/")[0]

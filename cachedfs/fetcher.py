@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Container, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,10 @@ from cachedfs.plan.blocks import block_range, covering, merge
 from cachedfs.source import Source
 from cachedfs.writebehind import Arrived
 
-__all__ = ["Fetcher"]
+__all__ = ["OVERDUE_S", "Fetcher"]
 
 BATCH_S = 30.0  # the longest that a put tries to write a batch
+OVERDUE_S = 30.0  # how long one waits for what another process fetches; requests take less, but for one that was stopped
 PATIENCE_S = 0.2  # how long a request waits, unread, for its handle to read on
 
 
@@ -38,11 +39,18 @@ class Fetcher:
         self.source = source
 
     def launch(
-        self, known: Known, key: ObjectKey, indexes: Iterable[int], *, demand: int | None = None
+        self,
+        known: Known,
+        key: ObjectKey,
+        indexes: Iterable[int],
+        *,
+        demand: int | None = None,
+        overdue: Container[int] = (),
     ) -> dict[int, Flight]:
         """Send the requests for those blocks that nobody fetches yet; return the flights that bring each block.
 
-        `demand`: how far their bodies are read before somebody wants more; all of them where none is given.
+        `demand`: how far their bodies are read before somebody wants more; all of them where none is given. Blocks that
+        are `overdue` were waited for too long: a process that was stopped (SIGSTOP, Ctrl-Z) keeps its claims.
         Adjacent blocks share a request. A block that is not in the answer is being fetched by another process, or
         has just been stored, or its object is being removed because it is wrong. Claims are held from here until the
         block is stored or given up. On the loop.
@@ -62,7 +70,7 @@ class Fetcher:
                 raise self.source.offline(known.path)
             elif flight is None:
                 free.append(index)
-        mine = [index for index in free if self._claimed(key, index)]
+        mine = [index for index in free if self._claimed(key, index, is_overdue=index in overdue)]
         for bytes_ in merge(
             mine, key.block_size, size=info.size, request_size=self.source.config.request_size
         ):
@@ -70,10 +78,13 @@ class Fetcher:
             flights.update(dict.fromkeys(covering(bytes_, key.block_size), flight))
         return flights
 
-    def _claimed(self, key: ObjectKey, index: int) -> bool:
-        """Take the claim of a block; False when another process fetches it, or it is here already."""
+    def _claimed(self, key: ObjectKey, index: int, *, is_overdue: bool) -> bool:
+        """Take the claim of a block; False when another process fetches it, or it is here already.
+
+        What is overdue is fetched without it: at worst it comes twice.
+        """
         cache = self.source.engine.cache
-        if not cache.take_claim(key.hash64(index)):
+        if not cache.take_claim(key.hash64(index)) and not is_overdue:
             return False
         if cache.has(key, index):  # stored between the look and the claim
             cache.drop_claim(key.hash64(index))
@@ -117,12 +128,19 @@ class Fetcher:
             self.source.engine.ahead.submit(Wish(keep, len(blocks) * key.block_size, send, origin))
 
     def forget_ahead(self, keep: deque[Flight]) -> None:
-        """The reader of `keep` went elsewhere: send no more for it, and end what is on its way at the next block."""
+        """The reader of `keep` went elsewhere: send no more for it, and end what is on its way at the next block.
+
+        What brought nothing yet ends at once: a service that is busy is not to be asked again and again for nobody.
+        """
         self.source.engine.ahead.withdraw(keep)
         while keep:
             flight = keep.popleft()
-            if not flight.done and flight.key is not None:
-                flight.stop_soon(-(-flight.filled // flight.key.block_size) * flight.key.block_size)
+            if flight.done or flight.key is None:
+                continue
+            if flight.is_ahead and not flight.is_wanted:
+                flight.give_up()
+            else:  # of somebody who reads here himself, and may be about to wait for it
+                flight.stop_at_block()
 
     def _send_ahead(
         self,
@@ -136,15 +154,16 @@ class Fetcher:
         engine = self.source.engine
         if engine.refusals.last(key) is not refusal:
             return []
+        kept = [*keep]  # its reader, in another thread, takes from it meanwhile
         missing = [
             index
             for index in blocks
             # What came and could not be stored is nowhere else.
-            if not (engine.cache.has(key, index) or any(flight.holds(index) for flight in keep))
+            if not (engine.cache.has(key, index) or any(flight.holds(index) for flight in kept))
         ]
         flights = dict.fromkeys(self.launch(known, key, missing).values())
         # What others stopped ends by itself; what is kept already may also bring these blocks.
-        keep.extend(flight for flight in flights if not flight.stopped and flight not in keep)
+        keep.extend(flight for flight in flights if not flight.stopped and flight not in kept)
         return list(flights)
 
     def launch_uncached(self, known: Known, position: int) -> Flight:
@@ -171,6 +190,7 @@ class Fetcher:
         `request` makes the coroutine: one that was made and never begun would be a warning at the end of the process.
         """
         self.source.engine.airborne.add(flight)
+        flight.task = asyncio.current_task()
         error: Exception | None = None
         try:
             await request()
@@ -212,9 +232,8 @@ class Fetcher:
                     f"{bytes_.stop}: it was replaced while it was read; open it again"
                 )
             await self._pump(flight, reply)
-        if (
-            flight.is_ahead and flight.filled == flight.stop
-        ):  # who is waited for may be paused, or wait for a slot
+        # Who is waited for may be paused, or wait for a slot.
+        if flight.is_ahead and flight.filled == flight.stop:
             took_s, size = time.monotonic() - came_at, bytes_.size
             self.source.engine.ahead.saw(origin, wait_s=came_at - sent_at, size=size, took_s=took_s)
 
@@ -285,7 +304,7 @@ class Fetcher:
                 index += 1
             if not await flight.may_go_on(PATIENCE_S):
                 return
-            await engine.room()
+            await engine.room(flight)
 
     async def _refuse(self, key: ObjectKey, info: ObjectInfo, error: WrongBytes) -> None:
         """Drop all of an object version, wherever it is, and only then tell those who read it: they may ask anew."""

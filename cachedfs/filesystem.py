@@ -6,6 +6,7 @@ import asyncio
 import errno
 import functools
 import inspect
+import operator
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -15,7 +16,6 @@ from fsspec.asyn import mirror_sync_methods
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.config import conf
 from fsspec.core import has_magic
-from fsspec.utils import stringify_path
 
 from cachedfs.caching import WINDOW, AnyPath, Caching
 from cachedfs.config import FSSPEC_KEYWORDS, Config
@@ -23,11 +23,11 @@ from cachedfs.errors import ObjectChanged, WrongBytes
 from cachedfs.file import CachedFile
 from cachedfs.localfiles import filled
 from cachedfs.model import ObjectInfo
-from cachedfs.names import before_magic, jsonable, strip, target_of
-from cachedfs.origins.walking import WalksCycles
+from cachedfs.names import is_pattern, is_url, jsonable, strip, target_of
 from cachedfs.reader import TRIES, Reader
 from cachedfs.source import Source
 from cachedfs.tables import shown
+from cachedfs.writing import Writing
 from cachedfs.written import WrittenFile
 
 if sys.platform == "win32":
@@ -41,7 +41,7 @@ T = TypeVar("T")
 _NO_LOOP = object()  # keeps fsspec from starting its own loop thread: ours starts with the first miss
 
 
-class CachedFileSystem(Caching, WalksCycles):
+class CachedFileSystem(Caching, Writing):
     """Any fsspec filesystem, read through a persistent cache that all processes of the machine share.
 
     `cachedfs::gs://bucket/key` as a URL, or `fsspec.filesystem("cachedfs", target_protocol="gs")`. Options are those of
@@ -115,7 +115,7 @@ class CachedFileSystem(Caching, WalksCycles):
         """Return the URL that opens `name` again: `cachedfs::gs://bucket/key`."""
         name = strip(self.protocol, self.target_protocol, name)
         # Where names are whole URLs, they need no protocol in front.
-        return f"cachedfs::{name}" if "://" in name else f"{self._url_prefix()}{name}"
+        return f"cachedfs::{name}" if is_url(name) else f"{self._url_prefix()}{name}"
 
     def _url_prefix(self) -> str:
         return f"cachedfs::{self.target_protocol}://"
@@ -236,14 +236,16 @@ class CachedFileSystem(Caching, WalksCycles):
         """Return the bytes of one object, or a dictionary of many; what is here at once, the others in one round trip.
 
         `path`: one, a list, or a pattern; the dictionary has paths as the target names them. `recursive`: all objects below.
-        `on_error`: "raise" the first error, "omit" what could not be had, or "return" errors in the place of bytes.
+        `on_error`: "raise" the first error, "omit" what could not be had, or "return" errors in the place of bytes. Of one
+        object there is nothing to omit: its error is raised.
         """
         single = isinstance(path, str | os.PathLike)
         paths = [path] if single else list(path)
-        if recursive or kwargs or any(has_magic(stringify_path(p)) for p in paths):
-            return self._run(self._cat(path, recursive=recursive, on_error=on_error, **kwargs))
         names = list(dict.fromkeys(map(self._strip, paths)))
-        datas = self._read_many([(name, None, None) for name in names], raises=on_error == "raise")
+        if recursive or kwargs or any(map(is_pattern, names)):
+            return self._run(self._cat(path, recursive=recursive, on_error=on_error, **kwargs))
+        raises = on_error != "return" if single else on_error == "raise"
+        datas = self._read_many([(name, None, None) for name in names], raises=raises)
         found = dict(zip(names, datas, strict=True))
         if single:
             return next(iter(found.values()))
@@ -261,8 +263,13 @@ class CachedFileSystem(Caching, WalksCycles):
         """Return the bytes `[start:end]` of each path, in a list; what is here at once, the others in one round trip.
 
         `starts` and `ends` are offsets as in `cat_file`, one for each path, or one for all. Errors are in the places of
-        bytes; `on_error="raise"` raises the first instead. `max_gap` is fsspec's, and of no use here.
+        bytes; `on_error="raise"` raises the first instead. `max_gap` is fsspec's, and of no use here. Raises TypeError
+        where `paths` is no list or tuple: of one object read `cat_file`.
         """
+        if not isinstance(paths, list | tuple):  # a text would be taken for a list of its letters
+            raise TypeError(
+                f"paths of cat_ranges: {paths!r} is no list or tuple; of one object read cat_file"
+            )
         names = {path: self._strip(path) for path in set(paths)}
         wanted = zip((names[path] for path in paths), _each(starts, paths), _each(ends, paths), strict=True)
         return self._read_many(list(wanted), raises=on_error != "return", **kwargs)
@@ -373,10 +380,18 @@ class CachedFileSystem(Caching, WalksCycles):
         detail: bool = False,
         **kwargs: Any,
     ) -> Any:
-        prefix = kwargs.pop("prefix", "")
+        prefix, path = kwargs.pop("prefix", ""), self._strip(path)
+        if kwargs.pop("refresh", False):
+            self.invalidate_cache(path)
         if maxdepth is not None:
-            return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
-        path = self._strip(path)
+            near = await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
+            # Of a file, fsspec's own says nothing but its name.
+            wanted = {
+                name: info or await self._info(name)
+                for name, info in near.items()
+                if _begins(name, path, prefix)
+            }
+            return wanted if detail else list(wanted)
         found = await self._hop(self._reader.catalog.find(path))
         if not found:
             found = await self._itself(path, withdirs)
@@ -385,14 +400,35 @@ class CachedFileSystem(Caching, WalksCycles):
         wanted = {
             info.path: info.as_info()
             for info in found
-            if (withdirs or info.kind == "file")
-            and (
-                not prefix
-                or info.path == path
-                or info.path.startswith(f"{path}/{prefix}" if path else prefix)
-            )
+            if (withdirs or info.kind == "file") and _begins(info.path, path, prefix)
         }
         return wanted if detail else list(wanted)
+
+    async def _expand_path(
+        self, path: Any, recursive: bool = False, maxdepth: int | None = None, assume_literal: bool = False
+    ) -> Any:
+        paths = self._strip(path if isinstance(path, list) else [path])
+        if not assume_literal and any(map(is_pattern, paths)):
+            return await super()._expand_path(paths, recursive, maxdepth)
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        # As fsspec does, whose own look would take the query of a URL for a pattern.
+        found: set[str] = set()
+        for each in paths:
+            if recursive:
+                found.update(await self._find(each, maxdepth=maxdepth, withdirs=True))
+            if each not in found and (not recursive or await self._exists(each)):
+                found.add(each)
+        if not found:
+            raise FileNotFoundError(path)
+        return sorted(found)
+
+    async def _glob(self, path: Any, maxdepth: int | None = None, **kwargs: Any) -> Any:
+        name = self._strip(path)
+        if not has_magic(name) or is_pattern(name):
+            return await super()._glob(path, maxdepth=maxdepth, **kwargs)
+        found = {name: await self._info(name)} if await self._exists(name) else {}
+        return found if kwargs.get("detail") else list(found)
 
     async def _du(
         self,
@@ -412,86 +448,6 @@ class CachedFileSystem(Caching, WalksCycles):
         except FileNotFoundError:
             return []
         return [info] if withdirs or info.kind == "file" else []
-
-    # Writing: to the origin at once; what is known of the paths is forgotten by every process of the machine.
-
-    async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
-        path = self._strip(path)
-        options = kwargs if mode == "overwrite" else {"mode": mode, **kwargs}
-        await self._write([path], "pipe_file", path, value, **options)
-
-    async def _put_file(
-        self, lpath: Any, rpath: Any, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
-    ) -> None:
-        path = self._strip(rpath)
-        options = kwargs if mode == "overwrite" else {"mode": mode, **kwargs}
-        await self._write([path], "put_file", os.fspath(lpath), path, callback=callback, **options)
-
-    async def _rm_file(self, path: Any, **kwargs: Any) -> None:
-        path = self._strip(path)
-        await self._write([path], "rm_file", path, **kwargs)
-
-    async def _rm(
-        self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
-    ) -> None:
-        path = self._strip(path)
-        paths = path if isinstance(path, list) else [path]
-        changed = [before_magic(p) for p in paths]
-        tree = recursive or changed != paths
-        await self._write(changed, "rm", path, recursive=recursive, maxdepth=maxdepth, tree=tree)
-
-    async def _cp_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
-        source, target = self._strip(path1), self._strip(path2)
-        try:
-            await self._write([target], "cp_file", source, target, **kwargs)
-        except FileNotFoundError:
-            if not await self._isdir(source):
-                raise
-            await self._makedirs(target, exist_ok=True)  # to fsspec, a copied folder is a folder that is made
-
-    def mv(
-        self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
-    ) -> None:
-        """Move an object, or with `recursive` a folder: as the inner filesystem does, where it can do better than copy and remove."""
-        inner = type(self.origin_fs).mv
-        copies = getattr(inner, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
-        single = not isinstance(path1, list) and not has_magic(stringify_path(path1)) and maxdepth is None
-        if copies or not single:
-            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
-            return
-        source, target = self._strip(path1), self._strip(path2)
-        into = "/" if stringify_path(path2).endswith("/") else ""
-        self._run(
-            self._write(
-                [source, target], "mv", source, target + into, recursive=recursive, tree=True, **kwargs
-            )
-        )
-
-    async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
-        path = self._strip(path)
-        await self._write([path], "mkdir", path, create_parents=create_parents, **kwargs)
-
-    async def _makedirs(self, path: Any, exist_ok: bool = False) -> None:
-        path = self._strip(path)
-        await self._write([path], "makedirs", path, exist_ok=exist_ok)
-
-    async def _rmdir(self, path: Any) -> None:
-        path = self._strip(path)
-        await self._write([path], "rmdir", path)
-
-    def rmdir(self, path: Any) -> None:
-        """Remove an empty folder. Where the origin has folders, one that is not empty is an OSError."""
-        self._run(self._rmdir(path))
-
-    def touch(self, path: Any, truncate: bool = True, **kwargs: Any) -> None:
-        """Make an empty object, or empty one. `truncate=False` is a NotImplementedError of most inner filesystems."""
-        path = self._strip(path)
-        self._run(self._write([path], "touch", path, truncate=truncate, **kwargs))
-
-    async def _write(
-        self, paths: list[str], method: str, *args: Any, tree: bool = False, **options: Any
-    ) -> Any:
-        return await self._hop(self._reader.write(paths, method, *args, tree=tree, **options))
 
     # What the origin says of an object.
 
@@ -616,5 +572,12 @@ class CachedDriveFileSystem(CachedFileSystem):
         return "cdrive://"
 
 
+def _begins(name: str, folder: str, prefix: str) -> bool:
+    """Return whether what is called `name` in `folder` begins with `prefix` there; the folder itself does."""
+    return name == folder or name.removeprefix(folder).removeprefix("/").startswith(prefix)
+
+
 def _each(value: Any, paths: Any) -> list[Any]:
-    return [value] * len(paths) if value is None or isinstance(value, int) else list(value)
+    """Return an offset for each path: numbers of Python, as those of numpy end at 64 bits, and keys of blocks do not."""
+    offsets = value if hasattr(value, "__iter__") else [value] * len(paths)
+    return [None if offset is None else operator.index(offset) for offset in offsets]

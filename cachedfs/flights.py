@@ -39,6 +39,7 @@ class Flight:
         self.demand = demand
         self.is_ahead = is_ahead()  # nobody waited for it when it began
         self.is_wanted = False  # somebody has waited for it since
+        self.task: asyncio.Task[None] | None = None  # that runs it, once it has begun
         self.done = False
         self.stopped = False  # asked to end at `demand`
         self.paused = False
@@ -49,9 +50,8 @@ class Flight:
         self._n_stored = 0  # of them, those that were dealt with; changed by the writer
         self._all_kept = True
         self._block_size = _APART
-        self._blocks: list[
-            memoryview
-        ] = []  # Invariant: [start, filled), by blocks; or empty, once it is let go
+        # Invariant: [start, filled), by blocks; or empty, once it is let go.
+        self._blocks: list[memoryview] = []
         self._headers = asyncio.Event()
         self._wanted = asyncio.Event()
         self._arrivals: list[tuple[int, asyncio.Future[None]]] = []
@@ -61,7 +61,9 @@ class Flight:
     @property
     def memory(self) -> int:
         """Bytes that are held, or will be; 0 once all of them are stored, or when none came."""
-        return 0 if self.forgotten or (self.done and not self._blocks) else self.stop - self.start
+        if self.forgotten:
+            return 0
+        return (self.filled if self.done else self.stop) - self.start
 
     @property
     def is_settled(self) -> bool:
@@ -164,6 +166,17 @@ class Flight:
         self.stopped = True
         self._wanted.set()
 
+    def stop_at_block(self) -> None:
+        """Nobody wants more than the block that comes now, except those who wait for more."""
+        self.stop_soon(-(-self.filled // self._block_size) * self._block_size)
+
+    def give_up(self) -> None:
+        """End at the next block; or at once while nothing came, be it tried for the first time or again, and nobody waits."""
+        is_awaited = any(not future.done() for _, future in self._arrivals)
+        self.stop_at_block()
+        if self.task is not None and self.filled == self.start and not (is_awaited or self.done):
+            self.task.cancel()
+
     async def may_go_on(self, patience_s: float) -> bool:
         """Wait while the body is as far as the demand; False when the request should end there."""
         while self.demand <= self.filled < self.stop:
@@ -215,10 +228,14 @@ class Flight:
         self._wake()
         self._forget_if_stored()
 
+    def let_go(self) -> None:
+        """Hold no bytes any more: who still wants some finds them on the disk, or asks for them anew."""
+        self.forgotten = True
+        self._blocks = []
+
     def _forget_if_stored(self) -> None:
         if self.done and self.n_landed and self.n_landed == self._n_stored and self._all_kept:
-            self.forgotten = True
-            self._blocks = []
+            self.let_go()
 
     def _wake(self) -> None:
         waiting = []

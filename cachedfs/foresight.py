@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from cachedfs.engine import Engine
 from cachedfs.items import MOST, Item, Items
+from cachedfs.model import ObjectKey
 from cachedfs.orders import Block, Order, Use
 from cachedfs.plan.blocks import block_range, clip, covering
 from cachedfs.plan.window import Place
@@ -30,6 +32,7 @@ class Span(NamedTuple):
     at: int
     n: int = 0
     first: int = 0
+    key: ObjectKey | None = None  # of the version that it was when its uses were noted
 
 
 class Foresight:
@@ -53,6 +56,8 @@ class Foresight:
         self._engine = engine = self._source.engine  # at its end it is no longer the source's
         self._order = Order(engine.cache, self._source.config.bounds, horizon=HORIZON, window=self._window)
         engine.orders.append(self._order)
+        if (seat := self._order.seat) is not None:
+            engine.writer.after_facts(partial(engine.cache.clear_seat, seat))
 
     def close(self) -> None:
         order, self._order = self._order, None
@@ -65,29 +70,43 @@ class Foresight:
         """The bytes of the cache that are this plan's own; None before its begin."""
         return None if self._order is None else self._order.share
 
+    @property
+    def is_tight(self) -> bool:
+        """Whether what is known to be read takes so much of the room that some of it goes before the plan is over."""
+        return self._order is not None and self._order.is_tight
+
     def look(self) -> bool:
         """Look at the next items; return whether there may be more to look at now."""
         for _ in range(AT_ONCE):
-            if len(self._foreseen) >= NEAR and self._order is not None and not self._order.is_tight:
+            if len(self._foreseen) >= NEAR and not self.is_tight:
                 return False
             if self._order is None or (item := self._items.peek(len(self._foreseen))) is None:
                 return False
             uses = self._uses_of(item)
             if uses is None or len(uses) > self._order.room:
                 return False
-            self._foreseen.append(Span(self._order.known, len(uses), uses[0][1] if uses else 0))
+            key, first, _ = uses[0] if uses else (None, 0, 0)
+            self._foreseen.append(Span(self._order.known, len(uses), first, key))
             self._order.extend(uses)
         return True
 
     def _uses_of(self, item: Item) -> list[Use] | None:
         """Return the uses of one item, None when it is not known what it is."""
-        known = self._source.fresh(self._strip(item.text))
+        path = self.path_of(item)
+        known = None if path is None else self._source.fresh(path)
         key = None if known is None else self._source.key(known)
         if known is None or key is None:
             return None
         size = known.object.size or 0
         blocks = covering(clip(*(item.range or (None, None)), size), key.block_size)
         return [(key, index, block_range(index, key.block_size, size).size) for index in blocks]
+
+    def path_of(self, item: Item) -> str | None:
+        """Return the path that an item names which is only looked at; None where it names none: the plan is told once there."""
+        try:
+            return self._strip(item.text)
+        except (ValueError, ImportError):  # of a protocol that nobody knows, or whose package is missing
+            return None
 
     # What the plan does.
 
@@ -104,15 +123,20 @@ class Foresight:
 
     def is_made(self, place: Place, block: Block) -> bool | None:
         """Return whether the reader was at this place; None where its order does not have it."""
-        span = self._begun.get(place[0])
+        span = self._span(place, block)
         if span is None or self._order is None:
             return None
         return self._order.is_made(block, _position(span, place[1]))
 
     def may_be_at(self, block: Block, place: Place) -> bool | None:
         """Return whether a block that was read may have been so for this place; None where the order does not have it."""
-        span = self._begun.get(place[0])
+        span = self._span(place, block)
         return None if span is None else self._may_be_at(block, _position(span, place[1]))
+
+    def _span(self, place: Place, block: Block) -> Span | None:
+        """Return the uses of the object at a place; None where they are those of a version that it is no longer."""
+        span = self._begun.get(place[0])
+        return span if span is not None and span.key == block[0] else None
 
     def may_be_later(self, block: Block, i: int) -> bool | None:
         """Do the same for the first block of the item after the next `i`."""

@@ -56,9 +56,9 @@ class InHand:
             self._cache.give_back(self._key, start // self._key.block_size, block, error)
 
     def leave(self, cache: BlockCache) -> None:
-        """Go on with another cache: after a fork the block stays with the parent."""
-        self._let_go()
+        """Go on with another cache, as after a fork; it gets the block."""
         self._cache = cache
+        self.put_down()
 
     def _let_go(self) -> None:
         self._block, self.start, self.stop = None, 0, 0

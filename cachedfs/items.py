@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections import deque
@@ -38,7 +39,7 @@ class Items(Protocol):
         ...
 
     def peek(self, i: int) -> Item | None:
-        """Return the one after the next `i`, if it is there already."""
+        """Return the one after the next `i`, if it is there already; None for what is no item, too: `take` will raise."""
         ...
 
     def close(self) -> None:
@@ -82,6 +83,13 @@ def _item(given: Any) -> Item:
     return Item(stringify_path(path), (start, stop))
 
 
+def _seen(given: Any) -> Item | None:
+    """Return an item that is only looked at: what comes before one that is none is to be fetched."""
+    with contextlib.suppress(TypeError):
+        return _item(given)
+    return None
+
+
 class _Listed:
     """The items of a list, which stays the caller's."""
 
@@ -101,7 +109,7 @@ class _Listed:
 
     def peek(self, i: int) -> Item | None:
         at = self._next + i
-        return _item(self._given[at]) if at < len(self._given) else None
+        return _seen(self._given[at]) if at < len(self._given) else None
 
     def close(self) -> None:
         self._given, self._next = (), 0
@@ -124,8 +132,8 @@ class _Iterated:
 
     @property
     def n_left(self) -> int | None:
-        with self._lock:
-            return len(self._there) if self._is_over and self._error is None else None
+        # Without the lock, which a thread of the parent may have held when this process was forked: `_is_over` comes last.
+        return len(self._there) if self._is_over and self._error is None else None
 
     def take(self) -> Item | None:
         with self._lock:
@@ -140,7 +148,7 @@ class _Iterated:
     def peek(self, i: int) -> Item | None:
         with self._lock:
             if i < len(self._there):
-                return _item(self._there[i])
+                return _seen(self._there[i])
             self._most = max(self._most, min(i + AHEAD, MOST))
             self._turn.notify()
             return None
@@ -157,8 +165,7 @@ class _Iterated:
         error: BaseException | None = None
         try:
             self._take_all(given)
-        except BaseException as raised:
-            # All of them, a SystemExit too: this thread ends with it, and a plan that is not told would wait for ever.
+        except BaseException as raised:  # a SystemExit, too: a plan that is not told waits for ever
             error = _told_apart(raised)
         with self._lock:
             self._error, self._is_over = error, True

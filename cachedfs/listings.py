@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from cachedfs.cache import Watch
 from cachedfs.errors import CacheError
@@ -13,7 +13,7 @@ from cachedfs.model import ObjectInfo
 from cachedfs.plan.freshness import is_fresh
 from cachedfs.source import Source
 
-__all__ = ["Listings", "by_folder", "by_path"]
+__all__ = ["Listings", "by_folder", "by_path", "is_nameless"]
 
 logger = logging.getLogger("cachedfs.reader")
 
@@ -29,7 +29,13 @@ class Listings:
     def keep(
         self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: Watch | None
     ) -> None:
-        """Remember complete listings as of `now`, unless something was written since `epoch` was read."""
+        """Remember complete listings as of `now`, unless something was written since `epoch` was read.
+
+        Not where a child is two things, or has no name: one of a name is remembered, and would stand for all.
+        """
+        listings = {
+            folder: found for folder, found in listings.items() if not _is_odd(folder, found, listings)
+        }
         shared, identity = self._source.engine.cache.known, self._source.identity
         marks = {
             info.path: shared.mark(identity, info.path) for children in listings.values() for info in children
@@ -43,6 +49,7 @@ class Listings:
             )
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache says it aloud, once; a listing never fails for it
+        self._source.facts.overtaken(marks, now)  # else what was just listed might be absent for who reads it
 
     def of(self, folder: str, lifetime_s: float | None = None) -> list[ObjectInfo] | None:
         """Return a listing that is here and young enough: for `max_age`, if nothing else is said."""
@@ -69,6 +76,22 @@ class Listings:
                 below = self.below(child.path, lifetime_s, above | {child.id})
                 found = None if below is None else found + below
         return None if found is None else sorted(found, key=by_path)
+
+
+def is_nameless(info: ObjectInfo, folder: str) -> bool:
+    """Return whether this is the folder without a name that is in `a` where there is `a//b`: it is no path of its own."""
+    return info.path == f"{folder}/"
+
+
+def _is_odd(folder: str, found: list[ObjectInfo], listings: Container[str]) -> bool:
+    """Return whether one of what was found has no name, or is an object and a folder too."""
+    kinds: dict[str, str] = {}
+    return any(
+        is_nameless(info, folder)
+        or kinds.setdefault(info.path, info.kind) != info.kind
+        or (info.kind == "file" and info.path in listings)
+        for info in found
+    )
 
 
 def by_folder(folder: str, found: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ __all__ = [
 
 Kind = Literal["file", "directory"]
 
+_CONTAINERS = frozenset({dict, list})  # in which values of JSON may be nested
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads consecutive block indexes over all slots
 _MASK64 = (1 << 64) - 1
 
@@ -78,9 +80,12 @@ class ObjectInfo:
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, hash=False)
 
     def as_info(self) -> dict[str, Any]:
-        """Return the dictionary that fsspec's `info` and `ls(detail=True)` give, a fresh one each time."""
+        """Return the dictionary that fsspec's `info` and `ls(detail=True)` give, a fresh one each time, all of it."""
         size = 0 if self.kind == "directory" and self.size is None else self.size
-        return {**self.details, "name": self.path, "size": size, "type": self.kind}
+        details = self.details
+        if not _CONTAINERS.isdisjoint(map(type, details.values())):  # few have some, and 0.5 us tell
+            details = copy.deepcopy(dict(details))
+        return {**details, "name": self.path, "size": size, "type": self.kind}
 
 
 class Change(NamedTuple):
@@ -234,7 +239,7 @@ class Counted(NamedTuple):
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes that were read and did not have to come for it."""
+        """Bytes that were read beyond all that came, whatever it came for: none before what was prefetched was read."""
         return max(0, self.bytes_served - self.bytes_fetched)
 
     @property

@@ -10,13 +10,27 @@ from typing import Any
 
 import fsspec
 from fsspec.core import has_magic
+from fsspec.registry import known_implementations
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import stringify_path
 
-__all__ = ["GCS_PROTOCOLS", "ORIGINS", "before_magic", "jsonable", "strip", "target_of"]
+__all__ = [
+    "GCS_PROTOCOLS",
+    "ORIGINS",
+    "before_magic",
+    "is_pattern",
+    "is_url",
+    "jsonable",
+    "strip",
+    "target_of",
+]
 
 GCS_PROTOCOLS = ("gs", "gcs")
 ORIGINS = {"cgs": "gs", "cdrive": "drive"}  # what is behind our protocols of one word
+_SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
+_LOCAL = ("file", "local")
+# Of a path of files: what leads nowhere, in `a//b`, `a/./b` and `a/.`.
+_NOTHING = re.compile(r"(?:/\.?)+(?=/|$)")
 _SLASHED = (*GCS_PROTOCOLS, "drive")  # whose paths are names with slashes between, and nothing else
 
 
@@ -34,6 +48,17 @@ def target_of(
             "cachedfs needs to know what it fronts: a URL such as 'cachedfs::gs://bucket/key', or target_protocol='gs'"
         )
     names = GCS_PROTOCOLS if protocol in GCS_PROTOCOLS else (protocol,)
+    if strangers := (nested.keys() & known_implementations.keys()) - {*names}:
+        raise ValueError(
+            f"options of {', '.join(sorted(strangers))}:// were given, and what is read is {protocol}://: name the dictionary "
+            f"like the protocol, {protocol}={{...}}"
+        )
+    for name in names:
+        if options.get(name) is not None and name not in nested:
+            raise ValueError(
+                f"cachedfs option {name}={options[name]!r}: expected a dictionary of options of {protocol}://, "
+                f"such as {name}={{'token': 'anon'}}"
+            )
     merged = dict(target_options or {})
     for name in names:
         merged.update(nested.pop(name, {}))
@@ -46,18 +71,30 @@ def strip(own: str, target: str | None, path: Any) -> str:
     text: str = stringify_path(path)
     text = text.removeprefix(f"{own}::").removeprefix(f"{own}://").removeprefix("cachedfs::")
     protocol, scheme, rest = text.partition("://")
-    if not scheme:
+    if not scheme or "/" in protocol:  # else a key may hold a URL
         protocol, rest = target or "", text
     if protocol in _SLASHED or not protocol:
         return rest.strip("/") if protocol else rest.rstrip("/")
     name = str(_rule_of(protocol)(text))
+    if protocol in _LOCAL and ("//" in name or "/." in name):
+        name = _NOTHING.sub("", name) or "/"
     # The slash at the end of a URL is part of it, and the root has no other name.
-    return name if "://" in name else name.rstrip("/") or name
+    return name if is_url(name) else name.rstrip("/") or name
+
+
+def is_url(name: str) -> bool:
+    """Return whether a name is a whole URL, as those of web pages are; one of a bucket may hold "://" further on."""
+    return _SCHEME.match(name) is not None
+
+
+def is_pattern(path: str) -> bool:
+    """Return whether a path may match many; where paths are URLs, `?` begins a query, as fsspec's HTTP filesystem has it."""
+    return bool(has_magic(path.replace("?", "") if is_url(path) else path))
 
 
 def before_magic(path: str) -> str:
     """Return the folder that holds all that a pattern can match; a path without magic itself."""
-    while has_magic(path):
+    while is_pattern(path):
         path = path.rpartition("/")[0]
     return path
 

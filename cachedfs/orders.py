@@ -130,9 +130,8 @@ class Order:
         """Note that blocks are here; those that are not of this plan are passed over."""
         with self._lock:
             for block in blocks:
-                self._schedule.stored(
-                    block, is_read=self._reading.was_read(block)
-                )  # perhaps by who asked for it
+                # Perhaps by who asked for it.
+                self._schedule.stored(block, is_read=self._reading.was_read(block))
 
     def lost(self, blocks: Iterable[Block]) -> None:
         """Note that blocks are not here."""

@@ -30,13 +30,14 @@ class Part:
     tries: int = 0
     known: Known | None = None
     key: ObjectKey | None = None
-    again: list[int] = field(
-        default_factory=list
-    )  # blocks that were asked for and did not come, lowest first
+    # Blocks that were asked for and did not come, lowest first.
+    again: list[int] = field(default_factory=list)
     left: range = range(0)  # blocks that were not asked for yet: all behind those
     n_awaited: int = 0  # blocks that were asked for and are not here yet
+    overdue: set[int] = field(default_factory=set)  # blocks for which another process was waited for too long
     first: Flight | None = None  # our request that told what it is
     is_over: bool = False  # nothing that still happens to it counts
+    is_failed: bool = False  # it was given up
 
     def __lt__(self, other: Part) -> bool:
         return self.number < other.number
@@ -145,7 +146,7 @@ class Tally:
         self.n_done = self.n_failed = self.n_requests = 0
         self.fetched = self.here = 0  # bytes
         self.n_items = self.n_unsized = self.size = 0  # of the plan, as far as it is known
-        self.errors: list[CachedFSError] = []
+        self.errors: list[tuple[str, CachedFSError]] = []  # each with the path of what could not be had
         self._began = time.monotonic()
         self._ended: float | None = None
 
@@ -172,11 +173,15 @@ class Tally:
         self.n_unsized -= listed_size is None
         self.size -= listed_size or 0
 
-    def failed(self, error: CachedFSError, listed_size: int | None) -> None:
+    def failed(self, path: str, error: CachedFSError, listed_size: int | None) -> None:
         self.passed(listed_size)
+        self.spoilt(path, error)
+
+    def spoilt(self, path: str, error: CachedFSError) -> None:
+        """An item that was over is not here after all."""
         self.n_failed += 1
         if len(self.errors) < MOST_ERRORS:
-            self.errors.append(error)
+            self.errors.append((path, error))
 
     def end(self, state: str) -> None:
         self.state, self._ended = state, time.monotonic()

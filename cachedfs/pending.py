@@ -14,6 +14,7 @@ from cachedfs.course import Course, Spawn
 from cachedfs.distance import Distance
 from cachedfs.errors import (
     CachedFSError,
+    CacheError,
     ObjectChanged,
     OriginAway,
     OriginUnavailable,
@@ -133,10 +134,13 @@ class Pending:
     def _cut_one(self, part: Part) -> bool:
         """Deal with the next block of an object if it is here or on its way, else with its next request; False: not yet."""
         key, index = part.begun_key, part.next
-        if not part.again and self._foresight.is_made((part.number, index), (key, index)):
-            self._pass(part, index)
-            return True
         flight = self._flights.get(key.name(index))
+        if not part.again and self._foresight.is_made((part.number, index), (key, index)):
+            # Where all may stay, what was read and is gone again is fetched: all of a plan is here at its end.
+            is_coming = flight is not None or self._cache.has(key, index)
+            if is_coming or self._foresight.is_tight:
+                self._pass(part, index)
+                return True
         if flight is not None and flight.covers(index * key.block_size):
             return self._take_one(part, index, partial(self.follow, part, flight, [index], is_ours=False))
         if flight is None and self._cache.has(key, index):
@@ -144,7 +148,7 @@ class Pending:
         if self._source.config.offline:
             self.fail(part, self._source.offline(part.path))
             return True
-        if (question := self._questions.under_way((self._source.identity, part.path))) is not None:
+        if (question := self._questions.under_way((self._source.asker, part.path))) is not None:
             heapq.heappop(self._parts)
             self._spawn(self._go_on_after(question, part))
             return True
@@ -334,10 +338,35 @@ class Pending:
             self.push(again)
         else:
             self._give_up(part)
-            self._tally.failed(error, part.listed_size)
+            self._tally.failed(part.path, error, part.listed_size)
             self._count_in_a_row(error)
 
+    def answered(self, path: str, error: CachedFSError | None) -> None:
+        """What a folder or a pattern stands for is here, or could not be had; while the origin is away it is asked for again."""
+        if error is None:
+            self.patience.came()
+        elif isinstance(error, OriginAway):
+            self._wait_for_origin(error)
+        else:
+            self._tally.failed(path, error, None)
+            self._count_in_a_row(error)
+
+    def not_kept(self, part: Part) -> None:
+        """Some of what came for an object could not be stored, while the cache stores what comes now."""
+        if part.is_failed:
+            return
+        error = CacheError(
+            f"{self._source.url(part.path)}: some of it came and could not be stored, as the cache could store nothing "
+            "for a while; prefetch it again"
+        )
+        if part.is_over:
+            part.is_failed = True
+            self._tally.spoilt(part.path, error)
+        else:
+            self.fail(part, error)
+
     def _give_up(self, part: Part) -> None:
+        part.is_failed = True
         self._distance.remove(part.number)
         for index in part.asked:
             if not self._cache.has(part.begun_key, index):  # what is still on its way is told once it is here

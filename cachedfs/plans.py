@@ -53,13 +53,20 @@ class Plan:
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._task: asyncio.Task[None] | None = None
-        self._is_cancelled = False
+        self._is_cancelled = self._is_ending = False
         self._items = items(lambda: self._engine.call_soon(self._changed.set))
         window_size = math.inf if window is None else window
         self._foresight = Foresight(self._source, self._items, strip, window_size)
         self._distance = Distance(self._source, self._foresight, window)
         self._course = Course(
-            reader, self._items, self._foresight, self.tally, strip=strip, glob=glob, spawn=self._spawn
+            reader,
+            self._items,
+            self._foresight,
+            self.tally,
+            strip=strip,
+            glob=glob,
+            spawn=self._spawn,
+            answered=lambda path, error: self._pending.answered(path, error),
         )
         self._pending = Pending(
             self._source,
@@ -91,9 +98,10 @@ class Plan:
 
     def cancel(self) -> None:
         """Ask for nothing more, and end what is on its way for nobody else. On the loop."""
-        self._is_cancelled = True
-        if self._task is not None:
+        # Once: its end awaits what it began, and is not to be broken off.
+        if self._task is not None and not (self._is_cancelled or self._is_ending):
             self._task.cancel()
+        self._is_cancelled = True
 
     async def _run(self) -> None:
         state = "done"
@@ -109,14 +117,13 @@ class Plan:
                 failure = OriginUnavailable("cachedfs is shutting down with this process")
         except GeneratorExit:  # nobody runs this any more: the loop is gone
             raise
-        except BaseException as error:
-            # The caller's iterator and callback may raise anything, and who waits for the plan is told. What is no
-            # Exception, such as a SystemExit, would end the loop, and with it all that the process reads.
+        except BaseException as error:  # of the caller's iterator: a SystemExit would end the loop of all
             state, failure = "failed", error
         await self._wind_up()
         self._end(state, failure)
 
     async def _wind_up(self) -> None:
+        self._is_ending = True
         self._foresight.close()
         self._items.close()
         for task in self._tasks:
@@ -166,7 +173,7 @@ class Plan:
                 moved = self._look() | self._sending.look_elsewhere()
                 self._sending.check()
             if not self._pending.patience.is_pausing(now):
-                await self._fill_up()
+                self._fill_up()
             self._tell()
             if self._pending.failure is not None:
                 raise self._pending.failure
@@ -174,7 +181,8 @@ class Plan:
                 raise asyncio.CancelledError
             if self._is_over():
                 return
-            is_near = moved or not self._pending.open  # then what came has only to be stored
+            # What came has only to be stored, unless the origin is away.
+            is_near = moved or not (self._pending.open or self._pending.patience.is_away)
             pause_s = POLL_S[0] if is_near else min(2 * pause_s, POLL_S[1])
             await self._pause(pause_s)
 
@@ -191,12 +199,12 @@ class Plan:
                 # Not by wait_for: what happens at that moment would undo a cancellation.
                 await self._changed.wait()
 
-    async def _fill_up(self) -> None:
+    def _fill_up(self) -> None:
         """Make up the next requests, and hand them in."""
         n = 0
         may_see_more = self._foresight.look()
         self._pending.cut()
-        while n < TAKEN and self._pending.wants_more and (taken := await self._course.take()) is not None:
+        while n < TAKEN and self._pending.wants_more and (taken := self._course.take()) is not None:
             for part in taken:
                 self._pending.push(part)
             self._pending.cut()

@@ -51,6 +51,11 @@ class Prefetch:
     @property
     def errors(self) -> list[CachedFSError]:
         """Why objects could not be fetched, each with its URL: the first hundred; `progress.errors` is how many."""
+        return [error for _, error in self._plan.tally.errors]
+
+    @property
+    def failed(self) -> list[tuple[str, CachedFSError]]:
+        """The same errors, each with the path of its object, or of the folder or pattern that could not be listed."""
         return list(self._plan.tally.errors)
 
     def wait(self, timeout: float | None = None) -> Progress:

@@ -79,9 +79,11 @@ class RawReader(io.RawIOBase):
         return "rb"
 
     def readable(self) -> bool:
+        self._must_be_open()
         return True
 
     def seekable(self) -> bool:
+        self._must_be_open()
         return True
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
@@ -100,7 +102,12 @@ class RawReader(io.RawIOBase):
         return offset
 
     def tell(self) -> int:
+        self._must_be_open()
         return self._position
+
+    def _must_be_open(self) -> None:
+        if self.closed:
+            raise ValueError(_CLOSED)
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill `buffer` with what comes first: at least a byte, unless the file ends here."""
@@ -352,7 +359,7 @@ class RawReader(io.RawIOBase):
             self._engine.call_soon(flight.stop_soon, block_end)
 
     def _leave_parent(self) -> None:
-        """After a fork: requests in flight, and the block in hand, stayed with the parent."""
+        """After a fork: requests in flight stayed with the parent."""
         self._engine = self._reader.source.engine
         self._cache = self._engine.cache
         self._hand.leave(self._cache)

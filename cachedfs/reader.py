@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from cachedfs.chunks import ALL, Chunks, first_want
 from cachedfs.errors import CachedFSError, ObjectChanged, WrongBytes
 from cachedfs.events import waiting
 from cachedfs.facts import Known
-from cachedfs.fetcher import Fetcher
+from cachedfs.fetcher import OVERDUE_S, Fetcher
 from cachedfs.flights import Flight, FlightStopped
 from cachedfs.habits import Habits
 from cachedfs.hits import Hits
@@ -137,10 +138,14 @@ class Reader:
     ) -> None:
         """Copy the blocks of `run` into place, from wherever they come first; those that are `fetched` are no hits."""
         engine, pending, pause = self.source.engine, list(run), POLL_S[0]
+        overdue_at = time.monotonic() + OVERDUE_S
         while pending:
             taken = await self._take_cached(key, pending, out)
             pending = [index for index in pending if index not in taken]
-            flights = self.fetcher.launch(known, key, pending)
+            if taken:  # who fetches them is not stopped
+                overdue_at = time.monotonic() + OVERDUE_S
+            overdue = pending if time.monotonic() > overdue_at else ()
+            flights = self.fetcher.launch(known, key, pending, overdue=overdue)
             here = {i for i, flight in flights.items() if flight.filled >= out.part(i, key.block_size).stop}
             engine.hits += len((taken | here) - fetched)
             fetched.update(pending)
@@ -206,7 +211,7 @@ class Reader:
         since its last wait. `up_to`: send for more than `want`, whose bodies are read further when that is wanted.
         """
         blocks = covering(want, key.block_size)
-        pause = POLL_S[0]
+        pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
         check()
         self.habits.waited(known, key, blocks, n_reads=n_reads)
         if not blocks[0]:
@@ -224,7 +229,9 @@ class Reader:
                 if not wanted or wanted[0] != blocks[0]:
                     return None
                 demand = align(want, key.block_size).stop if up_to else None
-                flight = self.fetcher.launch(known, key, wanted, demand=demand).get(blocks[0])
+                overdue = blocks if time.monotonic() > overdue_at else ()
+                flights = self.fetcher.launch(known, key, wanted, demand=demand, overdue=overdue)
+                flight = flights.get(blocks[0])
                 try:
                     if flight is not None:
                         await flight.arrival(min(want.stop, flight.stop))

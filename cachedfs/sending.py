@@ -13,8 +13,10 @@ from cachedfs.cache import BlockCache
 from cachedfs.course import Spawn
 from cachedfs.distance import Distance
 from cachedfs.errors import CachedFSError, CacheError
+from cachedfs.fetcher import OVERDUE_S
 from cachedfs.flights import Flight
 from cachedfs.model import Range
+from cachedfs.origins import Origin
 from cachedfs.parts import Part, Tally
 from cachedfs.pending import Pending
 from cachedfs.reader import Reader
@@ -41,8 +43,10 @@ class Sending:
         self._pending, self._distance, self._tally = pending, distance, tally
         self._spawn, self._wake = spawn, wake
         self._n_wishes = 0  # Invariant: as many as were submitted and not sent
-        self._flying: dict[Flight, None] = {}  # our requests until all they brought is stored, oldest first
-        self._elsewhere: dict[Part, set[int]] = {}  # blocks that another process fetches
+        # Our requests until all they brought is stored, oldest first, each with what it was sent for.
+        self._flying: dict[Flight, Part] = {}
+        # Blocks that another process fetches, each with when that was seen.
+        self._elsewhere: dict[Part, dict[int, float]] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -63,8 +67,7 @@ class Sending:
         self._engine.ahead.withdraw(self)
         for flight in self._flying:
             if not flight.done and flight.key is not None:
-                size = flight.key.block_size
-                flight.stop_soon(-(-flight.filled // size) * size)
+                flight.give_up()
 
     def close(self) -> None:
         self._tally.fetched += self.coming
@@ -75,18 +78,33 @@ class Sending:
     def submit(self) -> None:
         """Hand in a wish for each request that is made up."""
         ready = self._pending.ready
-        while self._n_wishes < len(ready):
+        # One that is handed in may be sent at once, or forgotten at once when there is nothing to be sent.
+        while self._n_wishes < len(ready) and self._may_send:
             request = ready[0]
             self._n_wishes += 1
-            origin = partial(self._source.origin, request.part.path)
+            origin = partial(self._origin, request.part.path)
             self._engine.ahead.submit(Wish(self, request.size, self._send, origin, is_declared=True))
+
+    @property
+    def _may_send(self) -> bool:
+        return self._pending.failure is None and not self._pending.patience.is_pausing(time.monotonic())
+
+    def _origin(self, path: str) -> Origin:
+        """Return where to send a wish; without that it is forgotten, and the plan ends: its requests would wait for ever."""
+        try:
+            return self._source.origin(path)
+        except Exception as error:  # of any kind: the same for all objects
+            self._n_wishes -= 1
+            self._pending.failure = error
+            self._wake()
+            raise
 
     def _send(self) -> Iterable[Flight] | Awaitable[Iterable[Flight]]:
         """Send the first request that is ready: perhaps one for an earlier object than when this was handed in."""
         self._n_wishes -= 1
         self._wake()
         ready = self._pending.ready
-        while ready and not self._pending.patience.is_pausing(time.monotonic()):
+        while ready and self._may_send:
             request = heapq.heappop(ready)
             if request.part.is_over:
                 continue
@@ -100,18 +118,18 @@ class Sending:
         assert known is not None
         before = {self._engine.flights.get(key.name(index)) for index in indexes}
         try:
-            flights = self._reader.fetcher.launch(known, key, indexes)
+            flights = self._reader.fetcher.launch(known, key, indexes, overdue=part.overdue)
         except CachedFSError as error:  # the process is at its end
             self._pending.failure = error
             return []
         ours = [flight for flight in dict.fromkeys(flights.values()) if flight not in before]
         for flight in ours:
-            self._note_sent(flight)
+            self._note_sent(flight, part)
         for flight in dict.fromkeys(flights.values()):
             brought = [index for index in indexes if flights.get(index) is flight]
             self._spawn(self._pending.follow(part, flight, brought, is_ours=flight in ours))
         if elsewhere := set(indexes) - set(flights):
-            self._elsewhere.setdefault(part, set()).update(elsewhere)
+            self._elsewhere.setdefault(part, {}).update(dict.fromkeys(elsewhere, time.monotonic()))
         return ours
 
     async def _ask(self, part: Part, want: Range) -> list[Flight]:
@@ -131,24 +149,27 @@ class Sending:
         is_ours = flight is not None and flight.is_ahead and flight not in self._flying
         self._pending.learnt(part, known, flight, is_ours=is_ours)
         if flight is not None and part.first is flight:
-            self._note_sent(flight)
+            self._note_sent(flight, part)
         self._pending.cut()  # what comes next of this object goes before all that is behind it
         return [] if flight is None else [flight]
 
-    def _note_sent(self, flight: Flight) -> None:
+    def _note_sent(self, flight: Flight, part: Part) -> None:
         self._tally.n_requests += 1
-        self._flying[flight] = None
+        self._flying[flight] = part
 
     # What comes of it.
 
     def check(self) -> None:
-        """Forget requests of which all is stored. Raises CacheError when nothing can be."""
+        """Forget requests of which all is stored, or could not be. Raises CacheError when nothing can be."""
         for flight in list(islice(self._flying, LOOK)):
             if flight.is_settled:
-                del self._flying[flight]
+                part = self._flying.pop(flight)
                 self._tally.fetched += flight.filled - flight.start
-                if not (flight.is_kept or flight.refused) and self._engine.cache.cannot_store is not None:
+                if flight.is_kept or flight.refused:
+                    continue
+                if self._engine.cache.cannot_store is not None:
                     raise cannot_store(self._engine.cache)
+                self._pending.not_kept(part)
 
     def look_elsewhere(self) -> bool:
         """Look for blocks that other processes fetch: they are here, or nobody fetches them any more."""
@@ -159,11 +180,15 @@ class Sending:
                 continue
             key = part.begun_key
             here = [i for i in indexes if cache.has(key, i) or key.name(i) in self._engine.flights]
-            free = [i for i in indexes if i not in here and self._is_free(key.hash64(i))]
+            away = [i for i in indexes if i not in here]
+            overdue = {i for i in away if time.monotonic() - indexes[i] > OVERDUE_S}
+            part.overdue |= overdue
+            free = [i for i in away if i in overdue or self._is_free(key.hash64(i))]
             if not (here or free):
                 continue
             moved = True
-            indexes.difference_update(here, free)
+            for index in [*here, *free]:
+                del indexes[index]
             if not indexes:
                 del self._elsewhere[part]
             self._pending.ask_again(part, [*here, *free])

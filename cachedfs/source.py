@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from fsspec.utils import tokenize
 
 from cachedfs.config import Config
 from cachedfs.engine import Engine
@@ -37,6 +40,13 @@ class Source:
         self._engine: Engine | None = None
         self._facts: Facts | None = None
         self._origin: tuple[Engine, Origin] | None = None
+
+    @functools.cached_property
+    def asker(self) -> str:
+        """Who asks, as far as answers differ by it: credentials, and what may be answered although nobody was asked just now."""
+        config = self.config
+        told = (config.offline, config.stale_if_error, config.lifetime_s)
+        return str(tokenize(self.protocol, dict(self.options), *told))
 
     @property
     def engine(self) -> Engine:

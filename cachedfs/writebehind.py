@@ -40,9 +40,8 @@ class WriteBehind:
     def __init__(self, cache: BlockCache, stored: Callable[[Sequence[Arrived], bool], None]) -> None:
         self._cache = cache
         self._stored = stored  # told of every block, whether it could be kept or not
-        self._lock = (
-            threading.RLock()
-        )  # entered itself: an interrupt inside a Condition's `with` would leave it taken
+        # Entered itself: an interrupt inside a Condition's `with` would leave it taken.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._blocks: list[Arrived] = []
         self._facts: list[Fact] = []
@@ -52,6 +51,7 @@ class WriteBehind:
         self._closed = False
         self._draining = 0  # how many wait for the end of the queue
         self._thread: threading.Thread | None = None
+        self._has_complained = False  # that there is none
         self.behind = 0  # Invariant: bytes of _blocks and of the batch being written
 
     def add(self, block: Arrived) -> None:
@@ -59,19 +59,25 @@ class WriteBehind:
         with self._lock:
             self._blocks.append(block)
             self.behind += len(block.data)
-            self._start()
+            is_running = self._start()
+        if not is_running:
+            self._keep_nothing()
 
     def keep(self, fact: Fact) -> None:
         """Store `fact` soon."""
         with self._lock:
             self._facts.append(fact)
-            self._start()
+            is_running = self._start()
+        if not is_running:
+            self._keep_nothing()
 
     def after_facts(self, function: Callable[[], object]) -> None:
         """Call `function` once the facts added so far are stored."""
         with self._lock:
             self._afterwards.append(function)
-            self._start()
+            is_running = self._start()
+        if not is_running:
+            self._keep_nothing()
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until all that was added is stored; False when that took longer than `timeout_s` seconds."""
@@ -95,13 +101,33 @@ class WriteBehind:
             self._closed = True
             self._changed.notify_all()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Have the thread go on, or begin; False when there is none."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="cachedfs-write", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="cachedfs-write", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
+                if not self._has_complained:
+                    self._has_complained = True
+                    logger.warning("blocks are not cached while no thread can be started: %s", error)
+                return False
+            self._thread = thread
         # Waking it for each of many small blocks, to have it go on waiting, would take as long as storing them.
         if self._idle or self._is_urgent():
             self._changed.notify_all()
+        return True
+
+    def _keep_nothing(self) -> None:
+        """Give up what waits, as nobody stores it: who fetches would wait for its room for ever. The next one tries again."""
+        with self._lock:
+            blocks, afterwards = self._blocks, self._afterwards
+            self._blocks, self._facts, self._afterwards = [], [], []
+            self.behind -= sum(len(block.data) for block in blocks)
+        for function in afterwards:
+            self._attempt(function)
+        if blocks:
+            self._attempt(lambda: self._stored(blocks, False))
 
     def _run(self) -> None:
         while self._store_next():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.errors import CacheError, OriginUnavailable
+from cachedfs.errors import CachedFSError, CacheError, OriginUnavailable
 from cachedfs.names import GCS_PROTOCOLS
 from cachedfs.origins.failures import mapped
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
 
 __all__ = ["WrittenFile"]
+
+_PIECE = 8 << 20  # bytes of what was held back that are in memory at once
 
 
 class WrittenFile(io.IOBase):
@@ -34,6 +38,14 @@ class WrittenFile(io.IOBase):
                 f"{fs.unstrip_protocol(path)}: objects of Google Cloud Storage cannot be appended to (mode {mode!r}); "
                 "write another object, or read this one and write it anew"
             )
+        if "+" in mode and fs.target_protocol in GCS_PROTOCOLS:
+            raise ValueError(
+                f"{fs.unstrip_protocol(path)}: an object is read or written, not both at once (mode {mode!r}): "
+                "read it with 'rb', write it anew with 'wb'"
+            )
+        if not autocommit and mode in ("wb", "xb"):
+            self._inner: Any = _Held(lambda: fs.origin_fs._open(path, mode=mode, **options))
+            return
         with self._told("opening it for writing"):
             self._inner = fs.origin_fs._open(path, mode=mode, autocommit=autocommit, **options)
 
@@ -123,3 +135,57 @@ class WrittenFile(io.IOBase):
                 with contextlib.suppress(CacheError):  # nothing can be stored: then nothing old is there
                     self.fs.evict(self.path)
             self.fs.invalidate_cache(self.path)
+
+
+class _Held:
+    """What a transaction holds back: a file without a name, whose bytes the origin gets at `commit`, and not before.
+
+    Not all inner filesystems have files that wait, or wait where only one of their files was told to.
+    """
+
+    def __init__(self, opened: Callable[[], Any]) -> None:
+        self._opened = opened
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until the transaction ends
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: Any) -> int:
+        with self._whole():
+            return self._file.write(data)
+
+    def flush(self) -> None:
+        with self._whole():
+            self._file.flush()
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Give up where something cannot be held: half a file is nobody's file, also where that error is passed over."""
+        try:
+            yield
+        except OSError as error:
+            self.discard()
+            told = CachedFSError(
+                f"what a transaction writes could not be kept in {tempfile.gettempdir()} until it ends: {error}; free space "
+                "there, or set TMPDIR to another disk"
+            )
+            told.errno = error.errno
+            raise told from error
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.discard()  # who wrote it broke off: it is not whole
+
+    def close(self) -> None:
+        pass
+
+    def commit(self) -> None:
+        if self._file.closed:
+            return
+        self.flush()  # first: what finds no room here has touched nothing there
+        with self._file as held, self._opened() as file:
+            held.seek(0)
+            shutil.copyfileobj(held, file, _PIECE)
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):  # it has no room for what it still has to write
+            self._file.close()

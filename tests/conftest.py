@@ -1,5 +1,6 @@
 """A machine of its own for every test: cache directory, fsspec configuration, simulated cloud."""
 
+import functools
 import itertools
 import os
 import pathlib
@@ -13,6 +14,7 @@ import hypothesis
 import pytest
 
 from cachedfs import engines
+from cachedfs.origins.retry import Policy
 from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
@@ -73,6 +75,13 @@ def no_pace(monkeypatch):
     """Ask Drive, and make items there, as fast as the simulated one answers, where nothing else is said: tests ask thousands."""
     for ladder in LADDERS:
         monkeypatch.setattr(quota, ladder, (quota.Limit(1e6), quota.Limit(1e6)))
+
+
+@pytest.fixture(autouse=True)
+def no_hedge(monkeypatch):
+    """Send nothing to Drive a second time for being late: a machine that paused would change every exact count."""
+    patient = functools.partial(Policy, hedge_least_s=3600.0, hedge_early_s=3600.0)
+    monkeypatch.setattr("cachedfs.origins.drive.account.Policy", patient)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ class Nursery:
 
     def close(self) -> None:
         try:
-            self._process.communicate(timeout=30)
+            self._process.communicate(timeout=600)
         except subprocess.TimeoutExpired:  # a test was stopped while it waited for a child that never ends
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()

@@ -1,8 +1,10 @@
 """What tests share: a handle on the simulated cloud, and processes that are really new."""
 
+import asyncio
 import collections
 import contextlib
 import dataclasses
+import io
 import os
 import pathlib
 import subprocess
@@ -10,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 
 import fsspec
@@ -45,12 +48,31 @@ def tallied() -> dict[str, int]:
     return dict(_TALLY)
 
 
-def until(condition: Callable[[], object], *, within_s: float = 30.0) -> None:
+def until(condition: Callable[[], object], *, within_s: float = 120.0) -> None:
     """Wait for a condition that another thread or process brings about; fails when it does not."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not happen"
         time.sleep(0.005)
+
+
+def standing() -> str:
+    """Return where every thread of this process stands, and every task of the engines: what to look at when something hangs."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = [
+        f"thread {names.get(ident)}:\n{''.join(traceback.format_stack(frame, limit=12))}"
+        for ident, frame in sys._current_frames().items()
+    ]
+    for engine in engines._engines.values():
+        for task in asyncio.all_tasks(engine._loop) if engine._loop is not None else ():
+            out = io.StringIO()
+            task.print_stack(limit=12, file=out)
+            parts.append(out.getvalue())
+        flights = [(f.start, f.filled, f.stop, f.demand, f.done, f.stopped) for f in engine.airborne]
+        parts.append(
+            f"{engine.cache.root}: airborne {flights}, {len(engine.flights)} blocks, {engine.writer.behind} behind"
+        )
+    return "\n".join(parts)
 
 
 def takers() -> set[threading.Thread]:
@@ -60,6 +82,8 @@ def takers() -> set[threading.Thread]:
 
 def forget() -> None:
     """Do what the end of this process would: store everything, drop all memory. The next use starts afresh."""
+    # The end itself waits for five seconds: a machine may pause for longer.
+    assert all(engine.drain(120) for engine in list(engines._engines.values()))
     engines._close_all()
     for cls in OURS:
         cls.clear_instance_cache()
@@ -86,7 +110,7 @@ class Machine:
         """Storage options for one filesystem, where the configuration is not to be relied on."""
         return {self.protocol: {"token": "anon", "endpoint_url": self.server.endpoint_url}}
 
-    def python(self, code: str, *arguments: str, timeout: float = 60) -> str:
+    def python(self, code: str, *arguments: str, timeout: float = 600) -> str:
         """Run `code` in a new process that is configured like this one by its environment; return what it printed."""
         command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
         done = subprocess.run(

@@ -124,7 +124,7 @@ async def test_what_is_withdrawn_is_not_sent(desk):
     desk.arrive("a")
     desk.arrive("b")
     assert desk.sent == ["a", "b", "d"]
-    assert not desk.ahead.n_waiting
+    assert not any(desk.ahead._queues)
 
 
 async def test_what_somebody_fetched_meanwhile_is_forgotten(desk):
@@ -134,7 +134,7 @@ async def test_what_somebody_fetched_meanwhile_is_forgotten(desk):
     here |= set("abcde")
     desk.arrive("a")
     assert desk.sent == ["a", "b", "f"]
-    assert not desk.ahead.n_waiting
+    assert not any(desk.ahead._queues)
 
 
 async def test_a_wish_that_finds_all_of_it_here_takes_nothing_of_what_the_next_needs(monkeypatch):
@@ -162,6 +162,35 @@ async def test_memory_is_bounded_until_the_bytes_are_on_the_disk(monkeypatch):
     del desk.flights["b"]  # given up by all who had it
     desk.ahead.pump()
     assert desk.sent == ["a", "b", "c", "d", "e"]
+
+
+async def test_what_could_not_be_stored_gives_way_to_what_is_sent_for_oldest_first(monkeypatch):
+    monkeypatch.setattr(ahead, "MEMORY", 3 * MiB)
+    desk = Desk(concurrency=16)
+    for name in "abcde":
+        desk.wish(name)
+    for name in "abc":
+        desk.arrive(name, is_stored=False)
+    assert desk.sent == ["a", "b", "c"]
+    for name in "ab":
+        desk.flights[name].stored(False)
+    assert desk.ahead.memory == 3 * MiB  # its reader may still come
+    desk.ahead.pump()
+    assert desk.sent == ["a", "b", "c", "d", "e"]
+    assert [desk.flights[name].memory for name in "abc"] == [0, 0, MiB]
+    assert not desk.flights["a"].covers(0)  # who wants it looks elsewhere
+
+
+async def test_a_request_that_broke_takes_the_memory_of_what_came(monkeypatch):
+    monkeypatch.setattr(ahead, "MEMORY", 3 * MiB)
+    desk = Desk(concurrency=16)
+    for name in "abcd":
+        desk.wish(name)
+    desk.flights["a"].feed(bytes(1000))
+    desk.flights["a"].finish(OriginUnavailable("reset"))
+    assert desk.ahead.memory == 2 * MiB + 1000
+    desk.ahead.pump()
+    assert desk.sent == ["a", "b", "c", "d"]
 
 
 async def test_what_is_larger_than_the_memory_is_sent_alone(monkeypatch):
@@ -232,6 +261,15 @@ async def test_a_wish_that_fails_is_nobodys_error_and_holds_nothing(desk, is_lat
     assert desk.ahead.memory == 0
     desk.wish("b")
     assert desk.sent == ["b"]
+
+
+async def test_a_wish_that_breaks_does_not_take_the_others_with_it(desk):
+    def broken():
+        raise RuntimeError("a mistake of ours")
+
+    desk.ahead.submit(Wish("other", MiB, broken, lambda: desk.origin))
+    desk.wish("a")
+    assert desk.sent == ["a"]
 
 
 async def test_a_request_that_somebody_waited_for_before_takes_nothing_of_ours(desk):

@@ -1,9 +1,9 @@
-"""Which measurements are kept where other machines of the host take processor time."""
+"""Which measurements are kept where other machines of the host take processor time, and what is shown of them."""
 
 from __future__ import annotations
 
-from tests.benchmarks.harness import Result
-from tests.benchmarks.report import disturbed, least_disturbed
+from tests.benchmarks.harness import Figure, Result
+from tests.benchmarks.report import disturbed, least_disturbed, summary
 
 
 def _run(stolen: float, *measured: tuple[str, str]) -> list[Result]:
@@ -27,3 +27,15 @@ def test_of_two_runs_the_less_disturbed_is_kept_row_by_row():
 def test_a_row_that_was_not_measured_whole_replaces_nothing():
     first = _run(0.4, ("dense", "gcsfs"), ("dense", "cachedfs"))
     assert least_disturbed(first, _run(0.0, ("dense", "gcsfs"))) == first
+
+
+def test_the_summary_has_ours_beside_who_was_measured():
+    def took(contender: str, *seconds: float, sample: str = "") -> Result:
+        names = ("cold", "second", "new")
+        figures = {name: Figure.of([s]) for name, s in zip(names, seconds, strict=False)}
+        return Result("sequential", contender, figures, sample=sample)
+
+    lines = summary(
+        [took("gcsfs", 2.7, 2.8, sample="1 of 2"), took("cachedfs", 1.2, 0.03, 0.08)]
+    ).splitlines()
+    assert lines[2:] == ["| 192 MiB in sequence | gcsfs 2.70 / 2.80* |  | **1.20 / 0.030** |"]

@@ -253,6 +253,20 @@ def carried(cloud, machine, tmp_path, small):
     return data, tmp_path / "carry"
 
 
+def test_any_number_of_damaged_blocks_are_left_out(cloud, machine, tmp_path):
+    data = filled(cloud, 30)
+    fs = machine("a", cloud)
+    read_all(fs, cloud, data)
+    fs = machine("a", cloud)  # nobody has looked at them yet
+    for block in sorted(cloud.cache_dir.glob("*/blocks/*/*"))[::3]:
+        flip(block, 10)
+    done = fs.export_cache(cloud.path("data"), str(tmp_path / "carry"))
+    assert (done.objects, done.blocks) == (20, 20)
+    fs = machine("b", cloud)
+    assert fs.import_cache(str(tmp_path / "carry")).blocks == 20
+    read_all(fs, cloud, data)
+
+
 def test_a_wrong_byte_costs_one_block(cloud, machine, carried):
     data, folder = carried
     bundle = min(folder.glob("blocks-*"))
@@ -359,7 +373,9 @@ def test_what_is_no_export_says_so(cloud, machine, tmp_path, carried):
     with pytest.raises(OriginUnavailable, match="no manifest of an export"):
         fs.import_cache(str(carried[1]))
     with pytest.raises(CacheError, match="nothing is cached of"):
-        fs.export_cache(cloud.path("data"), str(tmp_path / "none"))
+        fs.export_cache((cloud.path("data"), cloud.path("more")), str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="nothing was named to export to "):
+        fs.export_cache([], str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
 
 
@@ -533,7 +549,7 @@ def child(place, *arguments):
 
 def killed(place, *arguments):
     process = child(place, *arguments)
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL
     tally("exports and imports killed")
 
@@ -583,7 +599,7 @@ def test_two_imports_at_once_fetch_each_bundle_once(cloud, machine, small):
     sent = cloud.server.bytes_sent()
     cloud.server.fail(Fault(kind="media", times=None, stall_s=0.2))  # so that each meets the other
     both = [child(cloud, "import", target, 1 << 40) for _ in range(2)]
-    blocks = [int(process.communicate(timeout=60)[0]) for process in both]
+    blocks = [int(process.communicate(timeout=600)[0]) for process in both]
     assert sum(blocks) == 300
     assert cloud.server.bytes_sent() - sent < 1.3 * size
     fs = machine("b", cloud)

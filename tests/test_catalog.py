@@ -1,11 +1,16 @@
 """What is known of objects and listings: never older than a write of this machine, never more than was said."""
 
 import asyncio
+import contextlib
 import threading
+from functools import partial
 
 import fsspec
 import pytest
+from google.auth.exceptions import RefreshError
+from google.oauth2.credentials import Credentials
 
+from cachedfs.errors import AccessDenied, OriginUnavailable
 from cachedfs.sim import Fault
 from tests.support import noise, until
 
@@ -21,6 +26,37 @@ def test_a_listing_says_nothing_of_what_is_deeper(cloud, fs):
     assert fs.ls(cloud.path("z"), detail=False) == [cloud.path("z/a"), cloud.path("z/group")]
     assert fs.cat_file(cloud.path("z/a/array")) == b"data"
     assert fs.ls(cloud.path("z/a"), detail=False) == [cloud.path("z/a/array")]
+
+
+def test_a_listing_says_nothing_of_generations(cloud):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"version_aware": True})
+    cloud.put("d/k", b"old")
+    first = fs.info(cloud.path("d/k"))["generation"]
+    cloud.put("d/k", b"new")
+    assert fs.ls(cloud.path("d"), detail=False) == [cloud.path("d/k")]
+    for form in ("#", "?generation="):
+        with pytest.raises(FileNotFoundError):  # as the origin says: it keeps none of before
+            fs.cat_file(cloud.path(f"d/k{form}{first}"))
+        assert "media" in cloud.asked()
+        assert fs.cat_file(cloud.path(f"d/k{form}{fs.info(cloud.path('d/k'))['generation']}")) == b"new"
+
+
+def test_a_name_that_looks_like_a_generation_is_itself_to_who_is_not_aware_of_versions(cloud, fs):
+    aware = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"version_aware": True})
+    cloud.put("d/k", b"a generation")
+    named = f"d/k#{fs.info(cloud.path('d/k'))['generation']}"
+    cloud.put(named, b"of this name")
+    assert aware.cat_file(cloud.path(named)) == b"a generation"
+    assert fs.cat_file(cloud.path(named)) == b"of this name"
+    assert aware.cat_file(cloud.path(named)) == b"a generation"
+
+
+def test_a_listing_says_that_a_name_that_looks_like_a_generation_is_absent(cloud, fs):
+    cloud.put("d/k", b"")
+    fs.ls(cloud.path("d"))
+    cloud.asked()
+    assert not fs.exists(cloud.path("d/k#1"))
+    assert not cloud.asked()
 
 
 def test_an_object_lists_as_itself_every_time(cloud, fs):
@@ -39,7 +75,7 @@ def test_a_missing_folder_is_told_every_time(cloud, fs):
 
 def test_a_question_from_before_a_write_does_not_answer_one_from_after_it(cloud, fs):
     path = cloud.path("late")
-    cloud.server.fail(Fault(kind="metadata", key="late", stall_s=1.0))
+    cloud.server.fail(Fault(kind="metadata", key="late", stall_s=5.0))
     first: list[bool] = []
     asking = threading.Thread(target=lambda: first.append(fs.exists(path)))
     asking.start()
@@ -55,7 +91,7 @@ def test_a_question_from_before_a_write_does_not_answer_one_from_after_it(cloud,
 
 def test_a_question_goes_on_for_those_who_still_wait_for_it(cloud, fs):
     cloud.put("asked", b"twice")
-    cloud.server.fail(Fault(kind="metadata", key="asked", stall_s=0.5))
+    cloud.server.fail(Fault(kind="metadata", key="asked", stall_s=5.0))
 
     async def ask_twice():
         first, second = (asyncio.create_task(fs._info(cloud.path("asked"))) for _ in range(2))
@@ -109,3 +145,55 @@ def test_a_folder_made_by_hand_is_a_folder_before_and_after_a_find(cloud, fs):
         assert fs.find(cloud.bucket) == [cloud.path("e/x")]
         assert fs.ls(cloud.path("d")) == []
         assert [(d, f) for _, d, f in fs.walk(cloud.bucket)] == [(["d", "e"], []), ([], []), ([], ["x"])]
+
+
+@pytest.mark.parametrize("listed", ["shallow", "deep"])
+@pytest.mark.parametrize(
+    "keys",
+    [("t/dup", "t/dup/in", "t/e/x"), ("t/e//x", "t/e/y"), ("t//x", "t/y"), ("t/z", "t/z/in", "t/z/in/er")],
+)
+def test_all_that_is_below_a_folder_is_found_every_time(cloud, fs, keys, listed):
+    for key in keys:
+        cloud.put(key, key.encode())
+    if listed == "shallow":
+        for folder in ("", "t/", "t/e/", "t/dup/", "t/z/"):
+            with contextlib.suppress(FileNotFoundError):
+                fs.ls(cloud.path(folder).rstrip("/"))
+    for _ in range(2):
+        assert fs.find(cloud.path("t")) == sorted(map(cloud.path, keys))
+        assert fs.du(cloud.path("t")) == sum(map(len, keys))
+        assert set(map(cloud.path, keys)) <= set(fs.glob(cloud.path("t/**")))
+        assert fs.find(cloud.bucket) == sorted(map(cloud.path, keys))
+        list(fs.walk(cloud.bucket))  # ends
+
+
+class Refused(Credentials):
+    """A token that the service does not take, and that nobody renews."""
+
+    def refresh(self, request):
+        raise RefreshError("no")
+
+
+def test_who_may_ask_is_not_answered_by_a_question_of_who_may_not(cloud):
+    """Two filesystems of one origin ask at one moment: each has the answer that it would have alone."""
+    data = cloud.put("a", b"data")
+    make = partial(fsspec.filesystem, "cachedfs", target_protocol="gs")
+
+    async def at_once(*several):
+        answers = (each._cat_file(cloud.path("a")) for each in several)
+        return await asyncio.gather(*answers, return_exceptions=True)
+
+    refused, got = asyncio.run(at_once(make(offline=True), make()))
+    assert isinstance(refused, OriginUnavailable)
+    assert got == data
+    cloud.server.require_token("good")
+    cloud.put("a", data)
+    tokens = [Refused("bad"), Credentials("good")]
+    options = {"endpoint_url": cloud.server.endpoint_url}
+    asking = [make(max_age=0.001, gs={**options, "token": token}) for token in tokens]
+    try:
+        refused, got = asyncio.run(at_once(*asking))
+    finally:
+        cloud.server.require_no_token()
+    assert isinstance(refused, AccessDenied)
+    assert got == data

@@ -1,6 +1,7 @@
 """Objects that change between any two steps of a read: what is read is of one version, and the cache keeps no lie."""
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -9,7 +10,6 @@ import itertools
 import json
 import logging
 import sys
-import time
 
 import fsspec
 import pytest
@@ -21,6 +21,7 @@ from cachedfs.engine import Engine
 from cachedfs.errors import ObjectChanged
 from cachedfs.facts import Facts
 from cachedfs.flights import Flight
+from cachedfs.origins.retry import Tries
 from cachedfs.sim import GCSServer
 from tests.fakes import FakeOrigin
 from tests.support import Drive, KiB, noise, until
@@ -225,12 +226,12 @@ def _unknown(fs, path, clock):
 
 def _in_part(fs, path, clock):
     fs.cat_file(path, BLOCK, 2 * BLOCK)
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
 
 
 def _first_block_grown_old(fs, path, clock):
     fs.cat_file(path, 0, BLOCK)
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     clock(61)
 
 
@@ -550,7 +551,15 @@ def test_zarr_reads_no_fill_values_for_chunks_that_are_replaced(
 # How old knowledge may be.
 
 
-def test_a_thousand_files_are_read_while_the_origin_is_away(own_cache, clock, caplog):
+def test_a_thousand_files_are_read_while_the_origin_is_away(own_cache, clock, caplog, monkeypatch):
+    waited, next_wait_s = collections.Counter(), Tries.next_wait_s
+
+    def noting(tries, trouble):
+        wait_s = next_wait_s(tries, trouble)
+        waited[tries] += wait_s or 0.0
+        return wait_s
+
+    monkeypatch.setattr(Tries, "next_wait_s", noting)
     objects = {f"far/{i:04}": noise(100, i) for i in range(1000)}
     with GCSServer(profile="off") as server:
         server.make_bucket("far")
@@ -560,13 +569,13 @@ def test_a_thousand_files_are_read_while_the_origin_is_away(own_cache, clock, ca
             "cachedfs", target_protocol="gs", gs={"token": "anon", "endpoint_url": server.endpoint_url}
         )
         assert fs.cat(list(objects)) == objects
-        fs._source.engine.drain()
+        fs._source.engine.drain(120)
     clock(61)
-    before, began, cpu = fs.stats().requests, time.monotonic(), time.process_time()
+    before = fs.stats().requests
     with caplog.at_level(logging.WARNING, "cachedfs"):
         assert fs.cat(list(objects)) == objects
-    # The promise; what work takes says how busy the machine is.
-    assert (time.monotonic() - began) - (time.process_time() - cpu) < 5
+    # The promise is 5 s for all of them; the rest of the time says how busy the machine is.
+    assert 0 < max(waited.values()) < 5
     # As many as may be under way at a time learn it, in six tries each; the others are told.
     assert 0 < fs.stats().requests - before <= 16 * 6
     assert len(caplog.records) == 1

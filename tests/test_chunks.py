@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import random
+import threading
 
 import fsspec
 import numpy as np
@@ -56,7 +57,7 @@ def unhurried(monkeypatch):
 async def settled(fs):
     """Wait until nothing is sent for, or will be. On the loop, where what a read brings about is done in one step."""
     engine, chunks = fs._source.engine, fs._reader.chunks
-    while chunks._reached or engine.ahead.n_waiting or engine.ahead._asking or engine.airborne:  # noqa: ASYNC110 - nobody tells
+    while chunks._reached or any(engine.ahead._queues) or engine.ahead._asking or engine.airborne:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.001)
 
 
@@ -203,7 +204,7 @@ def test_what_is_asked_for_and_never_read_is_one_window_at_most(cloud, tmp_path,
     for i in range(100):
         array[i]
     engine = fs._source.engine
-    until(lambda: not (engine.ahead.n_waiting or engine.airborne))
+    until(lambda: not (any(engine.ahead._queues) or engine.airborne))
     asked, _ = counted(cloud)
     assert 100 <= len(asked) <= 116
 
@@ -421,3 +422,25 @@ def test_numbered_objects_that_nobody_listed_are_not(cloud, fs, ahead):
     asked, _ = counted(cloud)
     assert len(asked) == 30
     assert ahead == []
+
+
+def test_of_two_threads_that_read_ahead_names_at_once_both_are_noted(origin):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    chunks, both = fs._reader.chunks, threading.Barrier(2)
+
+    class Slow(collections.deque):
+        """The turn of a thread may end between any two lines of its own: here behind the first."""
+
+        def append(self, read):
+            super().append(read)
+            if both.n_waiting or len(self) == 1:
+                both.wait(60)
+
+    chunks._reached = Slow()
+    chunks.awaited.update({"b/0": None, "b/1": None})
+    threads = [threading.Thread(target=chunks.reached, args=(name, None, None)) for name in ("b/0", "b/1")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until(lambda: not chunks._reached)

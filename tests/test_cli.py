@@ -1,7 +1,10 @@
 """The command line as people and scripts meet it: what is printed, where, with which exit status and how many requests."""
 
+import asyncio
 import contextlib
 import doctest
+import errno
+import io
 import json
 import logging
 import os
@@ -16,10 +19,12 @@ import time
 import warnings
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from cachedfs import cli
-from cachedfs.cli import get, output, places, reading, shared, simulated
+from cachedfs.cli import commands, get, output, places, reading, shared, simulated
+from cachedfs.cli.pack import naming
+from cachedfs.localfiles import filled
 from cachedfs.sim import Fault, GCSServer
 from tests.cache.rig import flip
 from tests.support import ROOT, MiB, forget, noise, until
@@ -47,7 +52,7 @@ PAGE = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 
 def run(*arguments, status=0, stdin=None):
     """Run a command in this process; return the result after looking at its exit status."""
-    result = CliRunner().invoke(cli.app, list(arguments), input=stdin)
+    result = CliRunner().invoke(commands.app, list(arguments), input=stdin)
     assert result.exit_code == status, result.output
     assert "Traceback" not in result.output
     return result
@@ -59,14 +64,14 @@ def json_of(*arguments):
 
 def start(cloud, *arguments, **options):
     """Start the command line as a new process that is configured like this one."""
-    command = [sys.executable, "-m", "cachedfs.cli", *arguments]
+    command = [sys.executable, "-m", "cachedfs", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=cloud._environment(), stdout=pipe, stderr=pipe, **options)
 
 
 def finished(cloud, *arguments, status=0):
     process = start(cloud, *arguments)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == status, err
     return out, err.decode()
 
@@ -75,14 +80,14 @@ def in_terminal(command, environ, folder, typed=""):
     """Run a line of shell in a terminal of 80 columns without colours; return what is seen there."""
     master, slave = pty.openpty()
     os.write(master, typed.encode())
-    function = f'cachedfs() {{ {sys.executable} -m cachedfs.cli "$@"; }}; {command}'
+    function = f'cachedfs() {{ {sys.executable} -m cachedfs "$@"; }}; {command}'
     with subprocess.Popen(
         ["bash", "-c", function],
         stdin=slave,
         stdout=slave,
         stderr=slave,
         cwd=folder,
-        env={**environ, "TERM": "dumb", "COLUMNS": "80", "TZ": "UTC"},
+        env={**environ, "TERM": "dumb", "COLUMNS": "80", "LINES": "25", "TZ": "UTC"},
     ):
         os.close(slave)
         seen = b""
@@ -105,6 +110,13 @@ def test_ls_prints_urls_that_open_the_same_again(cloud):
     ]
     for prefix in ("gs://", "cgs://", "cachedfs::gs://"):
         assert run("ls", cloud.url("two", prefix)).stdout.strip() == cloud.url("two", prefix)
+
+
+def test_ls_in_a_narrow_terminal_has_room_for_names(cloud, tmp_path):
+    name = "a-name-of-some-length.bin"
+    cloud.put(f"a/{name}", noise(1000))
+    seen = in_terminal(f"COLUMNS=40 cachedfs ls -l {cloud.url('a', 'gs://')}", cloud._environment(), tmp_path)
+    assert seen.splitlines()[-1].split() == ["1.0", "kB", name]
 
 
 def test_ls_twice_is_one_request(cloud):
@@ -262,8 +274,16 @@ def test_prefetch_names_what_cannot_be_had_and_fetches_the_rest(cloud):
     assert "nothing: no such object or folder" in result.stderr
     assert "3 files, 3 bytes fetched" in result.stderr
     assert "; 1 not fetched" in result.stderr
+    cloud.server.fail(Fault(kind="media", key="e/x", status=403, times=None))
+    for name in "xy":
+        cloud.put(f"e/{name}", b"1")
+    urls.append(cloud.url("e", "gs://"))
     done = json.loads(run("prefetch", "--json", *urls, status=1).stdout)
-    assert (done["files"], done["errors"], done["failed"][0]["type"]) == (3, 1, "ObjectNotFound")
+    assert (done["files"], done["errors"]) == (4, 2)
+    assert {(each["url"], each["type"]) for each in done["failed"]} == {
+        (cloud.url("nothing", "gs://"), "ObjectNotFound"),
+        (cloud.url("e/x", "gs://"), "AccessDenied"),
+    }
 
 
 def test_prefetch_of_more_than_fits_stops_and_says_so(cloud):
@@ -278,12 +298,27 @@ def test_prefetch_of_more_than_fits_stops_and_says_so(cloud):
     assert cloud.server.bytes_sent() - sent <= 3 * MiB  # what is here is not fetched again, and stays
 
 
+def test_prefetch_of_one_url_does_not_drive_out_that_of_another(cloud):
+    for name, n in (("a", 8), ("b", 24)):
+        for i in range(n):
+            cloud.put(f"{name}/{i:02}", noise(MiB, i))
+    urls = [cloud.url(name, "gs://") for name in "ab"]
+    result = run("prefetch", "-o", "cache_size=20MiB", *urls, status=1)
+    found = re.search(r"a and 1 more: (\d+) of 32 objects are here, and more would drive out", result.stderr)
+    forget()
+    listed = run("ls", "-l", "-o", "cache_size=20MiB", *urls).stdout.splitlines()
+    here = [line.split("\t")[-1] for line in listed if line.split("\t")[2] == str(MiB)]
+    assert len(here) == int(found[1]) > 8
+    assert {cloud.url(f"a/{i:02}", "gs://") for i in range(8)} < set(here)
+
+
 def test_prefetch_goes_on_after_an_interrupt(cloud):
     for i in range(40):
         cloud.put(f"d/{i:02}", noise(1000, i))
     cloud.server.fail(Fault(kind="media", nth=20, times=None, stall_s=30))
     process = start(cloud, "prefetch", cloud.url("d", "gs://"))
     until(lambda: len(cloud.server.requests) > 20)
+    until(lambda: len(list(cloud.cache_dir.glob("cachedfs-*/blocks/*/*"))) >= 15)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (output.INTERRUPTED, b"")
@@ -342,6 +377,22 @@ def test_pack_of_columns_into_a_local_store(cloud, tmp_path):
     assert "columns ['d'] are not there; there are ['a', 'b', 'c']" in wrong.stderr
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["--codec foo", "--kind foo", "--decode foo", "--chunk-bytes foo", "--shard-bytes 0", "--workers 0"],
+)
+def test_an_option_of_pack_that_cannot_be_is_wrong_usage(option, cloud, tmp_path):
+    name, value = option.split()
+    err = run("pack", name, value, cloud.url("d", "gs://"), str(tmp_path / "x.zarr"), status=2).stderr
+    assert f"Invalid value for {name}" in err
+    assert cloud.asked() == []
+
+
+def test_pack_onto_a_full_disk_names_the_target(monkeypatch):
+    with pytest.raises(OSError, match=r"No space left on device: 'x\.zarr'"), naming("x.zarr"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write says it: of no file
+
+
 def test_pack_on_a_cluster_that_is_not_there(cloud, tmp_path):
     pytest.importorskip("distributed")
     cloud.put("d/x", b"1")
@@ -356,7 +407,7 @@ def test_pack_interrupted_goes_on(cloud, tmp_path):
     process = start(cloud, *arguments)
     until(lambda: list(tmp_path.glob("out.zarr/.cachedfs-pack/plan.json")))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == output.INTERRUPTED, err
     _, err = finished(cloud, *arguments)
     assert "100 samples, 105 MB of files" in err
@@ -401,6 +452,7 @@ def test_export_of_a_pattern_takes_what_is_cached_and_asks_nobody(cloud, tmp_pat
     for key in ("runs/1/a", "runs/1/b/c", "runs/2/a", "x.txt"):
         cloud.put(key, noise(1000))
         run("cat", cloud.url(key, "gs://"))
+    forget()  # as the end of its process does: all that came is stored
     cloud.asked()
     target = str(tmp_path / "to")
     assert json_of("export", cloud.url("r*/1", "gs://"), target)["objects"] == 2
@@ -453,6 +505,17 @@ def test_carrying_goes_on_after_an_interrupt(cloud, verb, tmp_path):
     assert json.loads(out)["blocks"] == 3
 
 
+def test_get_copies_the_others_where_one_url_names_nothing(cloud, tmp_path):
+    for name in ("a", "c"):
+        cloud.put(name, noise(1000))
+    urls = [cloud.url(name, "gs://") for name in "abc"]
+    result = run("get", "--json", *urls, str(tmp_path), status=1)
+    done = json.loads(result.stdout)
+    assert (done["files"], done["bytes"]) == (2, 2000)
+    assert [(each["url"], each["type"]) for each in done["failed"]] == [(urls[1], "ObjectNotFound")]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["a", "c"]
+
+
 def test_get_goes_where_cp_would(cloud, tmp_path):
     for key in ("a/one", "two"):
         cloud.put(key, b"1")
@@ -481,6 +544,79 @@ def test_get_refuses_what_would_mix_files_and_directories(cloud, tmp_path):
     )
     assert "file: File exists" in run("get", one, str(tmp_path / "file" / "x"), status=1).stderr
     assert (tmp_path / "file").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("names", "clash", "local"),
+    [
+        (["*/x"], ("a/x", "b/x"), "x"),
+        (["a/x", "c", "b/x"], ("a/x", "b/x"), "x"),
+        (["d"], ("d//x", "d/x"), "x"),
+        (["a", "e/a"], ("a/x", "e/a/x"), "a/x"),
+        (["f/a", "a"], ("f/a", "a"), "a"),
+        (["g"], ("g/y", "g/y/w"), "y"),
+    ],
+)
+def test_get_refuses_what_would_be_one_local_file(cloud, tmp_path, names, clash, local):
+    for key in ("a/x", "b/x", "c", "d//x", "d/x", "e/a/x", "f/a", "g/y", "g/y/w"):
+        cloud.put(key, key.encode())
+    target = tmp_path / "to"
+    urls = [cloud.url(name, "gs://") for name in names]
+    said = run("get", "-r", *urls, str(target), status=1).stderr
+    assert all(cloud.url(key, "gs://") + " " in said for key in clash)
+    assert f"{target / local} can be one file only; nothing was written" in said
+    assert not target.exists()
+
+
+def test_get_copies_once_what_several_urls_name(cloud, tmp_path):
+    for key in ("a/x", "a/y", "b/a/z"):
+        cloud.put(key, key.encode())
+    urls = [cloud.url("a/*", "gs://"), cloud.url("a/x", "cgs://"), cloud.url("a*/*", "gs://")]
+    assert json_of("get", *urls, str(tmp_path / "to"))["files"] == 2
+    folders = [cloud.url(name, "gs://") for name in ("a", "b/a")]
+    assert (
+        json_of("get", "-r", *folders, str(tmp_path / "to"))["files"] == 3
+    )  # of one name, they come together
+    found = {
+        str(path.relative_to(tmp_path / "to")) for path in (tmp_path / "to").rglob("*") if path.is_file()
+    }
+    assert found == {"x", "y", "a/x", "a/y", "a/z"}
+
+
+def test_a_target_that_cannot_be_is_wrong_usage(cloud, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    cloud.put("one", b"1")
+    url = cloud.url("one", "gs://")
+    for command in ("get", "export"):
+        assert "TARGET: it is missing" in run(command, url, status=2).stderr
+        assert "Missing argument 'URL'" in run(command, status=2).stderr
+    # As with gsutil cp; a folder named gs: was made for it.
+    assert "is a URL" in run("get", url, cloud.url("copy", "gs://"), status=2).stderr
+    (tmp_path / "here").write_bytes(b"kept")
+    assert "here is a file" in run("get", url, url, "here", status=2).stderr
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["here"]
+    assert not (tmp_path / "gs:").exists()
+
+
+def test_a_file_that_cannot_be_written_is_named(cloud, tmp_path, monkeypatch):
+    cloud.put("one", b"1")
+    url = cloud.url("one", "gs://")
+    said = run("get", url, "/proc/x", status=1).stderr
+    assert (
+        said == "cachedfs: /proc/x: No such file or directory\n"
+    )  # the temporary one beside it is of no use
+
+    def full(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Full(io.FileIO):
+        write = full
+
+    monkeypatch.setattr("builtins.open", lambda name, *rest: Full(name, "w"))
+    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{tmp_path}/one'")):
+        asyncio.run(filled(str(tmp_path / "one"), lambda file: asyncio.to_thread(file.write, b"1")))
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
 
 
 def test_get_writes_nowhere_but_below_its_target(cloud, tmp_path):
@@ -623,9 +759,24 @@ def test_evict_all_asks_in_a_terminal(cloud, tmp_path):
     assert "Drop" not in in_terminal("cachedfs evict --all --yes", environ, tmp_path)
 
 
-def test_evict_wants_urls_or_all():
-    run("evict", status=2)
-    run("evict", "--all", "gs://b/k", status=2)
+@pytest.mark.parametrize(("cause", "status"), [(KeyboardInterrupt, 130), (EOFError, None)])
+def test_ctrl_c_at_a_question_is_an_interrupt(cause, status):
+    def asked():
+        try:
+            raise cause
+        except (KeyboardInterrupt, EOFError):  # as typer does it
+            raise typer.Abort from None
+
+    with pytest.raises((typer.Exit, typer.Abort)) as end, output.running(shared.Given()):
+        asked()
+    assert getattr(end.value, "exit_code", None) == status
+
+
+@pytest.mark.parametrize("command", ["evict", "unpin"])
+def test_evict_and_unpin_want_urls_or_all(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert "give URLs, or --all" in run(command, status=2).stderr
+    assert "--all: give URLs, or --all, and not both" in run(command, "--all", "gs://b/k", status=2).stderr
 
 
 def test_evict_all_drops_nothing_where_nobody_can_be_asked(cloud):
@@ -640,7 +791,7 @@ def test_an_empty_name_is_not_the_default_cache(cloud):
     cloud.put("key", b"1")
     run("cat", cloud.url("key", "gs://"))
     forget()
-    assert "cache_dir=''" in run("evict", "--all", "--yes", "--cache-dir", "", status=1).stderr
+    assert "cache_dir=''" in run("evict", "--all", "--yes", "--cache-dir", "", status=2).stderr
     assert json_of("stats")["blocks"] == 1
 
 
@@ -716,11 +867,11 @@ def test_sim_runs_until_it_is_told_to_end(cloud, number):
     process = start(cloud, "sim", "gcs", "--port", "0", "--seed", "1")
     address = process.stdout.readline().decode().strip()
     cli_environ = {"FSSPEC_GS_ENDPOINT_URL": address, "FSSPEC_GS_TOKEN": "anon"}
-    command = [sys.executable, "-m", "cachedfs.cli", "ls", "--json", "gs://"]
+    command = [sys.executable, "-m", "cachedfs", "ls", "--json", "gs://"]
     listed = subprocess.run(command, env=cloud._environment() | cli_environ, capture_output=True, check=True)
     assert [entry["url"] for entry in json.loads(listed.stdout)] == ["gs://my-bucket"]
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0
     assert out == b""
     told = err.decode()
@@ -736,11 +887,11 @@ def test_sim_of_a_drive(cloud, tmp_path):
     process.stdout.readline()
     told = [process.stderr.readline().decode().split() for _ in range(3)]
     exported = dict(words[1].split("=", 1) for words in told[1:])
-    command = [sys.executable, "-m", "cachedfs.cli", "cat", "drive://My Drive/data/a.txt"]
+    command = [sys.executable, "-m", "cachedfs", "cat", "drive://My Drive/data/a.txt"]
     done = subprocess.run(command, env=cloud._environment() | exported, capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"hello", b"")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=600)
     assert process.returncode == 0
 
 
@@ -756,6 +907,15 @@ def test_sim_on_a_port_that_is_taken(cloud):
     result = run("sim", "gcs", "--port", port, status=1)
     assert f"port {port}: Address already in use; --port 0 takes a free one" in result.stderr
     assert "export" not in result.stderr
+
+
+def test_sim_serves_a_folder_that_is_there_and_names_a_bucket_of_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "there is no folder" in run("sim", "gcs", "--folder", str(tmp_path / "typo"), status=2).stderr
+    assert not (tmp_path / "typo").exists()
+    for name in (".sim", "data"):  # the first is what the cloud itself keeps there
+        (tmp_path / name).mkdir()
+    assert simulated.bucket_of(["gcs", "--folder", str(tmp_path)]) == "data"
 
 
 def test_sim_with_a_wrong_profile_is_wrong_usage(cloud):
@@ -916,6 +1076,22 @@ def test_a_missing_object_is_one_line(cloud, command, tmp_path):
     assert re.fullmatch(r"cachedfs: .*nothing: no such object.*\n", result.stderr)
 
 
+@pytest.mark.parametrize("command", ["ls", "cat", "pin", "verify"])
+def test_where_one_of_several_urls_names_nothing_the_others_are_done(cloud, command):
+    for name in ("a", "c"):
+        cloud.put(name, b"of " + name.encode())
+    urls = [cloud.url(name, "gs://") for name in ("a", "b", "c", "d*")]
+    alone = [run(command, urls[at]).stdout for at in (0, 2)]
+    result = run(command, *urls, status=1)
+    assert result.stdout == "".join(alone) != ""
+    told = result.stderr.splitlines()
+    assert [urls[1] in told[0], urls[3] in told[1], len(told)] == [True, True, 2]
+    if command != "cat":
+        result = run(command, "--json", *urls, status=1)
+        assert [each["url"] for each in json.loads(result.stdout)] == [urls[0], urls[2]]
+        assert [json.loads(line)["error"]["url"] for line in result.stderr.splitlines()] == [urls[1], urls[3]]
+
+
 def test_errors_as_json(cloud):
     result = run("cat", "--json", cloud.url("nothing", "gs://"), status=1)
     error = json.loads(result.stderr)["error"]
@@ -934,22 +1110,22 @@ def test_no_traceback_unless_debug(cloud):
 
 
 def test_what_nobody_expected_asks_for_a_report(monkeypatch):
-    def broken(*arguments):
+    def broken(*arguments, **options):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(reading, "place_of", broken)
-    result = run("ls", "gs://b", status=1)
+    monkeypatch.setattr(reading, "entries_of", broken)
+    result = run("ls", ".", status=1)
     assert result.stderr == (
         "cachedfs: unexpected RuntimeError: boom (run with --debug for the traceback; please report)\n"
     )
 
 
 def test_an_interrupt_is_130(monkeypatch):
-    def interrupted(*arguments):
+    def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reading, "place_of", interrupted)
-    assert run("ls", "gs://b", status=130).output == ""
+    monkeypatch.setattr(reading, "entries_of", interrupted)
+    assert run("ls", ".", status=130).output == ""
 
 
 def test_ctrl_c_in_the_middle_of_a_copy(cloud, tmp_path):
@@ -980,7 +1156,15 @@ def test_ctrl_c_while_drive_does_not_answer(drive):
     ("url", "said"),
     [
         ("my-bucket/key", "has no protocol, and no local file has this name: write gs://my-bucket/key"),
-        ("xyz://a/b", "xyz"),
+        ("gs:/my-bucket/key", "is no URL: write gs://my-bucket/key"),
+        ("cachedfs::gs:/my-bucket/key", "is no URL: write cachedfs::gs://my-bucket/key"),
+        ("cachedfs::", "a path is missing, as in cachedfs::gs://my-bucket"),
+        ("cachedfs::gs", "a path is missing, as in cachedfs::gs://..."),
+        ("My Drive/data", "write 'drive://My Drive/data' for Google Drive"),
+        ("xyz://a/b", "no protocol that is installed is called 'xyz'"),
+        ("Drive://My Drive/a", "did you mean drive://?"),
+        ("gss://my-bucket/key", "did you mean gs://?"),
+        (" gs://my-bucket/key", "did you mean gs://?"),
         ("/no/such/file", "/no/such/file"),
     ],
 )
@@ -1029,7 +1213,16 @@ def test_mistaken_options_are_wrong_usage():
     assert "NAME=VALUE" in run("ls", "-o", "max_age", "gs://b", status=2).stderr
     assert "NAME=VALUE" in run("doctor", "-o", "max_age", status=2).stderr
     assert "START:STOP" in run("cat", "--range", "10", "gs://b/k", status=2).stderr
-    assert "max_age='lots'" in run("ls", "-o", "max_age=lots", "gs://b", status=1).stderr
+    assert "max_age='lots'" in run("ls", "-o", "max_age=lots", "gs://b", status=2).stderr
+
+
+def test_what_storing_warns_of_at_the_end_is_a_line_as_the_others(cloud, monkeypatch):
+    def late(self, timeout_s=0.0):
+        logging.getLogger("cachedfs.cache").warning("blocks are not cached")
+
+    cloud.put("key", b"1")
+    monkeypatch.setattr("cachedfs.engine.Engine.drain", late)
+    assert run("cat", cloud.url("key", "gs://")).stderr == "cachedfs: warning: blocks are not cached\n"
 
 
 def test_log_and_warnings_are_single_lines(capsys):
@@ -1055,15 +1248,14 @@ def test_trouble_with_the_cache_is_a_line_and_no_failure(cloud, tmp_path):
 @pytest.mark.parametrize(
     "entry",
     [
-        "from cachedfs.cli import main",  # the script
-        "import runpy; runpy.run_module('cachedfs.cli', run_name='__main__')",
-        "import cachedfs.cli.shared",
+        "from cachedfs.cli import main; main()",  # the script
+        "import runpy; runpy.run_module('cachedfs', run_name='__main__')",
     ],
 )
 def test_without_its_packages_it_says_what_to_install(cloud, package, entry):
     code = f"import sys; sys.modules[{package!r}] = None; {entry}"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=cloud._environment(), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=cloud._environment(), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 1
     assert done.stderr == 'The command line needs typer and rich: pip install "cachedfs[cli]"\n'
@@ -1082,12 +1274,83 @@ def test_help_imports_no_filesystem(cloud):
     assert cloud.python(code).splitlines()[-1] == "[]"
 
 
+def test_help_that_nobody_reads_to_its_end_is_a_closed_pipe(cloud):
+    for line in ("--help", "ls --help", "--version"):
+        reader, writer = os.pipe()
+        os.close(reader)
+        process = subprocess.run(
+            [sys.executable, "-m", "cachedfs", *line.split()],
+            env=cloud._environment(),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=600,
+        )
+        os.close(writer)
+        assert (process.returncode, process.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("line", ["ls", "stats", "cat", "prefetch"])
+def test_with_its_output_closed_a_command_does_its_work(cloud, line):
+    cloud.put("key", b"data")
+    url = "" if line == "stats" else cloud.url("key", "gs://")
+    command = f'"{sys.executable}" -m cachedfs {line} {url} >&-'
+    done = subprocess.run(
+        command, shell=True, env=cloud._environment(), stderr=subprocess.PIPE, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert "unexpected" not in done.stderr
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_an_interrupt(cloud):
+    code = """
+        import builtins, sys
+        from cachedfs.cli import main
+        imported = builtins.__import__
+        def interrupted(name, *args, **options):
+            if name == "rich":
+                raise KeyboardInterrupt
+            return imported(name, *args, **options)
+        builtins.__import__ = interrupted
+        sys.modules.pop("rich", None)
+        try:
+            main(["ls", "--help"])
+        except SystemExit as end:
+            print(end.code)
+    """
+    assert cloud.python(code) == "130\n"
+
+
+@pytest.mark.parametrize("option", ["max_age=-1", "concurrency=1.5", "block_size=1", "max_agee=0"])
+def test_an_option_that_cannot_be_is_wrong_usage(option):
+    name, _, _ = option.partition("=")
+    assert name[:7] in run("ls", "-o", option, "gs://b", status=2).stderr
+
+
+@pytest.mark.parametrize("line", ["sim nothing", "sim gcs --profile zzz", "sim drive --quota zzz"])
+def test_a_cloud_that_cannot_be_is_not_announced(cloud, line):
+    done = subprocess.run(
+        [sys.executable, "-m", "cachedfs", *line.split()],
+        env=cloud._environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 2
+    assert "export" not in done.stderr + done.stdout
+
+
 # Help and page.
+
+
+def test_the_help_and_the_page_have_the_commands_in_one_order():
+    below = run("--help").stdout.partition("Commands")[2]
+    on_page = re.findall(r"\[`(\w+)`\]\(#", "".join(re.findall(r"^\|.*?\|", PAGE, re.MULTILINE)))
+    assert re.findall(r"^│ (\w+) ", below, re.MULTILINE) == on_page
 
 
 def test_the_commands_are_these():
     assert sorted(
-        command.name or command.callback.__name__ for command in cli.app.registered_commands
+        command.name or command.callback.__name__ for command in commands.app.registered_commands
     ) == sorted(COMMANDS)
     assert run("--version").stdout == "cachedfs 0.1.0\n"
 
@@ -1122,7 +1385,7 @@ def sessions():
                 yield note == "about", command, shown
 
 
-@pytest.mark.timeout(300)  # some thirty processes, one after the other
+@pytest.mark.timeout(900)  # some thirty processes, one after the other
 def test_the_page_shows_what_is_printed():
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("FSSPEC_", "GCSFS_", "XDG_"))}
     # Of a name that is always as long: lines are broken where they are.

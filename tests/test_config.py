@@ -60,6 +60,8 @@ def test_offline_never_checks():
     [
         ({"max_agee": 1}, "did you mean 'max_age'"),
         ({"cachesize": 1}, "did you mean 'cache_size'"),
+        ({"cache_storage": "/tmp/c"}, "did you mean 'cache_dir'"),
+        ({"concurrency": 1.5}, "concurrency=1.5: expected a whole number"),
         ({"zzz": 1}, "the options are cache_dir"),
         ({"token": "anon"}, "gs=\\{'token'"),
         ({"block_size": "1MB"}, "block_size='1MB'.*multiple of 64 KiB"),

@@ -186,10 +186,10 @@ def test_interrupted_it_leaves_nothing_behind(tmp_path):
             if line.startswith("... reading"):
                 break
         os.killpg(process.pid, 2)  # what Ctrl-C does: all of the terminal's processes get it
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
     assert list(tmp_path.iterdir()) == []
     # A reader that was just being started notices that nobody gives it orders, and ends.
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while is_alive(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(process.pid)

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 
 import fsspec
 import h5py
@@ -19,7 +20,14 @@ import pytest
 import xarray as xr
 import zarr
 
-from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    IsAFolder,
+    NotDownloadable,
+    ObjectChanged,
+    ObjectNotFound,
+)
 from cachedfs.sim import DriveServer, Fault
 from tests.support import KiB, MiB, forget, noise, tally, until
 
@@ -141,6 +149,32 @@ def test_64_listed_files_in_one_call_cost_64_requests_then_none(drive, fs):
     assert drive.asked() == []
 
 
+def test_a_folder_that_was_shared_with_who_is_no_member_of_its_drive_is_read_and_written(drive, fs):
+    server = drive.server
+    folder = server.folder("dataset", parent=server.share_drive("Theirs", member=False))
+    server.share(folder)
+    data = noise(1000)
+    server.put("sub/a.bin", data, parent=folder)
+    server.shortcut(f"{drive.name}/link", folder)
+    for way in (drive.path("link"), f"id:{folder}"):
+        assert fs.find(way) == [f"{way}/sub/a.bin"]
+        assert fs.cat_file(f"{way}/sub/a.bin") == data
+    for text in (b"1", b"2"):
+        fs.pipe_file(drive.path("link/sub/b.txt"), text)
+    assert fs.find(drive.path()) == [drive.path("link/sub/a.bin"), drive.path("link/sub/b.txt")]
+    assert len(server.find("sub/b.txt", parent=folder)) == 1
+
+
+def test_a_folder_that_is_there_and_cannot_be_listed_is_never_left_out(drive, fs):
+    drive.put("sub/a.bin", noise(10))
+    sub = drive.server.folder(f"{drive.name}/sub")
+    drive.server.fail(Fault(kind="list", key=sub, status=404, times=None))
+    with pytest.raises(CachedFSError, match="Drive shows the folder"):
+        fs.find(drive.path())
+    drive.server.heal()
+    assert fs.find(drive.path()) == [drive.path("sub/a.bin")]
+
+
 def test_find_costs_one_listing_a_folder_then_none(drive, fs):
     for i in range(6):
         drive.put(f"{i % 3}/{i}.txt", b"x")
@@ -184,7 +218,7 @@ def test_the_way_to_a_file_is_asked_for_at_once_when_it_has_grown_old(drive):
     fs = fsspec.filesystem("cdrive", max_age=0)
     fs.cat_file(drive.path("a/b/c.txt"))
     drive.asked()
-    drive.server.fail(Fault(times=5, stall_s=0.2))
+    drive.server.fail(Fault(times=5, stall_s=5))
     assert fs.cat_file(drive.path("a/b/c.txt")) == b"x"
     assert drive.server.peak_concurrency == 5
     assert drive.asked() == ["get", "list", "list", "list", "list"]
@@ -399,6 +433,56 @@ def test_two_machines_that_write_one_new_path_make_two_files_of_which_the_newest
     one.pipe_file(path, b"third")
     assert [fs.cat_file(path) for fs in (one, two)] == [b"third"] * 2
     assert len(drive.server.find(f"{drive.name}/a.txt")) == 2
+
+
+def done(change, held):
+    """Do a change, "mv a b", to a dict from names to bytes; return what its caller hears."""
+    what, source, *target = change.split()
+    if source not in held:
+        return ObjectNotFound
+    data = held[source] if what == "cp" else held.pop(source)
+    held.update(dict.fromkeys(target, data))
+    return None
+
+
+def one_after_the_other(changes, orders):
+    """Return what may come of changes: what each caller hears, and what is there then."""
+    outcomes = []
+    for order in orders:
+        held = {"a": b"A", "b": b"B"}
+        said = {i: done(changes[i], held) for i in order}
+        outcomes.append(([said[0], said[1]], held))
+    return outcomes
+
+
+@pytest.mark.parametrize("protocol", ["drive", "cdrive"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("mv a b", "mv b a"),
+        ("mv a b", "mv a c"),
+        ("mv a b", "rm a"),
+        ("mv a b", "cp b a"),
+    ],
+    ids=" | ".join,
+)
+def test_changes_of_the_same_names_at_once_end_as_one_after_the_other(drive, protocol, changes):
+    fs = fsspec.filesystem(protocol)
+    acts = {"mv": fs.mv, "cp": fs.cp_file, "rm": fs.rm_file}
+    for n in range(8):
+        root, gate = drive.path(f"{n}"), threading.Barrier(2)
+        fs.pipe({f"{root}/a": b"A", f"{root}/b": b"B"})
+
+        def act(change, root=root, gate=gate):
+            what, *names = change.split()
+            gate.wait()
+            return outcome(lambda names: acts[what](*names), [f"{root}/{name}" for name in names])
+
+        both = [functools.partial(act, change) for change in changes]
+        said = at_once(*both[:: -1 if n % 2 else 1])[:: -1 if n % 2 else 1]
+        fs.invalidate_cache()
+        left = {path.rpartition("/")[2]: fs.cat_file(path) for path in fs.find(root)}
+        assert (said, left) in one_after_the_other(changes, [(0, 1), (1, 0)])
 
 
 @pytest.mark.stress
@@ -704,6 +788,15 @@ def test_what_is_moved_leaves_nothing_of_its_name_behind(drive, fs):
     fs.mv(drive.path("a.txt"), drive.path("b.txt"))
     assert fs.cat_file(drive.path("b.txt")) == b"newer"
     assert fs.find(drive.path()) == [drive.path("b.txt")]
+
+
+@pytest.mark.parametrize("name", ["b[1].txt", "b?.txt"])
+def test_a_name_that_is_there_is_moved_whatever_is_in_it(drive, fs, name):
+    drive.put(name, b"mine")
+    drive.put("b1.txt", b"another's")
+    fs.mv(drive.path(name), drive.path("c.txt"))
+    assert fs.cat_file(drive.path("c.txt")) == b"mine"
+    assert fs.find(drive.path()) == [drive.path("b1.txt"), drive.path("c.txt")]
 
 
 @pytest.mark.parametrize("evidence", ["revision", "time"])

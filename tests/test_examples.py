@@ -144,7 +144,7 @@ def run(monkeypatch, capfd):
             if name in SPAWNING:
                 own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
                 command = [sys.executable, FOLDER / name, *arguments]
-                subprocess.run(command, env=os.environ | own, check=True, timeout=100)
+                subprocess.run(command, env=os.environ | own, check=True, timeout=600)
             else:
                 runpy.run_path(str(FOLDER / name), run_name="__main__")
         out, err = capfd.readouterr()
@@ -222,7 +222,7 @@ def test_the_notebook_runs_without_an_account(tmp_path):
         env=os.environ | own,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     cells = json.loads((tmp_path / NOTEBOOK.name).read_text())["cells"]

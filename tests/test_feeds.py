@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from cachedfs.cache import Knowledge
-from cachedfs.origins.drive import account
+from cachedfs.origins.drive import connection
 from cachedfs.sim import Fault
 from tests.support import forget, noise, tally
 
@@ -237,7 +237,7 @@ def test_a_token_that_is_rejected_means_listing_again_and_a_new_beginning(drive,
 
 
 def test_more_changes_than_are_worth_reading_mean_listing_again(drive, fs, tree, clock, monkeypatch):
-    monkeypatch.setattr(account, "_MOST_PAGES", 2)
+    monkeypatch.setattr(connection, "_MOST_PAGES", 2)
     fs.find(drive.path())
     drive.server.fill(drive.server.folder(f"{drive.name}/new"), 2500)
     clock(3600)

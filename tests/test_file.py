@@ -1,6 +1,7 @@
 """An open object behaves as a builtin file does, whether its bytes are here or have to come."""
 
 import asyncio
+import contextlib
 import io
 import pickle
 import random
@@ -261,7 +262,7 @@ def test_a_handle_that_fetched_all_of_its_file_then_looks_for_nothing(cloud, mon
     look = RawReader._look_ahead
     with fs.open(cloud.path("many")) as file:
         read_all(file)
-        fs._source.engine.drain()
+        fs._source.engine.drain(120)
         hits = fs.stats().hits
         monkeypatch.setattr(RawReader, "_look_ahead", lambda raw: (looks.append(raw), look(raw)))
         for block in random.Random(1).sample(range(300), 300):
@@ -273,6 +274,28 @@ def test_a_handle_that_fetched_all_of_its_file_then_looks_for_nothing(cloud, mon
         read_all(file)
         assert len(looks) <= AT_HOME + 10
         assert fs.stats().hits == hits + 600
+
+
+def test_what_is_read_ahead_for_nobody_is_not_tried_again(origin, monkeypatch):
+    trying, read = [], origin.read
+
+    @contextlib.asynccontextmanager
+    async def tried(path, want, pinned):
+        if want.start >= 3 * MiB:  # the service is busy, and stays so
+            trying.append(want)
+            await asyncio.Event().wait()
+        async with read(path, want, pinned) as reply:
+            yield reply
+
+    monkeypatch.setattr(origin, "read", tried)
+    origin.put("b/ahead", noise(64 * MiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    engine = fs._source.engine
+    with fs.open("b/ahead") as file:
+        for _ in range(5):
+            file.read(MiB // 2)
+        until(lambda: trying)
+    until(lambda: not engine.airborne and not engine.flights)
 
 
 def test_a_handle_that_was_at_home_reads_ahead_again_where_something_is_missing(cloud):

@@ -7,6 +7,7 @@ import logging
 import os
 import pathlib
 import pickle
+import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import fsspec
 import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.chained import ChainedFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from cachedfs.errors import ObjectChanged, OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
@@ -118,14 +120,30 @@ def test_names_over_other_filesystems_are_theirs(protocol, tmp_path):
         assert file.read() == b"abc"
 
 
+def test_a_file_has_one_name_however_it_is_spelt(tmp_path):
+    fs = fsspec.filesystem("cachedfs", target_protocol="file")
+    path = str(tmp_path / ".d" / "k.")
+    fs.makedirs(tmp_path / ".d")
+    for spelt in ("/.d/k.", "//.d/k.", "/.d//./k.", "/./.d/././/k."):
+        fs.pipe_file(f"{tmp_path}{spelt}", spelt.encode())
+        assert fs.cat_file(path) == spelt.encode()
+        assert fs.info(f"file://{tmp_path}{spelt}")["name"] == path
+    assert fs.find(f"/.{tmp_path}/.d/.") == [path]
+    assert fs.info("/./")["name"] == "/"
+
+
 def test_names_may_hold_what_urls_hold_badly(cloud, fs):
-    for key in ("a b", "ä/ö", "100%", "q?x=1", "h#1", "a+b", "x::y", "[1]*"):
+    keys = ("a b", "ä/ö", "100%", "q?x=1", "h#1", "a+b", "x::y", "[1]*", "c/http://ex.com/x", "c//d")
+    for key in keys:
         data = cloud.put(key, key.encode())
         assert fs.cat_file(cloud.path(key)) == data
         assert fs.info(cloud.path(key))["name"] == cloud.path(key)
-    assert set(fs.find(cloud.bucket)) == set(
-        map(cloud.path, ("a b", "ä/ö", "100%", "q?x=1", "h#1", "a+b", "x::y", "[1]*"))
-    )
+    assert set(fs.find(cloud.bucket)) == set(map(cloud.path, keys))
+    url = cloud.url("c/http://ex.com/x")
+    assert fs.unstrip_protocol(cloud.path("c/http://ex.com/x")) == url
+    with fsspec.open(url) as file:
+        assert file.read() == b"c/http://ex.com/x"
+        assert file.full_name == url
 
 
 def test_roots_have_names_too(cloud, fs):
@@ -187,6 +205,19 @@ def test_info_is_json_but_for_datetimes(cloud, fs):
     assert again.info(cloud.path("d/a")) == fs.info(cloud.path("d/a"))
 
 
+def test_what_is_done_to_an_info_is_not_done_to_what_is_known(cloud, fs):
+    fs.pipe_file(cloud.path("a"), b"1", metadata={"by": "me"})
+    for ask in (
+        lambda: fs.info(cloud.path("a")),
+        lambda: fs.ls(cloud.bucket)[0],
+        lambda: fs.open(cloud.path("a")).info(),
+    ):
+        given = ask()
+        assert given["metadata"] == {"by": "me"}
+        given["metadata"]["by"] = given["size"] = "you"
+        assert fs.info(cloud.path("a"))["metadata"] == {"by": "me"}
+
+
 def test_the_fingerprint_changes_with_the_bytes(cloud, fs):
     cloud.put("a", b"1")
     first = fs.ukey(cloud.path("a"))
@@ -209,21 +240,88 @@ def test_signed_urls_are_the_targets_own(tmp_path):
         fs.sign(str(tmp_path))
 
 
-def test_a_transaction_shows_nothing_until_it_ends(cloud, fs):
-    with fs.transaction:
-        with fs.open(cloud.path("a"), "wb") as file:
-            file.write(b"abc")
-        assert not fs.exists(cloud.path("a"))
-    assert fs.cat_file(cloud.path("a")) == b"abc"
+WRITES = {
+    "open": lambda fs, path, local: fs.open(path, "wb").__enter__().write(b"new"),
+    "open, in a block": lambda fs, path, local: _write_in_a_block(fs, path),
+    "pipe_file": lambda fs, path, local: fs.pipe_file(path, b"new"),
+    "pipe": lambda fs, path, local: fs.pipe({path: b"new"}),
+    "put_file": lambda fs, path, local: fs.put_file(local, path),
+    "put": lambda fs, path, local: fs.put(str(local), path),
+}
 
-    def fail():
-        with fs.transaction, fs.open(cloud.path("b"), "wb") as file:
-            file.write(b"abc")
-            raise KeyError
+
+def _write_in_a_block(fs, path):
+    with fs.open(path, "wb") as file:
+        assert file.write(b"new") == file.tell() == 3
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("protocol", ["gs", "memory", "file"])
+def test_a_transaction_shows_nothing_until_it_ends(cloud, tmp_path, protocol, write):
+    fs = fsspec.filesystem("cachedfs", target_protocol=protocol)
+    top = cloud.bucket if protocol == "gs" else str(tmp_path)
+    local = tmp_path / "local"
+    local.write_bytes(b"new")
+    fs.pipe_file(f"{top}/a", b"old")
+
+    def in_transaction(fails):
+        with fs.transaction:
+            WRITES[write](fs, f"{top}/a", local)
+            assert fs.cat_file(f"{top}/a") == b"old"
+            if fails:
+                raise KeyError
 
     with pytest.raises(KeyError):
-        fail()
-    assert not fs.exists(cloud.path("b"))
+        in_transaction(fails=True)
+    assert fs.cat_file(f"{top}/a") == b"old"
+    in_transaction(fails=False)
+    assert fs.cat_file(f"{top}/a") == fs.origin_fs.cat_file(f"{top}/a") == b"new"
+
+
+@pytest.mark.parametrize("protocol", ["gs", "memory", "file"])
+def test_a_file_that_was_broken_off_in_a_transaction_is_left_out(cloud, tmp_path, protocol):
+    fs = fsspec.filesystem("cachedfs", target_protocol=protocol)
+    top = cloud.bucket if protocol == "gs" else str(tmp_path)
+
+    def broken_off(file):
+        with file:
+            file.write(b"half of it")
+            raise KeyError
+
+    with fs.transaction:
+        fs.pipe_file(f"{top}/a", b"1")
+        with pytest.raises(KeyError):
+            broken_off(fs.open(f"{top}/b", "wb"))
+        fs.pipe_file(f"{top}/c", b"3")
+    found = [name for name in ("a", "b", "c") if fs.origin_fs.exists(f"{top}/{name}")]
+    assert found == ["a", "c"]
+    assert not fs.exists(f"{top}/b")
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])  # found out when it is closed, and when it is written
+@pytest.mark.parametrize("protocol", ["gs", "memory", "file"])
+def test_what_a_transaction_has_no_room_to_hold_leaves_what_was_there(
+    cloud, tmp_path, monkeypatch, protocol, size
+):
+    fs = fsspec.filesystem("cachedfs", target_protocol=protocol)
+    path = f"{cloud.bucket if protocol == 'gs' else tmp_path}/a"
+    fs.pipe_file(path, b"old")
+    monkeypatch.setattr("cachedfs.written.tempfile.TemporaryFile", lambda: open("/dev/full", "w+b"))  # noqa: SIM115 - its owner closes it
+    with fs.transaction, pytest.raises(OSError, match="No space left"):
+        fs.pipe_file(path, bytes(size))
+    assert fs.origin_fs.cat_file(path) == fs.cat_file(path) == b"old"
+
+
+@pytest.mark.parametrize("protocol", ["gs", "memory", "file"])
+def test_a_transaction_makes_new_objects_only_where_that_is_asked(cloud, tmp_path, protocol):
+    fs = fsspec.filesystem("cachedfs", target_protocol=protocol)
+    path = f"{cloud.bucket if protocol == 'gs' else tmp_path}/a"
+    with fs.transaction:
+        fs.pipe_file(path, b"1", mode="create")
+        assert not fs.exists(path)
+    with pytest.raises(FileExistsError), fs.transaction:
+        fs.pipe_file(path, b"2", mode="create")
+    assert fs.cat_file(path) == b"1"
 
 
 def test_touch_makes_and_empties(cloud, fs):
@@ -261,6 +359,66 @@ def test_whole_trees_are_copied_moved_and_removed(cloud, tmp_path, protocol):
     assert not fs.exists(f"{top}/a/b/0")
 
 
+def test_a_copied_tree_is_whole_though_objects_come_before_their_folders(tmp_path, monkeypatch):
+    fs = fsspec.filesystem("cachedfs", target_protocol="file")
+    for name in ("a", "b/a"):
+        (tmp_path / "d" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "d" / name).write_text(name)
+    honest, too_early = LocalFileSystem.cp_file, threading.Event()
+
+    def objects_first(self, path1, path2, **kwargs):
+        if self.isdir(path1):
+            too_early.wait(30)
+        try:
+            honest(self, path1, path2, **kwargs)
+        except FileNotFoundError:
+            too_early.set()
+            raise
+
+    monkeypatch.setattr(LocalFileSystem, "cp_file", objects_first)
+    fs.copy(f"{tmp_path}/d", f"{tmp_path}/e", recursive=True)
+    assert too_early.is_set()
+    assert {name: (tmp_path / "e" / name).read_text() for name in ("a", "b/a")} == {"a": "a", "b/a": "b/a"}
+    with pytest.raises(FileNotFoundError):
+        fs.cp_file(f"{tmp_path}/d/a", f"{tmp_path}/nothing/a")
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("protocol", ["gs", "memory", "file"])
+@pytest.mark.parametrize(
+    ("named", "recursive"), [("{}/*", False), (["{}/*"], False), (["{}/old"], False), (["{}"], True)]
+)
+def test_a_move_removes_what_it_copied_and_no_more(cloud, tmp_path, monkeypatch, protocol, named, recursive):
+    top = cloud.bucket if protocol == "gs" else str(tmp_path / "moves")
+    options = {"auto_mkdir": True} if protocol == "file" else {}
+    fs = fsspec.filesystem("cachedfs", target_protocol=protocol, target_options=options)
+    elsewhere = fs.origin_fs  # as another machine
+    elsewhere.pipe_file(f"{top}/d/old", b"old")
+    assert fs.find(f"{top}/d") == [f"{top}/d/old"]
+    elsewhere.pipe_file(f"{top}/d/new", b"new")
+    honest = CachedFileSystem._cp_file
+
+    async def then_another_writes(self, *args, **kwargs):
+        await honest(self, *args, **kwargs)
+        await asyncio.to_thread(elsewhere.pipe_file, f"{top}/d/last", b"last")
+
+    monkeypatch.setattr(CachedFileSystem, "_cp_file", then_another_writes)
+    source = [named[0].format(f"{top}/d")] if isinstance(named, list) else named.format(f"{top}/d")
+    fs.mv(source, f"{top}/e/", recursive=recursive)
+    found = {path.rpartition("/")[2]: elsewhere.cat_file(path) for path in elsewhere.find(top)}
+    assert found == {name: name.encode() for name in ("old", "new", "last")}
+    assert elsewhere.exists(f"{top}/d/last")
+    assert not elsewhere.exists(f"{top}/d/old")
+
+
+def test_a_move_onto_itself_keeps_what_it_moves(tmp_path):
+    fs = fsspec.filesystem("cachedfs", target_protocol="memory")
+    fs.pipe_file(f"{tmp_path}/a", b"1")
+    fs.mv(f"{tmp_path}/a", f"memory://{tmp_path}/a")
+    fs.mv(f"{tmp_path}/*", f"{tmp_path}/")
+    assert fs.cat_file(f"{tmp_path}/a") == b"1"
+
+
 @pytest.mark.parametrize("protocol", ["memory", "file"])
 def test_folders_are_made_and_removed_where_there_are_folders(tmp_path, protocol):
     top = str(tmp_path / "made") if protocol == "file" else "/made"
@@ -292,7 +450,7 @@ def test_a_file_changed_in_place_is_seen_at_once(tmp_path, protocol):
     for i in range(10):
         fs.pipe_file(path, b"one two")
         assert fs.cat_file(path) == b"one two"
-        fs._source.engine.drain()
+        fs._source.engine.drain(120)
         with fs.open(path, "r+b") as file:
             file.seek(4)
             file.write(b"%d" % i)
@@ -572,7 +730,7 @@ def test_cached_extent_evict_and_stats_tell_what_is_here(cloud):
     assert fs.cached_extent(path) == []
     fs.cat_file(path, MiB, 2 * MiB)
     fs.cat_file(path, 4 * MiB, None)
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     assert fs.cached_extent(path) == [(MiB, 2 * MiB), (4 * MiB, 5 * MiB + 10)]
     stats = fs.stats()
     assert stats.misses == stats.blocks == 3
@@ -624,7 +782,7 @@ def test_a_pin_keeps_blocks_until_it_is_taken_back(cloud, tmp_path):
     for i in range(4):
         cloud.put(f"other{i}", noise(3 * MiB, i))
         fs.cat_file(cloud.path(f"other{i}"))
-        fs._source.engine.drain()
+        fs._source.engine.drain(120)
     assert fs.cached_extent(cloud.path("a")) == [(0, 3 * MiB)]
     assert fs.stats().bytes_cached <= 8 * MiB
     fs.unpin(cloud.path("a"))
@@ -632,7 +790,7 @@ def test_a_pin_keeps_blocks_until_it_is_taken_back(cloud, tmp_path):
         cloud.put(f"more{i}", noise(3 * MiB, i))
         for _ in range(2):
             fs.cat_file(cloud.path(f"more{i}"))
-        fs._source.engine.drain()
+        fs._source.engine.drain(120)
     assert fs.cached_extent(cloud.path("a")) != [(0, 3 * MiB)]
 
 
@@ -663,9 +821,9 @@ def test_a_changed_object_is_seen_after_max_age(cloud, fs, clock):
     cloud.put("a", b"old")
     assert fs.cat_file(path) == b"old"
     cloud.put("a", b"newer")
-    clock(59)
+    clock(30)
     assert fs.cat_file(path) == b"old"
-    clock(2)
+    clock(31)
     assert fs.cat_file(path) == b"newer"
     assert fs.info(path)["size"] == 5
 
@@ -674,7 +832,7 @@ def test_an_unchanged_object_is_not_fetched_again_after_max_age(cloud, fs, clock
     path = cloud.path("a")
     cloud.put("a", noise(MiB))
     fs.cat_file(path)
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     clock(61)
     cloud.asked()
     sent = cloud.server.bytes_sent()
@@ -700,12 +858,29 @@ def test_a_listing_renews_what_is_known_of_its_files(cloud, fs, clock):
     assert cloud.asked() == ["media"]
 
 
+@pytest.mark.parametrize(
+    "listed", [lambda fs, folder: fs.find(folder), lambda fs, folder: fs.ls(f"{folder}/d", refresh=True)]
+)
+def test_a_younger_listing_takes_the_place_of_what_is_remembered(cloud, fs, listed):
+    old, new = cloud.path("d/old"), cloud.path("d/new")
+    cloud.put("d/old", b"1")
+    assert fs.info(old)["size"] == 1
+    assert not fs.exists(new)
+    cloud.put("d/old", b"four")
+    cloud.put("d/new", b"new")
+    listed(fs, cloud.bucket)
+    cloud.asked()
+    assert fs.info(old)["size"] == 4
+    assert fs.cat(fs.find(cloud.path("d"))) == {new: b"new", old: b"four"}
+    assert cloud.asked() == ["media", "media"]
+
+
 def test_what_another_process_asked_again_is_not_asked_here(cloud, fs, clock):
     cloud.put("a", b"data")
     fs.cat_file(cloud.path("a"))
     clock(61)
     other = fsspec.filesystem("cgs")
-    other._source.engine.drain()
+    other._source.engine.drain(120)
     code = f"""
         import fsspec, time
         real = time.time
@@ -737,7 +912,7 @@ def test_max_age_zero_checks_at_every_open(cloud):
             assert file.read() == data
         assert fs.info(path)["size"] == len(data)
         assert fs.ls(cloud.bucket)[0]["size"] == len(data)
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     cloud.asked()
     for _ in range(3):
         assert fs.cat_file(path) == fs.open(path).read() == b"three"
@@ -786,10 +961,9 @@ def test_offline_reads_what_is_here_and_never_asks(cloud, own_cache):
     forget()
     server.close()  # its port is closed now
     code = """
-        import fsspec, json, os, sys, time
+        import fsspec, json, os, sys
         from cachedfs import OriginUnavailable
         fs = fsspec.filesystem("cgs", offline=True, gs=json.loads(sys.argv[1]))
-        began = time.monotonic()
         assert len(fs.cat_file("far/a")) == 102400
         with fs.open("far/a") as file:
             assert len(file.read()) == 102400
@@ -802,10 +976,9 @@ def test_offline_reads_what_is_here_and_never_asks(cloud, own_cache):
             else:
                 raise AssertionError("answered")
         assert not fs.exists("far/nothing")
-        assert time.monotonic() - began < 1
-        print("gcsfs" in sys.modules)
+        print("gcsfs" in sys.modules, fs.stats().requests)
     """
-    assert cloud.python(code, json.dumps(gs)) == "False\n"
+    assert cloud.python(code, json.dumps(gs)) == "False 0\n"  # without what asks, nobody was asked
 
 
 def test_known_versions_are_served_while_the_origin_is_away(cloud, clock, caplog):
@@ -818,7 +991,7 @@ def test_known_versions_are_served_while_the_origin_is_away(cloud, clock, caplog
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs=gs)
     strict = fsspec.filesystem("cachedfs", target_protocol="gs", stale_if_error=False, gs=gs)
     assert fs.cat_file("far/a") == data
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     server.close()
     clock(61)
     with caplog.at_level(logging.WARNING, "cachedfs"):
@@ -837,7 +1010,7 @@ def test_known_versions_are_served_while_the_origin_is_away(cloud, clock, caplog
 def test_an_answer_is_not_absence_of_the_origin(cloud, fs, clock, status):
     cloud.put("a", b"1")
     fs.cat_file(cloud.path("a"))
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     clock(61)
     cloud.server.fail(Fault(status=status, times=None))
     with pytest.raises(FileNotFoundError if status == 404 else PermissionError):
@@ -867,14 +1040,94 @@ async def test_a_copy_that_is_given_up_while_its_file_is_made_leaves_no_file(tmp
     copying.cancel()
     await asyncio.gather(copying, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_default_executor()  # what a thread still did is done
-    assert list(tmp_path.glob("copy*")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+async def _write(file):
+    file.write(b"new")
+
+
+async def test_a_copy_follows_a_link_and_leaves_the_mode(tmp_path):
+    real, link = tmp_path / "folder" / "real", tmp_path / "link"
+    link.symlink_to(real)
+    await filled(link, _write)  # its folder is made
+    assert (link.is_symlink(), real.read_bytes()) == (True, b"new")
+    modes = []
+
+    async def write(file):
+        modes.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+        await _write(file)
+
+    for mode in (0o640, 0o400):
+        real.write_bytes(b"old")
+        real.chmod(mode)
+        await filled(link, write)
+        assert (link.is_symlink(), real.read_bytes()) == (True, b"new")
+        modes.append(stat.S_IMODE(real.stat().st_mode))
+        real.chmod(0o600)
+    assert modes == [0o640, 0o640, 0o400, 0o400]
+    assert [path.name for path in real.parent.iterdir()] == ["real"]
+
+
+async def test_a_copy_into_a_pipe_is_written_to_its_reader(tmp_path):
+    pipe, data = tmp_path / "pipe", noise(300 * KiB)  # more than a pipe holds
+
+    async def write(file):
+        await asyncio.to_thread(file.write, data)
+
+    os.mkfifo(pipe)
+    os.link(pipe, tmp_path / "same")
+    reading = asyncio.create_task(asyncio.to_thread(pipe.read_bytes))
+    try:
+        await asyncio.wait_for(filled(pipe, write), 30)
+        assert pipe.is_fifo()
+    finally:  # where nobody wrote, the reader would wait for ever
+        os.close(os.open(tmp_path / "same", os.O_RDWR | os.O_NONBLOCK))
+    assert await asyncio.wait_for(reading, 30) == data
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="root alone makes devices")
+async def test_a_copy_into_a_device_leaves_it_one(tmp_path):
+    null = tmp_path / "null"
+    try:
+        os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        null.write_bytes(b"")
+    except PermissionError:
+        pytest.skip("no devices here")
+    await filled(null, _write)
+    assert null.is_char_device()
+    assert list(tmp_path.iterdir()) == [null]
+
+
+async def test_a_copy_to_the_name_of_a_folder_is_refused(tmp_path):
+    for name in (f"{tmp_path}/folder/", tmp_path):
+        with pytest.raises(IsADirectoryError):
+            await filled(name, _write)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_copy_may_have_as_long_a_name_as_there_is(tmp_path):
+    target = tmp_path / ("x" * 255)
+    await filled(target, _write)
+    assert target.read_bytes() == b"new"
+
+
+async def test_a_file_in_a_folder_that_cannot_be_written_is_written_into(tmp_path, monkeypatch):
+    target, access = tmp_path / "here", os.access
+    target.write_bytes(b"longer than the new")
+    inode = target.stat().st_ino
+    # Root may write everywhere: told otherwise.
+    monkeypatch.setattr("os.access", lambda path, mode: access(path, mode) and str(path) != str(tmp_path))
+    await filled(target, _write)
+    assert (target.read_bytes(), target.stat().st_ino) == (b"new", inode)
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_ranges_that_are_here_are_given_at_once_and_the_others_are_one_round_trip(cloud, fs):
     data = {name: cloud.put(name, noise(3 * MiB, i)) for i, name in enumerate("abc")}
     paths = {name: cloud.path(name) for name in data}
     fs.cat_ranges([paths["a"]] * 2, [0, 2 * MiB], [MiB, 3 * MiB])
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     loop_runs = fs._source.engine.run
     cloud.asked()
     wanted = [("a", 5, 9), ("a", -7, None), ("a", 2 * MiB, None), ("a", 7, 3), ("a", -9, -3)]
@@ -891,6 +1144,17 @@ def test_ranges_that_are_here_are_given_at_once_and_the_others_are_one_round_tri
     found = fs.cat_ranges(*map(list, zip(*((paths[name], *bounds) for name, *bounds in wanted), strict=True)))
     assert found == [data[name][slice(*bounds)] for name, *bounds in wanted]
     assert cloud.asked() == ["media"] * 2
+
+
+def test_ranges_of_one_path_by_itself_are_refused_and_nothing_is_asked(cloud, fs):
+    cloud.put("a", b"0123456789")
+    path = cloud.path("a")
+    cloud.asked()
+    for paths in (path, pathlib.PurePosixPath(path), {path}):
+        with pytest.raises(TypeError, match="cat_file"):
+            fs.cat_ranges(paths, 0, 4)
+    assert cloud.asked() == []
+    assert fs.cat_ranges((path,), 0, 4) == [b"0123"]
 
 
 def test_ranges_of_what_is_absent_are_errors_in_their_places(cloud, fs):

@@ -25,8 +25,8 @@ def fs(origin):
 def landed(fs):
     """Wait until nothing is under way; return how much of `b/k` came."""
     engine = fs._source.engine
-    until(lambda: not (engine.airborne or engine.ahead.n_waiting))
-    engine.drain()
+    until(lambda: not (engine.airborne or any(engine.ahead._queues)))
+    engine.drain(120)
     return engine.bytes_fetched
 
 

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import sqlite3
 import subprocess
+import threading
 import traceback
 import unicodedata
 
@@ -46,7 +47,7 @@ def is_stored_again(origin, fs):
     data = origin.put("b/later", noise(3000))
     fs._source.engine.cache._own._again_at = fs._source.engine.cache._own._look_at = 0.0  # so much later
     assert fs.cat_file("b/later") == data
-    assert fs._source.engine.drain()
+    assert fs._source.engine.drain(120)
     n_requests = len(origin.log)
     assert fs.cat_file("b/later") == data
     return len(origin.log) == n_requests and fs.stats().cannot_store is None
@@ -95,6 +96,31 @@ def test_reads_succeed_where_every_call_to_the_disk_fails(origin, monkeypatch, c
     assert [record for record in caplog.records if record.levelno > logging.WARNING] == []
 
 
+def test_reads_succeed_where_no_thread_can_be_started_to_store_and_blocks_are_kept_once_one_can(
+    origin, monkeypatch, caplog
+):
+    """More than may wait to be stored: nobody waits for room that nobody makes."""
+    data = origin.put("b/long", noise(5 * MiB + 5))
+    monkeypatch.setattr(engine, "BEHIND_BYTES", MiB)
+    start = threading.Thread.start
+
+    def refused(thread):
+        if thread.name == "cachedfs-write":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    fs = new_process()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        for _ in range(2):
+            read_in_all_ways(fs, "b/long", data)
+        assert fs._source.engine.writer.behind == 0
+    assert is_stored_again(origin, fs)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "blocks are not cached while no thread can be started: can't start new thread"
+    ]
+
+
 # The cache directory is full, vanishes, is locked
 
 
@@ -104,7 +130,7 @@ def test_reads_succeed_on_a_file_system_that_is_full_and_blocks_are_kept_once_th
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)],
+        ["mount", "-t", "tmpfs", "-o", "size=9728k", "none", str(folder)],
         capture_output=True,
         text=True,
         check=False,
@@ -127,7 +153,7 @@ def _fill(origin, folder, caplog):
     fs = new_process(cache_dir=str(folder), cache_size="1GB", keep_free=0)
     for _ in range(2):
         assert fs.cat_file("b/big") == data
-        assert fs._source.engine.drain()
+        assert fs._source.engine.drain(120)
     assert (
         fs.stats().blocks == 5
     )  # as many as there is room for, beside what the bookkeeping may come to have
@@ -151,7 +177,7 @@ def test_a_cache_directory_that_vanishes_costs_its_blocks_and_no_read(origin, ow
     fs = new_process()
     for _ in range(3):
         assert fs.cat_file("b/k") == data
-        fs._source.engine.drain()
+        fs._source.engine.drain(120)
         shutil.rmtree(own_cache)
     assert is_stored_again(origin, fs)
 
@@ -187,7 +213,7 @@ def test_a_lost_index_costs_no_read_and_one_warning(origin, own_cache, caplog, h
     here, new = origin.put("b/here", noise(2 * MiB)), origin.put("b/new", noise(3000, 1))
     fs = new_process()
     read_in_all_ways(fs, "b/here", here)
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     if not is_open:
         forget()
     (index,) = own_cache.glob("*/index.db")
@@ -195,11 +221,11 @@ def test_a_lost_index_costs_no_read_and_one_warning(origin, own_cache, caplog, h
     fs = fs if is_open else new_process()
     read_in_all_ways(fs, "b/here", here)
     read_in_all_ways(fs, "b/new", new)
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     origin.put("b/here", here)  # a new version, so that something is stored: or nobody would notice
     fs.invalidate_cache()
     read_in_all_ways(fs, "b/here", here)
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     assert is_stored_again(origin, fs)
     with contextlib.suppress(CacheError):  # SQLite may notice only now, as this reads every page
         fs._source.engine.cache.check()
@@ -223,7 +249,7 @@ def test_objects_of_any_name_are_kept_apart_and_cost_nothing_the_second_time(ori
     fs = new_process()
     for name, data in contents.items():
         assert fs.cat_file(name) == data
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     fs = new_process()
     n_requests = len(origin.log)
     for name, data in contents.items():
@@ -320,7 +346,7 @@ def test_no_secret_is_in_files_logs_errors_reprs_pickles_or_json(machine, own_ca
     ]
     said += [f"{record.name}: {record.getMessage()}" for record in caplog.records]
     said += [path.read_bytes().decode("latin-1") for path in own_cache.rglob("*") if path.is_file()]
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     forget()
     files = [path for path in own_cache.rglob("*") if path.is_file()]
     said += [f"{path.name}: {path.read_bytes().decode('latin-1')}" for path in files]

@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "cachedfs"
 
 # Row of each module or room; a room's own modules may import each other.
 ROWS = {
-    "errors": 0, "config": 0, "model": 0, "checksums": 0, "workers": 0, "logs": 0, "events": 0, "words": 0, "tables": 0, "localfiles": 0,
+    "errors": 0, "config": 0, "model": 0, "checksums": 0, "workers": 0, "logs": 0, "events": 0, "words": 0, "tables": 0, "localfiles": 0, "names": 0,
     "plan": 1,
     "cache": 2, "origins": 2,
     "arrivals": 3, "orders": 3, "flights": 3, "ahead": 3, "questions": 3, "refusals": 3, "telling": 3, "facts": 3, "writebehind": 3, "engine": 3, "engines": 3, "source": 3,
@@ -21,11 +21,10 @@ ROWS = {
     "reader": 3,
     "integrity": 3,
     "items": 3, "foresight": 3, "parts": 3, "course": 3, "distance": 3, "pending": 3, "sending": 3, "plans": 3, "prefetch": 3, "carrying": 3,
-    "names": 4,
     "written": 4,
-    "inhand": 4, "rawreader": 4, "file": 4, "caching": 4, "filesystem": 4,
+    "inhand": 4, "rawreader": 4, "file": 4, "caching": 4, "writing": 4, "filesystem": 4,
     "datasets": 5, "report": 5,
-    "demo_session": 6, "demo": 6, "cli": 6,
+    "demo_session": 6, "demo": 6, "cli": 6, "__main__": 6,
 }  # fmt: skip
 ORDER_IN_ROW = {
     3: [
@@ -63,9 +62,9 @@ ORDER_IN_ROW = {
         "prefetch",
         "carrying",
     ],
-    4: ["names", "written", "inhand", "rawreader", "file", "caching", "filesystem"],
-    0: ["errors", "words", "tables", "model", "config", "workers", "logs", "events"],
-    6: ["demo_session", "demo", "cli"],
+    4: ["written", "inhand", "rawreader", "file", "caching", "writing", "filesystem"],
+    0: ["errors", "localfiles", "words", "tables", "model", "config", "workers", "logs", "events"],
+    6: ["demo_session", "demo", "cli", "__main__"],
 }
 ONLY_IMPORTERS = {
     "torch": {"datasets"}, "zarr": {"datasets", "demo_session"}, "h5py": {"datasets"}, "gcsfs": {"origins"}, "google": {"origins"},

@@ -74,6 +74,10 @@ def test_a_bucket_that_is_missing_is_file_not_found(cloud, fs):
         lambda: fs.open("no-such-bucket/a"),
         lambda: fs.ls("no-such-bucket"),
         lambda: fs.info("no-such-bucket"),
+        lambda: fs.find("no-such-bucket"),  # as gcsfs: an empty list would be an empty data set
+        lambda: fs.find("no-such-bucket/a"),
+        lambda: fs.glob("no-such-bucket/**"),
+        lambda: fs.du("no-such-bucket"),
         lambda: fs.pipe_file("no-such-bucket/a", b"1"),
     ):
         error = failure(act, FileNotFoundError)
@@ -90,6 +94,24 @@ def test_removing_what_is_missing_is_file_not_found(cloud, fs):
 
 
 # A folder is not an object.
+
+
+def test_what_is_missing_is_named_as_it_was_given(cloud, fs, tmp_path):
+    with pytest.raises(FileNotFoundError, match=re.escape(f"gs://{cloud.path('nothing')}")):
+        fs.rm([cloud.path("nothing")])
+    with pytest.raises(FileNotFoundError) as caught:
+        fs.put_file(tmp_path / "nothing", cloud.path("a"))
+    assert caught.value.filename == str(tmp_path / "nothing")
+    (tmp_path / "here").write_bytes(b"1")
+    with pytest.raises(FileNotFoundError, match="gs://no-such-bucket-here/a"):
+        fs.put_file(tmp_path / "here", "no-such-bucket-here/a")
+
+
+def test_of_one_object_that_is_missing_nothing_is_omitted(cloud, fs):
+    with pytest.raises(FileNotFoundError):
+        fs.cat(cloud.path("nothing"), on_error="omit")
+    assert isinstance(fs.cat(cloud.path("nothing"), on_error="return"), FileNotFoundError)
+    assert fs.cat([cloud.path("nothing")], on_error="omit") == {}
 
 
 def test_a_folder_read_as_an_object_is_is_a_directory(cloud, fs):
@@ -199,6 +221,29 @@ def test_only_a_true_404_is_file_not_found(cloud, fs, status, monkeypatch):
         assert not isinstance(caught.value, FileNotFoundError | NotADirectoryError | IsADirectoryError)
         assert isinstance(caught.value, PermissionError) == (status in (401, 403))
         assert cloud.path("a") in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_an_empty_one(cloud, fs, monkeypatch):
+    """fsspec leaves it out, and whoever asked has a part of the names."""
+    monkeypatch.setattr(gcs, "Policy", functools.partial(Policy, tries=2, base_s=0.0))
+    for name in ("d1/x", "d2/x"):
+        cloud.put(name, b"1")
+    root = cloud.path("").rstrip("/")
+    fs.ls(root)
+    fs.ls(f"{root}/d1")
+    cloud.server.fail(Fault(kind="list", status=503, times=None))
+    for act in (
+        lambda: fs.glob(f"{root}/*/x"),
+        lambda: fs.glob(f"{root}/d2/*"),
+        lambda: fs.find(root, maxdepth=2),
+        lambda: fs.du(root, maxdepth=2),
+        lambda: list(fs.walk(root, on_error="raise")),
+    ):
+        with pytest.raises(OriginUnavailable, match=f"{root}/d2"):
+            act()
+    cloud.server.heal()
+    cloud.server.fail(Fault(kind="list", status=404, times=None))  # it went meanwhile
+    assert fs.glob(f"{root}/*/x") == [f"{root}/d1/x"]
 
 
 # Protocols and packages.
@@ -338,8 +383,9 @@ def test_a_handle_refuses_what_a_builtin_file_refuses(cloud, fs):
             file.seek(-1)
         with pytest.raises(OSError):
             file.seek(-1000, 2)
-    with pytest.raises(ValueError, match="closed"):
-        file.read()
+    for method in (file.read, file.tell, file.readable, file.seekable):
+        with pytest.raises(ValueError, match="closed"):
+            method()
 
 
 def test_a_range_that_ends_before_it_begins_is_empty(cloud, fs):
@@ -350,6 +396,24 @@ def test_a_range_that_ends_before_it_begins_is_empty(cloud, fs):
         assert fs.cat_file(cloud.path("a"), 90, 600) == noise(100)[90:]
         assert fs.cat_file(cloud.path("a"), -10, -5) == noise(100)[-10:-5]
         assert fs.cat_file(cloud.path("a"), -1000) == noise(100)
+
+
+def test_changing_an_object_of_gcs_in_place_is_refused_by_name(cloud):
+    cloud.put("a", b"old")
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    with pytest.raises(ValueError, match=rf"cachedfs::gs://{cloud.path('a')}.*'r\+b'.*anew with 'wb'"):
+        fs.open(cloud.path("a"), "r+b")
+
+
+@pytest.mark.parametrize(("options", "told"), [({"gs": "cloud"}, "gs='cloud'"), ({"gcs": 1}, "gcs=1")])
+def test_options_of_the_target_that_are_no_dictionary_are_not_passed_over(own_cache, options, told):
+    with pytest.raises(ValueError, match=f"{told}: expected a dictionary of options of gs://"):
+        fsspec.filesystem("cachedfs", target_protocol="gs", **options)
+
+
+def test_options_of_another_origin_are_told_by_its_name(own_cache):
+    with pytest.raises(ValueError, match=r"options of drive:// were given, and what is read is gs://.*gs="):
+        fsspec.filesystem("cachedfs", target_protocol="gs", drive={"token": "anon"})
 
 
 def test_appending_to_an_object_of_gcs_is_refused_and_nothing_is_lost(cloud):

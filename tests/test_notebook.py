@@ -14,7 +14,7 @@ from tests.report.browser import CHROMIUM, browser
 from tests.support import MiB, noise
 
 CELLS = [
-    "import fsspec, os\nfs = fsspec.filesystem('cgs')\nfs.cat_file(os.environ['BUCKET'] + '/d/0')\nfs._source.engine.drain()",
+    "import fsspec, os\nfs = fsspec.filesystem('cgs')\nfs.cat_file(os.environ['BUCKET'] + '/d/0')\nfs._source.engine.drain(120)",
     "fs",
     "fs.stats()",
     "plan = fs.prefetch(os.environ['BUCKET'] + '/d/')\nplan.show().bytes_total",
@@ -53,7 +53,7 @@ def notebook(cloud, tmp_path):
     convert = [sys.executable, "-m", "nbconvert", str(path), "--to"]
     for arguments in (["notebook", "--execute", "--inplace"], ["html"]):
         done = subprocess.run(
-            [*convert, *arguments], env=environ, capture_output=True, text=True, timeout=100
+            [*convert, *arguments], env=environ, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stderr
     return path, json.loads(path.read_text())["cells"]

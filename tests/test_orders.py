@@ -65,7 +65,7 @@ class Plan:
                 assert self.fs.cat_file(self.path, start, start + 4) == index.to_bytes(4, "big")
             self.at += AT_ONCE
             self.order.reached(self.at)
-            self.engine.drain()  # so that what is counted does not depend on how long the disk takes
+            self.engine.drain(120)  # so that what is counted does not depend on how long the disk takes
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def fs(cloud):
     return fsspec.filesystem(
         "cachedfs",
         target_protocol="gs",
-        cache_size=165 * BLOCK,
+        cache_size=189 * BLOCK,
         block_size=BLOCK,
         read_ahead=0,
     )
@@ -87,10 +87,10 @@ def filled(cloud, n, name="data"):
 
 
 def test_a_plan_has_the_server_send_as_little_as_by_the_table(cloud):
-    fs, path, n = with_room_for_half(cloud, cache_size=165 * BLOCK)
+    fs, path, n = with_room_for_half(cloud, cache_size=189 * BLOCK)
     plan = Plan(fs, path, n)
     plan.read(len(plan.units) // 4)
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     cloud.server.reset()
     plan.read(len(plan.units))
     hit_ratio = 1 - cloud.server.bytes_sent() / BLOCK / len(plan.units)
@@ -105,7 +105,7 @@ def read_with_prefetch(cloud, fs, path, order, *, window):
     plan = fs.prefetch(items, window=window * BLOCK)
     for at in range(0, len(order), window // 2):
         until(lambda at=at: plan.progress.items >= min(len(order), at + window // 2))
-        fs._source.engine.drain()  # so that what is counted does not depend on how long the disk takes
+        fs._source.engine.drain(120)  # so that what is counted does not depend on how long the disk takes
         for index in order[at : at + window // 2]:
             start = index * BLOCK + 100
             assert fs.cat_file(path, start, start + 4) == index.to_bytes(4, "big")
@@ -117,7 +117,7 @@ def with_room_for_half(cloud, **options):
     """Return a filesystem whose cache holds half of the blocks of an object, its path, and how many blocks it has."""
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=BLOCK, read_ahead=0, **options)
     fs.cat_file(filled(cloud, 300, "filler"))
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     n_fit = fs._source.engine.cache.usage()[0]
     fs._source.engine.cache.evict(None)
     path = filled(cloud, 2 * n_fit)
@@ -126,7 +126,7 @@ def with_room_for_half(cloud, **options):
 
 
 def test_prefetch_gives_up_what_it_reads_furthest_ahead(cloud):
-    fs, path, n = with_room_for_half(cloud, cache_size=44 * BLOCK)
+    fs, path, n = with_room_for_half(cloud, cache_size=68 * BLOCK)
     chance, units = random.Random(0), [unit for unit in range(n) for _ in range(16)]
     order = chance.sample(units, len(units))[: 6 * n]
     sent = read_with_prefetch(cloud, fs, path, order, window=8)
@@ -136,7 +136,7 @@ def test_prefetch_gives_up_what_it_reads_furthest_ahead(cloud):
 
 def test_an_epoch_of_more_items_than_are_known_at_first_is_given_up_by_its_order_too(cloud, monkeypatch):
     monkeypatch.setattr("cachedfs.foresight.NEAR", 8)
-    fs, path, n = with_room_for_half(cloud, cache_size=44 * BLOCK)
+    fs, path, n = with_room_for_half(cloud, cache_size=68 * BLOCK)
     chance = random.Random(0)
     order = [index for _ in range(4) for index in chance.sample(range(n), n)]
     read_with_prefetch(cloud, fs, path, order[:n], window=8)
@@ -164,7 +164,7 @@ def best_hit_ratio(order, room):
 def test_prefetch_of_epochs_has_the_server_send_as_little_as_can_be(cloud):
     """The best that can be with all the room, and at worst with what is left of it by half a window: that is for what comes."""
     window = 8
-    fs, path, n = with_room_for_half(cloud, cache_size=60 * BLOCK)
+    fs, path, n = with_room_for_half(cloud, cache_size=84 * BLOCK)
     chance, units = random.Random(0), [unit for unit in range(n) for _ in range(16)]
     first, second = (chance.sample(units, len(units)) for _ in range(2))
     order = first[-n:] + second[: 8 * n]
@@ -175,7 +175,7 @@ def test_prefetch_of_epochs_has_the_server_send_as_little_as_can_be(cloud):
 
 @pytest.mark.stress
 def test_prefetch_of_epochs_has_the_server_send_as_little_as_by_the_table(cloud):
-    fs, path, n = with_room_for_half(cloud, cache_size=265 * BLOCK)
+    fs, path, n = with_room_for_half(cloud, cache_size=289 * BLOCK)
     chance, units = random.Random(0), [unit for unit in range(n) for _ in range(16)]
     first, second = (chance.sample(units, len(units)) for _ in range(2))
     fs.cat_file(path)
@@ -232,7 +232,7 @@ def test_what_a_reader_fetches_ahead_of_its_plan_counts_as_the_plans(cloud, fs):
     plan = Plan(fs, filled(cloud, 8), 8)
     plan.order.extend((plan.key, index, BLOCK) for index in range(4))
     fs.cat_file(plan.path)
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     assert plan.order.taken == 4 * fs._source.engine.cache.size_on_disk(plan.key, BLOCK)
 
 

@@ -37,7 +37,7 @@ from cachedfs.errors import (
 from cachedfs.origins.retry import Policy
 from cachedfs.plan import quota
 from cachedfs.sim import Fault
-from tests.support import Cloud, KiB, Machine, forget, noise, tally, until
+from tests.support import Cloud, KiB, Machine, forget, noise, standing, tally, until
 
 BLOCK = 64 * KiB
 SIZE, SMALL = 300_000, 100_000  # the object that takes three requests, and the one that comes whole in one
@@ -46,7 +46,7 @@ OPTIONS = {"block_size": BLOCK, "request_size": 2 * BLOCK, "read_ahead": 4 * BLO
 TRIES = 6
 ONCE, FOR_EVER = 1, None
 STALL_S = {ONCE: 0.2, FOR_EVER: 0.04}  # patience with a stall that passes, and with one that stays
-HANGS_S = 10.0  # a call that takes longer hangs
+HANGS_S = 60.0  # a call that takes longer hangs: a machine that stood still for as long as 10 s was met
 BYTES = None  # the outcome: what the object holds
 EITHER = (BYTES, OriginUnavailable)
 FAR = 1 << 40  # behind the end of every body
@@ -253,7 +253,6 @@ FAMILIES: dict[str, dict[str, Row]] = {
 FAULTS = {name + when: row for name, family in FAMILIES.items() for when, row in family.items()}
 SERVICES = ("gs", "drive", "drive without revisions")
 CLOUDS = ("gs", "drive")
-NOTHING: list[str] = []
 # Where a cloud, or a moment, has its own way.
 EXCEPTIONS: dict[tuple[str, str, str], Any] = {
     # What is wanted may be here before the block around it fails.
@@ -271,7 +270,12 @@ EXCEPTIONS: dict[tuple[str, str, str], Any] = {
         ("drive", moment, "404 for ever"): ObjectChanged
         for moment in ("whole", "range", "merged", "suffix", "ahead", "handle")
     },
-    **{(cloud, "find", f"404{when}"): NOTHING for cloud in CLOUDS for when in ("", " for ever")},
+    # A folder that Drive shows and does not list is no folder that is gone: nothing of it is left out.
+    **{
+        ("drive", moment, f"404{when}"): CachedFSError
+        for moment in ("ls", "find", "info")
+        for when in ("", " for ever")
+    },
     # Drive names its versions by a revision, and what is refused of a revision is asked for without.
     **{
         ("drive", moment, fault): (BYTES, AccessDenied)
@@ -415,6 +419,7 @@ def outcome(act: Callable[[], Any]) -> Any:
     try:
         return future.result(HANGS_S)
     except concurrent.futures.TimeoutError:
+        print(standing())  # noqa: T201 - shown with the failure
         return "hangs"
 
 
@@ -424,10 +429,10 @@ def await_quiet(claimed: set[int]) -> None:
 
     async def is_quiet() -> bool:  # on the loop: what is sent is never seen in neither place
         # What is read ahead waits while an origin has nothing to spare, as after many refusals.
-        ahead = engine.ahead.n_waiting or engine.ahead._asking
+        ahead = any(engine.ahead._queues) or engine.ahead._asking
         return not (ahead or engine.airborne or engine.flights or engine.questions._asked or claimed)
 
-    until(lambda: engine.drain() and engine.run(is_quiet()))
+    until(lambda: engine.drain(120) and engine.run(is_quiet()))
 
 
 class Cell:
@@ -494,8 +499,8 @@ class Cell:
         return "" if "" in wrong else wrong[0]
 
     def _differs(self, got: Any, expected: Any) -> str:
-        if expected is BYTES or expected is NOTHING:
-            right = self.told.right(self) if expected is BYTES else NOTHING
+        if expected is BYTES:
+            right = self.told.right(self)
             return "" if got == right else f"gave {got!r:.150}"
         # Of a write, the first thing that is asked for may be the top of the way.
         place = f"{self.machine.protocol}://" if self.told.group == "write" else self.path()
@@ -517,7 +522,8 @@ class Cell:
             tries = max(tries, 3)  # who needs the two blocks that were tried ahead asks for one and the other
             if self.row.times == FOR_EVER and isinstance(self.expected, tuple):
                 tries *= 2  # some come through, and who reads on asks again for what was tried ahead in vain
-        n_struck = 1 if self.row.times == ONCE else self.requests
+        # On a busy machine any of several requests may seem to stall.
+        n_struck = 1 if self.row.times == ONCE and not self.fault.startswith("stalled") else self.requests
         if n > self.requests + (tries - 1) * n_struck or (self.fault == NOTHING_FAILS and n != self.requests):
             return f"took {n} requests"
         most = self.size + KiB * n + (SIZE * n if self.row.sends_again else 0)

@@ -37,7 +37,7 @@ def forked(target):
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
         child = multiprocessing.get_context("fork").Process(target=target)
         child.start()
-    child.join(20)
+    child.join(600)
     if child.is_alive():
         os.kill(child.pid, signal.SIGKILL)
         child.join()

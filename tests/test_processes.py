@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 from cachedfs.sim import Delay, Fault, GCSServer, Profile
-from tests.support import Cloud, KiB, MiB, forget, noise
+from tests.support import Cloud, KiB, MiB, forget, noise, until
 
 SIZE = 3 * MiB + 5
 SLOW = Profile(name="slow", media=Delay(0.05), stream_rate=20 * MiB, total_rate=20 * MiB)
@@ -41,7 +41,7 @@ def run(context, target, *arguments, n=1):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(600)
         if process.is_alive():
             os.kill(process.pid, signal.SIGKILL)
             process.join()
@@ -116,6 +116,42 @@ def test_an_array_opened_before_a_fork_is_read_in_children(cloud, forking, touch
         assert opened[:].tolist() == list(range(100))
     run(forking, check_array, opened, list(range(100)), n=2)
     assert opened[:].tolist() == list(range(100))
+
+
+def check_blocks_open(fs, path, file, data, cache_dir):
+    """The child holds the block that its handle reads, and after an eviction none: what others evict has its room back."""
+    assert len(blocks_open(cache_dir)) == 1
+    assert file.read(32 * KiB) == data[32 * KiB : 64 * KiB]
+    assert file.read(64 * KiB) == data[64 * KiB : 128 * KiB]
+    assert fs.cat_file(path, 0, 10) == data[:10]
+    assert len(blocks_open(cache_dir)) <= 3
+    file.close()
+    fs.evict()
+    assert blocks_open(cache_dir) == []
+
+
+def blocks_open(cache_dir):
+    """The blocks of this cache alone: what libraries dropped in earlier tests may still be waiting for its collection."""
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return [
+        target
+        for target in map(os.readlink, filter(os.path.islink, links))
+        if target.startswith(f"{cache_dir}/") and "/blocks/" in target
+    ]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no /proc")
+def test_a_child_of_a_fork_holds_no_blocks_of_its_parent(cloud, forking):
+    data = cloud.put("a", noise(40 * 64 * KiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=64 * KiB, **cloud.options)
+    for _ in range(2):
+        assert fs.cat_file(cloud.path("a")) == data
+        assert fs._source.engine.drain(30)
+    with fs.open(cloud.path("a")) as file:
+        assert file.read(32 * KiB) == data[: 32 * KiB]
+        assert len(blocks_open(cloud.cache_dir)) == 40
+        run(forking, check_blocks_open, fs, cloud.path("a"), file, data, cloud.cache_dir)
+        assert file.read() == data[32 * KiB :]
 
 
 def test_a_child_of_a_child_reads(cloud, fs, forking):
@@ -340,6 +376,18 @@ def test_one_handle_is_read_by_many_threads_without_mixing(cloud, fs):
     with fs.open(cloud.path("a")) as file, ThreadPoolExecutor(8) as pool:
         pieces = list(pool.map(lambda _: file.read(64 * KiB), range(96)))
     assert sorted(pieces) == sorted(data[i : i + 64 * KiB] for i in range(0, 6 * MiB, 64 * KiB))
+
+
+def test_a_loop_whose_thread_ends_late_is_closed_all_the_same(cloud, fs, monkeypatch):
+    cloud.put("a", b"data")
+    assert fs.cat_file(cloud.path("a")) == b"data"
+    engine, go_on = fs._source.engine, threading.Event()
+    loop, stop = engine.loop, engine.loop.stop
+    monkeypatch.setattr(loop, "stop", lambda: (go_on.wait(60), stop()))
+    forget()  # waits for the thread for a second
+    assert not loop.is_closed()
+    go_on.set()
+    until(loop.is_closed)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -30,10 +30,10 @@ def settled(fs):
     engine = fs._source.engine
 
     async def is_quiet():  # on the loop: what is sent is never seen in neither place
-        return not (engine.airborne or engine.ahead.n_waiting)
+        return not (engine.airborne or any(engine.ahead._queues))
 
     until(lambda: engine.run(is_quiet()))
-    engine.drain()
+    engine.drain(120)
 
 
 OPTIONS = pytest.mark.parametrize("options", [{}, {"read_ahead": 0}], ids=["default", "nothing ahead"])

@@ -1,14 +1,19 @@
 """One download per block and machine: processes, threads, tasks, sync and async instances share what they fetch."""
 
+import concurrent.futures
 import contextlib
 import json
 import subprocess
 import sys
+import time
+import types
 
+import fsspec
 import pytest
 
+from cachedfs.reader import Reader
 from cachedfs.sim import Delay, Fault, GCSServer, Profile
-from tests.support import Cloud, KiB, MiB, noise
+from tests.support import Cloud, KiB, MiB, noise, until
 
 # A link that a machine may have: what is on its way when a request is broken off is little. Over loopback alone the
 # kernel's buffers would hold megabytes of it.
@@ -19,6 +24,7 @@ N = 8  # processes
 READERS = """
 import asyncio, json, multiprocessing, os, random, sys, threading, time
 import fsspec, gcsfs
+import tests.patient
 from cachedfs import engines
 from tests.support import noise, until
 
@@ -69,7 +75,7 @@ def left_in_memory():
     (own,) = engines._engines.values()
     assert own.drain(30)
     until(lambda: not own.airborne)
-    claims = own.cache._own.claims._held().bytes - {own.cache._own.store.room.writer() & (1 << 62) - 1}
+    claims = own.cache._own.claims._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
     return [own.flights, own.questions._asked, own._tasks, claims]
 
 context = multiprocessing.get_context("fork")
@@ -104,7 +110,7 @@ def serving(size, cache_dir, profile=LINK):
         yield server, Cloud(server, "b", cache_dir)
 
 
-def read_by_all(there, size, block, ways, code="", timeout=60, **options):
+def read_by_all(there, size, block, ways, code="", timeout=600, **options):
     """Have each of `ways` read all of the object in a process of its own; every one checks what it got."""
     end = "print([process.join() or process.exitcode for process in run(work, range(len(ways)))])\n"
     arguments = [json.dumps(value) for value in (size, block, {"block_size": block, **options}, ways)]
@@ -241,3 +247,103 @@ def test_when_the_process_that_fetches_is_killed_the_others_go_on(own_cache, mon
         assert lost <= MiB
         assert server.bytes_sent() - lost <= 1.02 * size
     assert left_on_disk(own_cache) == []
+
+
+STOPPED = """
+import os, sys
+import fsspec
+from cachedfs.model import ObjectKey
+fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+path, engine = sys.argv[1], fs._source.engine
+hashes = [ObjectKey(fs._source.identity, path, "what is it?", 0).hash64(0)]
+if known := fs._source.known(path):
+    hashes += [fs._source.key(known).hash64(index) for index in range(4)]
+print(all([engine.cache.take_claim(hash64) for hash64 in hashes]), flush=True)
+sys.stdin.read()
+"""
+
+
+SLOW = """
+import fsspec, sys, time
+from cachedfs.model import BlockKey, Bounds
+fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=1 << 20)
+path, engine, data = sys.argv[1], fs._source.engine, open(sys.argv[2], "rb").read()
+key = fs._source.key(fs._source.known(path))
+size = key.block_size
+blocks = range(len(data) // size)
+print(all([engine.cache.take_claim(key.hash64(index)) for index in blocks]), flush=True)
+for index in blocks:
+    sys.stdin.readline()
+    block = memoryview(data)[index * size : (index + 1) * size]
+    engine.cache.put([(BlockKey(key, index), block)], Bounds(size=1 << 30))
+    engine.cache.drop_claim(key.hash64(index))
+"""
+
+
+def test_what_another_process_fetches_slowly_is_waited_for_as_long_as_something_comes(
+    cloud, monkeypatch, tmp_path
+):
+    """All four blocks take longer than anybody waits for one."""
+    later_s, taken, take = [0.0], list[int](), Reader._take_cached
+
+    async def noting(self, *given):
+        found = await take(self, *given)
+        taken.extend(found)
+        return found
+
+    monkeypatch.setattr(Reader, "_take_cached", noting)
+    monkeypatch.setattr("cachedfs.reader.OVERDUE_S", 1000)
+    shifted = types.SimpleNamespace(monotonic=lambda: time.monotonic() + later_s[0])
+    monkeypatch.setattr("cachedfs.reader.time", shifted)
+    path, data = cloud.path("slow"), cloud.put("slow", noise(4 * MiB))
+    (tmp_path / "data").write_bytes(data)
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=MiB)
+    fs.info(path)
+    fs._source.engine.drain(120)
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, path, str(tmp_path / "data")],
+        env=cloud._environment(),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout.readline() == "True\n"
+        cloud.asked()
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            reading = thread.submit(fs.cat_file, path)
+            for n in range(4):
+                later_s[0] += 600
+                other.stdin.write("go on\n")
+                other.stdin.flush()
+                until(lambda n=n: len(taken) > n)
+            assert reading.result(600) == data
+        assert cloud.asked() == []
+
+
+@pytest.mark.parametrize("how", ["cat_file", "open", "prefetch", "unknown"])
+def test_what_a_stopped_process_was_fetching_is_fetched_after_a_while(cloud, monkeypatch, how):
+    """As a process has it that got SIGSTOP, or Ctrl-Z: it lives, and its claims with it."""
+    for room in ("reader", "catalog", "sending"):
+        monkeypatch.setattr(f"cachedfs.{room}.OVERDUE_S", 0.3)
+    path, data = cloud.path("big"), cloud.put("big", noise(4 * MiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    if how != "unknown":
+        fs.info(path)
+        fs._source.engine.drain(120)
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED, path],
+        env=cloud._environment(),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout.readline() == "True\n"
+        cloud.asked()
+        if how == "open":
+            with fs.open(path) as file:
+                assert file.read() == data
+        elif how == "prefetch":
+            assert fs.prefetch(path).wait(30).errors == 0
+        assert fs.cat_file(path) == data
+        assert cloud.server.bytes_sent() == len(data)
+        other.stdin.close()

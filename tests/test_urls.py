@@ -5,6 +5,7 @@ import gzip
 import http.server
 import io
 import json
+import pathlib
 import threading
 import zipfile
 
@@ -115,7 +116,11 @@ def test_cat_ranges_of_several_objects(cloud, fs):
     expected = [objects[path][a:b] for path, a, b in zip(paths, starts, ends, strict=True)]
     for _ in range(2):
         assert fs.cat_ranges(paths, starts, ends) == expected
-    assert fs.cat_ranges(paths, 0, 10) == [objects[path][:10] for path in paths]
+    for ten in (10, np.int64(10)):
+        expected = [objects[path][:10] for path in paths]
+        assert (
+            fs.cat_ranges(paths, ten - 10, ten) == fs.cat_ranges(paths, 6 * [ten - 10], 6 * [ten]) == expected
+        )
     found = fs.cat_ranges([*objects, cloud.path("absent")], 0, 1, on_error="return")
     assert isinstance(found[-1], FileNotFoundError)
 
@@ -152,6 +157,11 @@ def test_get_and_put_tell_their_callbacks_the_sizes(cloud, fs, tmp_path):
     one = Counting()
     fs.get_file(cloud.path("up/big.bin"), tmp_path / "one", callback=one)
     assert (one.size, one.value) == (3 * MiB, 3 * MiB)
+    fs.get_file(cloud.path("up/0.bin"), tmp_path / "of" / "its own" / "zero")
+    assert (tmp_path / "of" / "its own" / "zero").read_bytes() == noise(1, 1)
+    with pytest.raises(FileNotFoundError):
+        fs.get_file(cloud.path("up/none"), tmp_path / "nothing" / "none")
+    assert not (tmp_path / "nothing").exists()
     one = Counting()
     fs.put_file(tmp_path / "one", cloud.path("up/one"), callback=one)
     assert (one.size, one.value) == (3 * MiB, 3 * MiB)
@@ -185,6 +195,13 @@ def test_find_glob_walk_and_du_agree(cloud, fs):
         assert sorted(fs.expand_path(top, recursive=True, maxdepth=2)) == sorted(
             [cloud.path("t"), *(cloud.path(f"t/{a}") for a in range(3)), *paths]
         )
+    assert fs.find(cloud.path("t"), prefix="1/2") == fs.find(cloud.path("t"), prefix="1/2", maxdepth=2)
+    assert fs.find(cloud.path("t"), prefix="1/2", maxdepth=2) == [cloud.path("t/1/2.txt")]
+    assert fs.du(cloud.path("t/1/2.txt"), maxdepth=1) == 12
+    cloud.put("t/new", b"new")
+    assert fs.find(cloud.path("t"), maxdepth=1, refresh=True) == [cloud.path("t/new")]
+    cloud.delete("t/new")
+    assert fs.find(cloud.path("t"), refresh=True) == paths
     assert fs.find(cloud.path("t"), maxdepth=1) == []
     assert fs.find(cloud.path("t"), maxdepth=1, withdirs=True) == [
         cloud.path("t"),
@@ -260,25 +277,76 @@ def test_a_zip_file_is_read_through_us(cloud):
         pd.testing.assert_frame_equal(back, ROWS, check_exact=False)
 
 
-def test_web_pages_are_named_by_their_urls(tmp_path):
+@pytest.fixture
+def web(tmp_path):
+    """The URL of a web server that has a file."""
     (tmp_path / "rows.csv").write_text(ROWS.to_csv(index=False))
 
     class Silent(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *arguments):
             pass
 
+        def send_header(self, name, value):
+            """As it comes, where that is asked for: without a size, and without anything that tells versions apart."""
+            if "chunked" not in self.path or name not in ("Content-Length", "Last-Modified"):
+                super().send_header(name, value)
+
     handler = functools.partial(Silent, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
-            url = f"http://127.0.0.1:{server.server_port}/rows.csv"
-            pd.testing.assert_frame_equal(pd.read_csv(f"cachedfs::{url}"), ROWS, check_exact=False)
-            fs, path = fsspec.url_to_fs(f"cachedfs::{url}")
-            assert path == url
-            assert fs.unstrip_protocol(path) == f"cachedfs::{url}"
-            assert fs.cat_file(url) == (tmp_path / "rows.csv").read_bytes()
-            assert fs.exists(url)
-            assert not fs.exists(f"{url}.not")
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             forget()  # closes the connections
             server.shutdown()
+
+
+def test_web_pages_are_named_by_their_urls(web, tmp_path):
+    url = f"{web}/rows.csv"
+    pd.testing.assert_frame_equal(pd.read_csv(f"cachedfs::{url}"), ROWS, check_exact=False)
+    fs, path = fsspec.url_to_fs(f"cachedfs::{url}")
+    assert path == url
+    assert fs.unstrip_protocol(path) == f"cachedfs::{url}"
+    assert fs.cat_file(url) == (tmp_path / "rows.csv").read_bytes()
+    assert fs.exists(url)
+    assert not fs.exists(f"{url}.not")
+
+
+@pytest.mark.parametrize("query", ["", "?sig=1"])
+def test_one_web_page_is_read_and_found_by_every_method(web, tmp_path, query):
+    data = (tmp_path / "rows.csv").read_bytes()
+    url = f"{web}/rows.csv{query}"
+    fs = fsspec.filesystem("cachedfs", target_protocol="http")
+    for _ in range(2):
+        assert fs.cat(url) == data
+        assert fs.cat([url]) == {url: data}
+        assert fs.cat([url], recursive=True) == {url: data}
+        assert fs.expand_path(url) == fs.expand_path(url, recursive=True) == fs.find(url) == [url]
+        assert fs.glob(url) == [url]
+        assert fs.du(url) == len(data)
+        fs.get([url], [str(tmp_path / "got")])
+        assert (tmp_path / "got").read_bytes() == data
+    with pytest.raises(FileNotFoundError):
+        fs.cat([url, f"{web}/nothing{query}"])
+    forget()
+    fs = fsspec.filesystem("cachedfs", target_protocol="http")
+    assert fs.prefetch([url]).wait().errors == 0
+    assert fs.cached_extent(url) == [(0, len(data))]
+
+
+def test_a_web_page_that_tells_no_size_is_read_by_every_method(web, tmp_path):
+    data, url = (tmp_path / "rows.csv").read_bytes(), f"{web}/rows.csv?chunked"
+    fs = fsspec.filesystem("cachedfs", target_protocol="http")
+    with pytest.warns(UserWarning, match="does not say when an object has changed"):
+        assert fs.cat_file(url) == data
+    for _ in range(2):
+        with fs.open(url) as file:
+            assert (file.read(5), file.read()) == (data[:5], data[5:])
+        fs.get_file(url, tmp_path / "got")
+        assert (tmp_path / "got").read_bytes() == data
+        assert fs.head(url, 7) == data[:7]
+        assert fs.tail(url, 7) == data[-7:]
+        with fs.local_path(url) as local:
+            assert pathlib.Path(local).read_bytes() == data
+        assert fs.info(url)["type"] == "file"
+        fs.invalidate_cache()

@@ -48,7 +48,7 @@ def rot(path: pathlib.Path, at: int) -> None:
 def rewritten(path: pathlib.Path, change: Callable[[bytes], bytes]) -> None:
     """Give a block other bytes and the right checksums for them, as a cache that lies would."""
     handle = blocks.open_block(str(path))
-    os.close(handle.fd)
+    handle.close()
     data = change(path.read_bytes()[: handle.length])
     path.write_bytes(data + blocks.encode_trailer(handle.trailer.key, handle.trailer.index, data))
 
@@ -213,7 +213,7 @@ def test_looking_over_is_no_touch_and_reads_a_block_at_a_time(cloud, fs):
     path = cloud.path("x")
     cloud.put("x", noise(SIZE))
     fs.cat_file(path)
-    fs._source.engine.drain()
+    fs._source.engine.drain(120)
     key, read = fs._source.key(fs._source.known(path)), []
     touches = fs._source.engine.cache._mapped.open_touches()
     before = [touches.use_of(key.hash64(index)) for index in range(4)]

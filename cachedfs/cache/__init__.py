@@ -187,9 +187,8 @@ class BlockCache:
     def clock(self, bounds: Bounds) -> int:
         """Return how many uses of blocks all processes have noted, in 32 bits."""
         touches = self._mapped.touches
-        if (
-            touches is None
-        ):  # of their final size at once: what is noted in fewer records is lost when there are more
+        if touches is None:
+            # Of their final size at once: what is noted in fewer records is lost when there are more.
             touches = self._mapped.open_touches(size=self.allowed or likely_allowance(self.root, bounds))
         return touches.now
 
@@ -307,6 +306,14 @@ class BlockCache:
         """Count one more plan on this machine until `leave_seat`, or the end of this process; None: it is not counted."""
         return None if self._own.store is None else self._own.store.room.seats.take()
 
+    def clear_seat(self, seat: int) -> None:
+        """Note that the plan that took this seat has nothing of the cache yet, whatever the one before it had.
+
+        Raises CacheError where nothing can be stored.
+        """
+        if self._own.store is not None:
+            self._own.store.clear_seat(seat)
+
     def leave_seat(self, seat: int) -> None:
         if self._own.store is not None:
             self._own.store.room.seats.leave(seat)
@@ -361,6 +368,10 @@ class BlockCache:
     def rebuild(self) -> None:
         """Forget what is counted and count the files anew. A lost index does so by itself. Raises CacheError."""
         self._own.writable().rebuild()
+
+    def leave(self) -> None:
+        """In the child of a fork, which goes on with a cache of its own: close the blocks that are open, and nothing else."""
+        self._handles.leave()
 
     def close(self) -> None:
         """Close files and connections; they open again when needed. Claims are kept until the process ends."""

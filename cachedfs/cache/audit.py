@@ -13,7 +13,7 @@ from cachedfs.cache.claims import Claims
 from cachedfs.cache.directory import Directory
 from cachedfs.cache.handles import TOO_MANY_FILES
 from cachedfs.cache.index import Index, Rows
-from cachedfs.cache.space import Room, remove_dead_leases
+from cachedfs.cache.space import Room, dead_leases, remove_dead_leases
 
 __all__ = ["Report", "check", "count_all", "count_if_fresh"]
 
@@ -63,7 +63,8 @@ def check(
     findings = _Findings(corrupt=[found for found in files.values() if not _is_sound(found)])
     with index.writing() as rows:
         _compare(rows, files, findings, room, now_s)
-        left = [*leftovers.abandoned(directory, claims, now_s), *_dead_leases(rows, directory, claims)]
+        left = leftovers.abandoned(directory, claims, now_s)
+        left += [directory.lease(lease.name) for lease in dead_leases(rows, directory, claims)]
         sums = rows.sums()
         wrong_sums = [name for name, value in sums.items() if rows.number(name) != value]
         report = _report(findings, sums, left, wrong_sums, repaired=repair)
@@ -121,7 +122,7 @@ def _trailer(found: disk.Found, *, whole: bool = False) -> Trailer | None:
     except (BadBlock, OSError):
         return None
     finally:
-        blocks.let_go(handle.fd)
+        handle.close()
     place = blocks.place(handle.trailer.key.digest, handle.trailer.index)
     return handle.trailer if found.path.endswith("/" + place) else None
 
@@ -156,16 +157,6 @@ def _compare(rows: Rows, files: dict[str, disk.Found], findings: _Findings, room
         for found in uncounted.values()
         if found.name not in corrupt and disk.state(found.path) is not None
     ]
-
-
-def _dead_leases(rows: Rows, directory: Directory, claims: Claims) -> list[str]:
-    """Return the leased files whose claim is free; where claims do not work nobody can tell, and none are dead."""
-    dead = []
-    for lease in rows.leases():
-        if claims.works_across_processes and claims.take(lease.claim):
-            claims.drop(lease.claim)
-            dead.append(f"{directory.root}/leases/{lease.name}")
-    return dead
 
 
 def _repair(rows: Rows, findings: _Findings, directory: Directory, now_s: float) -> None:

@@ -57,7 +57,10 @@ class Held(NamedTuple):
 
 
 class LeaseRow(NamedTuple):
-    """The row of one leased file. Its name is a random number in hex, and the claim on that number is its owner's."""
+    """The row of one leased file. Its name is a number in hex, and the claim on that number is its owner's.
+
+    The upper half of the number is the id of the process, for where claims reach no other; the rest is random.
+    """
 
     name: str
     size: int
@@ -65,6 +68,10 @@ class LeaseRow(NamedTuple):
     @property
     def claim(self) -> int:
         return int(self.name, 16)
+
+    @property
+    def pid(self) -> int:
+        return self.claim >> 32
 
 
 class BlockRows(Recorded):

@@ -136,7 +136,7 @@ def _parse_body(body: bytes) -> Trailer:
 
 
 class Handle:
-    """An open block whose trailer was found right. One thread uses it at a time.
+    """An open block whose trailer was found right. One thread uses it at a time; dropped, it closes itself.
 
     `unchecked` has bit n set while page n was not checked by this process; `stamp` names this very file, so that
     what was checked of it is not believed of another one in its place.
@@ -153,6 +153,17 @@ class Handle:
         self.unchecked = (1 << len(trailer.checksums)) - 1
         self.stamp = stamp
         self.inode = stamp[0]
+
+    def close(self) -> None:
+        """Close the file; closed before, this does nothing."""
+        # First: an interrupt in between loses a descriptor, but never closes one that is another's by then.
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            let_go(fd)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            self.close()
 
     def read(self, start: int, stop: int, *, nowait: bool = False, verify: bool = False) -> bytes:
         """Return bytes `[start, stop)` of the block, clipped to its length. Raises BadBlock, BlockingIOError, OSError."""
@@ -244,10 +255,10 @@ def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> 
         if owner is not None and status.st_uid != owner:
             raise BadBlock(f"it belongs to user {status.st_uid}")
         trailer = _read_trailer(fd, status.st_size, nowait)
-        return Handle(fd, path, trailer, (status.st_ino, status.st_mtime_ns))
     except BaseException:  # an interrupt too: nobody else knows of the descriptor
         let_go(fd)
         raise
+    return Handle(fd, path, trailer, (status.st_ino, status.st_mtime_ns))
 
 
 def let_go(fd: int) -> None:

@@ -34,15 +34,22 @@ _TRY_S = 0.05  # SQLite asks ever more rarely for a lock: asking anew after this
 _PAUSE_S = 0.005  # between two tries
 _READER_WAIT_S = 0.05
 _FORK_WAIT_S = 1.0
+# Longer than any transaction takes: who writes then is interrupted, and waits for what we do.
+_LENT_WAIT_S = 30.0
 _STATEMENTS = 128
 _LOGS = "-wal", "-shm", "-journal"  # what SQLite keeps beside its file
 
 
 class _Connection:
-    """One SQLite connection and the lock of who uses it. Invariant: `sqlite` was opened by process `pid`."""
+    """One SQLite connection and the lock of who uses it. Invariant: `sqlite` was opened by process `pid`.
+
+    `is_lent`: to whoever has the lock. A thread that gets the lock and finds it lent was interrupted, by a signal's handler or
+    by what is collected, while it used the connection: it must neither wait for itself nor use it.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        self.is_lent = False
         self.sqlite: sqlite3.Connection | None = None
         self.pid = 0
         self.inode = 0
@@ -60,7 +67,8 @@ class _Connection:
         """
         if self.sqlite is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.sqlite))
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        self.is_lent = False
         self.sqlite = None
 
 
@@ -85,14 +93,31 @@ class Database:
         self._temp = temp
         self._reader = _Connection()
         self._writer = _Connection()
+        self._further: set[_Connection] = set()  # of those who may not wait for the one to read
         self._broken_inode = 0  # the file that was found damaged: the next writer replaces it
         self.wal_pages = 256
         _DATABASES.add(self)
         weakref.finalize(self, _close_both, self._reader, self._writer).atexit = False
 
-    def reading(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        """Lend the reading connection. Raises sqlite3.Error, also when there is no index yet."""
-        return self._lent(self._reader, self._open_reader)
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Lend the reading connection, or one more to who may not wait for it. Raises sqlite3.Error, also when there is no
+        index yet.
+        """
+        with self._lent(self._reader, self._open_reader, _READER_WAIT_S) as connection:
+            if connection is not None:
+                yield connection
+                return
+        slot = _Connection()
+        with _GATE:  # a fork that has begun would not find it, nor wait for what is opened in it
+            self._further.add(slot)
+        try:
+            with self._lent(slot, self._open_reader, _READER_WAIT_S) as connection:
+                yield _given(slot)
+        finally:
+            with slot.lock:  # nor in the middle of this
+                slot.close()
+            self._further.discard(slot)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -100,15 +125,16 @@ class Database:
 
         Raises sqlite3.Error, and OSError when the directory is gone.
         """
-        with self._lent(self._writer, self._open_writer) as connection:
-            _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        with self._lent(self._writer, self._open_writer, _LENT_WAIT_S) as connection:
+            if connection is None:
+                raise sqlite3.OperationalError("this process is in the middle of writing the index")
+            _undo(connection)  # what a second interrupt kept from being undone
             try:
+                _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
                 yield connection
                 _patiently(lambda: connection.execute("COMMIT"))
             except BaseException:  # an interrupt too: an open transaction would lock out all writers
-                if connection.in_transaction:
-                    with contextlib.suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
+                _undo(connection)
                 raise
             self._shorten_log(connection)
 
@@ -116,26 +142,54 @@ class Database:
         """Return whether the file at the path is one that was found damaged: the next writer replaces it."""
         return self._broken_inode != 0 and self._inode() == self._broken_inode
 
+    def slots(self) -> list[_Connection]:
+        """Return what may hold a connection now."""
+        return [self._reader, self._writer, *self._further]
+
     def close(self) -> None:
         for each in (self._reader, self._writer):
             with each.lock:
-                each.close()
+                if not each.is_lent:  # to us, who were interrupted: it is looked at again before the next use
+                    each.close()
 
     @contextlib.contextmanager
     def _lent(
-        self, slot: _Connection, opened: Callable[[_Connection], sqlite3.Connection]
-    ) -> Iterator[sqlite3.Connection]:
+        self, slot: _Connection, opened: Callable[[_Connection], sqlite3.Connection], wait_s: float
+    ) -> Iterator[sqlite3.Connection | None]:
+        """Lend the connection of a slot to one thread at a time; None where that could be waited for without end.
+
+        Python calls a signal's handler in the main thread, between any two lines, and what reads there may wait for other
+        threads of ours: so these wait for `wait_s` only, and nobody for himself.
+        """
         if slot.pid not in (0, disk.process_id()):  # a fork that no hook saw
             slot.abandon()
-        with slot.lock:
-            try:
-                yield opened(slot)
-            except sqlite3.Error as error:
-                if _is_damage(error):
-                    log.warning("the index %s is damaged (%s) and will be made anew", self._path, error)
-                    self._broken_inode = slot.inode
-                    slot.close()
-                raise
+        lock = slot.lock
+        # The main thread waits in `with` alone, which no Ctrl-C comes into: whom it waits for is never interrupted.
+        is_timed = threading.get_ident() != threading.main_thread().ident
+        while is_timed and not lock.acquire(timeout=wait_s):
+            # Whoever forks lets go soon, and what was opened meanwhile would be open in the child.
+            if not _FORKING:
+                yield None
+                return
+        try:
+            with lock:
+                if slot.is_lent:
+                    yield None
+                    return
+                try:
+                    slot.is_lent = True
+                    yield opened(slot)
+                except sqlite3.Error as error:
+                    if _is_damage(error):
+                        log.warning("the index %s is damaged (%s) and will be made anew", self._path, error)
+                        self._broken_inode = slot.inode
+                        slot.close()
+                    raise
+                finally:
+                    slot.is_lent = False
+        finally:
+            if is_timed:
+                lock.release()
 
     def _open_reader(self, slot: _Connection) -> sqlite3.Connection:
         now = time.monotonic()
@@ -202,9 +256,8 @@ class Database:
     def _shorten_log(self, connection: sqlite3.Connection) -> None:
         """Begin the write-ahead log anew when it has grown: SQLite does so only when it finds nobody reading."""
         if disk.size_of(f"{self._path}-wal") > 2 * self.wal_pages * 4096:
-            with contextlib.suppress(
-                sqlite3.Error
-            ):  # readers take longer than we may wait: the next one tries
+            # Readers take longer than we may wait: the next one tries.
+            with contextlib.suppress(sqlite3.Error):
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _replace(self) -> None:
@@ -279,6 +332,12 @@ def _patiently(do: Callable[[], object]) -> None:
         disk.pause(_PAUSE_S)  # where waiting could be for each other, SQLite does not wait at all
 
 
+def _undo(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+
+
 def _given(slot: _Connection) -> sqlite3.Connection:
     if slot.sqlite is None:
         raise sqlite3.OperationalError("the index is not open")
@@ -302,28 +361,42 @@ def _close_both(*slots: _Connection) -> None:
 
 
 _DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
-_FORKING: list[_Connection] = []  # the connections whose locks are held while this process forks
+_GATE = threading.RLock()  # one fork at a time: threads may each begin one
+_FORKING: list[
+    _Connection
+] = []  # the connections whose locks are held while this process forks; by who has the gate
 
 
 def _before_fork() -> None:
+    _GATE.acquire()
     for database in list(_DATABASES):
-        for slot in (database._reader, database._writer):
-            if slot.lock.acquire(timeout=_FORK_WAIT_S):
-                _FORKING.append(slot)
-                with contextlib.suppress(sqlite3.Error):
-                    slot.close()
+        seen: set[_Connection] = set()
+        # One more may be opened meanwhile.
+        while found := [slot for slot in database.slots() if slot not in seen]:
+            seen.update(found)
+            for slot in found:
+                if slot.lock.acquire(timeout=_FORK_WAIT_S):
+                    _FORKING.append(slot)
+                    if not slot.is_lent:  # to this very thread, which forks in the middle of it
+                        with contextlib.suppress(sqlite3.Error):
+                            slot.close()
 
 
 def _after_fork_in_parent() -> None:
-    while _FORKING:
-        _FORKING.pop().lock.release()
+    try:
+        while _FORKING:
+            _FORKING.pop().lock.release()
+    finally:  # an interrupt too: the next fork would wait for ever
+        _GATE.release()
 
 
 def _after_fork_in_child() -> None:
+    global _GATE
+    _GATE = threading.RLock()
     _FORKING.clear()
     for database in list(_DATABASES):
-        database._reader.abandon()
-        database._writer.abandon()
+        for slot in database.slots():
+            slot.abandon()
 
 
 disk.on_fork(_before_fork, _after_fork_in_parent, _after_fork_in_child)

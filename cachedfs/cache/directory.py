@@ -108,9 +108,7 @@ def open_directory(cache_dir: str, *, explicit: bool) -> tuple[Directory | None,
     """
     path = disk.absolute(cache_dir)
     is_network = disk.is_network(path)
-    root = f"{path}/cachedfs-{FORMAT}-{disk.user_id()}"
-    if is_network:  # locks and mapped files hold on one machine only
-        root += f"/host-{disk.host_name()}"
+    root = _root_in(path, is_network=is_network)
     directory = Directory(root, is_network=is_network)
     try:
         disk.make_folders(path)
@@ -128,9 +126,11 @@ def open_directory(cache_dir: str, *, explicit: bool) -> tuple[Directory | None,
 
 def readable_root(cache_dir: str) -> str | None:
     """Return the root in `cache_dir` that we cannot write but may read: it is ours, and nobody else can write it."""
-    root = f"{disk.absolute(cache_dir)}/cachedfs-{FORMAT}-{disk.user_id()}"
+    path = disk.absolute(cache_dir)
+    root = _root_in(path, is_network=disk.is_network(path))
     try:
-        _verify(root)
+        for folder in _chain(root):
+            _verify(folder)
     except (ValueError, OSError):
         return None
     return root
@@ -148,6 +148,12 @@ def layer_roots(cache_dirs: Sequence[str]) -> list[str]:
                         host.path for host in disk.scan(found.path) if host.name.startswith("host-")
                     )
     return roots
+
+
+def _root_in(path: str, *, is_network: bool) -> str:
+    """Return our root in a cache directory: on a network that of this machine, as locks and mapped files hold on one only."""
+    root = f"{path}/cachedfs-{FORMAT}-{disk.user_id()}"
+    return f"{root}/host-{disk.host_name()}" if is_network else root
 
 
 def _chain(root: str) -> list[str]:

@@ -33,6 +33,7 @@ __all__ = [
     "exists",
     "file_limit",
     "host_name",
+    "is_alive",
     "is_network",
     "on_fork",
     "link",
@@ -69,9 +70,8 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 Status = os.stat_result
 
-_READ = (
-    os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-)  # a fifo in place of a block must not hang us
+# O_NONBLOCK: a fifo in place of a block must not hang us.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _UPDATE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = _UPDATE | os.O_CREAT | os.O_EXCL
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
@@ -357,6 +357,17 @@ def unlock_byte(fd: int, offset: int) -> None:
 
 def process_id() -> int:
     return os.getpid()
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether there is a process of this number, anybody's."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def user_id() -> int:

@@ -2,7 +2,8 @@
 
 A thread pops a handle, reads, and puts it back, so no handle is ever shared or closed under a reader; single
 operations on a dict are atomic. After a fork the child uses the inherited descriptors: it only ever reads at
-stated offsets.
+stated offsets. Who goes on with a cache of its own there has the inherited ones closed (`leave`): a block that others evict
+would keep its room on the disk for as long as the child lives.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Handles:
             self.close_all()
             handle = blocks.open_block(path, nowait=nowait, owner=owner)
         if not _is_block(handle.trailer, key, index):
-            blocks.let_go(handle.fd)
+            handle.close()
             raise BadBlock("it is another block")
         stamp, unchecked = self._checked.get((key.digest, index), (None, 0))
         if stamp == handle.stamp:
@@ -85,7 +86,7 @@ class Handles:
         self._checked[name] = (handle.stamp, handle.unchecked)
         if len(self._checked) > _MOST_REMEMBERED:
             _pop_first(self._checked)
-        blocks.let_go(handle.fd)
+        handle.close()
 
     def drop(self, names: Iterable[_Key]) -> None:
         """Close the handles of blocks that are no more, and forget what was checked of them."""
@@ -93,13 +94,18 @@ class Handles:
             self._checked.pop(name, None)
             handle = self._idle.pop(name, None)
             if handle is not None:
-                blocks.let_go(handle.fd)
+                handle.close()
 
     def close_all(self) -> None:
         for name in list(self._idle):
             handle = self._idle.pop(name, None)
             if handle is not None:
                 self.close(name, handle)
+
+    def leave(self) -> None:
+        """Close all, and whatever is given back from now on."""
+        self._limit, self.on_sweep = 0, bool
+        self.close_all()
 
     def _close_oldest(self) -> None:
         found = _pop_first(self._idle)

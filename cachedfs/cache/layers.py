@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from cachedfs.cache import blocks, disk
@@ -18,14 +20,15 @@ __all__ = ["Layers"]
 log = logging.getLogger("cachedfs.cache")
 
 _NO_FILE = errno.ELOOP, errno.EISDIR, errno.ENXIO  # how a symlink, a folder or a socket refuses to be opened
+_AGAIN_S = 60.0  # how long we do without a block that could not be read, before it is tried again
 _MOST_REJECTED = 4096  # bad blocks of read-only layers that are remembered, so that each is logged once
 
 
 class Layers:
     """Our own root, and behind it the read-only `layers`, which may be anybody's.
 
-    `rejected`: the files that can be neither used nor removed; each counts as absent. `discard` removes a block of
-    ours that is bad.
+    `rejected`: the files that can be neither used nor removed, and when to look again; until then each counts as absent.
+    `discard` removes a block of ours that is bad.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class Layers:
         discard: Callable[[ObjectKey, int], None],
         complaints: Complaints,
     ) -> None:
-        self.rejected: dict[str, None] = {}  # oldest first
+        self.rejected: dict[str, float] = {}  # oldest first
         self._layers = layers
         self._handles = handles
         self._discard = discard
@@ -84,14 +87,14 @@ class Layers:
             disk.forget_cached(handle.fd)
             return handle.read(0, handle.length, verify=True)
         finally:
-            disk.close(handle.fd)
+            handle.close()
 
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the block's file is there, without looking into it; not one that was found unusable."""
         place = blocks.place(key.digest, index)
         for root, _ in self._roots:  # asked of every block of a range: not by way of a list
             path = f"{root}/{place}"
-            if disk.exists(path) and path not in self.rejected:
+            if disk.exists(path) and not self._is_rejected(path):
                 return True
         return False
 
@@ -103,7 +106,7 @@ class Layers:
         if isinstance(error, BlockingIOError):
             self._handles.give(key, index, handle)
             return False
-        blocks.let_go(handle.fd)
+        handle.close()
         if isinstance(error, (BadBlock, OSError)):
             self._reject(key, index, handle.path, error)
             return True
@@ -113,7 +116,7 @@ class Layers:
         """Pass over a block that is whole and yet not what the origin has, wherever it is."""
         for path, _ in self._files(key, index):
             if disk.exists(path):
-                self._pass_over(path)
+                self._pass_over(path, math.inf)
 
     def accept(self, places: Iterable[str]) -> None:
         """Look again at files of ours that were just written."""
@@ -125,13 +128,13 @@ class Layers:
         place, files = blocks.place(key.digest, index), []
         for root, owner in self._roots:  # no generator: breaking one off costs a tenth of a look at the disk
             path = f"{root}/{place}"
-            if path not in self.rejected:
+            if not self._is_rejected(path):
                 files.append((path, owner))
         return files
 
     def _reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> None:
         """Log a bad block once, and remove it if it is in our own layer and bad in itself (not just out of reach)."""
-        if path in self.rejected:
+        if self._is_rejected(path):
             return
         trouble = f"a cached block of {key.path} is not used: {error} ({path})"
         is_bad = isinstance(error, BadBlock) or error.errno in _NO_FILE
@@ -143,11 +146,16 @@ class Layers:
             self._discard(key, index)
             if not disk.exists(path):
                 return
-        self._pass_over(path)
+        # Its bytes stay bad; a disk without descriptors, or away, may be well the next minute.
+        self._pass_over(path, math.inf if is_bad else time.monotonic() + _AGAIN_S)
 
-    def _pass_over(self, path: str) -> None:
-        """Do not look at a file again that can be neither used nor removed: it counts as absent, and can be fetched."""
-        self.rejected[path] = None
+    def _is_rejected(self, path: str) -> bool:
+        again_at = self.rejected.get(path)
+        return again_at is not None and time.monotonic() < again_at
+
+    def _pass_over(self, path: str, again_at: float) -> None:
+        """Do not look at a file until then that can be neither used nor removed: it counts as absent, and can be fetched."""
+        self.rejected[path] = again_at
         while len(self.rejected) > _MOST_REJECTED:
             with contextlib.suppress(RuntimeError, StopIteration):  # another thread was at it too
                 self.rejected.pop(next(iter(self.rejected)), None)

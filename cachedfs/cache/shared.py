@@ -27,7 +27,10 @@ __all__ = ["CLOCK_AT", "MASK32", "MASK63", "Marks", "SharedSlots"]
 _HEADER = struct.Struct("<8sQ")  # magic, number of slots
 _HEADER_SIZE = 4096
 CLOCK_AT = 4  # of the touch clock, as a 32-bit word of the header
-_MARK_SLOTS = 1 << 16
+_START_AT = 5  # of the number that all marks of a file start with
+# Half are of names, half of trees and origins: what shares a slot with something that changed is asked for again, one name
+# in 65 after a thousand changes; sharing one with a tree, all that is known below it would be.
+_MARK_SLOTS = 1 << 18
 _FEWEST_SLOTS = 4  # a bucket of touch records
 MASK32 = (1 << 32) - 1
 MASK63 = (1 << 63) - 1  # marks are kept in SQLite, whose integers are signed
@@ -42,27 +45,27 @@ class SharedSlots:
     magic = b""
 
     def __init__(
-        self, path: str | None, temp: str, n_slots: int, *, at_least: int = 1, fill: int = 0, clock: int = 0
+        self, path: str | None, temp: str, n_slots: int, *, at_least: int = 1, start: int = 0, clock: int = 0
     ) -> None:
         """Map the file at `path`, making it by way of `temp` if need be; `path` None: memory of this process.
 
-        `n_slots`: of a new file, which also replaces one that has less than `at_least`.
+        `n_slots`: of a new file, which also replaces one that has less than `at_least`; `start` and `clock`: of its header.
         """
         self.path = path
         self.inode = 0
         self.is_private = True
         self.trouble: str | None = None
+        header = _header(self.magic, n_slots, start, clock)
         found: mmap.mmap | None = None
         if path is not None:
             try:
-                found = self._open(path, at_least) or self._make(path, temp, n_slots, fill, clock)
+                found = self._open(path, at_least) or self._make(path, temp, header)
             except (OSError, ValueError) as error:  # ValueError: cut off since we looked at its size
                 self.inode, self.is_private = 0, True
                 self.trouble = f"{path} cannot be shared with other processes: {error}"
         if found is None:
             found = disk.map_private(_HEADER_SIZE + 8 * n_slots)
-            content = _content(self.magic, n_slots, fill, clock)
-            found[: len(content)] = content
+            found[: len(header)] = header
         self._use(found)
 
     def is_current(self) -> bool:
@@ -109,13 +112,14 @@ class SharedSlots:
         """Return whether a sound file may have so many slots: a mask does for a remainder, and buckets are whole."""
         return n_slots >= _FEWEST_SLOTS and n_slots & (n_slots - 1) == 0
 
-    def _make(self, path: str, temp: str, n_slots: int, fill: int, clock: int) -> mmap.mmap | None:
+    def _make(self, path: str, temp: str, header: bytes) -> mmap.mmap | None:
         """Put the file into place, whole, and map it, or the one that another process put there first."""
+        _, n_slots = _HEADER.unpack_from(header)
         fd = disk.create(temp)
         try:
             try:
                 disk.allocate(fd, _HEADER_SIZE + 8 * n_slots)
-                disk.write_all(fd, [_content(self.magic, n_slots, fill, clock)], 0)
+                disk.write_all(fd, [header], 0)
             finally:
                 disk.close(fd)
             _publish(temp, path)
@@ -125,12 +129,12 @@ class SharedSlots:
         return self._open(path, 1)
 
 
-def _content(magic: bytes, n_slots: int, fill: int, clock: int) -> bytes:
-    """Return the header, and the slots unless they are zeros, which new room is."""
+def _header(magic: bytes, n_slots: int, start: int, clock: int) -> bytes:
+    """Return the header of a new file. Its slots are zeros, which new room is."""
     header = bytearray(_HEADER_SIZE)
     _HEADER.pack_into(header, 0, magic, n_slots)
-    struct.pack_into("=I", header, 4 * CLOCK_AT, clock)
-    return bytes(header) + (struct.pack("=Q", fill) * n_slots if fill else b"")
+    struct.pack_into("=II", header, 4 * CLOCK_AT, clock, start)
+    return bytes(header)
 
 
 def _publish(temp: str, path: str) -> None:
@@ -142,21 +146,22 @@ def _publish(temp: str, path: str) -> None:
         disk.rename(temp, path)
 
 
-_TREE = "\0tree\0"
+_HALF = _MARK_SLOTS // 2
 _SECONDS = 32  # bits of a slot above its random ones: when it was changed last, 0 in a new file
 
 
 class Marks(SharedSlots):
     """Change marks: numbers that differ after something happened to a path, seen by all processes at once.
 
-    A slot has the second of its last change above 32 random bits. A new file starts with one random number everywhere, so
-    that facts from before it are not believed.
+    A slot has the second of its last change above 32 random bits, and zeros before that. All marks of a file start with
+    one random number, so that facts from before it are not believed.
     """
 
     magic = b"cfsmarks"
 
     def __init__(self, path: str | None, temp: str) -> None:
-        super().__init__(path, temp, _MARK_SLOTS, fill=disk.nonce() & MASK32)
+        super().__init__(path, temp, _MARK_SLOTS, start=disk.nonce() & MASK32)
+        self._start = self.words[_START_AT]
 
     @classmethod
     def may_have(cls, n_slots: int) -> bool:
@@ -169,7 +174,7 @@ class Marks(SharedSlots):
         above = path
         while above:
             above = above.rpartition("/")[0]
-            slots.append(_slot(_TREE + above, base))
+            slots.append(_tree_slot(above, base))
         return tuple(slots)
 
     def listing_slots_of(self, identity: str, folder: str) -> tuple[int, ...]:
@@ -177,7 +182,7 @@ class Marks(SharedSlots):
 
     def at(self, slots: tuple[int, ...]) -> int:
         """Return the mark that the slots make now: 63 bits."""
-        words, mark = self.slots, 0
+        words, mark = self.slots, self._start
         for slot in slots:
             mark = 3 * mark ^ words[slot]  # 3: so that equal numbers in two slots do not cancel out
         return mark & MASK63
@@ -189,7 +194,7 @@ class Marks(SharedSlots):
 
     def epoch(self, identity: str) -> int:
         """Return a number that differs after any change at this origin."""
-        return self.slots[_slot("\0epoch", _crc(identity))] & MASK63
+        return (self.slots[_epoch_slot(_crc(identity))] ^ self._start) & MASK63
 
     def change(self, identity: str, paths: Iterable[str], *, tree: bool) -> None:
         """Change the marks of `paths`, of the folders above them and of those folders' listings.
@@ -198,10 +203,10 @@ class Marks(SharedSlots):
         slot gets a number that it never had, without being read: of two writers at once, either number will do.
         """
         base, fresh = _crc(identity), _fresh()
-        self.slots[_slot("\0epoch", base)] = fresh
+        self.slots[_epoch_slot(base)] = fresh
         paths = list(paths)
         for path in paths if tree else ():
-            self.slots[_slot(_TREE + path, base)] = fresh
+            self.slots[_tree_slot(path, base)] = fresh
         for name in _names_touched(paths):
             self.slots[_slot(name, base)] = fresh
 
@@ -211,12 +216,12 @@ class Marks(SharedSlots):
         For what an origin tells: a file that changed says nothing of the folders above it there.
         """
         base, fresh = _crc(identity), _fresh()
-        self.slots[_slot("\0epoch", base)] = fresh
+        self.slots[_epoch_slot(base)] = fresh
         for path in paths:
             self.slots[_slot(path, base)] = fresh
             self.slots[_slot(path.rpartition("/")[0] + "/", base)] = fresh
         for folder in folders:
-            self.slots[_slot(_TREE + folder, base)] = fresh
+            self.slots[_tree_slot(folder, base)] = fresh
 
 
 def _fresh() -> int:
@@ -245,4 +250,16 @@ def _crc(identity: str) -> int:
 
 
 def _slot(name: str, base: int) -> int:
-    return zlib.crc32(name.encode("utf-8", "surrogatepass"), base) & (_MARK_SLOTS - 1)
+    return _hash(name, base) % _HALF
+
+
+def _tree_slot(folder: str, base: int) -> int:
+    return _HALF + _hash(folder, base) % _HALF
+
+
+def _epoch_slot(base: int) -> int:
+    return _HALF + _hash("\0epoch", base) % _HALF
+
+
+def _hash(name: str, base: int) -> int:
+    return zlib.crc32(name.encode("utf-8", "surrogatepass"), base)

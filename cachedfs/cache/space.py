@@ -7,10 +7,11 @@ row without a file, which is counted although it is gone, until its turn to be e
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 
 from cachedfs.cache import blocks, disk
-from cachedfs.cache.block_rows import BlockRow, BlockRows
+from cachedfs.cache.block_rows import BlockRow, BlockRows, LeaseRow
 from cachedfs.cache.claims import Claims
 from cachedfs.cache.directory import Directory
 from cachedfs.cache.handles import Handles
@@ -20,11 +21,12 @@ from cachedfs.model import Bounds
 from cachedfs.plan import admission
 from cachedfs.plan.admission import Candidate, Claimant
 
-__all__ = ["UNWRITTEN_S", "Room", "likely_allowance", "remove_dead_leases", "wal_pages_of"]
+__all__ = ["UNWRITTEN_S", "Room", "dead_leases", "likely_allowance", "remove_dead_leases", "wal_pages_of"]
 
 _BATCH = 4096  # rows looked at together: up to so many blocks, what goes is exactly the longest untouched
 _FEW = 64
 UNWRITTEN_S = 60.0  # for so long a row without a file may be a block that another process is writing
+_FORSAKEN_S = 86400.0  # a leased file of this age has no owner if nobody can tell, and none is seen
 _SLACK = 64 << 10  # what one transaction may add to the index beyond its write-ahead log
 
 
@@ -147,6 +149,11 @@ class Room:
         if not size:
             self._stuck.add(block.id)
         return size
+
+    def clear_seat(self, rows: BlockRows, seat: int) -> None:
+        """Note that the plan that took this seat has nothing yet: what the one before it had is not its own."""
+        if rows.number(_taken_by(seat)):
+            rows.record(_taken_by(seat), 0)
 
     def share(self, allowed: int, seat: int | None) -> int:
         """Return how many of `allowed` bytes are the own of the plan that has this seat."""
@@ -297,18 +304,36 @@ def wal_pages_of(bounds: Bounds) -> int:
 
 
 def remove_dead_leases(rows: BlockRows, directory: Directory, claims: Claims) -> int:
-    """Remove the leased files whose process is gone: nobody holds their claim. Return the bytes that came free."""
+    """Remove the leased files whose process is gone; return the bytes that came free."""
     freed = 0
-    if not claims.works_across_processes:
-        return 0  # nobody can tell; `check` removes them
-    for lease in rows.leases():
-        if claims.take(lease.claim):
-            with contextlib.suppress(OSError):
-                disk.unlink(f"{directory.root}/leases/{lease.name}")
-            rows.remove_lease(lease.name)
-            claims.drop(lease.claim)
-            freed += lease.size
+    for lease in dead_leases(rows, directory, claims):
+        with contextlib.suppress(OSError):
+            disk.unlink(directory.lease(lease.name))
+        rows.remove_lease(lease.name)
+        freed += lease.size
     return freed
+
+
+def dead_leases(rows: BlockRows, directory: Directory, claims: Claims) -> list[LeaseRow]:
+    """Return the leases whose process is gone.
+
+    Nobody holds their claim; or, where claims reach no other process, there is none of its number, and the file is old: in
+    a container of its own, another has other numbers.
+    """
+    if claims.works_across_processes:
+        return [lease for lease in rows.leases() if not claims.is_held(lease.claim)]
+    latest = time.time() - _FORSAKEN_S
+    return [lease for lease in rows.leases() if not _may_be_in_use(lease, directory, latest)]
+
+
+def _may_be_in_use(lease: LeaseRow, directory: Directory, latest: float) -> bool:
+    try:
+        status = disk.state(directory.lease(lease.name))
+    except OSError:
+        return True
+    if status is not None and status.st_mtime > latest:
+        return True
+    return 0 < lease.pid < 1 << 31 and disk.is_alive(lease.pid)
 
 
 def _clock(block: BlockRow, touches: Touches) -> int:

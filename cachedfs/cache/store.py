@@ -28,7 +28,8 @@ from cachedfs.model import BlockKey, Bounds, ObjectKey
 
 __all__ = ["Store"]
 
-_DROPPED_AT_ONCE = 1000  # rows in one transaction of `evict`, so that others get their turn to write
+# Rows that go in about one transaction, so that others get their turn to write, and what went stays gone if this process ends.
+_DROPPED_AT_ONCE = 1000
 _WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, others may take the reservation for a remnant
 
 
@@ -152,7 +153,7 @@ class Store:
 
     def lease(self, size: int, bounds: Bounds) -> Lease:
         """Reserve room for `size` bytes and return the private file that has it."""
-        name = f"{disk.nonce():016x}"
+        name = f"{disk.process_id():08x}{disk.nonce() >> 32:08x}"
         claim = int(name, 16)
         with self._explained(f"a file of {size} bytes cannot be kept"):
             self._index.database.limit_wal(wal_pages_of(bounds))
@@ -165,6 +166,10 @@ class Store:
                     disk.unlink(self._directory.lease(name))
                 self._give_back(name)
                 raise
+
+    def clear_seat(self, seat: int) -> None:
+        with self._explained("the share of a plan cannot be noted"), self._writing(time.time()) as rows:
+            self.room.clear_seat(rows, seat)
 
     def check(self, *, repair: bool) -> audit.Report:
         with self._explained("the cache cannot be checked"):
@@ -216,6 +221,8 @@ class Store:
         try:
             with self._writing(now_s) as rows:
                 batch, rest = self._choose(rows, waiting, bounds, now_s)
+                if self._came_down(rows, self.allowed or 0, now_s):
+                    return waiting
                 size = sum(block.size for block in batch)
                 hashes = [block.object.hash64(block.index) for block in batch]
                 if self._make_room(rows, size, bounds, now_s, plan=plan, hashes=hashes):
@@ -281,6 +288,15 @@ class Store:
             fits = self.room.make(rows, size, allowed=allowed, touches=touches, now_s=now_s, **options)
             if not fits or self.room.fileless == before:
                 return fits
+
+    def _came_down(self, rows: Rows, allowed: int, now_s: float) -> bool:
+        """Drop some blocks where far more are here than may be, as after the bound was lowered; False where that is not so."""
+        n_blocks, used = rows.number("blocks") or 0, rows.number("bytes") or 0
+        step = _DROPPED_AT_ONCE * used // max(n_blocks, 1)
+        if used - allowed <= step:
+            return False
+        touches = self._touches(size=allowed, clock=rows.last_clock())
+        return self.room.make(rows, 0, allowed=used - step, touches=touches, now_s=now_s)
 
     def _reserve(self, rows: Rows, batch: list[_NewBlock], now_s: float) -> None:
         """Count the blocks before they are written."""
@@ -354,14 +370,18 @@ class Store:
     # Leases
 
     def _reserve_lease(self, name: str, size: int, bounds: Bounds) -> None:
-        now_s = time.time()
-        with self._writing(now_s) as rows:
-            allowed = self.room.allowance(rows, bounds)
-            fits = size <= allowed - self._fixed(rows, size, allowed) and self._make_room(
-                rows, size, bounds, now_s, is_staged=False
-            )
-            if fits:
-                rows.add_lease(name, size)
+        fits = None
+        while fits is None:
+            now_s = time.time()
+            with self._writing(now_s) as rows:
+                allowed = self.room.allowance(rows, bounds)
+                if self._came_down(rows, allowed, now_s):
+                    continue
+                fits = size <= allowed - self._fixed(rows, size, allowed) and self._make_room(
+                    rows, size, bounds, now_s, is_staged=False
+                )
+                if fits:
+                    rows.add_lease(name, size)
         # dies here: a row without a file, removed when its claim is found free
         if not fits:
             raise CacheError(f"{self._directory.root} has no room for a file of {size} bytes")

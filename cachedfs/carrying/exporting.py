@@ -99,7 +99,7 @@ class Export:
         await self._put_whole(manifest.NAME, made.encode())
         await self._remove(set(there) - {name, *(layout.name for layout in layouts)})
         return Exported(
-            objects=len(paths),
+            objects=len({entry.key.path for layout in layouts for entry in layout.entries}),
             blocks=sum(len(layout.entries) for layout in layouts),
             bytes=sum(layout.data for layout in layouts),
             sent=sum(layout.size for layout, is_new in sent if is_new and layout.entries),
@@ -204,23 +204,29 @@ class Export:
         self._advance(layout.data)
 
     def _write(self, layout: Layout, file: IO[bytes]) -> None:
+        is_whole = True
         file.write(HEADER)
         for entry in layout.entries:
-            file.write(self._packed(entry))
+            packed = self._packed(entry)
+            if packed is None:  # where one is damaged, others may be: all are found in one go, and dropped
+                is_whole = False
+            elif is_whole:
+                file.write(packed)
+        if not is_whole:
+            raise _Gone
         file.write(layout.tail)
         file.flush()
 
-    def _packed(self, entry: Entry) -> bytes:
+    def _packed(self, entry: Entry) -> bytes | None:
+        """Return a block as a bundle has it; None for one that is not here any more, or damaged and dropped."""
         cache = self._source.engine.cache
         try:
             packed = cache.packed(entry.key, entry.number)
-        except BadBlock as error:
-            raise _Gone from error
+        except BadBlock:
+            return None
         if packed is not None and len(packed) != entry.size:
             cache.refuse(entry.key, entry.number)
-            packed = None
-        if packed is None:
-            raise _Gone
+            return None
         return packed
 
     async def _put(self, name: str, data: bytes) -> None:

@@ -176,7 +176,10 @@ class Import:
     def _note(self, name: str, error: Exception) -> None:
         text = f"{self._folder.url(name)}: {error}"
         if self._bad.setdefault(name, text) is text:
-            logger.warning("%s; what is wrong of it is not taken: remove it, and export again", text)
+            logger.warning(
+                "%s; what is wrong of it is not taken: import again, and where that helps not, remove it and export again",
+                text,
+            )
 
     async def _take(self, opened: _Opened) -> None:
         """Take in what is missing of one bundle; what is wrong in it is noted, and the rest of it taken."""

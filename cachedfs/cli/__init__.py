@@ -1,6 +1,7 @@
 """The command line: argv, printing, exit codes. `cachedfs --help` says what there is, docs/cli.md shows it.
 
-What a command needs of the filesystem is imported where it runs: help and shell completion import none.
+What a command needs of the filesystem is imported where it runs: help and shell completion import none. The commands
+themselves are imported by `main`, so that Ctrl-C meanwhile ends it as it does later.
 """
 
 from __future__ import annotations
@@ -9,53 +10,33 @@ import os
 import sys
 from collections.abc import Sequence
 
-try:
-    import rich  # noqa: F401
-    import typer  # noqa: F401
-except ImportError as error:  # an exit, not an error: the script imports this module before it calls anything
-    raise SystemExit('The command line needs typer and rich: pip install "cachedfs[cli]"') from error
+__all__ = ["INTERRUPTED", "PIPE_CLOSED", "main"]
 
-# In the order of the help: importing the module of a command makes it one.
-from cachedfs.cli import reading  # noqa: I001
-from cachedfs.cli import (
-    get,
-    prefetch,
-    pack,
-    stats,
-    pins,
-    cache,
-    verifying,
-    carrying,
-    report,
-    simulated,
-    doctor,
-)
-from cachedfs.cli.completion import rejoin
-from cachedfs.cli.output import INTERRUPTED
-from cachedfs.cli.shared import app
-
-__all__ = [
-    "app",
-    "cache",
-    "carrying",
-    "doctor",
-    "get",
-    "main",
-    "pack",
-    "pins",
-    "prefetch",
-    "reading",
-    "report",
-    "simulated",
-    "stats",
-    "verifying",
-]
+INTERRUPTED, PIPE_CLOSED = 130, 141  # exit statuses
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process's run with SystemExit and its status."""
-    rejoin(os.environ)
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="cachedfs")
+        _run(None if arguments is None else list(arguments))
     except KeyboardInterrupt:  # before a command began
         sys.exit(INTERRUPTED)
+    except SystemExit as end:
+        # Who read the help has seen enough; typer calls that 1.
+        if isinstance(end.__context__, BrokenPipeError):
+            sys.exit(PIPE_CLOSED)
+        raise
+
+
+def _run(arguments: list[str] | None) -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us: what is said goes nowhere
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
+    try:
+        from cachedfs.cli.commands import app, rejoin
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("typer", "rich"):
+            raise
+        raise SystemExit('The command line needs typer and rich: pip install "cachedfs[cli]"') from error
+    rejoin(os.environ)
+    app(args=arguments, prog_name="cachedfs")

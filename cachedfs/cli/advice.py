@@ -8,6 +8,7 @@ import math
 from rich.filesize import decimal
 
 from cachedfs.model import Counted
+from cachedfs.words import counted as number_of
 from cachedfs.words import per_cent
 
 __all__ = ["MANY", "Seen", "bounds", "settings", "use"]
@@ -110,8 +111,8 @@ def use(counted: Counted, held: int, may_hold: int | None) -> tuple[str, str]:
     if ratio is None:
         return "no block was read yet", ""
     found = (
-        f"{per_cent(ratio)} of {counted.hits + counted.misses:,} blocks were hits; {decimal(counted.bytes_saved)} and about "
-        f"{counted.requests_saved:,} requests saved; {counted.evictions:,} blocks evicted"
+        f"{per_cent(ratio)} of {number_of(counted.hits + counted.misses, 'block')} were hits; {decimal(counted.bytes_saved)} and about "
+        f"{number_of(counted.requests_saved, 'request')} saved; {number_of(counted.evictions, 'block')} evicted"
     )
     is_full = may_hold is not None and held >= FULL * may_hold
     if is_full and counted.evictions > counted.misses / 2:

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 
 from cachedfs.cli.output import busy, print_json
 from cachedfs.cli.places import Place, place_of
-from cachedfs.cli.shared import Given, command, url_argument
+from cachedfs.cli.shared import Given, command, either, url_argument
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.errors import OriginUnavailable
 
@@ -54,8 +54,7 @@ def evict(
 
     Pinned or not. Nothing changes at the origin, and it is not asked.
     """
-    if everything == bool(urls):
-        raise typer.BadParameter("give URLs, or --all", param_hint="URL")
+    either(urls, everything=everything)
     if everything and not yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter("nobody can be asked here: give --yes too", param_hint="--all")

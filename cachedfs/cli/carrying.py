@@ -14,7 +14,7 @@ from cachedfs.cli.cache import config_of
 from cachedfs.cli.get import shown
 from cachedfs.cli.output import FAILED, print_json
 from cachedfs.cli.places import Place, place_of
-from cachedfs.cli.shared import Given, Urls, command, url_argument
+from cachedfs.cli.shared import Copying, Given, Urls, command, url_argument
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = ["export", "import_"]
     "cachedfs export 'drive://My Drive/images' 'drive://My Drive/images.cache'",
     "cachedfs export gs://my-bucket/a gs://my-bucket/b gs://my-bucket/cache",
     "cachedfs export gs://my-bucket/data /mnt/disk/data.cache",
+    kind=Copying,
 )
 def export(
     given: Given,

@@ -29,6 +29,7 @@ from cachedfs.cli.places import place_of
 from cachedfs.cli.shared import Given, command, url_argument
 from cachedfs.cli.stats import bytes_of, contents, said
 from cachedfs.errors import CacheError
+from cachedfs.words import counted
 from cachedfs.workers import Workers
 
 if TYPE_CHECKING:
@@ -208,14 +209,13 @@ def of_room(cache: BlockCache, config: Config) -> Iterator[Check]:
         to_do = "The directory may be removed: it is only a cache"
         yield Check("index", "fail", str(found["cannot_store"]), to_do)
         return
-    state = f"{found['blocks']:,} blocks, {decimal(found['bytes'])}, {len(found['pins'])} pins"
+    state = f"{counted(found['blocks'], 'block')}, {decimal(found['bytes'])}, {counted(len(found['pins']), 'pin')}"
     yield Check("index", "ok", state)
     size, keep, free = (said(name, found[name]) for name in ("may_hold", "keep_free", "disk_free"))
     room = f"for {size}; {keep} stay free of the {free} that are free"
     try:
-        cache.lease(
-            config.block_size, config.bounds
-        ).close()  # a block, in spite of pins and of what others use
+        # A block, in spite of pins and of what others use.
+        cache.lease(config.block_size, config.bounds).close()
         yield Check("room", "ok", room)
     except CacheError as error:
         yield Check("room", "fail", error.message, "Raise cache_size, lower keep_free, or free space")

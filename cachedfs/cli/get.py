@@ -16,9 +16,8 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from cachedfs.cli.output import print_summary
-from cachedfs.cli.places import Place, place_of
-from cachedfs.cli.shared import Given, Urls, argument, command
-from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
+from cachedfs.cli.places import ABOUT_ONE, Place, place_of
+from cachedfs.cli.shared import Copying, Given, Urls, argument, command
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -28,13 +27,13 @@ __all__ = ["counting", "get", "progress", "shown"]
 AT_ONCE = 128  # files that are copied at the same time: an eighth of the usual limit of open files
 WINDOW = 64 << 20  # bytes of each of them that may be in memory, and of all of them together:
 ALL_WINDOWS = 512 << 20
-ABOUT_ONE = (AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound)  # other files may well be copied
 
 
 @command(
     "cachedfs get gs://my-bucket/train.jsonl .",
     "cachedfs get -r gs://my-bucket/data /tmp/data",
     "cachedfs get 'gs://my-bucket/data/*.parquet' /tmp/tables/",
+    kind=Copying,
 )
 def get(
     given: Given,
@@ -51,12 +50,22 @@ def get(
     Of several files one that cannot be read (a document of Google has no bytes) is named, the others are copied, and
     the exit status is 1.
     """
-    done = Done()
+    if "://" in target and not os.path.isdir(target):
+        raise typer.BadParameter(f"{target} is a URL, and get copies to the local disk", param_hint="TARGET")
+    if len(urls) > 1 and os.path.isfile(target):
+        raise typer.BadParameter(
+            f"{target} is a file, and several URLs want a directory", param_hint="TARGET"
+        )
+    done, planned = Done(), list[Planned]()
     is_into = os.path.isdir(target) or target.endswith("/") or len(urls) > 1
     for text in urls:
         place = place_of(text, given)
-        copies = copies_of(place, target, is_into=is_into, recursive=recursive)
-        done.add(copy(place, copies, is_quiet=given.as_json))
+        with done.noting(text, is_only=len(urls) == 1):
+            planned.append((place, copies_of(place, target, is_into=is_into, recursive=recursive)))
+    for place, copies in one_of_each(planned):
+        given.url = place.text
+        with done.noting(place.text, is_only=len(urls) == 1):
+            done.add(copy(place, copies, is_quiet=given.as_json))
     print_summary(done, as_json=given.as_json)
 
 
@@ -68,6 +77,9 @@ class Copy:
     local: str
     size: int | None
     is_folder: bool = False
+
+
+Planned = tuple["Place", list[Copy]]  # a URL, and what it means
 
 
 @dataclasses.dataclass
@@ -87,6 +99,16 @@ class Done:
         self.from_cache += more.from_cache
         self.failed += more.failed
 
+    @contextlib.contextmanager
+    def noting(self, url: str, *, is_only: bool) -> Iterator[None]:
+        """Note what is wrong with one of several URLs, so that the others go on; of the only one it is raised."""
+        try:
+            yield
+        except ABOUT_ONE as error:
+            if is_only:
+                raise
+            self.failed.append(failure_of(url, error))
+
     def __str__(self) -> str:
         rate = f", {decimal(int(self.bytes / self.seconds))}/s" if self.seconds else ""
         failed = f"; {_files(len(self.failed))} not copied" if self.failed else ""
@@ -94,6 +116,11 @@ class Done:
             f"{_files(self.files)}, {decimal(self.bytes)} in {self.seconds:.1f} s{rate}; "
             f"{decimal(self.from_cache)} of them from the cache{failed}"
         )
+
+
+def failure_of(url: str, error: BaseException) -> dict[str, str]:
+    """Return what is said of a file that could not be copied."""
+    return {"url": url, "type": type(error).__name__, "message": str(error)}
 
 
 def _files(n: int) -> str:
@@ -134,6 +161,38 @@ def copies_of_one(place: Place, info: dict[str, Any], target: str, *, is_into: b
     return copies
 
 
+def one_of_each(planned: list[Planned]) -> list[Planned]:
+    """Return what is to be copied, once where several URLs name it.
+
+    Raises FileExistsError for two objects that would be one local file, or one of them a folder of the other.
+    """
+    taken: dict[str, tuple[Place, Copy]] = {}
+    left = [(place, [each for each in copies if _is_first(place, each, taken)]) for place, copies in planned]
+    for local, (place, each) in taken.items():
+        above = taken.get(os.path.dirname(local))
+        if above is not None and not above[1].is_folder:
+            raise _one_path(above, (place, each), above[1].local)
+    return left
+
+
+def _is_first(place: Place, copy: Copy, taken: dict[str, tuple[Place, Copy]]) -> bool:
+    """Return whether nothing was to be copied there before; it is noted. Folders may come together."""
+    of, other = taken.setdefault(copy.local, (place, copy))
+    if other is copy or (other.is_folder and copy.is_folder):
+        return True
+    if (of.fs.fsid, other.path) != (place.fs.fsid, copy.path):
+        raise _one_path((of, other), (place, copy), copy.local)
+    return False
+
+
+def _one_path(a: tuple[Place, Copy], b: tuple[Place, Copy], local: str) -> FileExistsError:
+    first, second = (place.url(copy.path) for place, copy in (a, b))
+    return FileExistsError(
+        f"{first} and {second} cannot both be copied: {local} can be one file only; nothing was written, "
+        "copy each to a directory of its own"
+    )
+
+
 def below(folder: str, name: str) -> str:
     """Return the local path of `name` in `folder`; an object's name may say anything, and must not lead out of it."""
     parts = PurePosixPath(name.lstrip("/")).parts
@@ -157,8 +216,7 @@ def copy(place: Place, copies: list[Copy], *, is_quiet: bool) -> Done:
                     done.files += 1
                     done.bytes += os.path.getsize(each.local) if each.size is None else each.size
                 elif isinstance(error, ABOUT_ONE) and len(files) > 1:
-                    told = {"url": place.url(each.path), "type": type(error).__name__, "message": str(error)}
-                    done.failed.append(told)
+                    done.failed.append(failure_of(place.url(each.path), error))
                 else:
                     raise error
     done.seconds = time.perf_counter() - started

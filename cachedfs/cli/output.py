@@ -20,6 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from cachedfs.cli import INTERRUPTED, PIPE_CLOSED
 from cachedfs.errors import CachedFSError
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FAILED",
-    "INTERRUPTED",
-    "PIPE_CLOSED",
+    "NARROW",
     "Summary",
     "busy",
     "is_narrow",
@@ -38,11 +38,13 @@ __all__ = [
     "print_summary",
     "print_table",
     "running",
+    "tell",
     "told_in_one_line",
 ]
 
-FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # exit statuses; 0 is fine, 2 is typer's: wrong usage
+FAILED = 1  # an exit status as the two others; 0 is fine, 2 is typer's: wrong usage
 
+NARROW = 80  # columns of a terminal below which names have more need of them than times
 MOMENT_S = 0.5  # what is over sooner needs no word that it goes on
 
 
@@ -132,7 +134,13 @@ def running(given: Given) -> Iterator[None]:
         with told_in_one_line(given.debug):
             yield
             sys.stdout.flush()
-    except (typer.Exit, typer.Abort, typer.BadParameter):
+            if "cachedfs.engines" in sys.modules:
+                sys.modules["cachedfs.engines"].settle()  # while what it warns of is a line of ours
+    except (typer.Exit, typer.BadParameter):
+        raise
+    except typer.Abort as answer:
+        if isinstance(answer.__context__, KeyboardInterrupt):  # at a question; else it was a no
+            raise typer.Exit(INTERRUPTED) from None
         raise
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
@@ -142,7 +150,7 @@ def running(given: Given) -> Iterator[None]:
     except Exception as error:  # nobody is above us: whatever it is becomes a line and a status
         if given.debug:
             traceback.print_exc()
-        _tell(error, given)
+        tell(error, given)
         raise typer.Exit(FAILED) from None
 
 
@@ -181,7 +189,8 @@ def message_of(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {text} (run with --debug for the traceback; please report)"
 
 
-def _tell(error: Exception, given: Given) -> None:
+def tell(error: Exception, given: Given) -> None:
+    """Say on stderr what went wrong."""
     text = message_of(error)
     if given.as_json:
         url = {} if given.url is None else {"url": given.url}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +15,7 @@ from cachedfs.cli.get import counting, progress
 from cachedfs.cli.output import print_json
 from cachedfs.cli.places import cached_url
 from cachedfs.cli.shared import Given, command, option, url_argument
+from cachedfs.errors import CachedFSError
 
 if TYPE_CHECKING:
     from cachedfs.datasets.packing import Packed
@@ -78,6 +82,7 @@ def pack(
     """
     from cachedfs.datasets.packing import Packing
 
+    refuse_what_cannot_be(kind, decode, chunk_bytes, shard_bytes, codec, n_workers)
     given.url = source
     cached_url(source)  # refuses what has no protocol and is no local file
     packing = Packing(
@@ -95,9 +100,56 @@ def pack(
     if not given.as_json:
         for line in packing.plan.lines():
             typer.echo(line, err=True)
-    with progress(packing.source.total_size, is_quiet=given.as_json) as advance:
+    with progress(packing.source.total_size, is_quiet=given.as_json) as advance, naming(target):
         done = packing.run(n_workers=n_workers, client=dask, callback=counting(advance), overwrite=overwrite)
     told(done, given)
+
+
+def refuse_what_cannot_be(
+    kind: str | None,
+    decode: str | None,
+    chunk_bytes: str | None,
+    shard_bytes: str | None,
+    codec: str | None,
+    n_workers: int | None,
+) -> None:
+    """Raise BadParameter for a value that no SOURCE makes right: before anything is listed or read."""
+    from cachedfs.datasets.packing.kinds import KINDS
+    from cachedfs.datasets.packing.packs import part_size
+    from cachedfs.datasets.packing.sizes import CODECS
+
+    for name, value, known in (
+        ("--kind", kind, KINDS),
+        ("--decode", decode, ("image",)),
+        ("--codec", codec, CODECS),
+    ):
+        if value is not None and value not in known:
+            raise typer.BadParameter(f"{value!r} is none of: {', '.join(known)}", param_hint=name)
+    for name, sizes in (
+        ("--chunk-bytes", {"chunk_bytes": chunk_bytes}),
+        ("--shard-bytes", {"shard_bytes": shard_bytes}),
+    ):
+        try:
+            part_size(**sizes)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint=name) from None
+    if n_workers is not None and n_workers < 1:
+        raise typer.BadParameter(f"{n_workers} is not 1 or more", param_hint="--workers")
+
+
+@contextlib.contextmanager
+def naming(target: str) -> Iterator[None]:
+    """Say of a full disk that it is the target's: the system names no file where a write fails."""
+    try:
+        yield
+    except OSError as error:
+        if (
+            error.errno not in (errno.ENOSPC, errno.EDQUOT)
+            or error.filename
+            or isinstance(error, CachedFSError)
+        ):
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), target) from error
 
 
 def told(done: Packed, given: Given) -> None:

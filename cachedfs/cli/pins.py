@@ -9,9 +9,9 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.cache import cache_of, config_of
-from cachedfs.cli.output import busy, print_json
-from cachedfs.cli.places import Place, place_of
-from cachedfs.cli.shared import Given, Urls, command, url_argument
+from cachedfs.cli.output import FAILED, busy, print_json
+from cachedfs.cli.places import Place, at_each, place_of
+from cachedfs.cli.shared import Given, Urls, command, either, url_argument
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
@@ -51,13 +51,15 @@ def pin(given: Given, urls: Urls) -> None:
     Their blocks that are here and those to come are not evicted to make room; nothing is fetched. Of a folder or a pattern it
     is the objects that are there now. Pins count in the bound of the cache: what does not fit beside them is not kept.
     """
-    done = []
-    for text in urls:
-        place = place_of(text, given)
-        with busy(f"listing {text}", is_quiet=given.as_json):
+    done: list[Pinned] = []
+
+    def pin_one(place: Place) -> None:
+        with busy(f"listing {place.text}", is_quiet=given.as_json):
             done.append(pinned(place))
         if not given.as_json:
             typer.echo(str(done[-1]))
+
+    is_ok = at_each(urls, given, pin_one)
     if given.as_json:
         print_json([dataclasses.asdict(each) for each in done])
     may_pin = min((each.may_pin for each in done if each.may_pin is not None), default=None)
@@ -67,6 +69,8 @@ def pin(given: Given, urls: Urls) -> None:
             f"pinned, but all that is pinned is {decimal(of_all)}, more than the {decimal(may_pin)} that the cache may hold: what does "
             "not fit is not kept; raise cache_size, lower keep_free, or unpin some"
         )
+    if not is_ok:
+        raise typer.Exit(FAILED)
 
 
 def pinned(place: Place) -> Pinned:
@@ -113,8 +117,7 @@ def unpin(
 
     The origin is not asked: of a folder it is what is pinned below it, there or not. What is cached stays until it has to go.
     """
-    if everything == bool(urls):
-        raise typer.BadParameter("give URLs, or --all", param_hint="URL")
+    either(urls, everything=everything)
     if everything:
         cache = cache_of(config_of(given))
         done = {

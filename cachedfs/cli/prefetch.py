@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -37,23 +38,36 @@ def prefetch(given: Given, urls: Urls) -> None:
     of what nobody has read. What cannot be had is named, the rest is fetched, and the exit status is 1.
     """
     done = Done()
-    for text in urls:
-        place = place_of(text, given)
-        slash = "/" if text.endswith("/") else ""  # which says that it is a folder
-        with place.fs.prefetch(place.path + slash) as plan:
+    # One plan for all of an origin: a plan that is over keeps nothing of its own from the next one.
+    for places in by_origin([place_of(text, given) for text in urls]):
+        given.url = places[0].text
+        with places[0].fs.prefetch([item_of(place) for place in places]) as plan:
             try:
                 is_whole = watched(plan, is_quiet=given.as_json)
             except KeyboardInterrupt:
                 plan.cancel()
-                done.add(place, plan.progress, [])
+                done.add(places[0], plan.progress, [])
                 if not given.as_json:
                     typer.echo(f"{done}; the same command goes on from here", err=True)
                 raise
-            done.add(place, plan.progress, plan.errors)
+            done.add(places[0], plan.progress, plan.failed)
             if not is_whole:
-                done.full(place, plan.progress)
+                done.full(places, plan.progress)
                 break
     print_summary(done, as_json=given.as_json)
+
+
+def by_origin(places: Sequence[Place]) -> list[list[Place]]:
+    """Return the places of each origin, in the order in which they came."""
+    found: dict[str, list[Place]] = {}
+    for place in places:
+        found.setdefault(place.fs.fsid, []).append(place)
+    return list(found.values())
+
+
+def item_of(place: Place) -> str:
+    """Return the path for a plan; a slash at its end, which `Place.path` has not, says that it is a folder."""
+    return place.path + ("/" if place.text.endswith("/") else "")
 
 
 @dataclasses.dataclass
@@ -68,7 +82,8 @@ class Done:
     errors: int = 0
     failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
 
-    def add(self, place: Place, told: Progress, errors: list[CachedFSError]) -> None:
+    def add(self, place: Place, told: Progress, failed: list[tuple[str, CachedFSError]]) -> None:
+        """Add what a plan did; its errors are named as the user wrote that place."""
         self.files += told.items - told.errors
         self.fetched += told.bytes_fetched
         self.here += told.bytes_here
@@ -76,18 +91,21 @@ class Done:
         self.seconds = round(self.seconds + told.seconds, 3)
         self.errors += told.errors
         self.failed += [
-            {"url": place.text, "type": type(error).__name__, "message": str(error)} for error in errors
+            {"url": place.url(path), "type": type(error).__name__, "message": str(error)}
+            for path, error in failed
         ]
 
-    def full(self, place: Place, told: Progress) -> None:
+    def full(self, places: Sequence[Place], told: Progress) -> None:
         """Not all of it fits."""
-        of = "" if told.items_total is None else f" of {told.items_total:,}"
+        # Of a folder that is not reached nobody knows yet what it holds, nor how large that is.
+        of = "" if told.bytes_total is None else f" of {told.items_total:,}"
+        more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
         why = (
-            f"{place.text}: {told.items:,}{of} objects are here, and more would drive out what nobody has read yet: "
+            f"{places[0].text}{more}: {told.items:,}{of} objects are here, and more would drive out what nobody has read yet: "
             "read them, raise cache_size, or prefetch less"
         )
         self.errors += 1
-        self.failed.append({"url": place.text, "type": "CacheError", "message": why})
+        self.failed.append({"url": places[0].text, "type": "CacheError", "message": why})
 
     def __str__(self) -> str:
         files = f"{self.files:,} file{'' if self.files == 1 else 's'}"

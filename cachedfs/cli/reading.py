@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cachedfs.cli.get import shown
-from cachedfs.cli.output import busy, plain_table, print_json, print_table
-from cachedfs.cli.places import Place, place_of
+from cachedfs.cli.output import FAILED, NARROW, busy, is_narrow, plain_table, print_json, print_table
+from cachedfs.cli.places import Place, at_each
 from cachedfs.cli.shared import Given, Urls, command, option
 
 if TYPE_CHECKING:
@@ -45,18 +45,22 @@ def ls(
 ) -> None:
     """List folders and objects."""
     entries: list[Entry] = []
-    for text in urls:
-        place = place_of(text, given)
-        with busy(f"listing {text}", is_quiet=given.as_json):
+
+    def list_one(place: Place) -> None:
+        with busy(f"listing {place.text}", is_quiet=given.as_json):
             found = entries_of(place, recursive=recursive, with_cached=long)
-        entries += found
+        entries.extend(found)
         if long and not given.as_json and sys.stdout.isatty():
             print_table(table_of(place, found))
         elif not given.as_json:
             for entry in found:
                 typer.echo(entry.line(long=long))
+
+    is_ok = at_each(urls, given, list_one)
     if given.as_json:
         print_json([dataclasses.asdict(entry) for entry in entries])
+    if not is_ok:
+        raise typer.Exit(FAILED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,17 +128,20 @@ def modified_of(info: dict[str, Any]) -> datetime.datetime | None:
 
 def table_of(place: Place, entries: list[Entry]) -> Table:
     """Return a listing for a person: names as they are below the folder."""
-    table = plain_table("size", "modified", "cached", "name")
-    for column in table.columns[:3]:
+    heads = ["size", "name"] if is_narrow(NARROW) else ["size", "modified", "cached", "name"]
+    table = plain_table(*heads)
+    for column in table.columns[:-1]:
         column.no_wrap = True
-    table.columns[0].justify = table.columns[2].justify = "right"
-    table.columns[3].overflow = "fold"
+        column.justify = "left" if column.header == "modified" else "right"
+    table.columns[-1].overflow = "fold"
     above = "" if place.is_pattern else f"{place.url(place.path).rstrip('/')}/"
     for entry in entries:
         when = entry.modified.astimezone().strftime("%Y-%m-%d %H:%M") if entry.modified else ""
         share = f"{100 * entry.cached // entry.size}%" if entry.cached is not None and entry.size else ""
         size = decimal(entry.size) if entry.size is not None else ""
-        table.add_row(size, when, share, Text(entry.name.removeprefix(above)))
+        cells: dict[str, str | Text] = {"size": size, "modified": when, "cached": share}
+        cells["name"] = Text(entry.name.removeprefix(above))
+        table.add_row(*(cells[head] for head in heads))
     return table
 
 
@@ -159,15 +166,19 @@ def cat(
     """Write the bytes of objects to standard output."""
     start, stop = range_of(range_ or ":")
     is_seen = sys.stdout.isatty()  # what is written moves on by itself
-    for text in urls:
-        place = place_of(text, given)
+
+    def write_one(place: Place) -> None:
         paths = [str(info["name"]) for info in place.matches()] if place.is_pattern else [place.path]
         for path in paths:
             with shown(is_quiet=given.as_json or is_seen) as show:
                 for done, total, piece in pieces_of(place.fs, path, start, stop):
                     sys.stdout.buffer.write(piece)
                     show(done + len(piece), total)
+
+    is_ok = at_each(urls, given, write_one)
     sys.stdout.buffer.flush()
+    if not is_ok:
+        raise typer.Exit(FAILED)
 
 
 def range_of(text: str) -> tuple[int | None, int | None]:

@@ -11,13 +11,24 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import cachedfs
 from cachedfs.cli.completion import urls_known
 from cachedfs.cli.output import running
 from cachedfs.config import Config
 
-__all__ = ["Given", "Urls", "app", "argument", "command", "option", "url_argument"]
+__all__ = [
+    "Copying",
+    "Given",
+    "Urls",
+    "app",
+    "argument",
+    "command",
+    "either",
+    "option",
+    "url_argument",
+]
 
 PANEL = "Options of all commands"
 SHARED = ("as_json", "debug", "cache_dir", "options")
@@ -40,6 +51,15 @@ def option(*names: str, metavar: str, help: str, default: bool | str = False) ->
 
 Urls = Annotated[list[str], url_argument("URL", "What to read.")]
 
+
+def either(urls: list[str] | None, *, everything: bool) -> None:
+    """Raise BadParameter unless there are URLs or `--all`, and not both."""
+    if everything and urls:
+        raise typer.BadParameter("give URLs, or --all, and not both", param_hint="--all")
+    if not everything and not urls:
+        raise typer.BadParameter("give URLs, or --all", param_hint="URL")
+
+
 app = typer.Typer(
     name="cachedfs",
     no_args_is_help=True,
@@ -47,6 +67,20 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class Copying(TyperCommand):
+    """A command of URLs and a TARGET: of one argument typer makes the TARGET, and calls the URL missing that was typed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_one = any(not each.startswith("-") for each in args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            # MissingParameter, which older typers have from click.
+            if not is_one or type(error) is typer.BadParameter or getattr(error.param, "name", "") != "urls":
+                raise
+            raise typer.BadParameter("it is missing, after the URL", ctx=ctx, param_hint="TARGET") from None
 
 
 @dataclasses.dataclass
@@ -82,6 +116,10 @@ class Given:
             (ours if name in names else theirs)[name] = _value_of(value)
         if self.cache_dir is not None:
             ours["cache_dir"] = self.cache_dir
+        try:
+            Config.resolve(ours)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="-o") from None
         return ours, theirs
 
 
@@ -143,7 +181,11 @@ def common(
 
 
 def command(
-    *examples: str, name: str | None = None, takes: Sequence[str] = SHARED, **settings: Any
+    *examples: str,
+    name: str | None = None,
+    takes: Sequence[str] = SHARED,
+    kind: type[TyperCommand] | None = None,
+    **settings: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function a command with these examples, of its own name or `name`: it is called with a Given and its own options.
 
@@ -164,7 +206,7 @@ def command(
         parameters = [context, *own, *(shared[name] for name in takes)]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # mypy knows none
         run.__annotations__ = {each.name: each.annotation for each in parameters}
-        app.command(name, epilog=_examples(*examples), context_settings=settings)(run)
+        app.command(name, cls=kind, epilog=_examples(*examples), context_settings=settings)(run)
         return function
 
     return register

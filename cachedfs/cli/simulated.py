@@ -54,15 +54,16 @@ def sim(
         from cachedfs.sim.__main__ import main as run
     except ModuleNotFoundError as error:
         raise ImportError(f'The simulated cloud needs {error.name}: pip install "cachedfs[sim]"') from error
+    if folder is not None and not os.path.isdir(folder):
+        raise typer.BadParameter(f"there is no folder {folder}", param_hint="--folder")
     port = usable_port(PORTS.get(cloud, 0) if port is None else port)
     arguments = [cloud, "--port", str(port), "--profile", profile, *(more or ())]
     if folder is not None:
         arguments += ["--folder", folder]
     elif cloud == "gcs" and "--bucket" not in arguments:
         arguments += ["--bucket", "my-bucket"]
-    for line in how_to_reach(cloud, port, arguments):
-        typer.echo(line, err=True)
-    raise typer.Exit(run(arguments))
+    lines = how_to_reach(cloud, port, arguments)
+    raise typer.Exit(run(arguments, before=lambda: typer.echo("\n".join(lines), err=True)))
 
 
 def usable_port(port: int) -> int:
@@ -94,10 +95,14 @@ def bucket_of(arguments: list[str]) -> str:
         return given["--bucket"]
     with contextlib.suppress(OSError):
         return min(
-            (entry.name for entry in os.scandir(given.get("--folder", "")) if entry.is_dir()),
+            (entry.name for entry in os.scandir(given.get("--folder", "")) if is_bucket(entry)),
             default="BUCKET",
         )
     return "BUCKET"
+
+
+def is_bucket(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir() and not entry.name.startswith(".")  # .sim is what the cloud remembers there
 
 
 @command("cachedfs demo", takes=["debug"])

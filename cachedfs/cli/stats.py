@@ -18,10 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cachedfs.cli.cache import cache_of, config_of
-from cachedfs.cli.output import busy, is_narrow, plain_table, print_json, print_table
+from cachedfs.cli.output import NARROW, busy, is_narrow, plain_table, print_json, print_table
 from cachedfs.cli.shared import Given, command, option
 from cachedfs.config import Config
 from cachedfs.errors import CacheError
+from cachedfs.words import counted as number_of
 from cachedfs.words import per_cent
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ __all__ = ["contents", "said", "stats"]
 
 FOLDERS = 8  # most that are shown: the others are one line
 LEAST_S = 0.1  # between two looks
-NARROW = 80  # columns of a terminal below which names have more need of them than times
 
 
 @command(
@@ -70,9 +70,11 @@ def stats(
 
 
 def contents(cache: BlockCache, config: Config) -> dict[str, Any]:
-    """Return what `stats` shows of a cache, sizes in bytes; `may_hold` is None where nothing can be written, `cannot_store` why."""
+    """Return what `stats` shows of a cache, sizes in bytes; None where nothing can be written; `cannot_store` says why."""
     blocks, size = cache.usage()
     found: dict[str, Any] = {"directory": cache.root, "blocks": blocks, "bytes": size, "may_hold": None}
+    bounds = {"cache_size": config.cache_size, "keep_free": config.keep_free}
+    found |= dict.fromkeys([*bounds, "disk_free", "disk_size"])
     cannot_store = cache.cannot_store
     try:
         found["may_hold"] = cache.allowance(config.bounds)
@@ -82,7 +84,6 @@ def contents(cache: BlockCache, config: Config) -> dict[str, Any]:
     if cache.root is not None:
         disk = os.statvfs(cache.root)
         total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
-        bounds = {"cache_size": config.cache_size, "keep_free": config.keep_free}
         found |= {name: bound_of(bound, total) for name, bound in bounds.items()}
         found |= {"disk_free": free, "disk_size": total}
     return found | {"pins": [path for _, path in cache.pins()], "cannot_store": cannot_store}
@@ -130,13 +131,13 @@ def said_of_counts(counted: Counted) -> dict[str, str]:
     if not counted.since:
         return {"since": "nothing was counted yet"}
     ratio = counted.hit_ratio
-    n_blocks = f"{counted.hits:,} of {counted.hits + counted.misses:,} blocks"
+    n_blocks = f"{counted.hits:,} of {number_of(counted.hits + counted.misses, 'block')}"
     return {
         "since": minute_of(datetime.datetime.fromtimestamp(counted.since, datetime.UTC)),
         "hits": "no block was read" if ratio is None else f"{n_blocks}, {per_cent(ratio)}",
-        "fetched": f"{decimal(counted.bytes_fetched)} in {counted.requests:,} requests",
-        "saved": f"{decimal(counted.bytes_saved)}, about {counted.requests_saved:,} requests",
-        "evicted": f"{counted.evictions:,} blocks",
+        "fetched": f"{decimal(counted.bytes_fetched)} in {number_of(counted.requests, 'request')}",
+        "saved": f"{decimal(counted.bytes_saved)}, about {number_of(counted.requests_saved, 'request')}",
+        "evicted": number_of(counted.evictions, "block"),
     }
 
 
@@ -236,7 +237,7 @@ class Look:
         hits = f"{counts.hits:,} hits, {counts.misses:,} misses" + (
             f" ({per_cent(ratio)})" if ratio is not None else ""
         )
-        rates = f"read {self.rate(counts.bytes_served)}, fetched {self.rate(counts.bytes_fetched)} in {counts.requests:,} requests"
+        rates = f"read {self.rate(counts.bytes_served)}, fetched {self.rate(counts.bytes_fetched)} in {number_of(counts.requests, 'request')}"
         evicted = f", {counts.evictions:,} evicted" if counts.evictions else ""
         return f"{self.at.astimezone():%H:%M:%S}  {hits}; {rates}{evicted}; holds {decimal(self.bytes)}"
 

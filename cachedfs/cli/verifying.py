@@ -9,7 +9,7 @@ import typer
 
 from cachedfs.cli.get import counting, progress
 from cachedfs.cli.output import FAILED, print_json
-from cachedfs.cli.places import Place, place_of
+from cachedfs.cli.places import Place, at_each
 from cachedfs.cli.shared import Given, Urls, command
 
 if TYPE_CHECKING:
@@ -30,10 +30,12 @@ def verify(given: Given, urls: Urls) -> None:
     checksum of the origin. What is dropped is fetched again when it is read. The exit status is 1 if anything was wrong.
     """
     found: list[tuple[Place, list[Verified]]] = []
-    for text in urls:
-        place = place_of(text, given)
+
+    def verify_one(place: Place) -> None:
         with progress(None, is_quiet=given.as_json) as advance:
             found.append((place, verified(place, advance)))
+
+    is_ok = at_each(urls, given, verify_one)
     if given.as_json:
         objects = [(place, each) for place, some in found for each in some]
         print_json([{"url": place.url(each.path), **without_path(each)} for place, each in objects])
@@ -43,7 +45,7 @@ def verify(given: Given, urls: Urls) -> None:
                 if not each.ok:
                     typer.echo(f"{place.url(each.path)}: {trouble(each)}")
             typer.echo(f"{place.text}: {summary(some)}")
-    if not all(each.ok for _, some in found for each in some):
+    if not (is_ok and all(each.ok for _, some in found for each in some)):
         raise typer.Exit(FAILED)
 
 

@@ -29,7 +29,8 @@ __all__ = [
     "layout_of",
 ]
 
-# Attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}, the last two where there are such.
+# Attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}, the last two where there are such. The names
+# are those of the arrays beside it, in its own group.
 RAGGED = "cachedfs_ragged"
 
 # What filesystems say of a name that is not there, as zarr takes it.

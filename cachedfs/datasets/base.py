@@ -10,7 +10,7 @@ from typing import Any
 from fsspec.core import url_to_fs
 from torch.utils.data import Dataset, default_collate
 
-__all__ = ["Item", "Samples", "naming"]
+__all__ = ["Item", "Samples", "naming", "once_each"]
 
 Item = str | tuple[str, int, int]
 
@@ -19,6 +19,9 @@ class Samples(Dataset[Any]):
     """Samples by number, of what is behind one URL.
 
     It pickles and forks as its filesystem does. `fs` and `path` are what `url` names there.
+
+    A class derived from it overrides `__getitem__` or `__getitems__`: what gives a batch asks the one, `[i]` the other, and
+    either follows from the one that is given. One round trip for a batch is only in `__getitems__`.
     """
 
     tells_reading = False  # whether all waiting for bytes is counted, by `clock.reading`
@@ -36,12 +39,26 @@ class Samples(Dataset[Any]):
         self.url, self.transform = str(url), transform
         self.fs, self.path = url_to_fs(self.url, **(storage_options or {}))
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Else who asks for a batch would have the inherited one, and nobody would say so.
+        given = next(names for names in map(_given, cls.__mro__) if names)
+        if given == {"__getitem__"}:
+            cls.__getitems__ = _one_by_one(cls)  # type: ignore[method-assign]
+        elif given == {"__getitems__"}:
+            cls.__getitem__ = _of_many(cls)  # type: ignore[method-assign]
+
     def __len__(self) -> int:
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> Any:
         """Return one sample. Raises IndexError beyond the last."""
-        return self.__getitems__([index])[0]
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield each sample. Not left to `__getitem__`: there an IndexError of `decode` would be the end."""
+        for number in range(len(self)):
+            yield self[number]
 
     def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
         """Return the samples with these numbers, in one round trip: what a DataLoader asks for a batch."""
@@ -77,11 +94,57 @@ class Samples(Dataset[Any]):
         return f"{type(self).__name__}({self.url!r})"
 
 
-@contextlib.contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Add to any error from inside what it is about; its type and traceback stay."""
-    try:
-        yield
-    except Exception as error:  # of any kind: it is the caller's own code, and goes on
-        error.add_note(f"in {what}")
-        raise
+# By the class and not by `self`: `super()` in a class derived from it comes here, and would go in a circle.
+
+
+def _one_by_one(cls: type[Samples]) -> Any:
+    def __getitems__(self: Samples, indexes: Sequence[int]) -> list[Any]:
+        """Return the samples with these numbers, one after the other."""
+        samples = []
+        for index in indexes:
+            with self.naming(index):
+                samples.append(cls.__getitem__(self, index))
+        return samples
+
+    return __getitems__
+
+
+def _of_many(cls: type[Samples]) -> Any:
+    def __getitem__(self: Samples, index: int) -> Any:
+        """Return one sample. Raises IndexError beyond the last."""
+        return cls.__getitems__(self, [index])[0]
+
+    return __getitem__
+
+
+def _given(cls: type) -> set[str]:
+    return {"__getitem__", "__getitems__"} & vars(cls).keys()
+
+
+def once_each(names: Iterable[str], url: str) -> list[str]:
+    """Return the names. Raises ValueError where one comes twice: samples have each by its name."""
+    names = list(names)
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"{url}: expected each name once, and {twice[0]!r} comes twice in {names}")
+    return names
+
+
+def naming(what: str) -> contextlib.AbstractContextManager[None]:
+    """Add to any error from inside what it is about; its type and traceback stay.
+
+    But for StopIteration, which becomes a RuntimeError: to who iterates over batches it is the end of the epoch.
+    """
+    return _Naming(what)
+
+
+class _Naming(contextlib.AbstractContextManager[None]):
+    # A class: a generator that is a context manager has StopIteration go on as it came.
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, StopIteration):
+            raise RuntimeError(f"StopIteration in {self._what}") from error
+        if isinstance(error, Exception):  # of any kind: it is the caller's own code, and goes on
+            error.add_note(f"in {self._what}")

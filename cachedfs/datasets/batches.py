@@ -103,9 +103,8 @@ class Mover:
             stream.wait_event(event)
             for leaf in leaves(batch):
                 if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                    leaf.record_stream(
-                        stream
-                    )  # else its memory was the other stream's again when it is dropped
+                    # Else its memory was the other stream's again when it is dropped.
+                    leaf.record_stream(stream)
         return batch
 
 

@@ -20,9 +20,8 @@ __all__ = ["Crc32c", "Decoder", "stated_size"]
 # As zarr does: its own threads stop those of others, and ours decode several chunks at a time.
 numcodecs.blosc.use_threads = False
 
-SMALL = (
-    32 << 10
-)  # bytes of a chunk that are copied faster than numcodecs looks at where they go, or where they are
+# Bytes of a chunk that are copied faster than numcodecs looks at where they go, or where they are.
+SMALL = 32 << 10
 # What these codecs call once they have looked.
 _UNLOOKED: dict[type, Callable[[Any], Any]] = {
     numcodecs.zstd.Zstd: numcodecs.zstd.decompress,

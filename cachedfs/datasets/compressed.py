@@ -34,10 +34,8 @@ def _suffix(path: str) -> str:
 
 
 def _zstd(file: Any) -> Any:
-    for name in (
-        "compression.zstd",
-        "backports.zstd",
-    ):  # Python's own, from 3.14 on, and the same for older ones
+    # Python's own, from 3.14 on, and the same for older ones.
+    for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             return import_module(name).ZstdFile(file)
     try:

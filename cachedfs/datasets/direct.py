@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -27,7 +26,6 @@ __all__ = ["Direct"]
 AT_ONCE = 128 << 20  # decoded bytes of the chunks that are fetched before the first of them is decoded
 INLINE = 1 << 20  # decoded bytes of chunks that are not worth other threads
 INDEXES = 64 << 20  # of shard indexes: those of four million chunks
-LOOK = 256  # samples ahead of which the index of a shard is among the items
 TRIES = 3  # versions of a shard that one read begins with
 NOTHING = 0xFFFF_FFFF_FFFF_FFFF  # offset and length of a chunk that a shard does not have
 
@@ -85,13 +83,16 @@ class Direct:
         pool = self._here().pool
         mine: list[Part] = []
         others: list[Part] = []
-        for part in parts:
-            is_mine, n = True, part.layout.n_rows(part.number)
-            if part.n_rows < n:  # else nobody needs it again
-                part.pool = pool
-                part.future, is_mine = pool.take(part.key, part.n_rows, n)
-            (mine if is_mine else others).append(part)
         try:
+            for part in parts:
+                mine.append(part)
+                n = part.layout.n_rows(part.number)
+                if part.n_rows < n:  # else nobody needs it again
+                    part.pool = pool
+                    future = pool.take(part.key, part.n_rows, n, part)
+                    if future is not part.future:
+                        others.append(mine.pop())
+                        part.future = future
             self._fill(mine)
         except BaseException:  # an interrupt, too: other threads wait for these chunks, and would for ever
             for part in mine:
@@ -105,41 +106,30 @@ class Direct:
                 with reading():  # another thread's fetching and decoding, which it counts as well
                     chunk = part.future.result()
                 part.put(chunk)
-            except (
-                CancelledError
-            ):  # another thread has the error, and this one may have another: it reads for itself
+            except CancelledError:
+                # Another thread has the error, and this one may have another: it reads for itself.
                 part.pool = part.future = None
                 again.append(part)
         self._fill(again)
 
-    def items(self, samples: Iterable[int]) -> Iterator[Item]:
-        """Yield what these samples read, as `fs.prefetch` takes it: chunks, or in shards their ranges, and first the index.
+    # What is read, see `reads.Reads`.
 
-        A shard's index comes some samples ahead of what is in the shard, and is read here, as it says where that is.
-        """
-        told: set[str] = set()
-        coming: deque[int] = deque()
-        for sample in samples:
-            coming.append(sample)
-            yield from self._indexes_ahead(sample, told)
-            if len(coming) > LOOK:
-                yield from self._chunks_of(coming.popleft())
-        for sample in coming:
-            yield from self._chunks_of(sample)
+    def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
+        return [(sample,) for sample in samples]
 
-    def _indexes_ahead(self, sample: int, told: set[str]) -> Iterator[Item]:
+    def indexes(self, rows: Iterable[int], told: set[str]) -> Iterator[Item]:
+        indexed = [(layout, layout.index) for layout in self._layouts.values() if layout.index is not None]
+        for row in rows if indexed else ():
+            for layout, index in indexed:
+                for beside in layout.beside:
+                    path = layout.object_path(row // layout.chunk[0], beside)
+                    if path not in told and self._here().shards.get(path) is None:
+                        yield path, *index.bounds  # type: ignore[misc]  # one of the bounds may be None
+                    told.add(path)
+
+    def chunks(self, row: int) -> Iterator[Item]:
         for layout in self._layouts.values():
-            if layout.index is None:
-                continue
-            for beside in layout.beside:
-                path = layout.object_path(sample // layout.chunk[0], beside)
-                if path not in told and self._here().shards.get(path) is None:
-                    yield path, *layout.index.bounds  # type: ignore[misc]  # one of the bounds may be None
-                told.add(path)
-
-    def _chunks_of(self, sample: int) -> Iterator[Item]:
-        for layout in self._layouts.values():
-            parts = list(parts_of(layout, np.array([sample]), _NO_ARRAY))
+            parts = list(parts_of(layout, np.array([row]), _NO_ARRAY))
             try:
                 shards = self._shards(parts)
             except Exception:  # of any kind: who reads the sample is told
@@ -154,9 +144,8 @@ class Direct:
     # Fetching.
 
     def _here(self) -> _State:
-        if (
-            self._state.pid != os.getpid()
-        ):  # a fork: its parent's locks may have been held, and futures be nobody's
+        if self._state.pid != os.getpid():
+            # A fork: its parent's locks may have been held, and futures be nobody's.
             self._state = _State(self._pool_size)
         return self._state
 
@@ -204,7 +193,10 @@ class Direct:
                     )
 
     def _shards(self, parts: list[Part]) -> dict[str, _Shard]:
-        """Return the shards that these chunks are in, by path; their indexes are read where they are not known."""
+        """Return the shards that these chunks are in, by path; their indexes are read where they are not known.
+
+        Raises what the filesystem raises, and ObjectChanged for a shard that is replaced again and again.
+        """
         kept = self._here().shards
         found: dict[str, _Shard] = {}
         missing: dict[str, Part] = {}
@@ -216,18 +208,26 @@ class Direct:
                 missing[part.path] = part
             else:
                 found[part.path] = shard
-        if not missing:
-            return found
-        bounds = [part.layout.index.bounds for part in missing.values() if part.layout.index is not None]
-        starts, stops = zip(*bounds, strict=True)
-        with reading():
-            datas = self._fs.cat_ranges(list(missing), list(starts), list(stops), on_error="return")
-        for (path, part), data in zip(missing.items(), datas, strict=True):
-            with self._naming(part.sample, self._url(part)):
-                shard = self._shard(part, data)
-            found[path] = shard
-            kept.put(path, shard, 0 if shard.chunks is None else shard.chunks.nbytes)
-        return found
+        before = {path: self._known_fingerprint(path) for path in missing}
+        for _ in range(2 * TRIES):
+            if not missing:
+                return found
+            bounds = [part.layout.index.bounds for part in missing.values() if part.layout.index is not None]
+            starts, stops = zip(*bounds, strict=True)
+            with reading():
+                datas = self._fs.cat_ranges(list(missing), list(starts), list(stops), on_error="return")
+            for (path, part), data in zip([*missing.items()], datas, strict=True):
+                with self._naming(part.sample, self._url(part)):
+                    shard = self._shard(part, data)
+                if shard.chunks is None or shard.fingerprint == before[path]:
+                    found[path] = shard
+                    kept.put(path, shard, 0 if shard.chunks is None else shard.chunks.nbytes)
+                    del missing[path]
+                else:  # nobody knows which version's index it is: it is read once more, from the cache
+                    before[path] = shard.fingerprint
+        part = next(iter(missing.values()))
+        with self._naming(part.sample, self._url(part)):
+            raise ObjectChanged(f"{self._fs.unstrip_protocol(part.path)} is replaced faster than it is read")
 
     def _shard(self, part: Part, data: Any) -> _Shard:
         assert part.layout.index is not None
@@ -241,15 +241,19 @@ class Direct:
         # Others would ask their origin each time.
         return self._fs.ukey(path) if isinstance(self._fs, CachedFileSystem) else None
 
+    def _known_fingerprint(self, path: str) -> str | None:
+        """Return the fingerprint where it is known; nobody is asked."""
+        known = self._fs._source.fresh(path) if isinstance(self._fs, CachedFileSystem) else None
+        return None if known is None or known.info is None else known.info.fingerprint
+
     def _changed(self, shards: dict[str, _Shard]) -> set[str]:
         """Return which shards were replaced since their index was read, and forget these."""
         changed = set()
         for path, shard in shards.items():
             if shard.fingerprint is None:
                 continue
-            with contextlib.suppress(
-                *ABSENT
-            ):  # it is gone: what could be read of it was right, and the rest is an error
+            # It is gone: what could be read of it was right, and the rest is an error.
+            with contextlib.suppress(*ABSENT):
                 if self._fingerprint(path) != shard.fingerprint:
                     self._here().shards.drop(path)
                     changed.add(path)

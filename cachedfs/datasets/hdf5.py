@@ -18,8 +18,11 @@ import h5py
 import numpy as np
 from h5py._objects import phil
 
-from cachedfs.datasets.base import Item, Samples
+from cachedfs.datasets.base import Item, Samples, once_each
 from cachedfs.datasets.clock import reading
+from cachedfs.datasets.unreadable import elsewhere, unreadable
+from cachedfs.errors import ObjectChanged
+from cachedfs.file import CachedFile
 from cachedfs.filesystem import CachedFileSystem
 
 __all__ = ["HDF5Dataset"]
@@ -33,13 +36,14 @@ KEPT = {"rdcc_nbytes": 256 << 20, "rdcc_nslots": 100_003}
 class HDF5Dataset(Samples):
     """Sample `i` is row `i` of each of the datasets of an HDF5 file: a tuple of arrays, in the order of `datasets`.
 
-    A row has the dataset's dtype, and its shape without the first axis: a dataset of shape (60000, 28, 28) gives arrays of
-    shape (28, 28), one of shape (60000,) NumPy scalars; strings of variable length come as bytes, as h5py has them. With a
-    single name instead of a list, a sample is the row itself. Then comes `transform`.
+    A row has the dataset's dtype in this machine's byte order, and its shape without the first axis: a dataset of shape
+    (60000, 28, 28) gives arrays of shape (28, 28), one of shape (60000,) NumPy scalars; strings of variable length come as
+    bytes, as h5py has them. With a single name instead of a list, a sample is the row itself. Then comes `transform`.
 
     A batch is read at once: each chunk once, however the batch is ordered, and what is not in the cache yet in one round
     trip. `dtypes` and `shapes` are those of the rows, by name. Each process opens the file for itself, when it reads first;
-    threads share that, since the HDF5 library does one thing at a time.
+    threads share that, since the HDF5 library does one thing at a time. A process that opens it after it was replaced reads it
+    as it is now; where length, shapes or dtypes are others, that is `ObjectChanged`.
     """
 
     tells_reading = True
@@ -59,20 +63,23 @@ class HDF5Dataset(Samples):
         that are kept in each process; a window shuffle of `window` chunks wants twice as many.
 
         Raises ObjectNotFound for a missing file, OSError for one that h5py cannot read, ValueError for a name that is not
-        there (saying which are), or datasets of unequal length.
+        there (saying which are), comes twice, or is in another file (virtual datasets, links), datasets of unequal length, or rows of their own
+        lengths in a foreign byte order, which h5py misreads.
         """
         super().__init__(url, transform=transform, storage_options=storage_options)
-        self.datasets = [datasets] if isinstance(datasets, str) else list(datasets)
+        self.datasets = [datasets] if isinstance(datasets, str) else once_each(datasets, self.url)
         self._is_single = isinstance(datasets, str)
         self._options = {**KEPT, **(h5py or {})}
         self._opened: _Opened | None = None
+        self._looks: dict[str, _Look] | None = None
         columns = self._file().columns
-        lengths = {name: column.data.shape[0] for name, column in columns.items()}
+        lengths = {name: column.look.length for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"{self.url}: datasets of unequal length: {lengths}")
         self._length: int = next(iter(lengths.values()))
-        self.dtypes: dict[str, np.dtype[Any]] = {name: column.data.dtype for name, column in columns.items()}
-        self.shapes = {name: column.data.shape[1:] for name, column in columns.items()}
+        self._looks = {name: column.look for name, column in columns.items()}
+        self.dtypes = {name: look.dtype for name, look in self._looks.items()}
+        self.shapes = {name: look.shape for name, look in self._looks.items()}
         # The others' chunks are small beside those of the largest.
         largest = max(columns.values(), key=lambda column: column.row_size)
         self.group_size = largest.data.chunks[0] if largest.data.chunks else 1
@@ -114,8 +121,18 @@ class HDF5Dataset(Samples):
         opened = self._opened
         if opened is None or opened.pid != os.getpid():
             # What was opened before a fork is left alone, here: its parent uses it.
-            opened = self._opened = _Opened(self)
+            opened = _Opened(self)
+            self._check_same(opened)
+            self._opened = opened
         return opened
+
+    def _check_same(self, opened: _Opened) -> None:
+        for name, look in (self._looks or {}).items():
+            now = opened.columns[name].look
+            if now != look:
+                raise ObjectChanged(
+                    f"{self.url}: replaced since the dataset was made: {name!r} is {now}, and was {look}; make it again"
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -128,8 +145,10 @@ class _Opened:
         self.pid = os.getpid()
         self._url, self._fs, self._path = of.url, of.fs, of.path
         self._lock = threading.Lock()
-        self._bytes = _Bytes(of.fs.open(of.path, "rb"))
-        self._version = self._known_version()
+        file = of.fs.open(of.path, "rb")
+        # That of the open file: it may have been replaced since.
+        self._version = file._object().fingerprint if isinstance(file, CachedFile) else None
+        self._bytes = _Bytes(file)
         try:
             self._file = h5py.File(self._bytes, "r", **of._options)
         except OSError as error:
@@ -151,9 +170,19 @@ class _Opened:
         with self._lock:
             self._bytes.hold(fetched)
             try:
-                return [column.read(rows) for column in self.columns.values()]
+                return [self._rows(name, column, rows) for name, column in self.columns.items()]
             finally:
                 self._bytes.hold({})
+
+    def _rows(self, name: str, column: _Column, rows: Any) -> list[Any]:
+        try:
+            return column.read(rows)
+        except OSError as error:
+            if type(error) is not OSError:  # an error of the file, not of what is in it
+                raise
+            which = f"samples {rows[0]} to {rows[-1]}" if len(rows) > 1 else f"sample {rows[0]}"
+            message = f"{self._url}: {name!r}: h5py cannot read {which}: {error}"
+            raise OSError(errno.EIO, message) from error
 
     def _fetched(self, rows: Any) -> dict[int, bytes]:
         """Return what HDF5 will read, by offset: it would ask for one chunk after the other. Empty where it may as well."""
@@ -174,10 +203,14 @@ class _Opened:
         return self._fs.ukey(self._path) if isinstance(self._fs, CachedFileSystem) else None
 
     def _dataset(self, name: str) -> Any:
+        if linked := elsewhere(self._file, name):
+            raise ValueError(f"{self._url}: {name!r} {linked}")
         found = self._file.get(name)
         if not isinstance(found, h5py.Dataset) or not found.shape:
             what = "has no rows" if isinstance(found, h5py.Dataset) else "is not a dataset there"
             raise ValueError(f"{self._url}: {name!r} {what}; the datasets are {self._names()}")
+        if wrong := unreadable(found):
+            raise ValueError(f"{self._url}: {name!r} {wrong}")
         return found
 
     def _names(self) -> str:
@@ -219,11 +252,23 @@ def _close_all() -> None:
 _opened: weakref.WeakSet[_Opened] = weakref.WeakSet()
 
 
+class _Look(NamedTuple):
+    """What of a dataset has to stay as it was."""
+
+    length: int
+    shape: tuple[int, ...]  # of a row
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return f"{self.length:,} rows of {self.dtype}{list(self.shape)}"
+
+
 class _Column:
     """One dataset, and where its bytes are."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
+        self.look = _Look(data.shape[0], data.shape[1:], _native(data.dtype))
         self.row_size = data.id.get_type().get_size() * math.prod(data.shape[1:])
         # Rows that come together: those of a chunk, or a piece of what has no chunks.
         self.rows: int = data.chunks[0] if data.chunks else max(1, PIECE // max(1, self.row_size))
@@ -248,6 +293,7 @@ class _Column:
         for run in np.split(rows, np.flatnonzero(is_cut) + 1):
             first, last = int(run[0]), int(run[-1])
             block = self.data[first : last + 1]
+            block = block.astype(_native(block.dtype), copy=False)  # torch takes no other
             found.extend(block if len(block) == len(run) else block[run - first])
         self._note(rows)
         return found
@@ -280,6 +326,11 @@ class _Column:
         if self._places is None:
             self._places = _places(self.data)
         return self._places.of(group)
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    # As it is where it may: a new one has not what h5py notes at it.
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 def _own(row: Any) -> Any:

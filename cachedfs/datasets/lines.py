@@ -73,7 +73,7 @@ class LineDataset(IterableDataset[Any]):
             sizes = self.fs.sizes(paths)
         self.paths = Names(paths)
         self._sizes: list[int | None] = sizes
-        self._versions = [_version(self.fs, path) for path in paths]
+        self._versions = [_listed_version(self.fs, path) for path in paths]
         self._rank = None if rank is None or world_size is None else (rank, world_size)
         self._spawned_by = (0, 1)
         self._resume: dict[str, Any] | None = None
@@ -156,6 +156,8 @@ class LineDataset(IterableDataset[Any]):
                 else:
                     offset = first_line(file, span.start, span.stop)
                 for found in _told(lines_from(file, offset, span.stop), self._name(span.file)):
+                    if found.lines == [codecs.BOM_UTF8] and self._is_mark(span.file):
+                        continue
                     lines = place.enter(span.file, found, keep_empty=self.keep_empty)
                     # Of all that is done for a line, this is the only loop in Python.
                     samples = iter(lines) if decode is None else map(decode, lines)
@@ -183,6 +185,11 @@ class LineDataset(IterableDataset[Any]):
                 return
             with contextlib.closing(decompressed(path, file)) as stream:
                 yield stream
+
+    def _is_mark(self, number: int) -> bool:
+        """Tell whether a file is a byte order mark and nothing else, not even the end of a line."""
+        with self._opened(number) as file:
+            return bool(file.read(len(codecs.BOM_UTF8) + 1) == codecs.BOM_UTF8)
 
     def _decoder(self) -> Callable[[bytes], Any] | None:
         decode, transform = self.decode, self.transform
@@ -298,6 +305,12 @@ def _told(blocks: Iterator[Any], name: str) -> Iterator[Any]:
 def _version(fs: Any, path: str) -> str | None:
     """Return what changes with the bytes, where it is known without asking again."""
     return str(fs.ukey(path)) if isinstance(fs, CachedFileSystem) else None
+
+
+def _listed_version(fs: Any, path: str) -> str | None:
+    """Return what changes with the bytes, by the listing or question that came before, however soon that counts no more."""
+    known = fs._source.known(path) if isinstance(fs, CachedFileSystem) else None
+    return _version(fs, path) if known is None or known.info is None else known.info.fingerprint
 
 
 def _both(decode: Callable[[bytes], Any], transform: Callable[[Any], Any], line: bytes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,11 +10,12 @@ from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
+from fsspec.asyn import _run_coros_in_chunks, sync
 from fsspec.core import has_magic
 
 from cachedfs.errors import ObjectNotFound
 
-__all__ = ["Names", "URLs", "as_urls", "files_of", "infos_of", "natural_key", "paths_of"]
+__all__ = ["Names", "URLs", "as_urls", "files_of", "infos_at", "infos_of", "natural_key", "paths_of"]
 
 URLs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _DIGITS = re.compile(r"[0-9]+")
@@ -124,6 +126,25 @@ def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
             f"{url}: no file matches this pattern; see what fs.ls has of the folder before it"
         )
     raise ObjectNotFound(f"{url}: no file has this name, and there is none below a folder of this name")
+
+
+def infos_at(fs: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what is known of each of these files: one question each, several at a time.
+
+    Raises ObjectNotFound for one that is not there, and IsADirectoryError for a folder.
+    """
+    if fs.async_impl:
+        coros = [fs._info(path) for path in paths]
+        infos: list[dict[str, Any]] = sync(fs.loop, _run_coros_in_chunks, coros, batch_size=fs.batch_size)
+    else:
+        infos = [fs.info(path) for path in paths]
+    for path, info in zip(paths, infos, strict=True):
+        if info["type"] != "file":
+            url = fs.unstrip_protocol(path)
+            raise IsADirectoryError(
+                errno.EISDIR, f"{url} is a folder, and a list is of files: give it by itself", url
+            )
+    return infos
 
 
 def _files(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -152,6 +153,8 @@ class Loader:
 
     # Iterating.
 
+    _is_process_over = staticmethod(sys.is_finalizing)  # by then `sys` may be gone from here
+
     def __iter__(self) -> Iterator[Any]:
         """Return the batches of one epoch, this rank's. Nothing is begun before the first is asked for."""
         self._end_loop()
@@ -167,6 +170,7 @@ class Loader:
                 if made is None:  # the other ranks have one more
                     break
                 batch = mover.received(*made.batch)
+                self._start = 0  # not before: who interrupts the wait for the first has been given nothing
                 self._place = Place(self.epoch, division.after(self._place.position))
                 given = time.perf_counter()
                 for _ in range(self._echo):
@@ -178,7 +182,9 @@ class Loader:
                 del made, batch  # the training may be done with it, and waits for the next
             is_complete = True
         finally:
-            self._leave(feed, is_complete=is_complete)
+            # A loop that is in use at the end of the process: all it had is over, and to count would begin it anew.
+            if not self._is_process_over():
+                self._leave(feed, is_complete=is_complete)
 
     def _begin(self) -> tuple[Feed, Division, Mover]:
         """Begin an epoch where it is to begin; from here on there are threads."""
@@ -194,7 +200,7 @@ class Loader:
             bounds=self._bounds,
             enter=partial(_enter, mover, torch.get_num_threads()),
         )
-        self._feed, self._place, self._start, self.timings = feed, place, 0, Timings()
+        self._feed, self._place, self.timings = feed, place, Timings()
         self._measured = place.epoch, Meter(self._source.fs)
         self._declare(epochs, division, ranks_here(rank, world_size, os.environ), place)
         return feed, division, mover
@@ -220,7 +226,7 @@ class Loader:
             self._feed = None
             self._stop_meter()
             if is_complete:
-                self._place = Place(self.epoch + 1)
+                self._place, self._start = Place(self.epoch + 1), 0
             else:
                 self._end_plan()  # before the batches that are being made: they need the link
         feed.close()

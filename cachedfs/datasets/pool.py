@@ -7,9 +7,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Kept", "Pool", "in_threads", "n_threads"]
+__all__ = ["Awaited", "Kept", "Pool", "in_threads", "n_threads"]
 
 T = TypeVar("T")
 OWN_SIZE = 256  # bytes that it takes to keep even nothing
@@ -21,9 +21,8 @@ class Kept(Generic[T]):
     def __init__(self, limit: int) -> None:
         self._limit, self._size = limit, 0
         self._lock = threading.Lock()
-        self._values: OrderedDict[Hashable, tuple[T, int]] = (
-            OrderedDict()
-        )  # Invariant: their sizes are `_size`
+        # Invariant: their sizes are `_size`.
+        self._values: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
 
     def get(self, key: Hashable) -> T | None:
         with self._lock:
@@ -61,20 +60,21 @@ class Pool:
         self._lock = threading.Lock()
         self._awaited: dict[Hashable, _Chunk] = {}  # Invariant: those that a thread is decoding
 
-    def take(self, key: Hashable, n: int, of: int) -> tuple[Future[Any], bool]:
-        """Return what will be the chunk, and whether the caller is to decode it, and to call `fill` or `fail`.
+    def take(self, key: Hashable, n: int, of: int, by: Awaited) -> Future[Any]:
+        """Return what will be the chunk. Where it is `by.future`, the caller is to decode it, and to call `fill` or `fail`.
 
-        `n` of its `of` samples are taken.
+        `n` of its `of` samples are taken. `by` has its future before anyone can wait for it: a Ctrl-C may come at any time.
         """
         with self._lock:
             chunk = self._awaited.get(key) or self._chunks.get(key)
-            is_mine = chunk is None
             if chunk is None:
-                chunk = self._awaited[key] = _Chunk(of)
+                chunk = _Chunk(of)
+                by.future = chunk.future
+                self._awaited[key] = chunk
             chunk.left -= n
             if chunk.left <= 0:
                 self._chunks.drop(key)
-            return chunk.future, is_mine
+            return chunk.future
 
     def fill(self, key: Hashable, value: Any, size: int) -> None:
         """Give a chunk to those that wait for it, and keep it for those who come."""
@@ -85,13 +85,21 @@ class Pool:
         chunk.future.set_result(value)
 
     def fail(self, key: Hashable, future: Future[Any]) -> None:
-        """Tell those that wait for a chunk that it does not come: their future is cancelled. Nothing if it came."""
+        """Tell those that wait for a chunk that it does not come: their future is cancelled. Nothing if it came.
+
+        REQUIRES: it is the caller's, from `take`.
+        """
         with self._lock:
             chunk = self._awaited.get(key)
-            if chunk is None or chunk.future is not future:
-                return
-            del self._awaited[key]
+            if chunk is not None and chunk.future is future:
+                del self._awaited[key]
         future.cancel()
+
+
+class Awaited(Protocol):
+    """What asks for a chunk."""
+
+    future: Future[Any] | None
 
 
 class _Chunk:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,8 +16,6 @@ from cachedfs.datasets.direct import Direct
 from cachedfs.datasets.parts import parts_between
 
 __all__ = ["Ragged"]
-
-AHEAD = 256  # samples whose offsets are read at once when it is told what they read
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
@@ -97,18 +94,21 @@ class Ragged:
         is_shared = len(samples) < len(numbers) and not self._means
         return [found[place].copy() if is_shared else found[place] for place in places.tolist()]
 
-    def items(self, numbers: Iterable[int]) -> Iterator[Item]:
-        """Yield what samples read, as `fs.prefetch` takes it; their offsets are read here, some samples ahead."""
-        return self._elements.items(self._touched(iter(numbers)))
+    # What is read, see `reads.Reads`. The rows are elements.
 
-    def _touched(self, numbers: Iterator[int]) -> Iterator[int]:
-        """Yield an element of each chunk that samples are in."""
-        while ahead := list(itertools.islice(numbers, AHEAD)):
-            starts, stops = self._bounds(np.array(ahead, np.int64))
-            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-                if start < stop:
-                    yield from range(start, stop, self._layout.chunk[0])
-                    yield stop - 1
+    def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
+        n = self._layout.chunk[0]
+        starts, stops = self._bounds(np.array(samples, np.int64))
+        return [
+            range(start // n * n, stop, n) if start < stop else ()
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+        ]
+
+    def indexes(self, rows: Iterable[int], told: set[str]) -> Iterator[Item]:
+        return self._elements.indexes(rows, told)
+
+    def chunks(self, row: int) -> Iterator[Item]:
+        return self._elements.chunks(row)
 
     def _bounds(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         """Return where samples begin and end. Raises ValueError for offsets that are none."""

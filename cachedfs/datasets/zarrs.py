@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import tee, zip_longest
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
 
 from cachedfs.config import parse_size
 from cachedfs.datasets.arrays import NUMBERS, RAGGED, Layout, Unknown, arrays_at, dtype_of, layout_of
-from cachedfs.datasets.base import Item, Samples
+from cachedfs.datasets.base import Item, Samples, once_each
 from cachedfs.datasets.direct import Direct
 from cachedfs.datasets.ragged import Ragged
+from cachedfs.datasets.reads import items_of
 
 __all__ = ["ZarrDataset"]
 
@@ -57,13 +56,15 @@ class ZarrDataset(Samples):
         `arrays`: names below the group at `url`; one name for one array alone. None: the array at `url`, or all of the group.
         `pool`: memory for decoded chunks whose other samples are to come. For a window shuffle of `window` chunks, twice as many.
 
-        Raises FileNotFoundError for what is no array, and ValueError for arrays of different lengths.
+        Raises FileNotFoundError for what is no array, and ValueError for arrays of different lengths and a name that comes twice.
         """
         super().__init__(url, transform=transform, storage_options=storage_options)
         self._pool_size = parse_size(pool)
         if isinstance(self._pool_size, float):
             raise ValueError(f"pool={pool!r}: expected bytes, or a size like '256MiB'")
-        names = None if arrays is None else [arrays] if isinstance(arrays, str) else list(arrays)
+        names = (
+            None if arrays is None else [arrays] if isinstance(arrays, str) else once_each(arrays, self.url)
+        )
         found = arrays_at(self.fs, self.path, names)
         ragged = _ragged(self, found)
         beside = {found_by for spec in ragged.values() for found_by in (spec["offsets"], spec.get("shapes"))}
@@ -116,8 +117,9 @@ class ZarrDataset(Samples):
         Without `collate` and `transform` chunks are decoded into the batch's own memory.
         """
         is_plain = all(dtype.kind in "biufc" for dtype in self.dtypes.values()) and not self._ragged
-        if collate is not None or self.transform is not None or not is_plain:
-            return (collate or default_collate)(self.__getitems__(indexes))
+        is_ours = type(self).__getitems__ is ZarrDataset.__getitems__
+        if collate is not None or self.transform is not None or not is_plain or not is_ours:
+            return super().batch(indexes, collate)
         found = [torch.from_numpy(array) for array in self._read(self._numbers(indexes))]
         if self._is_single:
             return found[0]
@@ -126,15 +128,9 @@ class ZarrDataset(Samples):
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
         """Yield the objects that these samples read, or in shards their ranges; of arrays that zarr reads, nothing.
 
-        The index of a shard comes up to 256 samples before what it tells of, and is read here then.
+        The index of a shard comes some 256 samples before what it tells of, and is read here then, as are offsets.
         """
-        if not self._ragged:
-            return self._direct.items(map(self.number, indexes))
-        ways = tee(map(self.number, indexes), 1 + len(self._ragged))
-        each = [self._direct.items(ways[0])] + [
-            one.items(way) for one, way in zip(self._ragged.values(), ways[1:], strict=True)
-        ]
-        return (item for items in zip_longest(*each) for item in items if item is not None)
+        return items_of([self._direct, *self._ragged.values()], map(self.number, indexes))
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return numbers counted from the front. Raises IndexError, and TypeError for what is no number."""
@@ -196,6 +192,9 @@ def _ragged(dataset: ZarrDataset, found: Mapping[str, Any]) -> dict[str, Any]:
         for name, metadata in found.items()
         if name and RAGGED in (metadata.attributes or {})
     }
+    for name, spec in ragged.items():
+        group = "".join(name.rpartition("/")[:2])
+        spec.update({word: group + spec[word] for word in ("offsets", "shapes") if word in spec})
     needed = {
         name for spec in ragged.values() for name in (spec["offsets"], spec.get("shapes")) if name is not None
     }
@@ -211,7 +210,10 @@ def _length(dataset: ZarrDataset, found: Mapping[str, Any], ragged: Mapping[str,
     lengths = {name: metadata.shape[0] if metadata.shape else None for name, metadata in found.items()}
     lengths |= {name: len(one) for name, one in ragged.items()}
     if not lengths:
-        raise FileNotFoundError(f"{dataset!r}: the group has no arrays")
+        raise FileNotFoundError(
+            f"{dataset!r}: the group has no arrays of its own; of arrays in a group below name that group's URL, or "
+            "arrays=('group/array', ...)"
+        )
     first = next(iter(lengths.values()))
     if first is not None and set(lengths.values()) == {first}:
         return int(first)

@@ -18,9 +18,11 @@ from cachedfs.origins.base import Alone, Origin, Reply
 if TYPE_CHECKING:
     from cachedfs.origins.pacing import Book
 
-__all__ = ["Alone", "Origin", "Reply", "identity_of", "open_origin"]
+__all__ = ["Alone", "Origin", "Reply", "identity_of", "names_a_version", "open_origin"]
 
 _GCS = ("gs", "gcs")
+_AWARE = "-versions"  # of the account in an identity: its paths may name a generation
+_GENERATION = re.compile(r"(#|[?&]generation=)\d+$")  # as gcsfs finds it
 _DRIVE_ACCOUNT = ("client_id", "profile", "client_user_email", "client_json_file_path")
 _ALIASES = {"gcs": "gs", "local": "file"}
 _HOSTS = ("endpoint_url", "endpoint", "host", "account_name")
@@ -84,7 +86,9 @@ def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[s
     names = _GCS if protocol in _GCS else (protocol,)
     given = {name: value for each in names for name, value in conf.get(each, {}).items()} | dict(options)
     if protocol in _GCS:
-        return f"gs|{_gcs_host(given, environ)}|{_gcs_account(given)}"
+        # The same path is another object to gcsfs, where it is aware of versions.
+        aware = _AWARE if given.get("version_aware") else ""
+        return f"gs|{_gcs_host(given, environ)}|{_gcs_account(given)}{aware}"
     if protocol == "drive":
         from cachedfs.origins.drive.options import DriveOptions
 
@@ -94,6 +98,11 @@ def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[s
     digest = _digest(plain) if plain else "-"
     host = next((str(given[name]) for name in _HOSTS if given.get(name)), "")
     return f"{_ALIASES.get(protocol, protocol)}|{_host_of(host)}|{digest}"
+
+
+def names_a_version(identity: str, path: str) -> bool:
+    """Return whether `path` may name one version of an object, which no listing has, to the origin of this identity."""
+    return identity.startswith("gs|") and identity.endswith(_AWARE) and bool(_GENERATION.search(path))
 
 
 def _gcs_host(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
@@ -111,12 +120,14 @@ def _gcs_account(options: Mapping[str, Any]) -> str:
 
 def _drive_account(options: Mapping[str, Any]) -> str:
     """Return which account it is, as far as options without secrets tell: paths are each account's own."""
+    from cachedfs.origins.drive.options import token_file
+
     token = options.get("token")
     if token == "anon":
         return "anon"
     told = {name: options[name] for name in _DRIVE_ACCOUNT if options.get(name)}
-    if isinstance(token, str) and token.endswith(".json"):
-        told["token"] = token
+    if (file := token_file(token)) is not None:
+        told["token"] = file
     for name in ("token", "client_json"):
         if email := _email_of(options.get(name)):
             told["email"] = email

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 
-__all__ = ["Alone", "Origin", "Reply", "clipped", "describe"]
+__all__ = ["Alone", "Origin", "Reply", "clipped", "describe", "subject_of"]
 
 Alone = Callable[[str], AbstractAsyncContextManager[None]]
 """Gives the right to change what a path names, which one has at a time: of all processes that whoever hands it in reaches."""
@@ -30,6 +30,14 @@ def describe(want: Range | Suffix | None) -> str:
     if isinstance(want, Suffix):
         return f"reading the last {want.size} bytes"
     return f"reading bytes {want.start} to {want.stop}"
+
+
+def subject_of(method: str, args: Sequence[Any]) -> str:
+    """Return the path that a call of the inner filesystem is about; of several the first, "" where it has none."""
+    subject = args[1] if method == "put_file" else next(iter(args), "")
+    if isinstance(subject, list):
+        subject = next(iter(subject), "")
+    return subject if isinstance(subject, str) else ""
 
 
 class Reply(Protocol):

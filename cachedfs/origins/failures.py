@@ -88,14 +88,30 @@ def translate(error: Exception, url: str, doing: str) -> Exception:
         or getattr(error, "errno", None) == errno.ENOTEMPTY
     ):
         return error
-    kind = _kind_of(error)
+    said = _behind(error)
+    kind = _kind_of(said)
     if kind is None:
         return error
     advice = _ADVICE.get(kind, "the origin failed")
-    ours = kind(f"{url}: {advice} ({doing}: {_text(error)})")
+    ours = kind(f"{url}: {advice} ({doing}: {_text(said)})")
     if kind is CachedFSError and isinstance(error, OSError) and error.errno:
         ours.errno = error.errno
     return ours
+
+
+def _behind(error: Exception) -> Exception:
+    """Return the error to believe: what an absence was made of, where that was none.
+
+    fsspec's HTTP filesystem says of a 503, and of a server that is gone, that there is no such file. Who takes that for an
+    absence, such as Zarr, reads zeros where there are data.
+    """
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
+        return error
+    cause = _behind(cause)
+    kind = _kind_of(cause)
+    is_refusal = kind is CachedFSError and _status_of(cause) is not None
+    return cause if is_refusal or kind in (AccessDenied, OriginAway, OriginUnavailable) else error
 
 
 def _kind_of(error: Exception) -> type[CachedFSError] | None:

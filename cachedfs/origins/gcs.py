@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.errors import AccessDenied, ObjectNotFound
+from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound
 from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
-from cachedfs.origins.base import describe
+from cachedfs.origins.base import describe, subject_of
 from cachedfs.origins.failures import mapped
 from cachedfs.origins.gcs_auth import GCSAuth, make_gcsfs
 from cachedfs.origins.gcs_read import MediaRead
@@ -74,7 +74,7 @@ class GCSOrigin:
         can_wait = 0 < getattr(session.connector, "limit", 0) < 3 * self.concurrency
         client = Client(
             session,
-            GCSAuth(inner.credentials),
+            GCSAuth(inner.credentials, self._policy),
             _judge,
             slots=self._slots,
             on_request=lambda: self.on_request(),  # whoever it is by then
@@ -146,7 +146,10 @@ class GCSOrigin:
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
     ) -> AsyncIterator[ObjectInfo]:
-        """Give the children of `folder`: one request for every thousand. Nothing for a folder that is missing."""
+        """Give the children of `folder`: one request for every thousand. Nothing for a folder that is missing.
+
+        Raises NoSuchBucket.
+        """
         folder = api.plain_path(folder)
         to = await self.connection()
         if not folder:
@@ -157,8 +160,11 @@ class GCSOrigin:
         prefix = f"{key}/" if key else ""
         async with aclosing(to.pages(folder, bucket, prefix, deep=deep)) as pages:
             while True:
-                with mapped(api.url_of(folder), "listing it"):
-                    page = await anext(pages, None)
+                try:
+                    with mapped(api.url_of(folder), "listing it"):
+                        page = await anext(pages, None)
+                except ObjectNotFound as error:
+                    raise NoSuchBucket(error.message) from None
                 if page is None:
                     return
                 for info in api.children(page, bucket, prefix):
@@ -175,7 +181,7 @@ class GCSOrigin:
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what gcsfs's `method` returns; takes no slot, as one call may be many requests."""
         inner = await self.filesystem()
-        path = args[0] if args and isinstance(args[0], str) else ""
+        path = subject_of(method, args)
         self.on_request()
         url = api.url_of(api.plain_path(path))
         with mapped(url, f"calling {method}"), telling(method, url):
@@ -211,7 +217,7 @@ class Connection:
             params = api.list_params(prefix, deep=deep, token=token, **limit)
             page = await self.client.json(self._ask(address, params, path, "listing it"))
             yield page
-            if (token := page.get("nextPageToken")) is None:
+            if not (token := page.get("nextPageToken")):  # without one, the first page would come again
                 return
 
     def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> Ask:

@@ -186,11 +186,12 @@ def bucket_info(resource: Mapping[str, Any]) -> ObjectInfo:
 
 
 def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[ObjectInfo]:
-    """Yield what one page of a listing of `prefix` says; an empty object "d/" is the folder d, made by hand."""
+    """Yield what one page of a listing of `prefix` says; an empty object "d/" is the folder d, made by hand.
+
+    A folder without a name, as there is one in `a` where there is `a//b`, is `a/`: see `cachedfs.listings`.
+    """
     for name in page.get("prefixes", ()):
-        # "a//": a folder without a name is not addressable, and would be its own child.
-        if name != prefix + "/":
-            yield folder_info(f"{bucket}/{name.removesuffix('/')}")
+        yield folder_info(f"{bucket}/{name.removesuffix('/')}")
     for resource in page.get("items", ()):
         name = resource["name"]
         if name == prefix:

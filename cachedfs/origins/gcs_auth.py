@@ -6,15 +6,17 @@ import asyncio
 import difflib
 import inspect
 import logging
-import os
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fsspec.config import conf
 
+from cachedfs.origins.failures import without_secrets
 from cachedfs.origins.inner import make_private, without_listing_cache
-from cachedfs.origins.retry import Failed, Trouble
+from cachedfs.origins.retry import Failed, Policy, Trouble
+from cachedfs.origins.tokens import Renewals, is_expired, left_s
 
 __all__ = ["GCSAuth", "make_gcsfs"]
 
@@ -30,32 +32,38 @@ _FSSPECS = {
     "target_protocol",
 }
 
-_EXPIRES_SOON_S = 300  # as gcsfs: a token that lasts less is renewed before it is used
-
 
 def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> Any:
     """Return a `GCSFileSystem` of our own; looking for credentials may take 15 s without a network."""
     try:
         # Not the package's own class: that one asks for the layout of every bucket, by gRPC.
         from gcsfs.core import GCSFileSystem
+
+        from cachedfs.origins.gcs_token import known_token, shown
     except ImportError as error:
         raise ImportError(
             f'gs:// needs gcsfs, which cannot be imported ({error}): pip install "cachedfs[gcs]"'
         ) from error
     _check_names(GCSFileSystem, options)
-    endpoint, token = (
+    endpoint, token, access = (
         options.get(name) or conf.get("gs", {}).get(name) or conf.get("gcs", {}).get(name)
-        for name in ("endpoint_url", "token")
+        for name in ("endpoint_url", "token", "access")
     )
     _check_endpoint(endpoint)
-    _check_token(token)
     given = {**make_private(options), "asynchronous": False, "loop": loop}
+    if token:
+        given["token"] = known_token(token, access or "full_control")
     try:
         return without_listing_cache(GCSFileSystem(**given))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"gs options ({', '.join(sorted(options)) or 'none'}): gcsfs refuses them: {error}"
         ) from error
+    except KeyError as error:
+        raise ValueError(
+            f"gs option {shown(token)}: the JSON of credentials lacks {error}; it is neither the key of a service account "
+            "nor somebody's sign-in"
+        ) from None
     except FileNotFoundError as error:  # never to be taken for an object that is not there
         raise PermissionError(f"a file of credentials is missing: {error}") from error
 
@@ -80,50 +88,44 @@ def _check_endpoint(endpoint: Any) -> None:
         )
 
 
-def _check_token(token: Any) -> None:
-    """Raise ValueError for the name of a token file that is not there: gcsfs would take it for a token."""
-    looks_like_a_file = (
-        isinstance(token, str) and ("/" in token or token.endswith(".json")) and len(token) < 1000
-    )
-    if (
-        looks_like_a_file
-        and not token.startswith(("ya29.", "1//"))
-        and not os.path.exists(os.path.expanduser(token))
-    ):
-        raise ValueError(
-            f"gs option token={token!r}: there is no such file; a token is a file's name, a dictionary, credentials, "
-            "or 'anon', 'google_default', 'cloud', 'cache'"
-        )
-
-
 class GCSAuth:
     """The credentials of a gcsfs filesystem; renewing them blocks, so it is done in a thread, once for all."""
 
-    def __init__(self, held: Any) -> None:
+    def __init__(self, held: Any, policy: Policy) -> None:
         self._held = held  # gcsfs.credentials.GoogleCredentials; its own `credentials` is None: anonymous
+        self._timeout = policy.connect_s, policy.stall_s
         self._renewing = asyncio.Lock()
+        self._renewals = Renewals()
 
     async def headers(self) -> dict[str, str]:
         """Return the headers to send, renewed when they are about to expire."""
-        credentials = self._held.credentials
-        if credentials is None:
+        if self._held.credentials is None:
             return {}
-        if not credentials.valid:
+        lasts_s = self._lasts_s()
+        if is_expired(lasts_s):
             await self.renew(self._current())
-        elif not self._held._credentials_valid(_EXPIRES_SOON_S):
-            with suppress(Exception):  # whatever is in the way, the token still works for some minutes
+        elif not self._renewals.is_fresh(lasts_s) and not self._renewing.locked():
+            # Whatever is in the way, the token still works for some minutes; the others use it meanwhile.
+            with self._renewals.early(), suppress(Exception):
                 await self.renew(self._current())
         return self._current()
 
     async def renew(self, refused: Mapping[str, str]) -> bool:
-        """Get another token than the refused one, unless somebody just did."""
+        """Get another token than the refused one, unless somebody just did; False where there is none."""
         if self._held.credentials is None:
             return False
+        failure = self._renewals.failure
         async with self._renewing:
-            if self._current() != refused:
-                return True
-            await asyncio.to_thread(_refresh, self._held)
-            return True
+            if self._current() == refused:
+                with self._renewals.shared(failure):
+                    await asyncio.to_thread(_refresh, self._held, self._timeout)
+            return self._current() != refused
+
+    def _lasts_s(self) -> float:
+        """Return for how long the token can be used: google-auth's own `valid` ends minutes before it does."""
+        credentials = self._held.credentials
+        is_known = credentials.expiry is not None or credentials.valid
+        return left_s(credentials.token, credentials.expiry) if is_known else -1.0
 
     def _current(self) -> dict[str, str]:
         headers: dict[str, str] = {}
@@ -132,15 +134,39 @@ class GCSAuth:
         return headers
 
 
-def _refresh(held: Any) -> None:
-    """Get a new token from Google; Failed where the network is in the way."""
+def _refresh(held: Any, timeout: tuple[float, float]) -> None:
+    """Get a new token from Google; Failed where the network is in the way, or Google's servers are in trouble."""
     import requests
-    from google.auth.exceptions import TransportError
+    from google.auth.exceptions import RefreshError, TransportError
     from google.auth.transport.requests import Request
 
     with requests.Session() as session, held.lock:
         try:
-            held.credentials.refresh(Request(session))
+            # Its own limit is two minutes. On some machines of Google's it mounts the certificates of the metadata server on
+            # the request's session.
+            request: Any = partial(Request(session), timeout=timeout)
+            request.session = session
+            held.credentials.refresh(request)
         except TransportError as error:
-            raise Failed(Trouble(f"no token: {error}", is_unreachable=True)) from error
+            raise Failed(
+                Trouble(f"no token: {_said(error)}", is_unreachable=not _is_cut_off(error.__cause__))
+            ) from error
+        except RefreshError as error:
+            if not error.retryable:
+                raise
+            raise Failed(Trouble(f"no token: {_said(error)}")) from error
         held.credentials.apply(held.heads)
+
+
+def _said(error: Exception) -> str:
+    """Return what google-auth says, without the whole answer, which may be behind it."""
+    return without_secrets(str(error.args[0] if error.args else error))
+
+
+def _is_cut_off(cause: BaseException | None) -> bool:
+    """Return whether somebody was there, who fell silent or hung up."""
+    import requests
+    from urllib3.exceptions import ProtocolError
+
+    reason = cause.args[0] if cause is not None and cause.args else None
+    return isinstance(cause, requests.ReadTimeout) or isinstance(reason, ProtocolError)

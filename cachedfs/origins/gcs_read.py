@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WHOLE", "MediaRead"]
 
-WHOLE = (
-    1 << 20
-)  # objects up to it are held until their checksum is right: 17 ms later at 60 MB/s, and one block
+# Objects up to it are held until their checksum is right: 17 ms later at 60 MB/s, and one block.
+WHOLE = 1 << 20
 
 
 class MediaRead(ResumedRead):

@@ -14,7 +14,7 @@ from typing import Any
 
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
 from cachedfs.model import Changes, ObjectInfo, Range, Suffix
-from cachedfs.origins.base import Reply, clipped, describe
+from cachedfs.origins.base import Reply, clipped, describe, subject_of
 from cachedfs.origins.failures import mapped
 from cachedfs.origins.inner import Once, close_session, invoke, make_filesystem
 from cachedfs.origins.ranges import range_header
@@ -124,11 +124,12 @@ class GenericOrigin:
         folder = plain_path(inner, folder)
         with mapped(self.url(folder), "listing it"):
             if deep:
-                found = list((await self.ask("find", folder, detail=True, withdirs=True)).values())
+                # By its name: of a file, fsspec's own `find` says nothing more.
+                found = list((await self.ask("find", folder, detail=True, withdirs=True)).items())
             else:
-                found = await self.ask("ls", folder, detail=True)
-        for info in found:
-            path = plain_path(inner, info["name"])
+                found = [(info["name"], info) for info in await self.ask("ls", folder, detail=True)]
+        for name, info in found:
+            path = plain_path(inner, name)
             if path != folder:  # fsspec lists an object as its own only child
                 yield self._described(path, info)
 
@@ -139,7 +140,7 @@ class GenericOrigin:
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what the inner filesystem's `method` returns; takes no slot, as one call may be many requests."""
         inner = await self.filesystem()
-        path = args[0] if args and isinstance(args[0], str) else ""
+        path = subject_of(method, args)
         self.on_request()
         with mapped(self.url(path), f"calling {method}"), telling(method, self.url(path)):
             return await invoke(inner, method, *args, **options)
@@ -187,6 +188,15 @@ class GenericOrigin:
 def _range_of(options: Mapping[str, Any]) -> str:
     start, stop = options.get("start"), options.get("end")
     return "" if start is None or stop is None else range_header(Range(start, stop)) or ""
+
+
+def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
+    """Return whether an object still is what it was, as far as its origin tells."""
+    if now.size is not None or then.fingerprint is not None:
+        return (now.kind, now.size, now.fingerprint) == (then.kind, then.size, then.fingerprint)
+    # Its size was told by its bytes, and is by the next ones: what else may differ is in the details.
+    told = (fingerprint({**info.details, "size": 0}) for info in (now, then))
+    return now.kind == then.kind and next(told) == next(told)
 
 
 class _Read:
@@ -287,7 +297,7 @@ class _Read:
             now = await self._origin.lookup(self._path)
         except FileNotFoundError as error:
             raise self._changed("it is gone") from error
-        if (now.kind, now.size, now.fingerprint) != (self.info.kind, self.info.size, self.info.fingerprint):
+        if not _is_same(now, self.info):
             raise self._changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
 
     def _changed(self, how: str) -> ObjectChanged:

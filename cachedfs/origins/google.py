@@ -1,4 +1,4 @@
-"""What Google's services have in common: how they word an error, and which ones pass. Pure."""
+"""What Google's services have in common: how they word answers and errors, and which ones pass. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
-from cachedfs.origins.retry import Trouble, retry_after_s
+from cachedfs.origins.retry import Failed, Trouble, retry_after_s
 
-__all__ = ["error_of", "trouble_of"]
+__all__ = ["error_of", "object_of", "trouble_of"]
 
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
@@ -41,3 +42,14 @@ def error_of(body: bytes) -> tuple[str, set[str]]:
         return str(error.get("message", "")), reasons | places
     except (ValueError, TypeError, KeyError, AttributeError):
         return ("" if text.startswith("<") else text[:500]), set()
+
+
+def object_of(text: bytes) -> dict[str, Any]:
+    """Return the object that an answer is in JSON; raises Failed: any other value is something's on the way."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise Failed(Trouble("the answer is not JSON")) from error
+    if not isinstance(found, dict):
+        raise Failed(Trouble("the answer is JSON of no object"))
+    return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import math
 import re
 import time
@@ -21,7 +20,8 @@ import aiohttp
 from yarl import URL
 
 from cachedfs.errors import OriginAway, OriginUnavailable
-from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
+from cachedfs.origins.google import object_of
+from cachedfs.origins.retry import Failed, Policy, Tries, Trouble, untrusted
 from cachedfs.origins.told import Told
 
 if TYPE_CHECKING:
@@ -88,10 +88,13 @@ class Exchange:
 
     async def read_error(self) -> bytes:
         """Return the beginning of the body, as far as it says what is wrong; raises Failed."""
+        data = bytearray()
         with _troubled():
-            data = await self._response.content.read(_ERROR_BODY)
+            # One read gives what has come so far, however much it is asked for.
+            while piece := await self._response.content.read(_ERROR_BODY - len(data)):
+                data += piece
         self._told.size += len(data)
-        return data
+        return bytes(data)
 
     def close(self) -> None:
         """Read no more of it; the connection goes back when all was read, else it is dropped."""
@@ -127,16 +130,12 @@ class Client:
         rounded_s = 1.0 if (timeout.sock_connect or 0.0) > timeout.ceil_threshold else 0.0
         self._connected_s = (timeout.sock_connect or math.inf) + rounded_s + _LATE_S
 
-    async def json(self, ask: Ask) -> Any:
+    async def json(self, ask: Ask) -> dict[str, Any]:
         """Return the answer to `ask`, after retries."""
 
-        async def attempt() -> Any:
+        async def attempt() -> dict[str, Any]:
             async with self.exchange(ask) as exchange:
-                text = await exchange.read_all()
-            try:
-                return json.loads(text)
-            except ValueError as error:
-                raise Failed(Trouble("the answer is not JSON")) from error
+                return object_of(await exchange.read_all())
 
         return await self.retried(attempt, ask, self.new_tries())
 
@@ -269,6 +268,8 @@ def _troubled() -> Iterator[None]:
     """Turn what aiohttp raises for a broken connection into Failed."""
     try:
         yield
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise Failed(untrusted(_text(error))) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise Failed(Trouble(_text(error), is_unreachable=True)) from error
     except aiohttp.ClientHttpProxyError as error:  # its text has the proxy's URL, with the password
@@ -283,5 +284,6 @@ def _troubled() -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    text = re.sub(" ssl:[a-z]+", "", str(error), flags=re.IGNORECASE)  # as aiohttp says it, of plain HTTP too
+    # As aiohttp says it, of plain HTTP too.
+    text = re.sub(" ssl:([a-z]+|<.+?>)", "", str(error), flags=re.IGNORECASE)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -105,9 +105,8 @@ class Pacer:
         """Learn from an answer; `refused`: it said that there were too many requests."""
         if kind == _CREATE:
             self._creates.answered(sent_at, refused)
-        if (
-            kind != _CREATE or not refused
-        ):  # new items have by far the lower limit, and the words are the same
+        # New items have by far the lower limit, and the words are the same.
+        if kind != _CREATE or not refused:
             self._requests.answered(sent_at, refused)
 
     def spare_s(self) -> float:

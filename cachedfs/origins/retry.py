@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-__all__ = ["Failed", "Policy", "Tries", "Trouble", "delay", "retry_after_s"]
+__all__ = ["Failed", "Policy", "Tries", "Trouble", "delay", "retry_after_s", "untrusted"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,7 @@ class Policy:
     patience_s: float = 64.0  # a service that asks for a longer wait is taken as unavailable
     connect_s: float = 2.0  # a service that cannot be reached for so long is away
     stall_s: float = 30.0  # a socket that is silent for so long is broken
+    export_s: float = 300.0  # nothing comes of a document before it is converted: another silence limit
     hedge_least_s: float = 2.0  # where late requests are sent again, none is late before that,
     hedge_early_s: float = 5.0  # or before that while too little is known to tell
 
@@ -35,6 +36,15 @@ class Trouble:
     is_final: bool = False  # another try would end in the same
     is_rate: bool = False  # there were too many requests
     remedy: str = "Check the network and the endpoint, or try again later"  # when it does not pass
+
+
+def untrusted(reason: str) -> Trouble:
+    """Return the trouble with whoever answers with a certificate that is not trusted here: the service is not reached."""
+    remedy = (
+        "Where a proxy or a server of your own answers, name the file of its authority in SSL_CERT_FILE; else see "
+        "that the clock is right, and that the network lets you through"
+    )
+    return Trouble(reason, is_unreachable=True, is_final=True, remedy=remedy)
 
 
 class Failed(Exception):

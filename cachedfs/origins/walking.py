@@ -41,14 +41,33 @@ class WalksCycles(AsyncFileSystem):
             for info in [] if below == 0 else [dirs[name] for name in level[1]]:
                 if info.get("id") not in (above or ()):
                     ids = (above or frozenset()) | ({info.get("id")} - {None})
-                    options = {"topdown": topdown, "detail": detail, "above": ids, **kwargs}
+                    options = {
+                        "topdown": topdown,
+                        "on_error": on_error,
+                        "detail": detail,
+                        "above": ids,
+                        **kwargs,
+                    }
                     async for deeper in self._walk(info["name"], below, **options):
                         yield deeper
             if not topdown:
                 yield level
+
+    async def _find(
+        self, path: Any, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
+    ) -> Any:
+        """Find as fsspec does; that a folder could not be listed is an error, where fsspec takes it for empty."""
+        options = {"on_error": _but_for_those_out_of_reach, **kwargs}
+        return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, **options)
 
     def walk(self, path: Any, *args: Any, **options: Any) -> Iterator[tuple[str, Any, Any]]:
         """Walk as fsspec does; a shortcut to a folder that it lies in is named and not entered."""
         levels = self._walk(path, *args, **options)
         while (level := sync(self.loop, anext, levels, None)) is not None:
             yield level
+
+
+def _but_for_those_out_of_reach(error: OSError) -> None:
+    """Raise, unless a folder went meanwhile or is not to be seen, which is as if it were not there."""
+    if not isinstance(error, FileNotFoundError | PermissionError):
+        raise error

@@ -27,8 +27,9 @@ class Patience:
         return now < self._again_at
 
     def came(self) -> None:
-        """Something came."""
-        self._n_in_a_row, self._away_since, self._pause_s = 0, None, PAUSE_S[0]
+        """Something came: what waits for the end of a pause need not."""
+        self._n_in_a_row, self._away_since = 0, None
+        self._again_at, self._pause_s = 0.0, PAUSE_S[0]
 
     def failed(self) -> bool:
         """It failed for what is not one object's; return whether that was once too often."""

@@ -23,7 +23,6 @@ _WEIGHT = 1 / 32  # of the newest answer in the average; six refusals in a row a
 _BULK = 0.15  # and so is one in seven for a while. One in seventy, on the worst of days, never is
 _LEAST = 1 / 32  # of a limit is always taken
 _GROWTH = 0.005  # of the limit, a second: from a half to all of it in 100 s
-_FAR_S = 60.0  # no time that we set is farther ahead
 
 
 class Limit(NamedTuple):
@@ -34,6 +33,9 @@ class Limit(NamedTuple):
 
     def cost(self, kind: str) -> float:
         return self.costs.get(kind, self.costs.get("other", 1.0))
+
+    def dearest(self) -> float:
+        return max([self.cost("other"), *self.costs.values()])
 
 
 # Google Drive, for one user of one project: 12,000 requests a minute, or for projects made since May 2026 (or long
@@ -91,17 +93,22 @@ def _share(pace: Pace, now: float) -> float:
 
 
 def _sane(pace: Pace, ladder: Sequence[Limit], now: float) -> Pace:
-    """Return the state as far as it can be true now; one from the future, or of no numbers, is forgotten."""
+    """Return the state as far as it can be true now; one of no numbers is forgotten.
+
+    Where the clock was set back, its times are ahead: what was learnt is kept, and nobody waits for the old time.
+    """
     is_sound = (
         all(map(math.isfinite, pace))
         and 0 <= pace.rung < len(ladder)
         and _LEAST <= pace.share <= 1
         and 0 <= pace.refused <= 1
-        and pace.free_at <= now + _FAR_S
-        and 0 <= pace.cut_at <= now + _FAR_S
+        and pace.cut_at >= 0
     )
     if not is_sound:
         return Pace(free_at=now - _BURST_S, cut_at=0.0)
     if pace.rung and now > pace.cut_at + LEARNT_S:
-        return Pace(free_at=pace.free_at)
-    return pace
+        pace = Pace(free_at=pace.free_at)
+    limit = ladder[int(pace.rung)]
+    # Nothing is sent before the last is paid for. The share is that of the cut: it was no less when this was sent.
+    most_s = limit.dearest() / (limit.per_s * _MARGIN * pace.share)
+    return pace._replace(free_at=min(pace.free_at, now + most_s), cut_at=min(pace.cut_at, now))

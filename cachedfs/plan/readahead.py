@@ -218,9 +218,8 @@ def _room(history: History, per_request: int, most: int) -> int:
     run, others = history.runs[0], history.runs[1:]
     share = most // (1 + sum(map(_reads_on, others))) if history.takes_turns else most
     to_come = sum(other.unread(history.block_size) for other in others)  # all in vain, at worst
-    in_vain = history.n_wasted - run.n_lost(
-        _behind(run.stop, history.block_size)
-    )  # those are asked for first
+    # Those are asked for first.
+    in_vain = history.n_wasted - run.n_lost(_behind(run.stop, history.block_size))
     left = most + history.n_touched // WASTE_SHARE - in_vain - to_come
     if run.repeats < ENOUGH and 2 * left < most:
         # Not all of it, or the next reader who goes elsewhere would leave nothing to those after him.

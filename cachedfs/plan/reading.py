@@ -69,9 +69,8 @@ class Reading(Generic[B]):
         self._schedule, self._clock_of = schedule, clock_of
         self._uses: dict[B, _Use] = {}
         self._pace = _Pace()
-        self._before: set[B] = (
-            set()
-        )  # blocks whose last touch was before their uses were known: of which it was, nobody knows
+        # Blocks whose last touch was before their uses were known: of which it was, nobody knows.
+        self._before: set[B] = set()
         self._furthest = 0  # one behind the last use that was made
         self._reached = 0  # about where the plan's reader is
         self._next = 0  # where the look at all uses, some at a time, goes on

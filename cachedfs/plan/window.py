@@ -137,9 +137,8 @@ class Unread(Generic[B]):
         for piece in dropped:
             self._forget_place(piece)
             if (mark := self._marks.get(piece.block)) is not None:
-                mark.clock = clock_of(
-                    piece.block
-                )  # what was read until now was read for the place that is passed
+                # What was read until now was read for the place that is passed.
+                mark.clock = clock_of(piece.block)
         size = sum(piece.size for piece in dropped)
         self.size, self.n = self.size - size, self.n - sum(piece.n for piece in dropped)
         return size

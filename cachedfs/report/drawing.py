@@ -109,9 +109,8 @@ def _requests(axes: Axes, summary: Summary) -> None:
         label="no answer yet",
     )
     most = max((a + b for a, b in zip(bins.asking, bins.coming, strict=True)), default=0.0) or 1.0
-    low = [
-        -0.12 * most * share for share in bins.waited
-    ]  # hangs below: a full one is a part in which somebody waited all the time
+    # Hangs below: a full one is a part in which somebody waited all the time.
+    low = [-0.12 * most * share for share in bins.waited]
     axes.bar(at, low, width_s, color=COLOURS["waits"], label="somebody waits")
     axes.set_ylim(-0.14 * most, 1.35 * most)
     axes.axhline(0, color=INK, linewidth=0.8)

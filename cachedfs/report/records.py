@@ -11,6 +11,7 @@ from cachedfs.events import FORMAT
 
 __all__ = ["COUNTS", "Records", "Request", "Sample", "Wait", "parsed", "read"]
 
+MOST = 1e18  # seconds or bytes: more than there are, and sums of such numbers still are numbers
 COUNTS = ("hits", "misses", "requests", "bytes_fetched", "bytes_served", "evictions")
 
 
@@ -99,9 +100,13 @@ def parsed(lines: Iterable[str]) -> Records:
                 raise _OtherFormat(event["format"])
             if kind == "request":
                 numbers_in(event, "at", "bytes", "wait_s", "took_s")
+                if type(event["ahead"]) is not bool:
+                    raise TypeError("neither ahead nor not")
                 requests.append(Request(*(event[name] for name in Request._fields)))
             elif kind == "wait":
                 numbers_in(event, "at", "took_s")
+                if type(event["path"]) is not str:
+                    raise TypeError("what should be a name is none")
                 waits.append(Wait(*(event[name] for name in Wait._fields)))
             elif kind == "sums":
                 numbers_in(event, "at", "over_s", *COUNTS)
@@ -117,14 +122,18 @@ def parsed(lines: Iterable[str]) -> Records:
         except (ValueError, KeyError, TypeError):
             n_cut += 1
     told = [event.get("bytes_per_s") for event in last.values()]
-    rates = [int(rate) for rate in told if isinstance(rate, int | float)]
+    rates = [int(rate) for rate in told if rate is not None and is_number(rate)]
     return Records(tuple(requests), tuple(waits), tuple(samples), max(rates, default=None), 1, n_cut, n_full)
 
 
 def numbers_in(event: Mapping[str, Any], *names: str) -> None:
-    """Raise TypeError where what should be a number is none."""
-    if not all(type(event[name]) in (int, float) for name in names):
+    """Raise TypeError where what should be a number is none, or one that no clock and no counter shows."""
+    if not all(is_number(event[name]) for name in names):
         raise TypeError("what should be a number is none")
+
+
+def is_number(value: object) -> bool:
+    return type(value) in (int, float) and -MOST < value < MOST  # type: ignore[operator]  # not so of NaN
 
 
 class _OtherFormat(Exception):

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from cachedfs.sim.drive import DriveService
@@ -29,8 +30,11 @@ def _wait_for_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         loop.call_soon_threadsafe(stop.set)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Return 0 after SIGINT or SIGTERM; the first line printed is the endpoint's URL."""
+def main(argv: list[str] | None = None, *, before: Callable[[], object] = bool) -> int:
+    """Return 0 after SIGINT or SIGTERM; the first line printed is the endpoint's URL.
+
+    `before` is called once nothing is wrong with the arguments.
+    """
     parser = argparse.ArgumentParser(prog="python -m cachedfs.sim", description=__doc__)
     parser.add_argument("room", choices=sorted(_ROOMS))
     parser.add_argument("--host", default="127.0.0.1")
@@ -55,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.error("--bucket is of gcs")
         service.do_make_bucket(bucket)
     sock = socket.create_server((options.host, options.port))
+    before()
 
     async def run() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

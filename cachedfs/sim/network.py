@@ -115,7 +115,7 @@ class Profile:
         return cls(**{**values, "quota": Quota(**values.get("quota", {}))})
 
 
-# The published data points of the project's fact sheet; listings are assumed to spread as metadata does.
+# Published data points; listings are assumed to spread as metadata does.
 _PUBLISHED = {  # median and 95th percentile of metadata and of media; listing, item; rates; rest as named
     "gcs-region": ((0.02, 0.06), (0.04, 0.1), (0.08, 1e-4), (200e6, 400e6), (0.01, 2e-4, 0.0)),
     "drive-typical": ((0.12, 0.35), (0.18, 0.5), (0.5, 1e-3), (60e6, 200e6), (0.06, 2e-3, 2e-4)),

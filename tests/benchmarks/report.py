@@ -20,7 +20,7 @@ from tests.benchmarks.mount import COLD_RATE, CROWD, CROWD_S, FIRST_BYTE_S, WARM
 from tests.benchmarks.services import DRIVE_EVEN, DRIVE_TYPICAL, SERVICES
 from tests.benchmarks.workloads import WORKLOADS
 
-__all__ = ["disturbed", "least_disturbed", "load", "save", "tables"]
+__all__ = ["disturbed", "least_disturbed", "load", "save", "summary", "tables"]
 
 STOLEN = 0.02  # from here on figures are noticeably worse than those of a machine by itself
 NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches that a user may have: looked for, not driven
@@ -91,9 +91,10 @@ def least_disturbed(earlier: list[Result], later: list[Result]) -> list[Result]:
 
 
 def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]) -> str:
-    """Return the markdown of everything: the comparison, our numbers against their bounds, and what was done."""
+    """Return the markdown of everything: a summary, the comparison, our numbers against their bounds, and what was done."""
     measured = {WORKLOADS[result.row].service for result in results if result.row in WORKLOADS}
-    parts = [_comparison(results, "gcs")] if "gcs" in measured else []
+    parts = [summary(results)] if measured else []
+    parts += [_comparison(results, "gcs")] if "gcs" in measured else []
     parts += [_about(about, results)]
     if "drive" in measured:
         parts += [
@@ -111,6 +112,32 @@ def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]
         parts.append(_trainings(results))
     parts += [_bounds(verdicts), _definitions(results)]
     return "\n\n".join(parts) + "\n"
+
+
+def summary(results: list[Result]) -> str:
+    """Return a few rows of the comparison, each beside one that keeps nothing and the fastest that keeps or knows more."""
+    found = {(result.row, result.contender): result for result in results}
+    lines = [_line(["seconds: first / second pass", "without a cache", "another tool", "**cachedfs**"])]
+    lines.append(_line(["---"] * 4))
+    for row, others in _SUMMARY.items():
+        if (row, "cachedfs") in found:
+            cells = [
+                f"{_HEADS.get(by, by)} {_cell(found[row, by])}" if (row, by) in found else "" for by in others
+            ]
+            ours = _cell(found[row, "cachedfs"]).partition(" (")[0]
+            lines.append(_line([WORKLOADS[row].title, *cells, ours]))
+    return "\n".join(lines)
+
+
+_SUMMARY = {
+    "sequential": ("gcsfs", "simplecache"),
+    "one_by_one": ("gcsfs", "simplecache"),
+    "one_by_one_ahead": ("", ""),
+    "dense": ("gcsfs", "tensorstore"),
+    "samples": ("gcsfs", "tensorstore"),
+    "drive_batch": ("pydrive2", "gdrive"),
+    "drive_many": ("pydrive2", "gdrive"),
+}
 
 
 def _abuse(results: list[Result]) -> str:

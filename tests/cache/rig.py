@@ -86,7 +86,7 @@ def room_for(cache: BlockCache, n_blocks: int) -> Bounds:
 
 def start(code: str, *args: object) -> subprocess.Popen[str]:
     """Run `code` in another process; it finds this module's names imported and its arguments in `sys.argv[1:]`."""
-    prelude = "import os, sys\nfrom tests.cache.rig import *\nfrom cachedfs.cache import BlockCache\n"
+    prelude = "import os, sys\nimport tests.patient\nfrom tests.cache.rig import *\nfrom cachedfs.cache import BlockCache\n"
     command = [sys.executable, "-W", "error", "-c", prelude + code, *map(str, args)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
@@ -94,6 +94,6 @@ def start(code: str, *args: object) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str], text: str = "") -> str:
     """Let the process end, and return what it printed."""
-    output, _ = process.communicate(text, timeout=60)
+    output, _ = process.communicate(text, timeout=600)
     assert process.returncode == 0
     return output

@@ -189,7 +189,7 @@ for line in sys.stdin:
     before = engine.stats()
     for name in line.split():
         assert len(fs.cat_file(f"{sys.argv[2]}/{name}")) == 60000
-        engine.drain()  # what is still in memory could be hit, too
+        engine.drain(120)  # what is still in memory could be hit, too
     engine.cache.close()  # a block that others evicted is read for as long as it is open
     after = engine.stats()
     print(after.hits - before.hits, after.misses - before.misses, flush=True)
@@ -217,7 +217,7 @@ def test_four_processes_hit_as_much_as_the_simulation(tmp_path):
             simulated = Ours(int(allowed / stored), int(admission.staging_size(allowed) / stored))
         ratios.append((sum(hits for hits, _ in counts) / n, sum(map(simulated.touch, order)) / n))
     for reader in readers:
-        reader.communicate(timeout=60)
+        reader.communicate(timeout=600)
     assert simulated.size + simulated.staging < 0.7 * n
     ours, expected = (sum(column[2:]) / 5 for column in zip(*ratios, strict=True))
     assert ours == pytest.approx(expected, abs=0.02)

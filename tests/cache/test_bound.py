@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from cachedfs.cache import disk
+from cachedfs.cache import disk, store
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds
 from tests.cache.rig import AMPLE, BLOCK, content, disk_usage, key_of, put, room_for, whole
@@ -59,6 +59,35 @@ def test_on_a_disk_that_is_full_to_the_last_byte_reads_are_right_and_storing_com
     (small_disk / "of others").unlink()
     put(cache, key, *range(20), bounds=bounds)
     assert [whole(cache, key, index) for index in range(20)] == [content(key, index) for index in range(20)]
+    assert cache.check().ok
+
+
+@pytest.mark.parametrize("how", ["put", "lease"])
+def test_who_ends_while_a_cache_comes_down_to_a_lowered_bound_leaves_the_less_to_do(cache, monkeypatch, how):
+    """One transaction for all would be undone, and done again by the next: short programs would never store anything."""
+    monkeypatch.setattr(store, "_DROPPED_AT_ONCE", 20)
+    bounds, key, unlink, n_unlinked = room_for(cache, 2), key_of("b/many"), disk.unlink, 0
+    put(cache, key, *range(200))
+
+    def interrupted(path):
+        nonlocal n_unlinked
+        n_unlinked += "/blocks/" in path
+        if n_unlinked == 110:
+            raise KeyboardInterrupt
+        return unlink(path)
+
+    def use():
+        if how == "put":
+            put(cache, key_of("b/new"), 0, bounds=bounds)
+        else:
+            cache.lease(1, bounds).close()
+
+    monkeypatch.setattr(disk, "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        use()
+    assert cache.usage()[0] == 100
+    use()
+    assert cache.usage()[0] <= 2
     assert cache.check().ok
 
 

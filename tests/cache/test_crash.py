@@ -202,7 +202,10 @@ def test_a_process_may_be_killed_at_any_moment(operation, nursery, folder):
 def test_a_process_may_be_killed_at_every_single_call(operation, nursery, folder):
     start = Start(folder, operation)
     steps = start.steps(nursery, all_of_them=True)
-    assert_every_step_was_hit(operation, steps, killed_at_all(steps, start, nursery))
+    kills = killed_at_all(steps, start, nursery)
+    # It took minutes: what is done only while somebody wrote lately may not be done any more.
+    done = {(step.call, step.when) for step in start.steps(nursery, all_of_them=True)}
+    assert_every_step_was_hit(operation, [step for step in steps if step[1::2] in done], kills)
 
 
 @pytest.mark.stress

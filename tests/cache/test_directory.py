@@ -80,7 +80,11 @@ def test_the_directory_itself_may_be_anybody_s(open_cache, tmp_path):
     assert open_cache(tmp_path / "link").root == str(tmp_path / NAME)
 
 
-def test_a_directory_that_cannot_be_written_is_read_and_says_why(open_cache, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_network", [False, True])
+def test_a_directory_that_cannot_be_written_is_read_and_says_why(
+    open_cache, tmp_path, monkeypatch, is_network
+):
+    monkeypatch.setattr(disk, "is_network", lambda path: is_network)
     put(open_cache(tmp_path), key_of(), 0)
     monkeypatch.setattr(disk, "writable", lambda path: False)
     cache = open_cache(tmp_path)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 import random
@@ -17,7 +18,7 @@ import pytest
 from cachedfs.cache import BlockCache, Fact, blocks, claims, disk
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds, ObjectInfo
-from tests.cache.rig import BLOCK, content, key_of, put, whole
+from tests.cache.rig import BLOCK, content, file_of, flip, key_of, put, whole
 
 E = errno
 FULL = (E.ENOSPC, E.EDQUOT)
@@ -49,6 +50,7 @@ CASES = {
     "exists": Case(answer=False, may_die=False),
     "file_limit": cannot_fail("the kernel knows it"),
     "host_name": cannot_fail("the kernel knows it"),
+    "is_alive": cannot_fail("the kernel knows it"),
     "is_network": Case(answer=True, may_die=False),
     "link": Case((*FULL, E.EIO, *REFUSED)),
     "lock_byte": Case((E.ENOLCK, E.EIO)),
@@ -126,7 +128,7 @@ class Faults:
 
 KEY, OTHER, LAST = key_of("b/x"), key_of("b/other"), key_of("b/last")
 FACT = Fact("gs://test", "b/x", ObjectInfo("b/x", size=3 * BLOCK, fingerprint="v1"), time.time(), 5)
-SMALL = Bounds(size=1 << 21, keep_free=0)  # a few blocks, beside the bookkeeping
+SMALL = Bounds(size=7 << 19, keep_free=0)  # a few blocks, beside the bookkeeping
 
 
 @contextlib.contextmanager
@@ -336,6 +338,49 @@ def failing(number):
     return fail
 
 
+@pytest.mark.parametrize(("name", "number"), [("open_to_read", errno.EMFILE), ("read", errno.EIO)])
+@pytest.mark.parametrize("where", ["ours", "a layer"])
+def test_a_block_that_could_not_be_read_for_a_moment_is_there_again_in_a_minute(
+    open_cache, monkeypatch, tmp_path, where, name, number
+):
+    cache = open_cache(tmp_path / "layer")
+    put(cache, KEY, 0)
+    if where == "a layer":
+        cache.close()
+        cache = open_cache(tmp_path / "own", tmp_path / "layer")
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for _ in range(2):  # it may fail again
+        assert cache.has(KEY, 0)
+        if name == "read":
+            whole(cache, KEY, 0)  # it is open already
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, name, failing(number))
+            assert whole(cache, KEY, 0) is None
+        now += 59
+        assert (cache.has(KEY, 0), whole(cache, KEY, 0)) == (
+            False,
+            None,
+        )  # asked for elsewhere, not again and again
+        now += 2
+    assert (cache.has(KEY, 0), whole(cache, KEY, 0)) == (True, content(KEY, 0))
+
+
+def test_a_damaged_block_of_a_layer_is_not_looked_at_again(open_cache, monkeypatch, tmp_path, caplog):
+    layer = open_cache(tmp_path / "layer")
+    put(layer, KEY, 0)
+    flip(file_of(layer, KEY, 0), 1000)
+    layer.close()
+    cache = open_cache(tmp_path / "own", tmp_path / "layer")
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for _ in range(3):
+        assert whole(cache, KEY, 0) is None
+        assert not cache.has(KEY, 0)
+        now += 3600
+    assert len([each for each in caplog.records if "is not used" in each.message]) == 1
+
+
 def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache, monkeypatch):
     put(cache, KEY, 0)
     whole(cache, KEY, 0)
@@ -344,6 +389,31 @@ def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache,
         cache._handles._sweep()
     assert left_open(f"{cache.root}/blocks") == []
     assert whole(cache, KEY, 0) == content(KEY, 0)
+
+
+@pytest.mark.parametrize("given", ["back", "to nobody"])
+def test_a_block_in_somebody_s_hands_at_the_end_of_the_cache_is_closed_with_the_last_of_them(tmp_path, given):
+    cache = BlockCache([str(tmp_path)], explicit=True)
+    folder = f"{cache.root}/blocks"
+    put(cache, KEY, 0)
+    handle = cache.borrow(KEY, 0)
+    cache.close()
+    assert len(left_open(folder)) == 1
+    if given == "back":
+        cache.give_back(KEY, 0, handle)
+    del handle, cache
+    gc.collect()
+    assert left_open(folder) == []
+
+
+def test_a_closed_block_closes_no_file_that_has_its_number_by_then(cache):
+    put(cache, KEY, 0)
+    handle = cache.borrow(KEY, 0)
+    handle.close()
+    with open(os.devnull) as other:
+        handle.close()
+        del handle
+        os.fstat(other.fileno())
 
 
 def test_an_index_that_could_not_be_made_leaves_nothing_behind(cache, monkeypatch):
@@ -420,7 +490,7 @@ def test_marks_of_another_number_are_made_anew(cache, open_cache):
     path.write_bytes(b"cfsmarks" + (4096).to_bytes(8, "little") + bytes(4096 - 16 + 8 * 4096))
     marks = [each.known.mark("gs://test", f"b/{n}") for n in range(99) for each in (cache, open_cache())]
     assert marks[::2] == marks[1::2]
-    assert path.stat().st_size == 4096 + 8 * 65536
+    assert path.stat().st_size == 4096 + 8 * 2**18
 
 
 def test_a_block_with_an_impossible_place_is_removed_when_blocks_are_counted(cache):

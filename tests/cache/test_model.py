@@ -19,7 +19,7 @@ from cachedfs.model import Bounds
 from tests.cache.rig import content, disk_usage, finish, flip, key_of, put, start
 
 SIZE = 3 * 65536 + 100  # bytes of a block: four pages, the last one short
-BOUNDS = Bounds(size=3 << 20, keep_free=0)  # about ten such blocks beside the bookkeeping
+BOUNDS = Bounds(size=9 << 19, keep_free=0)  # about ten such blocks beside the bookkeeping
 
 KEYS = [key_of(path, version, block_size=SIZE) for path in ("b/x", "b/y") for version in ("v1", "v2")]
 keys = st.sampled_from(KEYS)

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -323,6 +324,34 @@ def test_the_lease_of_a_killed_process_makes_room(cache):
     assert cache.check().leftovers == (path,)
     put(cache, key_of(), 3, 4, bounds=bounds)
     assert not os.path.exists(path)
+
+
+def test_where_claims_reach_nobody_the_lease_of_a_killed_process_makes_room_after_a_day(
+    open_cache, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(disk, "is_network", lambda path: True)
+    cache = open_cache(tmp_path)
+    process = start(
+        "from cachedfs.cache import disk\n"
+        "disk.is_network = lambda path: True\n"
+        "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+        "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
+        tmp_path,
+    )
+    path = process.stdout.readline().strip()
+    with cache.lease(100, AMPLE) as ours:
+        process.kill()
+        process.communicate()
+        assert cache.check().ok  # in another container its process may live
+        for leased in (path, ours.path):
+            os.utime(leased, (0, time.time() - 86401))
+        assert cache.check().leftovers == (path,)
+        cache.check(repair=True)
+        assert not os.path.exists(path)
+        assert os.path.exists(ours.path)
+        assert cache.usage()[1] == 100
+    assert cache.check().ok
+    assert cache.usage() == (0, 0)
 
 
 # Disks that fail

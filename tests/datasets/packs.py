@@ -13,6 +13,8 @@ import pyarrow.parquet
 import zarr
 from PIL import Image
 
+from cachedfs.datasets import pack
+
 
 def stored(url, name, *, text=False, **options):
     """Return the samples of a ragged array, as any reader of Zarr finds them: by its offsets."""
@@ -78,12 +80,21 @@ def hdf5(**datasets):
     return sink.getvalue()
 
 
-def tar(members):
+def vlen(dtype, rows):
+    """Return rows of their own lengths, as h5py takes them."""
+    found = np.empty(len(rows), h5py.vlen_dtype(np.dtype(dtype)))
+    for i, row in enumerate(rows):
+        found[i] = np.array(row, dtype)
+    return found
+
+
+def tar(members, pax_headers=()):
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w") as file:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)
+            info.pax_headers = dict(pax_headers)
             file.addfile(info, io.BytesIO(data))
     return sink.getvalue()
 
@@ -92,3 +103,35 @@ def png(pixels):
     sink = io.BytesIO()
     Image.fromarray(pixels).save(sink, "png")
     return sink.getvalue()
+
+
+def packed(folder, files, **options):
+    """Pack files of these bytes, by name; return the samples by field, as any reader of Zarr finds them.
+
+    Text is str, JSON what it says, and numbers are lists of Python's own.
+    """
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    url = str(folder / "out.zarr")
+    pack([str(folder / name) for name in files], url, overwrite=True, **options)
+    group = zarr.open_group(url, mode="r")
+    told = {name: array.attrs.get("cachedfs_ragged") for name, array in group.arrays()}
+    offsets = {each["offsets"] for each in told.values() if each}
+    reading = {"": np.ndarray.tolist, "bytes": np.ndarray.tobytes, "utf-8": _text, "json": _json}
+    return {
+        name: list(map(reading[ragged.get("means", "")], stored(url, name)))
+        if ragged
+        else group[name][:].tolist()
+        for name, ragged in told.items()
+        if name not in offsets
+    }
+
+
+def _text(elements):
+    return elements.tobytes().decode()
+
+
+def _json(elements):
+    text = _text(elements)
+    return json.loads(text) if text else None

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from cachedfs.datasets.files import FileDataset  # noqa: E402
 from cachedfs.datasets.listing import Names, natural_key  # noqa: E402
+from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.errors import ObjectNotFound  # noqa: E402
 from cachedfs.sim import Fault  # noqa: E402
 from tests.support import forget  # noqa: E402
@@ -33,6 +34,10 @@ def number_of(sample):
 
 def as_tensor(data):
     return torch.tensor(json.loads(data)["i"])
+
+
+def stop_at_five(data):
+    return next(i for i in [json.loads(data)["i"]] if i != 5)
 
 
 def folder_of(path):
@@ -136,6 +141,70 @@ def test_folders_are_sorted_one_after_the_other():
     assert sorted(shuffled, key=natural_key) == paths
 
 
+# Classes derived from it.
+
+
+class Marked(FileDataset):
+    def __getitem__(self, index):
+        return f"one {super().__getitem__(index)}"
+
+
+class Plain(FileDataset):
+    def __getitem__(self, index):
+        return super().__getitem__(index)
+
+
+class MarkedTogether(FileDataset):
+    def __getitems__(self, indexes):
+        return [f"many {sample}" for sample in super().__getitems__(indexes)]
+
+
+class OneOfMany(MarkedTogether):
+    def __getitem__(self, index):
+        return f"one {super().__getitem__(index)}"
+
+
+class ManyOfOne(Marked):
+    def __getitems__(self, indexes):
+        return [f"many {sample}" for sample in super().__getitems__(indexes)]
+
+
+class Marks:
+    def __getitem__(self, index):
+        return f"one {super().__getitem__(index)}"
+
+
+class Mixed(Marks, FileDataset):
+    pass
+
+
+class Further(Mixed):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "marks"),
+    [
+        (Marked, "one"),
+        (MarkedTogether, "many"),
+        (OneOfMany, "one many"),
+        (ManyOfOne, "many one"),
+        (Mixed, "one"),
+        (Further, "one"),
+    ],
+)
+def test_what_a_derived_class_overrides_is_what_everybody_gets(cloud, kind, marks):
+    for i in range(3):
+        cloud.put(f"d/{i}", b"%d" % i)
+    files = kind(cloud.url("d"), decode=bytes.decode)
+    expected = [f"{marks} {i}" for i in range(3)]
+    assert [files[i] for i in range(3)] == files.__getitems__(range(3)) == expected
+    assert [sample for batch in DataLoader(files, batch_size=2) for sample in batch] == expected
+    assert [sample for batch in Loader(files, batch_size=2) for sample in batch] == expected
+    with pytest.raises(IndexError, match="sample 3 of 3"):
+        files[3]
+
+
 # What it costs.
 
 
@@ -145,7 +214,7 @@ def test_a_batch_of_16_files_is_16_requests_at_once_and_then_none(cloud, how):
     url = cloud.url("train/*.json")
     files = FileDataset([cloud.url(f"train/img{i}.json") for i in range(16)] if how == "list" else url)
     assert len(cloud.asked()) <= (3 if how == "pattern" else 0)
-    cloud.server.fail(Fault(kind="media", stall_s=0.5, times=None))
+    cloud.server.fail(Fault(kind="media", stall_s=5, times=None))
     first = files.__getitems__(range(16))
     assert cloud.server.peak_concurrency == 16
     assert cloud.asked() == ["media"] * 16
@@ -298,6 +367,38 @@ def test_an_error_of_decode_keeps_its_type_and_its_place(cloud):
     with pytest.raises(json.JSONDecodeError) as caught:
         FileDataset(cloud.url("other"), decode=json.loads)[0]
     assert "img0.json" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("where", ["decode", "transform", "label"])
+@pytest.mark.parametrize("kind", [FileDataset, Plain])
+def test_stop_iteration_in_a_sample_is_an_error_and_not_the_end(cloud, where, kind):
+    put(cloud, 8)
+
+    def stop(given):
+        is_five = given.endswith("img5.json") if where == "label" else json.loads(given)["i"] == 5
+        return next(iter(() if is_five else [0]))
+
+    files = kind(cloud.url("train"), **{where: stop})
+    for batches in (files, DataLoader(files, batch_size=2), Loader(files, batch_size=2)):
+        with pytest.raises(RuntimeError, match=r"^StopIteration in sample 5 of .*img5\.json") as caught:
+            list(batches)
+        assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_stop_iteration_in_a_worker_is_an_error_and_not_the_end(cloud):
+    put(cloud, 8)
+    files = FileDataset(cloud.url("train"), decode=stop_at_five, storage_options=options(cloud))
+    loader = DataLoader(files, batch_size=2, num_workers=1, multiprocessing_context=context("fork"))
+    with pytest.raises(RuntimeError, match=r"StopIteration in sample 5 of .*img5\.json"):
+        list(loader)
+
+
+def test_an_index_error_in_a_sample_is_an_error_and_not_the_end(cloud):
+    put(cloud, 8)
+    files = FileDataset(cloud.url("train"), decode=lambda data: list(range(5))[json.loads(data)["i"]])
+    with pytest.raises(IndexError, match="list index out of range") as caught:
+        list(files)
+    assert "in sample 5 of" in caught.value.__notes__[0]
 
 
 def test_an_error_in_a_worker_names_the_file(cloud):

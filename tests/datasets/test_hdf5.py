@@ -1,5 +1,6 @@
 """Rows of HDF5 datasets: the right ones in any order, each chunk once, in any process."""
 
+import contextlib
 import gc
 import io
 import multiprocessing
@@ -8,6 +9,7 @@ import pickle
 import threading
 import weakref
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -21,6 +23,8 @@ from torch.utils.data import DataLoader  # noqa: E402
 from cachedfs.datasets import Loader, hdf5  # noqa: E402
 from cachedfs.datasets.hdf5 import HDF5Dataset  # noqa: E402
 from cachedfs.errors import ObjectChanged, ObjectNotFound  # noqa: E402
+from cachedfs.filesystem import CachedFileSystem  # noqa: E402
+from tests.datasets import virtual  # noqa: E402
 from tests.support import MiB, forget  # noqa: E402
 
 METHODS = ["fork", "spawn"]
@@ -75,9 +79,10 @@ def wide():
     return np.arange(64, dtype="u1")[:, None] + np.zeros((1, 256 << 10), "u1")
 
 
-def options(cloud):
+def options(cloud, **more):
     """Return all that a process needs that was not configured as this one is."""
-    return {**cloud.options, "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0, "read_ahead": 0}}
+    ours = {"cache_dir": str(cloud.cache_dir), "keep_free": 0, "read_ahead": 0}
+    return {**cloud.options, "cachedfs": ours | more}
 
 
 def check(samples, indexes):
@@ -145,6 +150,36 @@ def test_groups_strings_and_fields(cloud):
     list(rows.items([0, 1]))
 
 
+BYTE_ORDERS = {
+    "numbers": np.arange(6, dtype=">f4").reshape(3, 2),
+    "integers": np.arange(3, dtype=">i8"),
+    "complex": np.array([1 + 2j, 3, 4j], ">c16"),
+    "flags": np.array([True, False, True]),
+    "records": np.array([(1, 2.5), (3, 4.5), (5, 6.5)], dtype=[("a", ">i4"), ("b", "<f8")]),
+}
+
+
+def test_rows_are_in_the_byte_order_of_the_machine(cloud):
+    def write(file):
+        for name, data in BYTE_ORDERS.items():
+            file[name] = data
+        file.create_dataset("arrays", (3,), np.dtype((">f4", (2,))))[:] = np.arange(6).reshape(3, 2)
+
+    cloud.put("a.h5", made(write))
+    names = [*BYTE_ORDERS, "arrays"]
+    rows = HDF5Dataset(cloud.url("a.h5"), names)
+    assert all(rows.dtypes[name].isnative for name in names)
+    for i, sample in enumerate(rows.__getitems__(range(3))):
+        for name, row in zip(names, sample, strict=True):
+            assert row.dtype.isnative
+            np.testing.assert_array_equal(row, BYTE_ORDERS.get(name, BYTE_ORDERS["numbers"])[i])
+    tensors = HDF5Dataset(cloud.url("a.h5"), ("numbers", "integers", "complex", "arrays"))
+    for batches in (DataLoader(tensors, batch_size=3), Loader(tensors, batch_size=3)):
+        ((numbers, integers, _, arrays),) = batches
+        assert numbers.tolist() == arrays.tolist() == [[0, 1], [2, 3], [4, 5]]
+        assert integers.tolist() == [0, 1, 2]
+
+
 def test_options_of_h5py_get_there(url):
     rows = HDF5Dataset(url, h5py={"rdcc_nbytes": 7 << 20})
     assert rows._file()._file.id.get_access_plist().get_cache()[2] == 7 << 20
@@ -173,7 +208,7 @@ def test_a_file_is_let_go_of_where_h5py_may_not_be_waited_for(url):
     with h5py._objects.phil:
         thread = threading.Thread(target=held.clear, daemon=True)
         thread.start()
-        thread.join(30)
+        thread.join(600)
         assert not thread.is_alive()
     assert file.id.valid
     HDF5Dataset(url)  # who reads on closes it
@@ -328,7 +363,7 @@ def test_a_handle_is_not_shared_over_a_fork(url):
     results = fork.Queue()
     child = fork.Process(target=read_in_child, args=(rows, rows._opened, results))
     child.start()
-    assert results.get(timeout=30) == (True, False)
+    assert results.get(timeout=600) == (True, False)
     child.join()
     check(rows.__getitems__([202, 100]), [202, 100])
 
@@ -385,6 +420,11 @@ def test_a_name_that_is_not_there_lists_those_that_are(url):
         HDF5Dataset(url, ("images", "label"))
 
 
+def test_a_name_that_comes_twice_is_refused(url):
+    with pytest.raises(ValueError, match=r"a\.h5: expected each name once, and 'image' comes twice in \["):
+        HDF5Dataset(url, ("image", "label", "image"))
+
+
 def test_what_has_no_rows_is_refused(cloud):
     def write(file):
         file["group/scalar"] = 3
@@ -397,10 +437,65 @@ def test_what_has_no_rows_is_refused(cloud):
         HDF5Dataset(cloud.url("a.h5"), ())
 
 
+def test_rows_that_h5py_misreads_are_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, dtype in (("big", ">i4"), ("little", "<i4")):
+            file.create_dataset(name, (1,), dtype=h5py.vlen_dtype(np.dtype(dtype)))[0] = np.array([1], dtype)
+        assert file["big"][0].tolist() != [1]  # else there is nothing to refuse any more
+    with pytest.raises(ValueError, match=r"a\.h5: 'big' has rows of their own lengths of >i4, .*h5py"):
+        HDF5Dataset(str(tmp_path / "a.h5"), ("little", "big"))
+    assert HDF5Dataset(str(tmp_path / "a.h5"), "little")[0].tolist() == [1]
+
+
+IN_OTHER_FILES = """
+    import sys
+    from cachedfs.datasets import HDF5Dataset
+
+    for name in ("x", "y", "link", "group/x"):
+        try:
+            print(HDF5Dataset(sys.argv[1], name)[1])
+        except ValueError as error:
+            print(error)
+    print(HDF5Dataset(sys.argv[1], "own")[1])
+"""
+
+
+def test_what_is_in_another_file_is_refused_and_does_not_end_the_process(cloud, tmp_path):
+    virtual.write(tmp_path / "a.h5")
+    cloud.put("a.h5", (tmp_path / "a.h5").read_bytes())
+    url = cloud.url("a.h5")
+    over = (
+        "is a virtual dataset over another file, 'part.h5', which is not read from here; write it as one file"
+    )
+    link = "is a link to another file, 'part.h5', which is not read from here; write it as one file"
+    assert cloud.python(IN_OTHER_FILES, url).splitlines() == [
+        f"{url}: 'x' {over}",
+        f"{url}: 'y' {over}",
+        f"{url}: 'link' {link}",
+        f"{url}: 'group/x' {link}",
+        "2",
+    ]
+
+
 def test_datasets_of_unequal_length_are_refused(cloud):
     cloud.put("a.h5", pairs(labels=LABELS[:-1]))
     with pytest.raises(ValueError, match=r"unequal length: \{'image': 203, 'label': 202\}"):
         HDF5Dataset(cloud.url("a.h5"))
+
+
+def test_a_damaged_chunk_is_an_error_that_names_file_dataset_and_samples(cloud):
+    content = bytearray(
+        made(lambda file: file.create_dataset("x", data=LABELS, chunks=(50,), fletcher32=True))
+    )
+    with h5py.File(io.BytesIO(content)) as file:
+        content[file["x"].id.get_chunk_info(1).byte_offset] ^= 1
+    cloud.put("a.h5", bytes(content))
+    rows = HDF5Dataset(cloud.url("a.h5"), "x")
+    assert rows[3] == 30
+    with pytest.raises(OSError, match=r"/a\.h5: 'x': h5py cannot read sample 60: "):
+        rows[60]
+    with pytest.raises(OSError, match=r"/a\.h5: 'x': h5py cannot read samples 61 to 63: "):
+        rows.__getitems__([63, 61])
 
 
 def test_what_is_no_hdf5_file_is_said(cloud):
@@ -427,6 +522,44 @@ def test_versions_are_never_mixed(cloud):
         rows[30]
 
 
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            {"images": IMAGES[:5], "labels": LABELS[:5]},
+            r"'image' is 5 rows of uint8\[8, 6\], and was 203 rows of",
+        ),
+        (
+            {"images": IMAGES[:, :4]},
+            r"'image' is 203 rows of uint8\[4, 6\], and was 203 rows of uint8\[8, 6\]",
+        ),
+        (
+            {"labels": LABELS.astype("f4")},
+            r"'label' is 203 rows of float32\[\], and was 203 rows of int64\[\]",
+        ),
+    ],
+)
+def test_a_process_that_opens_another_file_says_so(cloud, changed, told):
+    cloud.put("a.h5", pairs())
+    rows = pickle.dumps(HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud, max_age=0)))
+    cloud.put("a.h5", pairs(**changed))
+    forget()
+    copy = pickle.loads(rows)
+    for _ in range(2):
+        with pytest.raises(
+            ObjectChanged, match=rf"/a\.h5: replaced since the dataset was made: {told}.*again$"
+        ):
+            copy[0]
+
+
+def test_a_process_that_opens_a_file_like_it_reads_that(cloud):
+    cloud.put("a.h5", pairs())
+    rows = pickle.dumps(HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud, max_age=0)))
+    cloud.put("a.h5", pairs(images=IMAGES[::-1], chunks=(10, 8, 6)))
+    forget()
+    np.testing.assert_array_equal(pickle.loads(rows)[0][0], IMAGES[-1])
+
+
 def test_an_error_of_transform_names_the_sample(url):
     rows = HDF5Dataset(url, transform=fail_on_fifty)
     with pytest.raises(ZeroDivisionError, match=r"^mine\n") as caught:
@@ -434,3 +567,31 @@ def test_an_error_of_transform_names_the_sample(url):
     assert caught.value.__notes__ == [f"in sample 5 of {rows!r}"]
     with pytest.raises(IndexError, match="sample 203 of 203"):
         rows[203]
+
+
+def test_a_file_that_is_replaced_right_after_it_was_opened_is_of_one_version(tmp_path, monkeypatch):
+    memory = fsspec.filesystem("memory")
+
+    def put(value):
+        with io.BytesIO() as written:
+            with h5py.File(written, "w") as file:
+                file.create_dataset("x", data=np.full((400, 1000), value, "i4"), chunks=(10, 1000))
+            memory.pipe_file("/replaced/a.h5", written.getvalue())
+
+    put(1)
+    opened = CachedFileSystem._open
+
+    def then_replaced(self, path, *given, **options):
+        file = opened(self, path, *given, **options)
+        put(2)
+        return file
+
+    monkeypatch.setattr(CachedFileSystem, "_open", then_replaced)
+    options = {"cachedfs": {"cache_dir": str(tmp_path), "max_age": 0}}
+    dataset = HDF5Dataset("cachedfs::memory://replaced/a.h5", "x", storage_options=options)
+    monkeypatch.setattr(CachedFileSystem, "_open", opened)
+    found = []
+    for numbers in ([0, 100, 200], [300]):
+        with contextlib.suppress(ObjectChanged):
+            found += [int(row[0]) for row in dataset.__getitems__(numbers)]
+    assert set(found) <= {1}

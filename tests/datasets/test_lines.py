@@ -271,7 +271,7 @@ def test_torch_distributed_says_which_rank_this_is_and_spawned_workers_are_told(
     ranks = [fork.Process(target=use_rank, args=(tmp_path / "meet", r, dataset, results)) for r in range(2)]
     for rank in ranks:
         rank.start()
-    found = dict(results.get(timeout=100) for _ in ranks)
+    found = dict(results.get(timeout=600) for _ in ranks)
     for rank in ranks:
         rank.join()
     assert found[0][0] + found[1][0] == list(range(100))
@@ -481,6 +481,25 @@ def test_a_file_that_was_replaced_is_named(cloud):
     dataset.fs.invalidate_cache()
     with pytest.raises(ObjectNotFound, match=r"0\.jsonl"):
         list(dataset)
+
+
+@pytest.mark.parametrize("max_age", [0, 60])
+def test_making_it_is_one_listing_or_one_question_a_file_of_a_list(cloud, max_age):
+    given = {"storage_options": {"cachedfs": {"max_age": max_age}}}
+    folder = put(cloud, 30, n_files=12)
+    cloud.asked()
+    listed = LineDataset(folder, **given)
+    assert len(cloud.asked()) == 1
+    asked = LineDataset([cloud.url(f"d/{i}.jsonl") for i in range(12)], **given)
+    assert len(cloud.asked()) == (0 if max_age else 12)
+    assert listed._versions == asked._versions == [listed.fs.ukey(path) for path in listed.paths]
+    cloud.put("d/1.jsonl", b"other\n")
+    listed.fs.invalidate_cache()
+    again = LineDataset(folder, **given)
+    assert [i for i in range(12) if again._versions[i] != listed._versions[i]] == [1]
+    with pytest.raises(ObjectChanged, match=r"1\.jsonl: replaced since LineDataset\(.*make it again"):
+        list(listed)
+    assert len(list(again)) == 30 - 2
 
 
 def test_an_error_of_decode_keeps_its_type_and_names_the_line(cloud):

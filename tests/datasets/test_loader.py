@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 
 from cachedfs.datasets import FileDataset  # noqa: E402
 from cachedfs.datasets.base import Samples  # noqa: E402
-from cachedfs.datasets.feed import UNKNOWN  # noqa: E402
+from cachedfs.datasets.feed import UNKNOWN, Feed  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.order import epoch_order  # noqa: E402
 from tests.support import ROOT, MiB, forget, noise, takers, tally, until  # noqa: E402
@@ -254,6 +254,18 @@ def test_a_place_is_used_once():
     loader.load_state_dict(loader.state_dict() | {"position": 95})
     assert loader.state_dict()["position"] == 95
     assert [next(iter(loader)).tolist() for _ in range(2)] == [list(range(95, 100)), list(range(10))]
+
+
+def test_an_interrupted_wait_for_the_first_batch_keeps_the_place(monkeypatch):
+    loader = Loader(Numbers(), batch_size=10)
+    loader.load_state_dict(loader.state_dict() | {"position": 60})
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Feed, "take", lambda self: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+    assert loader.state_dict()["position"] == 60
+    assert flat(loader) == list(range(60, 100))
+    assert flat(loader) == list(range(100))
 
 
 def test_a_state_is_small_and_of_plain_values():
@@ -691,7 +703,7 @@ def test_ctrl_c_leaves_nothing(in_body):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert (done.stdout, done.stderr) == ("['MainThread'] 0\n", "")
 
@@ -709,7 +721,7 @@ def forking():
 def run(context, target, *arguments):
     process = context.Process(target=target, args=arguments)
     process.start()
-    process.join(30)
+    process.join(600)
     if process.is_alive():
         process.kill()
         process.join()
@@ -746,12 +758,11 @@ def test_a_loop_that_was_begun_before_a_fork_stays_with_the_parent(forking):
     assert len(list(iterator)) == 9
 
 
-def train(rank, port, folder):
+def train(rank, folder):
     from torch import distributed, nn
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     loader = Loader(Numbers(50), batch_size=8, shuffle=True, seed=4)  # before it knows of ranks
-    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
     given = []
     for batch in loader:
@@ -764,12 +775,7 @@ def train(rank, port, folder):
 
 
 def test_the_ranks_of_distributed_training(tmp_path):
-    from torch.distributed import TCPStore
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # for a free port
-    port = store.port
-    del store
-    torch.multiprocessing.spawn(train, (port, str(tmp_path)), nprocs=2)
+    torch.multiprocessing.spawn(train, (str(tmp_path),), nprocs=2)
     ranks = [torch.load(tmp_path / str(rank)) for rank in range(2)]
     order = order_of(50, seed=4)
     given = [
@@ -848,7 +854,7 @@ def test_epochs_over_a_cache_smaller_than_the_data_hit_what_is_in_it_however_fas
     with Loader(dataset, batch_size=8, shuffle=True, n_threads=n_threads) as loader:
         for _ in range(4):
             for _batch in loader:
-                engine.drain()  # else what waits for the disk is a cache of its own
+                engine.drain(120)  # else what waits for the disk is a cache of its own
             fetched.append(dataset.fs.stats().bytes_fetched)
     n_fit = dataset.fs.stats().blocks
     hit_ratio = 1 - (fetched[-1] - fetched[0]) / block / n / 3

@@ -5,15 +5,18 @@ import gzip
 import json
 import types
 
+import fsspec
 import numpy as np
 import pytest
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("PIL")
 
+import pyarrow
 import tensorstore
 import xarray
 import zarr
+from fsspec.core import url_to_fs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +83,24 @@ def test_a_list_keeps_its_order(cloud):
     names = list(files)[::-1]
     pack([cloud.url(f"src/{name}") for name in names], cloud.url("out.zarr"), **SMALL)
     assert packs.stored(cloud.url("out.zarr"), "names", text=True) == names
+
+
+@pytest.mark.parametrize("kind", ["files", "jsonl", "csv", "parquet", "tar"])
+def test_a_list_may_name_a_file_twice(cloud, kind):
+    made = {
+        "files": lambda i: b"%d" % i,
+        "jsonl": lambda i: b'{"x": "%d"}\n' % i,
+        "csv": lambda i: b"x\nn%d\n" % i,
+        "parquet": lambda i: packs.parquet(pyarrow.table({"x": [str(i)]})),
+        "tar": lambda i: packs.tar([(f"{i}.x", b"%d" % i)]),
+    }
+    urls = [cloud.url(f"src/{i}.{kind}") for i in range(3)]
+    for i in range(3):
+        cloud.put(f"src/{i}.{kind}", made[kind](i))
+    done = pack([urls[i] for i in (0, 1, 0, 2, 0)], cloud.url("out.zarr"), kind=kind)
+    found = packs.stored(cloud.url("out.zarr"), "data" if kind == "files" else "x", text=True)
+    assert [each.removeprefix("n") for each in found] == ["0", "1", "0", "2", "0"]
+    assert done.samples == 5
 
 
 def test_a_file_costs_one_request_and_a_shard_one_upload(cloud):
@@ -339,6 +360,14 @@ def test_options_that_make_no_sense(cloud, options, match):
     assert "upload" not in [kind for kind in cloud.asked() if options != {"n_workers": 0}]
 
 
+def test_a_local_store_is_overwritten(tmp_path):
+    (tmp_path / "src").mkdir()
+    for text in ("one", "two"):
+        (tmp_path / "src" / "a").write_text(text)
+        pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), overwrite=True)
+    assert packs.stored(str(tmp_path / "out.zarr"), "data", text=True) == ["two"]
+
+
 def test_a_target_is_not_overwritten_by_chance(cloud):
     cloud.put("src/a", b"1")
     cloud.put("mine/precious.txt", b"!")
@@ -347,6 +376,81 @@ def test_a_target_is_not_overwritten_by_chance(cloud):
     refused(FileExistsError, "a Zarr store already; overwrite=True", cloud.url("src"), cloud.url("out.zarr"))
     pack(cloud.url("src"), cloud.url("out.zarr"), overwrite=True)
     refused(ValueError, "inside of", cloud.url("src"), cloud.url("src/out.zarr"))
+
+
+@pytest.mark.parametrize("service", ["cloud", "drive"])
+def test_a_target_whose_name_is_a_pattern_is_itself_alone(service, request):
+    place = request.getfixturevalue(service)
+    place.put("src/a", b"1")
+    for name in ("run1.zarr", "run[1].zarr"):
+        pack(place.url("src"), place.url(name))
+    kept = contents(place, "run1.zarr")
+    assert [name for name in contents(place, "run[1].zarr") if store.BESIDE in name] == []
+    pack(place.url("src"), place.url("run[1].zarr"), codec="none", overwrite=True)
+    assert contents(place, "run1.zarr") == kept
+    assert {name.partition("/")[2] for name in kept} == {
+        name.partition("/")[2] for name in contents(place, "run[1].zarr")
+    }
+
+
+def contents(place, folder):
+    """Return the objects below a folder by their names, with checksum or version, as the service has them."""
+    fs, path = url_to_fs(place.url(folder))
+    fs.invalidate_cache()
+    return {name.removeprefix(path[: -len(folder)]): fs.ukey(name) for name in fs.find(path)}
+
+
+def test_what_is_packed_is_never_removed(cloud, tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a").write_bytes(b"1")
+    made = tmp_path / "out.zarr"
+    pack(str(tmp_path / "src"), str(made))
+    (made / "raw").mkdir()
+    (made / "raw" / "x.jsonl").write_text('{"x": 1}\n')
+    before = sorted(made.rglob("*"))
+    for source in (
+        made,
+        made / "raw" / "x.jsonl",
+        [made / "raw" / "x.jsonl"],
+        f"cachedfs::file://{made}/raw",
+    ):
+        refused(ValueError, "which is packed, is inside of it", source, str(made), overwrite=True)
+    assert sorted(made.rglob("*")) == before
+
+
+def test_a_list_names_files(cloud):
+    cloud.put("src/a", b"1")
+    refused(
+        IsADirectoryError,
+        "src is a folder, and a list is of files",
+        [cloud.url("src")],
+        cloud.url("out.zarr"),
+    )
+
+
+@pytest.mark.parametrize("kind", ["folder", "list", "folder in memory"])
+def test_a_file_that_changed_between_two_runs_is_packed_anew(cloud, kind, monkeypatch):
+    if kind == "folder in memory":
+        memory = fsspec.filesystem("memory")
+        put, source = (
+            lambda name, data: memory.pipe_file(f"/{cloud.name}/{name}", data),
+            f"memory://{cloud.name}",
+        )
+    else:
+        put, source = lambda name, data: cloud.put(f"src/{name}", data), cloud.url("src")
+    if kind == "list":
+        source = [cloud.url(f"src/{i}.jsonl") for i in (0, 1)]
+    for i in (0, 1):
+        put(f"{i}.jsonl", b'{"x": 1}\n' * 500)
+    with monkeypatch.context() as broken:
+        broken.setattr(store.Store, "finish", None)
+        refused(TypeError, "not callable", source, cloud.url("out.zarr"))
+    put("1.jsonl", b'{"x": 7}\n' * 500)  # of the same size
+    # What was known of the source a moment ago may count when it is looked at, and does not at the end.
+    noticed = "a pack of another source|came, went or changed"
+    refused((FileExistsError, ValueError), noticed, source, cloud.url("out.zarr"))
+    pack(source, cloud.url("out.zarr"), overwrite=True)
+    assert zarr.open_group(cloud.url("out.zarr"), mode="r")["x"][:].tolist() == [1] * 500 + [7] * 500
 
 
 def test_a_source_that_changes_meanwhile_is_an_error(cloud, monkeypatch):

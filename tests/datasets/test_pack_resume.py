@@ -1,8 +1,13 @@
 """A pack that is killed at any moment goes on where it was; on a cluster too. No sample is lost, none comes twice."""
 
+import contextlib
+import itertools
 import json
 import os
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pytest
@@ -13,10 +18,11 @@ import zarr
 
 from cachedfs.datasets import pack
 from cachedfs.datasets.packing.sources import blocks
-from cachedfs.datasets.packing.store import BESIDE
+from cachedfs.datasets.packing.store import BESIDE, Store
+from cachedfs.datasets.packing.workers import Cluster, Threads
 from tests.datasets import packs
 from tests.nursery import Nursery
-from tests.support import KiB, forget, noise
+from tests.support import KiB, forget, noise, until
 
 # Dask leaves sockets of its own open when it chooses a port.
 pytestmark = pytest.mark.filterwarnings("default::ResourceWarning", "default::DeprecationWarning")
@@ -91,6 +97,64 @@ def test_killed_at_any_write_it_goes_on(cloud, killed, lines, number, when):
     assert done.resumed == len(before)
     right(target, lines)
     assert not [name for name in names(cloud) if BESIDE in name]
+
+
+def test_killed_while_the_old_store_is_removed_it_goes_on(cloud, lines, monkeypatch):
+    cloud.put("old/a", b"1")
+    remove, n = Store.remove, itertools.count(1)
+    for last in itertools.count(1):
+        pack(cloud.url("old"), cloud.url("out.zarr"), overwrite=True)
+
+        def killed(self, name="", last=last, n=n):
+            if next(n) == last:
+                raise KeyboardInterrupt
+            remove(self, name)
+
+        n = itertools.count(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "remove", killed)
+            try:
+                pack(cloud.url("x.jsonl"), cloud.url("out.zarr"), overwrite=True, **SMALL)
+            except KeyboardInterrupt:
+                with contextlib.suppress(FileNotFoundError):  # what opens is whole
+                    right(cloud.url("out.zarr"), lines)
+            else:
+                break
+        pack(cloud.url("x.jsonl"), cloud.url("out.zarr"), overwrite=True, **SMALL)
+        right(cloud.url("out.zarr"), lines)
+    assert last > 3
+
+
+def test_what_was_interrupted_writes_nothing_into_a_later_pack(monkeypatch, tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}.bin").write_bytes(bytes([i]) * 5000)
+    target, memory = f"memory://{tmp_path}/late.zarr", fsspec.filesystem("memory")
+    pipe, begun, go_on = type(memory).pipe_file, threading.Event(), threading.Event()
+
+    def slow(self, path, value, **options):
+        if "/data/c." in path and not go_on.is_set():
+            begun.set()
+            assert go_on.wait(30)
+        pipe(self, path, value, **options)
+
+    def interrupted(pool):
+        assert begun.wait(30)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(memory), "pipe_file", slow)
+        patched.setattr(Threads, "finished", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pack(str(tmp_path), target, codec="none")
+    for i in range(4):
+        (tmp_path / f"{i}.bin").write_bytes(bytes([100 + i]) * 5000)
+    with ThreadPoolExecutor(1) as thread:
+        again = thread.submit(pack, str(tmp_path), target, codec="none", overwrite=True)
+        with pytest.raises(TimeoutError):
+            again.result(timeout=0.5)  # it waits for the upload that was begun
+        go_on.set()
+        again.result(timeout=600)
+    assert [sample[0] for sample in packs.stored(target, "data")] == [100, 101, 102, 103]
 
 
 def test_killed_between_the_metadata_and_the_end(cloud, killed, lines):
@@ -169,7 +233,7 @@ def cluster():
     distributed = pytest.importorskip("distributed")
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
     with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=600)
         yield client
 
 
@@ -197,17 +261,60 @@ def test_a_bad_sample_on_a_cluster_is_named(cluster, tmp_path):
         pack(str(tmp_path / "x.jsonl"), str(tmp_path / "out.zarr"), client=cluster)
 
 
-def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path):
+def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
     (tmp_path / "src").mkdir()
     files = {f"{i:03}": noise(5000, seed=i) for i in range(200)}
     for name, data in files.items():
         (tmp_path / "src" / name).write_bytes(data)
-    once = tmp_path / "once"
-    cluster.run(_die_once, str(once), workers=sorted(cluster.scheduler_info()["workers"])[:1])
+    once, submit = tmp_path / "once", Cluster.submit
+
+    def with_one_copy_of_the_job(self, *given):
+        """Have the worker die that keeps the job alone: Dask drops copies of what is not asked for every two seconds."""
+        if self._job.key not in told:
+            told.append(self._job.key)
+            self._job.result()
+            cluster.amm.run_once()
+            until(lambda: len(cluster.who_has(self._job)[self._job.key]) == 1)
+            cluster.run(_die_once, str(once), workers=list(cluster.who_has(self._job)[self._job.key]))
+        return submit(self, *given)
+
+    told = []
+    monkeypatch.setattr(Cluster, "submit", with_one_copy_of_the_job)
     pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), client=cluster, **SMALL)
     assert once.exists()
     found = packs.stored(str(tmp_path / "out.zarr"), "data")
     assert [each.tobytes() for each in found] == list(files.values())
+
+
+def test_a_pack_on_a_cluster_that_failed_writes_nothing_any_more(cluster, tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a").write_bytes(noise(32 * KiB))
+    cluster.wait_for_workers(2, timeout=600)  # one was lost, perhaps
+    cluster.run(_fail_beside_a_late_one, str(tmp_path))
+    with pytest.raises(OSError, match="the disk is full"):
+        pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), client=cluster, codec="none", **SMALL)
+    assert (tmp_path / "late").exists()
+
+
+def _fail_beside_a_late_one(folder):
+    """Have one worker fail to write the second shard while another still writes the first."""
+    from cachedfs.datasets.packing import store
+
+    put, failed = store.Store.put, os.path.join(folder, "failed")
+
+    def late_or_broken(self, name, data):
+        if name.endswith("c.1") and not os.path.exists(failed):
+            open(failed, "w").close()
+            raise OSError("the disk is full")
+        put(self, name, data)
+        if name.endswith("c.0") and self.path.startswith(folder):
+            deadline = time.monotonic() + 20
+            while not os.path.exists(failed) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.5)
+            open(os.path.join(folder, "late"), "w").close()
+
+    store.Store.put = late_or_broken
 
 
 def _die_once(flag):

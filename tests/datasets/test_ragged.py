@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+import zarr
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("pyarrow")
@@ -61,6 +62,57 @@ def test_it_is_read_ahead_by_loaders_and_in_workers(packed, cloud):
     assert [data for batch in batches for data in batch] == files
 
 
+@pytest.fixture
+def skewed(cloud):
+    """A dataset of 600 samples of much, of little and of one number each, and of an array that most have nothing of."""
+    members = []
+    for i in range(600):
+        members += [(f"{i:03}.big", noise(9000, seed=i)), (f"{i:03}.cls", b"%d" % i)]
+        members += [(f"{i:03}.txt", noise(500, seed=i))] if i % 7 == 0 else [(f"{i:03}.txt", b"")]
+    cloud.put("x.tar", packs.tar(members))
+    pack(cloud.url("x.tar"), cloud.url("skewed.zarr"), **SMALL)
+    return ZarrDataset(cloud.url("skewed.zarr"))
+
+
+def ranges(items):
+    """Return what is no index of a shard."""
+    return [item for item in items if not isinstance(item, str) and item[2] is not None]
+
+
+def test_what_is_read_is_told_sample_by_sample_whatever_the_arrays_have_of_each(skewed):
+    order = np.random.default_rng(0).permutation(600).tolist()
+    alone = [
+        ZarrDataset(skewed.url, name) for name in sorted(skewed.arrays, key=lambda n: n in skewed._ragged)
+    ]
+    expected = [item for i in order for each in alone for item in ranges(each.items([i]))]
+    assert len({item[0].rpartition("/")[0] for item in expected}) == len(alone)
+    told = list(skewed.items(order))
+    assert ranges(told) == expected
+    indexes = [item for item in told if item[2] is None]
+    assert len(indexes) == len({*indexes})
+
+
+def test_of_an_order_no_more_is_taken_than_is_told_of(skewed):
+    for arrays in (None, ("big", "txt")):
+        taken = []
+        items = ZarrDataset(skewed.url, arrays).items(taken.append(i) or i for i in range(600))
+        next(items)
+        assert len(taken) <= 256
+        while next(items)[2] is None:
+            pass
+        assert len(taken) <= 2 * 256
+        items.close()
+
+
+def test_what_was_told_is_all_that_is_read(skewed, cloud):
+    with skewed.fs.prefetch(skewed.items(range(600))) as plan:
+        plan.wait()
+    cloud.asked()
+    fresh = pickle.loads(pickle.dumps(skewed))
+    assert [sample[0][:4] for sample in fresh.__getitems__(range(600))][5] == noise(9000, seed=5)[:4]
+    assert cloud.asked() == []
+
+
 def test_numbers_text_and_images(cloud):
     samples = packs.records(90)
     cloud.put("x.jsonl", packs.lines_of(samples))
@@ -93,3 +145,16 @@ def test_offsets_that_are_none_are_an_error(cloud, packed):
     fsspec.filesystem("cachedfs", target_protocol="gs").invalidate_cache()
     with pytest.raises(ValueError, match="its offsets are not those of its elements"):
         ZarrDataset(url, "data")[2]
+
+
+def test_a_group_below_is_read_by_itself(tmp_path):
+    files = {"x.h5": packs.hdf5(train__ids=packs.vlen("i4", [[1], [2, 3]]), train__label=[5, 6])}
+    packs.packed(tmp_path, files)
+    group = ZarrDataset(f"{tmp_path}/out.zarr/train", ("ids", "label"))
+    assert [(ids.tolist(), int(label)) for ids, label in group] == [([1], 5), ([2, 3], 6)]
+    whole = ZarrDataset(f"{tmp_path}/out.zarr", arrays="train/ids")
+    assert [ids.tolist() for ids in whole] == [[1], [2, 3]]
+    attributes = zarr.open_array(f"{tmp_path}/out.zarr/train/ids", mode="r").attrs
+    assert attributes["cachedfs_ragged"]["offsets"] == "ids_offsets"  # beside it
+    with pytest.raises(FileNotFoundError, match=r"no arrays of its own; .*arrays=\('group/array', \.\.\.\)"):
+        ZarrDataset(f"{tmp_path}/out.zarr")

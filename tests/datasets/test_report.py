@@ -347,6 +347,6 @@ def test_a_child_of_a_fork_does_not_take_its_counts_for_those_of_its_parent(clou
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
         child = multiprocessing.get_context("fork").Process(target=in_a_child, args=(loader,))
         child.start()
-        child.join(30)
+        child.join(600)
     assert child.exitcode == 0
     iterator.close()

@@ -4,6 +4,7 @@ import collections
 import json
 import pickle
 import threading
+import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +24,7 @@ from cachedfs.datasets import arrays, codecs, direct, pool  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.zarrs import ZarrDataset  # noqa: E402
 from cachedfs.errors import ObjectChanged  # noqa: E402
+from cachedfs.filesystem import CachedFileSystem  # noqa: E402
 from tests.support import KiB, MiB, noise  # noqa: E402
 
 BYTES = zarr.codecs.BytesCodec
@@ -379,7 +381,34 @@ def test_transform_and_collate_get_each_sample(tmp_path):
     assert plain.batch([4, 1], collate=lambda samples: [int(label) for _, label in samples]) == [4, 1]
 
 
+class Doubled(ZarrDataset):
+    def __getitem__(self, index):
+        return 2 * super().__getitem__(index)
+
+
+class DoubledTogether(ZarrDataset):
+    def __getitems__(self, indexes):
+        return [2 * sample for sample in super().__getitems__(indexes)]
+
+
+@pytest.mark.parametrize("kind", [Doubled, DoubledTogether])
+def test_a_batch_is_of_the_samples_of_a_derived_class(tmp_path, kind):
+    zarr.create_array(tmp_path / "a.zarr", data=np.arange(6))
+    dataset = kind(str(tmp_path / "a.zarr"))
+    assert dataset[3] == 6
+    for batches in (DataLoader(dataset, batch_size=6), Loader(dataset, batch_size=6)):
+        assert [batch.tolist() for batch in batches] == [[0, 2, 4, 6, 8, 10]]
+
+
 # Errors.
+
+
+def test_a_name_that_comes_twice_is_refused(tmp_path):
+    zarr.create_group(tmp_path / "a.zarr").create_array("x", data=np.arange(6))
+    with pytest.raises(
+        ValueError, match=r"a\.zarr: expected each name once, and 'x' comes twice in \['x', 'x'\]"
+    ):
+        ZarrDataset(str(tmp_path / "a.zarr"), ("x", "x"))
 
 
 def test_arrays_of_different_lengths_are_an_error_that_names_them(tmp_path):
@@ -707,6 +736,35 @@ def test_a_shard_that_was_replaced_is_read_by_its_new_index(cloud, tmp_path):
     same(dataset.batch([4, 29]).numpy(), array[...][[4, 29]])
 
 
+@pytest.mark.parametrize("max_age", [0, 60])
+def test_a_shard_that_is_replaced_right_after_its_index_was_read(cloud, tmp_path, monkeypatch, max_age):
+    array = sharded(tmp_path / "a.zarr", compressors=zarr.codecs.ZstdCodec())
+    put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+    dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": max_age}})
+    ukey, asked = CachedFileSystem.ukey, []
+
+    def replaced(self, path):
+        asked.append(path)
+        if len(asked) == 1:
+            array[...] = values_of((32, 1000), "u1")
+            put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+            self.invalidate_cache()
+        return ukey(self, path)
+
+    monkeypatch.setattr(CachedFileSystem, "ukey", replaced)
+    for samples in ([3], [4, 5], [29, 3]):
+        same(dataset.batch(samples).numpy(), array[...][samples])
+
+
+def test_the_index_of_a_shard_costs_one_request(cloud, tmp_path):
+    sharded(tmp_path / "a.zarr")
+    put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+    dataset = ZarrDataset(cloud.url("a.zarr"))
+    before = dataset.fs.stats().requests
+    dataset[9]
+    assert dataset.fs.stats().requests - before == 1, "a small shard comes with its index"
+
+
 def test_a_shard_that_is_replaced_again_and_again_is_an_error(cloud, tmp_path, monkeypatch):
     sharded(tmp_path / "a.zarr")
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
@@ -770,13 +828,13 @@ def test_who_waits_for_a_chunk_that_another_thread_cannot_read_reads_it_for_hims
         if begun.is_set():
             return decode(self, data)
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         raise RuntimeError("once")
 
     monkeypatch.setattr(codecs.Decoder, "array", failing_once)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(dataset.batch, [1, 2])
-        begun.wait(10)
+        begun.wait(60)
         second = threads.submit(dataset.batch, [3, 4])
         go_on.set()
         with pytest.raises(RuntimeError, match="once"):
@@ -787,16 +845,36 @@ def test_who_waits_for_a_chunk_that_another_thread_cannot_read_reads_it_for_hims
 
 def test_a_chunk_that_failed_does_not_end_another_threads_wait_for_it():
     chunks = pool.Pool(1000)
-    first, is_mine = chunks.take("a", 1, 9)
-    assert is_mine
+    parts = [types.SimpleNamespace(future=None) for _ in range(2)]
+    first = chunks.take("a", 1, 9, parts[0])
+    assert first is parts[0].future
     chunks.fill("a", 1, 2000)  # larger than the pool: not kept
-    second, is_mine = chunks.take("a", 1, 9)
-    assert is_mine
+    second = chunks.take("a", 1, 9, parts[1])
+    assert second is parts[1].future
     chunks.fail("a", first)
     assert not second.cancelled()
     chunks.fail("a", second)
     assert second.cancelled()
     assert first.result() == 1
+
+
+def test_after_an_interrupt_between_two_chunks_nobody_waits_for_them(tmp_path, monkeypatch):
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(16, 10), chunks=(4, 10), dtype="i4")
+    array[...] = values_of((16, 10), "i4")
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    take, taken = pool.Pool.take, []
+
+    def interrupted(self, *given):
+        taken.append(take(self, *given))
+        if len(taken) == 2:
+            raise KeyboardInterrupt
+        return taken[-1]
+
+    monkeypatch.setattr(pool.Pool, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dataset.batch([0, 9])
+    with ThreadPoolExecutor(1) as thread:
+        same(thread.submit(dataset.batch, [1, 8]).result(timeout=600).numpy(), array[...][[1, 8]])
 
 
 @pytest.mark.parametrize("context", [None, "fork", "spawn"])

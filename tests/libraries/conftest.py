@@ -43,16 +43,16 @@ def place(request, own_cache, files, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(fsspec.config.conf["cachedfs"], "max_age", AGE_S)
     yield Place(machine, request.param)
-    for _ in range(10):  # threads, Arrow's too, end a moment later
+    deadline = time.monotonic() + 60
+    while True:  # threads, Arrow's too, end a moment later
         forget()
         left = [*filter(is_open, files), *leases(own_cache), *(running() - before)]
         if not left:
             break
+        assert time.monotonic() < deadline, f"left behind: {left}"
         del left
         gc.collect()
         time.sleep(0.2)
-    else:
-        pytest.fail(f"left behind: {[*filter(is_open, files), *leases(own_cache), *(running() - before)]}")
 
 
 def is_open(file):

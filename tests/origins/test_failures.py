@@ -1,14 +1,20 @@
 """What libraries raise becomes an error of ours, which names the URL and quotes no secret."""
 
 import asyncio
+import http.server
 import json
+import threading
 import traceback
 import types
+from functools import partial
+from typing import ClassVar
 
 import aiohttp
 import pytest
+import zarr
+from fsspec.core import url_to_fs
 
-from cachedfs.errors import AccessDenied, OriginUnavailable
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, OriginAway, OriginUnavailable
 from cachedfs.origins.failures import mapped, translate, without_secrets
 
 
@@ -74,3 +80,78 @@ def test_an_error_without_secrets_keeps_its_cause():
     with pytest.raises(AccessDenied) as caught, mapped("gs://b/k", "reading it"):
         raise PermissionError("not yours")
     assert isinstance(caught.value.__cause__, PermissionError)
+
+
+ASKED = types.SimpleNamespace(real_url="http://host/k")
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (aiohttp.ClientResponseError(ASKED, (), status=401), AccessDenied),
+        (aiohttp.ClientResponseError(ASKED, (), status=503), OriginUnavailable),
+        (ConnectionRefusedError("refused"), OriginAway),
+        (TimeoutError("late"), OriginUnavailable),
+        (aiohttp.ClientResponseError(ASKED, (), status=404), ObjectNotFound),
+        (aiohttp.ClientResponseError(ASKED, (), status=410), ObjectNotFound),
+        (KeyError("in the index of an archive"), ObjectNotFound),
+        (FileNotFoundError("in a folder"), ObjectNotFound),
+        (None, ObjectNotFound),
+    ],
+)
+def test_an_absence_is_one_only_where_nothing_else_is_behind_it(cause, kind):
+    absent = FileNotFoundError("http://host/k")
+    absent.__cause__ = cause
+    error = translate(absent, "http://host/k", "looking it up")
+    assert type(error) is kind
+    assert ("no object or folder has this name" in str(error)) == (kind is ObjectNotFound)
+
+
+class Answers(http.server.SimpleHTTPRequestHandler):
+    """Files of a folder, or what `refusal` says of those that are named in it."""
+
+    refusal: ClassVar[tuple[str, int]] = "", 0
+
+    def send_head(self):
+        name, status = self.refusal
+        if name and name in self.path:
+            self.send_error(status)
+            return None
+        return super().send_head()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.mark.parametrize("trouble", [401, 403, 429, 500, 503, "gone"])
+def test_what_a_web_server_fails_to_give_is_no_fill_value_of_an_array(
+    tmp_path, own_cache, monkeypatch, trouble
+):
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(8,), chunks=(2,), dtype="i4", fill_value=0)
+    array[:6] = [1, 2, 3, 4, 5, 6]  # the last chunk is not there
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Answers, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        fs, path = url_to_fs(f"cachedfs::http://127.0.0.1:{server.server_port}/a.zarr")
+        there = zarr.open_array(f"cachedfs::{path}", mode="r")
+        assert there[0:2].tolist() == [1, 2]
+        assert there[6:8].tolist() == [0, 0]
+        if trouble == "gone":
+            server.shutdown()
+            server.server_close()
+        else:
+            monkeypatch.setattr(Answers, "refusal", ("/c/", trouble))
+        with pytest.raises(CachedFSError) as caught:
+            there[2:6]
+        assert not isinstance(caught.value, FileNotFoundError)
+        assert there[0:2].tolist() == [1, 2]
+        if trouble != "gone":
+            # Zarr waits for none of its other chunks when one fails; their refusals are not for who reads later.
+            fs.cat([f"{path}/c/1", f"{path}/c/2"], on_error="return")
+            monkeypatch.setattr(Answers, "refusal", ("", 0))
+            assert there[:].tolist() == [1, 2, 3, 4, 5, 6, 0, 0]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

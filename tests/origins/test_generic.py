@@ -208,6 +208,24 @@ async def test_an_object_of_unknown_size_can_be_read(strange: Any, monkeypatch: 
     assert (info.size, info.fingerprint) == (len(DATA), None)
 
 
+@pytest.mark.parametrize("evidence", [{}, {"etag": "x"}])
+async def test_what_is_known_by_its_bytes_alone_is_read_on_until_it_changes(
+    strange: Any, monkeypatch: pytest.MonkeyPatch, evidence: dict[str, str]
+) -> None:
+    monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": None, **evidence})
+    monkeypatch.setattr(strange, "answer", lambda self, path, start, end: self.store[path].getvalue())
+    origin = make_origin("strange")
+    with pytest.warns(UserWarning, match="strange:///x"):
+        _, pinned, _, _ = await read(origin, "/x")
+    assert (await read(origin, "/x", Range(3, 9), pinned))[0] == DATA[3:9]
+    if evidence:
+        evidence["etag"] = "y"
+    else:
+        strange().pipe_file("/x", DATA + b"more")
+    with pytest.raises(ObjectChanged):
+        await read(origin, "/x", Range(3, 9), pinned)
+
+
 async def test_a_server_that_ignores_ranges_is_cut_to_the_range(
     strange: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +365,31 @@ def test_identity_tells_places_apart_and_keeps_no_secret() -> None:
         client_kwargs={"aws_session_token": "2", "region_name": "a"}
     )
     assert of(session=object()) == of(session=object())
+
+
+def test_every_form_of_a_token_s_file_tells_accounts_of_drive_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(token: Any) -> str:
+        return identity_of("drive", {"token": token})
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("alice", "bob"):
+        (tmp_path / name).write_text("{}")
+    unnamed = of("ya29.an-access-token")
+    for forms in (
+        lambda name: f"{name}.json",
+        lambda name: Path(f"{name}.json"),
+        lambda name: f"/run/secrets/{name}",
+        lambda name: f"~/{name}",
+        lambda name: name,  # a file that is there
+    ):
+        assert len({of(forms("alice")), of(forms("bob")), unnamed}) == 3
+    # One file is one account, however it is written.
+    assert of(Path("alice.json")) == of("alice.json")
+    assert of("~/alice") == of(str(tmp_path / "alice")) == of(tmp_path / "alice")
+    assert of("anon") != of("google_default") == unnamed
 
 
 def test_identity_counts_fsspec_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

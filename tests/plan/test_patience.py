@@ -28,8 +28,10 @@ def test_it_ends_when_the_origin_is_away_for_too_long_and_what_came_begins_anew(
     assert not patient.away(0)
     assert not patient.away(patience.AWAY_S)
     assert patient.away(patience.AWAY_S + 1)
+    assert patient.is_pausing(patience.AWAY_S + 1)
     patient.came()
     assert not patient.is_away
+    assert not patient.is_pausing(patience.AWAY_S + 1)
     assert not patient.away(patience.AWAY_S + 2)
 
 

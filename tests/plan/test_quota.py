@@ -172,6 +172,50 @@ def test_any_numbers_are_a_state_and_none_is_for_ever(numbers, refused, kind):
     assert taken(after, REQUESTS, kind, START + 61)[1] == 0
 
 
+def after(steps, ladder, kind):
+    """Return a state and its time, after requests and answers that are `by_s` apart."""
+    pace, now = Pace(), START
+    for by_s, refused in steps:
+        now += by_s
+        pace, _ = taken(pace, ladder, kind, now)
+        pace = answered(pace, ladder, sent_at=now, refused=refused, now=now)
+    return pace, now
+
+
+lives = st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=60)
+lanes = st.sampled_from([(REQUESTS, "download"), (REQUESTS, "get"), (CREATES, "create")])
+
+
+@given(lives, lanes, st.floats(1e-3, 1e8))
+def test_a_clock_that_is_set_back_stops_nobody_for_longer_than_one_request_takes(steps, lane, back_s):
+    ladder, kind = lane
+    pace, now = after(steps, ladder, kind)
+    rate = ladder[int(pace.rung)].per_s * 0.95 * pace.share
+    dearest = max([1.0, *ladder[int(pace.rung)].costs.values()])
+    waiting, wait_s = taken(pace, ladder, kind, now - back_s)
+    assert wait_s <= dearest / rate * 1.001 + 1e-6
+    assert spare_s(pace, ladder, now - back_s) <= dearest / rate * 1.001 + 0.25 + 1e-6
+    assert (waiting.rung, waiting.share) == (pace.rung, pace.share)  # what was learnt of the service holds
+    before = answered(waiting, ladder, sent_at=now - back_s, refused=False, now=now - back_s)
+    assert before.refused < waiting.refused or waiting.refused == 0  # answers count at once
+
+
+@given(lives, lanes, st.floats(0, 0.999))
+def test_who_was_told_to_wait_is_told_so_until_it_is_over(steps, lane, part):
+    ladder, kind = lane
+    pace, now = after([*steps, (0.0, False), (0.0, False)], ladder, kind)
+    while not (wait_s := taken(pace, ladder, kind, now)[1]):
+        pace, _ = taken(pace, ladder, kind, now)
+    assert taken(pace, ladder, kind, now + wait_s * part)[1] == pytest.approx(wait_s * (1 - part), abs=1e-6)
+
+
+def test_a_slow_rate_that_grows_back_keeps_the_wait_of_what_was_sent_before():
+    slow = Pace(rung=1.0, share=1 / 32, free_at=START, cut_at=START)
+    pace, _ = taken(slow, CREATES, "create", START)
+    assert pace.free_at - START == pytest.approx(32 / 2 / 0.95)
+    assert taken(pace, CREATES, "create", START + 10)[1] == pytest.approx(pace.free_at - START - 10)
+
+
 @given(st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=60))
 def test_a_clock_that_jumps_stops_nobody_for_long(steps):
     pace, now = Pace(), START
@@ -179,4 +223,4 @@ def test_a_clock_that_jumps_stops_nobody_for_long(steps):
         now += back * by_s * 1000
         pace, _ = taken(pace, REQUESTS, "download", now)
         pace = answered(pace, REQUESTS, sent_at=now, refused=refused, now=now)
-    assert taken(pace, REQUESTS, "download", now)[1] <= 60
+    assert taken(pace, REQUESTS, "download", now)[1] <= 2

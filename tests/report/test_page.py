@@ -7,7 +7,8 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from cachedfs import cli, events, log_events
+from cachedfs import events, log_events
+from cachedfs.cli import commands
 from cachedfs.filesystem import CachedGCSFileSystem
 from cachedfs.report.records import Records
 from cachedfs.report.summary import summary_of
@@ -55,7 +56,7 @@ def run(cloud, tmp_path, monkeypatch):
 
 
 def report(*arguments, status=0):
-    result = CliRunner().invoke(cli.app, ["report", *map(str, arguments)])
+    result = CliRunner().invoke(commands.app, ["report", *map(str, arguments)])
     assert result.exit_code == status, result.output
     return result
 

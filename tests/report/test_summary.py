@@ -1,7 +1,9 @@
 """What events come to: exact sums, spans of time by their definition, folders."""
 
+import dataclasses
 import itertools
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -148,6 +150,27 @@ def test_lines_with_nothing_where_a_number_should_be_are_counted():
     lines.append({"kind": "wait", "at": None, "path": "b/k", "took_s": 2.0})
     records = parsed(json.dumps(line) for line in lines)
     assert (records.n_cut, len(records.requests), records.waits, records.bytes_per_s) == (5, 1, (), None)
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, "x", 1e308, -1e308, math.inf, math.nan, 10**400])
+@pytest.mark.parametrize("kind", ["request", "wait", "sums"])
+def test_a_damaged_line_ends_no_report(kind, odd):
+    lines = {
+        "request": {"method": "GET", "url": "u", "range": "", "status": 206, "ahead": False, "at": 1.0}
+        | {"bytes": 1, "wait_s": 0.1, "took_s": 0.2},
+        "wait": {"at": 1.0, "path": "b/k", "took_s": 0.2},
+        "sums": {"of": 1, "at": 2.0, "over_s": 1.0, "bytes_per_s": None} | dict.fromkeys(COUNTS, 1),
+    }
+    sound = [{"kind": name, **values} for name, values in lines.items()]
+    whole = summary_of(parsed(json.dumps(line) for line in sound))
+    for name in lines[kind].keys() - {"method", "url", "range", "status", "of", "bytes_per_s"}:
+        damaged = {"kind": kind, **lines[kind], name: odd}
+        if name == "path" and odd == "x":
+            continue
+        found = summary_of(parsed(json.dumps(line) for line in [*sound, damaged]))
+        assert dataclasses.replace(found, n_cut=0) == whole
+        assert found.n_cut == 1
+    assert "nan" not in repr(whole)
 
 
 @pytest.mark.parametrize(

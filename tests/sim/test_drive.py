@@ -48,7 +48,7 @@ def ask(
     server: DriveServer, target: str, method: str = "GET", body: bytes | None = None, **headers: str
 ) -> Reply:
     """Return status, headers and body of one request by a bare client."""
-    connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
     try:
         connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
         reply = connection.getresponse()
@@ -571,6 +571,19 @@ def test_googleapiclient_creates_once_with_a_generated_id(server: DriveServer, v
         v2.files().insert(body={"id": "mine", "title": "once"}).execute()
     assert caught.value.status_code == 400
     assert len(server.find("once")) == 1
+    v2.files().insert(body={"id": ids[1], "title": "folder", "mimeType": FOLDER}).execute()
+
+
+def test_googleapiclient_makes_no_document_of_a_generated_id(server: DriveServer, v2: Any) -> None:
+    ids = v2.files().generateIds(maxResults=2).execute()["ids"]
+    error = ask_json(server, V2, "POST", {"id": ids[1], "title": "new", "mimeType": DOCUMENT})
+    assert (error["status"], error["reason"]) == (400, "generatedIdNotSupported")
+    document = server.document("doc", "text")
+    error = ask_json(server, f"{V2}/{document}/copy", "POST", {"id": ids[1], "title": "copy"})
+    assert (error["status"], error["reason"]) == (400, "generatedIdNotSupported")
+    assert server.find("new") == server.find("copy") == []
+    v2.files().copy(fileId=document, body={"title": "copy"}).execute()
+    assert len(server.find("copy")) == 1
 
 
 def test_googleapiclient_v3_reads_everything(server: DriveServer, v3: Any) -> None:
@@ -835,24 +848,28 @@ def test_200_000_children_are_listed_and_found_as_quickly_as_2000(server: DriveS
         began = time.monotonic()
         return question(), time.monotonic() - began
 
-    def pages(folder: str) -> tuple[int, list[float]]:
-        n, took, query = 0, [], {"q": f"'{folder}' in parents and trashed=false", "maxResults": 1000}
+    def pages(folder: str) -> Iterator[tuple[int, float]]:
+        query: dict[str, Any] = {"q": f"'{folder}' in parents and trashed=false", "maxResults": 1000}
         query["fields"] = "nextPageToken,items(id,title,mimeType,fileSize,modifiedDate)"
         while True:
             page, seconds = timed(lambda: ask_json(server, V2, **query))
-            n, took = n + len(page["items"]), [*took, seconds]
+            yield len(page["items"]), seconds
             if "nextPageToken" not in page:
-                return n, took
+                return
             query["pageToken"] = page["nextPageToken"]
 
     sizes = {server.folder("small"): 2000, server.folder("big"): 200_000}
     for folder, size in sizes.items():
         server.fill(folder, size)
     small, big = sizes
-    of_big = pages(big)
-    assert (of_big[0], server.count("list")) == (200_000, 200)
-    of_small = [seconds for _ in range(20) for seconds in pages(small)[1]]
-    assert statistics.median(of_big[1]) < 2 * statistics.median(of_small)
+    n, took = 0, dict[str, list[float]]({small: [], big: []})
+    for n_pages, (n_items, seconds) in enumerate(pages(big), 1):
+        n += n_items
+        took[big].append(seconds)
+        if n_pages % 10 == 0:  # in turn: a machine is not as fast all the time
+            took[small] += [seconds for _, seconds in pages(small)]
+    assert (n, server.count("list")) == (200_000, 200 + 20 * 2)
+    assert statistics.median(took[big]) < 2 * statistics.median(took[small])
     by_name: dict[str, list[float]] = {small: [], big: []}
     for i in range(100):
         for folder, size in sizes.items():
@@ -1020,6 +1037,32 @@ def test_items_of_a_shared_drive_are_seen_only_on_demand(server: DriveServer) ->
     assert {row["fileId"] for row in rows} == {item_id, folder}
 
 
+def test_who_is_no_member_of_a_shared_drive_sees_what_was_shared_and_not_the_drive(
+    server: DriveServer,
+) -> None:
+    drive_id = server.share_drive("theirs", member=False)
+    item_id = server.put("shared/f", b"x", parent=drive_id)
+    hidden = server.put("hidden", b"y", parent=drive_id)
+    folder = server.folder("shared", parent=drive_id)
+    both = {"supportsAllDrives": "true", "includeItemsFromAllDrives": "true"}
+    assert ask_json(server, f"{V2}/{folder}", **both)["reason"] == "notFound"
+    server.share(folder)
+    shown = ask_json(server, f"{V2}/{folder}", **both)
+    assert (shown["driveId"], shown["parents"]) == (drive_id, [])
+    assert ask_json(server, f"{V2}/{item_id}", **both)["parents"][0]["id"] == folder
+    for id in (hidden, drive_id):
+        assert ask_json(server, f"{V2}/{id}", **both)["reason"] == "notFound"
+    assert titles(server, "trashed=false", **both) == ["f", "shared"]
+    assert titles(server, "sharedWithMe=true", **both) == ["shared"]
+    assert titles(server, f"'{folder}' in parents", **both) == ["f"]
+    assert ask_json(server, "/drive/v2/drives")["items"] == []
+    for address in (V2, "/drive/v2/changes"):
+        refused = ask_json(server, address, **both, corpora="drive", driveId=drive_id)
+        assert (refused["status"], refused["reason"], refused["location"]) == (404, "notFound", "driveId")
+    told = ask_json(server, "/drive/v2/changes", **both)["items"]
+    assert {row["fileId"] for row in told} == {item_id, folder}
+
+
 def test_a_folder_moved_into_a_shared_drive_takes_its_children_along(server: DriveServer) -> None:
     drive_id, item_id = server.share_drive("team"), server.put("d/f", b"x")
     server.edit(server.folder("d"), parents=[drive_id])
@@ -1112,7 +1155,7 @@ def test_every_range_of_an_empty_file_is_refused(server: DriveServer) -> None:
 def test_a_reply_is_of_the_revision_it_began_with() -> None:
     with DriveServer(Profile(stream_rate=1e6), time_scale=20) as server:
         item_id = server.put("f", b"a" * 300_000)
-        connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=20)
+        connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
         connection.request("GET", f"{V2}/{item_id}?alt=media")
         reply = connection.getresponse()
         first = reply.read(10)
@@ -1378,7 +1421,7 @@ def test_tokens_are_issued_expire_and_are_refused(server: DriveServer) -> None:
 def test_a_token_expires_by_itself_in_simulated_time() -> None:
     with DriveServer(time_scale=1e4) as server:
         server.require_token()
-        server.token_life(1000)
+        server.token_life(30_000)
         form = b"grant_type=refresh_token&refresh_token=r"
         token = json.loads(ask(server, "/token", "POST", form)[2])["access_token"]
         statuses = list[int]()
@@ -1479,9 +1522,9 @@ def test_the_command_serves_a_folder(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         netloc = urlsplit(process.stdout.readline().strip()).netloc
-        connection = http.client.HTTPConnection(netloc, timeout=20)
+        connection = http.client.HTTPConnection(netloc, timeout=60)
         connection.request("GET", V2 + "?q=" + quote("title='f'"))
         assert json.load(connection.getresponse())["items"][0]["fileSize"] == "4"
         connection.close()
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import zipfile
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +17,6 @@ __all__ = ["END", "OFFSETS", "Array", "Batch", "Field", "Piece", "Span", "Tally"
 Array = npt.NDArray[Any]
 END = -1  # where a piece stops that ends when it is large enough
 OFFSETS = "_offsets"  # behind the name of a ragged field: where in it each sample begins
-LAST = "."  # names what of a tally is no field: none has a name that begins so
 
 
 @dataclass(frozen=True)
@@ -89,11 +88,12 @@ class Tally:
         return int(self.sizes[of.name].sum()) if of.is_ragged else self.n
 
     def as_bytes(self) -> bytes:
-        """Return it as NumPy's npz."""
+        """Return it as NumPy's npz, whose arrays have numbers: of names it takes `a` and `a.npy` for one."""
         parts = {"small": self.small, "sizes": self.sizes, "places": self.places}
-        arrays = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
+        names = [(part, name) for part, named in parts.items() for name in named]
+        told = json.dumps({"n": self.n, "stop": self.stop, "names": names})
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays, **{LAST: np.array([self.n, self.stop])})  # type: ignore[arg-type]  # names are as they come
+        np.savez_compressed(buffer, np.array(told), *(parts[part][name] for part, name in names))
         return buffer.getvalue()
 
     @classmethod
@@ -102,14 +102,13 @@ class Tally:
         parts: dict[str, dict[str, Array]] = {"small": {}, "sizes": {}, "places": {}}
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-                n, stop = stored[LAST].tolist()
-                for name in stored.files:
-                    part, _, rest = name.partition("/")
-                    if rest:
-                        parts[part][rest] = stored[name]
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
+                told, *arrays = (stored[f"arr_{i}"] for i in range(len(stored.files)))
+            known = json.loads(told.item())
+            for (part, name), array in zip(known["names"], arrays, strict=True):
+                parts[part][name] = array
+            return cls(known["n"], **parts, stop=known["stop"])
+        except Exception:  # of any kind: zip, zlib and NumPy's header each have their own for damaged bytes
             return None
-        return cls(n, **parts, stop=stop)
 
 
 class Span(NamedTuple):

@@ -25,15 +25,14 @@ from cachedfs.datasets.packing.plan import Plan, array_plans, attributes_of, pla
 from cachedfs.datasets.packing.run import Run
 from cachedfs.datasets.packing.small import write_small
 from cachedfs.datasets.packing.sources.base import Files, Source
-from cachedfs.datasets.packing.store import BESIDE, Store, Stored
-from cachedfs.datasets.packing.workers import Cluster, Pool, Threads, client_of
+from cachedfs.datasets.packing.store import BESIDE, ZARR, Store, Stored, origin_of
+from cachedfs.datasets.packing.workers import Cluster, Pool, Threads, client_of, settle
 
-__all__ = ["Packed", "Packing", "pack"]
+__all__ = ["Packed", "Packing", "pack", "part_size"]
 
 logger = logging.getLogger("cachedfs.datasets")
 THREADS = 2, 4  # fewest and most where nothing is said,
 AT_ONCE = 256 << 20  # and bytes of the shards that they make: each may be in memory twice
-ZARR = ("zarr.json", ".zgroup", ".zarray")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +144,7 @@ class Packing:
         started = time.perf_counter()
         if kind is not None and kind not in KINDS:
             raise ValueError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
-        self._chunk, self._shard = _bytes(chunk_bytes=chunk_bytes), _bytes(shard_bytes=shard_bytes)
+        self._chunk, self._shard = part_size(chunk_bytes=chunk_bytes), part_size(shard_bytes=shard_bytes)
         self.store = Store(target, target_options)
         self.files = Files(source, storage_options)
         _must_be_apart(self.files, self.store)
@@ -198,6 +197,8 @@ class Packing:
     def _begun(self, *, overwrite: bool) -> dict[str, Stored]:
         """Return what is there of this pack already, which is nothing for a new one."""
         store = self.store
+        settle(store)
+        store.is_given_up = False
         there = store.listing()
         kept = store.kept_plan() if f"{BESIDE}/plan.json" in there else None
         if kept is not None and kept == json.loads(json.dumps(self._told)):
@@ -208,7 +209,7 @@ class Packing:
             )
             if not (overwrite and is_ours):
                 raise FileExistsError(_why_not(store.url, kept is not None, is_ours=is_ours))
-            store.remove()
+            store.clear()
         store.keep_plan(self._told)
         return {}
 
@@ -268,10 +269,18 @@ def _why_not(url: str, is_begun: bool, *, is_ours: bool) -> str:
 
 
 def _must_be_apart(files: Files, store: Store) -> None:
-    """Raise ValueError for a target inside the folder that is packed: it would be a part of itself."""
+    """Raise ValueError for a target inside the folder that is packed, and for a source inside the target.
+
+    It would be a part of itself, or be removed with what is there.
+    """
+    if type(origin_of(files.fs)) is not type(origin_of(store.fs)):
+        return
     folder = str(files.fs._strip_protocol(files.url)).rstrip("/")
-    if type(files.fs) is type(store.fs) and not has_magic(folder) and store.path.startswith(f"{folder}/"):
+    if not has_magic(folder) and store.path.startswith(f"{folder}/"):
         raise ValueError(f"{store.url}: is inside of {files.url}, which is packed: choose a target outside")
+    inside = next((path for path in files.paths if f"{path}/".startswith(f"{store.path}/")), None)
+    if inside is not None:
+        raise ValueError(f"{store.url}: {inside}, which is packed, is inside of it: choose another target")
 
 
 def _n_workers(given: int | None, plan: Plan) -> int:
@@ -281,7 +290,8 @@ def _n_workers(given: int | None, plan: Plan) -> int:
     return max(1, min(max(arguments.n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
 
 
-def _bytes(**given: Any) -> int | None:
+def part_size(**given: Any) -> int | None:
+    """Return the bytes of a chunk or a shard that an argument names; None for None. Raises ValueError."""
     [(name, value)] = given.items()
     if value is None:
         return None

@@ -120,8 +120,13 @@ def _attributes(field: Field) -> dict[str, Any]:
     """Return the attributes of a field's array: by them samples are found in what is ragged."""
     if not field.is_ragged:
         return {"units": field.means} if field.means else {}
-    told = {"offsets": field.name + OFFSETS, "means": field.means, "shapes": field.shapes}
+    told = {"offsets": _beside(field.name + OFFSETS), "means": field.means, "shapes": _beside(field.shapes)}
     return {RAGGED: {name: value for name, value in told.items() if value}}
+
+
+def _beside(name: str) -> str:
+    """Return what an array is called in its own group: whoever opens that alone finds it."""
+    return name.rpartition("/")[2]
 
 
 def _mean(field: Field, sampled: list[Batch], n: int) -> float:

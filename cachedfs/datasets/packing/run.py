@@ -38,9 +38,8 @@ class Run:
         self._checksums = job.store.kept_done(there)
         self._fields = job.source.big
         self._coming = iter(job.source.pieces())
-        self._slots: deque[_Slot] = (
-            deque()
-        )  # in the order of the pieces; the first of them is next to be placed
+        # In the order of the pieces; the first of them is next to be placed.
+        self._slots: deque[_Slot] = deque()
         self._writing: dict[Any, tuple[Field, int]] = {}
         self._measuring: dict[Any, _Slot] = {}
         self._begins: dict[str, list[int]] = {field.name: [0] for field in self._fields}

@@ -53,7 +53,7 @@ def shares(means: Mapping[str, float], size: int) -> dict[str, int]:
 
     What is read for one of them is then at hand for the others, and fits in memory.
     """
-    largest, total = max(means.values(), default=1), max(1.0, sum(means.values()))
+    largest, total = max(means.values(), default=1) or 1, max(1.0, sum(means.values()))
     most = min(size, AT_ONCE * largest / total)
     return {name: max(min(MiB, size), int(most * mean / largest)) for name, mean in means.items()}
 

@@ -6,20 +6,21 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from fsspec.core import url_to_fs
+from fsspec.core import has_magic, url_to_fs
 
 from cachedfs.checksums import Running, stated_of
 from cachedfs.datasets.packing.encoding import Encoding
 from cachedfs.datasets.packing.model import Tally
 from cachedfs.filesystem import CachedFileSystem
 
-__all__ = ["BESIDE", "ArrayPlan", "Store", "Stored"]
+__all__ = ["BESIDE", "ZARR", "ArrayPlan", "Store", "Stored", "origin_of"]
 
 BESIDE = ".cachedfs-pack"  # the folder of what only packing needs: gone when it is done
+ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # by which others find a store
 AT_ONCE = 8  # documents that are written at the same time
 STEP = 8 << 20  # bytes that are read back, or summed up, at once
 # Where an object is there when it is complete, and not before: it is written where it is to be.
@@ -68,6 +69,7 @@ class Store:
         self.fs, path = url_to_fs(url, **self._options)
         self.path = str(path).rstrip("/")
         self._folders: set[str] = set()
+        self.is_given_up = False  # nothing is written any more
 
     def __reduce__(self) -> Any:
         return type(self), (self.url, self._options)
@@ -75,7 +77,7 @@ class Store:
     @property
     def _origin(self) -> Any:
         """The origin itself: what is verified is not what a cache has of it."""
-        return self.fs.origin_fs if isinstance(self.fs, CachedFileSystem) else self.fs
+        return origin_of(self.fs)
 
     @cached_property
     def protocol(self) -> str:
@@ -86,6 +88,11 @@ class Store:
 
     # Objects.
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where it is, whatever is in front of the URL."""
+        return self.protocol, self.path
+
     def at(self, name: str) -> str:
         return f"{self.path}/{name}"
 
@@ -93,8 +100,9 @@ class Store:
         return str(self.fs.unstrip_protocol(self.at(name)))
 
     def put(self, name: str, data: bytes | bytearray) -> None:
-        """Write an object so that nobody ever sees a part of it under its name."""
+        """Write an object so that nobody ever sees a part of it under its name. Raises CancelledError once that is given up."""
         path = self.at(name)
+        self._must_go_on()
         if self.protocol in WHOLE:
             self.fs.pipe_file(path, data)
             return
@@ -104,7 +112,12 @@ class Store:
                 self.fs.makedirs(folder, exist_ok=True)
                 self._folders.add(folder)
         self.fs.pipe_file(temporary, data)
+        self._must_go_on()
         self.fs.mv(temporary, path)
+
+    def _must_go_on(self) -> None:
+        if self.is_given_up:
+            raise CancelledError(f"{self.url}: this pack was interrupted")
 
     def put_checked(self, name: str, data: bytes | bytearray) -> Stored:
         """Write an object and make sure that it is there as it was sent.
@@ -165,8 +178,34 @@ class Store:
 
     def remove(self, name: str = "") -> None:
         """Remove a folder with all in it; without a name all that is here."""
+        path = self.at(name).rstrip("/")
         with contextlib.suppress(FileNotFoundError):
-            self.fs.rm(self.at(name).rstrip("/"), recursive=True)
+            if has_magic(path):  # which `rm` would take for a pattern, and remove what matches it
+                self._remove_each(path)
+            else:
+                self.fs.rm(path, recursive=True)
+
+    def _remove_each(self, path: str) -> None:
+        self.fs.invalidate_cache(path)
+        found = self.fs.find(path, withdirs=True, detail=True)
+        files = {each for each, info in found.items() if info["type"] == "file"}
+        for each in files:
+            self.fs.rm_file(each)
+        for folder in sorted({path, *found} - files, reverse=True):  # what is in a folder before it
+            with contextlib.suppress(OSError):  # where folders are names, none is left
+                self.fs.rmdir(folder)
+
+    def clear(self) -> None:
+        """Remove all that is here. Killed at any moment, it leaves what nobody takes for a store, and a pack for its own."""
+        self.put(f"{BESIDE}/removing", b"")
+        there = self.listing()
+        for name in ZARR:
+            if name in there:
+                self.fs.rm_file(self.at(name))
+        for name in sorted({name.partition("/")[0] for name in there} - {BESIDE, *ZARR}):
+            self.remove(name)
+        self.remove()
+        self._folders.clear()
 
     # What is known of pieces, while it is being made.
 
@@ -210,6 +249,11 @@ class Store:
             for _ in threads.map(lambda name: self.put(name, documents[name]), others):
                 pass
         self.put("zarr.json", documents["zarr.json"])
+
+
+def origin_of(fs: Any) -> Any:
+    """Return the filesystem itself, where a cache is in front of it."""
+    return fs.origin_fs if isinstance(fs, CachedFileSystem) else fs
 
 
 def _stored(name: str, info: Mapping[str, Any]) -> Stored:

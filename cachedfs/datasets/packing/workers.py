@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 from cachedfs.datasets.packing.job import Job
+from cachedfs.datasets.packing.store import Store
 from cachedfs.workers import Workers
 
-__all__ = ["Cluster", "Pool", "Threads", "client_of"]
+__all__ = ["Cluster", "Pool", "Threads", "client_of", "settle"]
 
 
 class Pool(Protocol):
@@ -50,13 +52,34 @@ class Threads:
         return [(future, future.result()) for future in done]
 
     def close(self, *, wait: bool) -> None:
+        store = self._job.store
+        store.is_given_up = not wait
+        _left.setdefault(store.place, set()).update(self._going)  # first: to wait may be interrupted, too
         self._threads.shutdown(wait=wait, cancel_futures=True)
+        if wait:
+            _left.pop(store.place, None)
+
+
+# What interrupted packs of this process still do, by the place that they write to.
+_left: dict[tuple[str, str], set[concurrent.futures.Future[Any]]] = {}
+os.register_at_fork(after_in_child=_left.clear)  # the child has none of these threads
+
+
+def settle(store: Store) -> None:
+    """Wait until nothing that was interrupted can write to a place any more: an upload that was begun may end late."""
+    if going := _left.pop(store.place, None):
+        try:
+            concurrent.futures.wait(going)
+        except BaseException:  # an interrupt: it is still so
+            _left.setdefault(store.place, set()).update(going)
+            raise
 
 
 class Cluster:
     """The workers of a Dask cluster. What one of them did not finish when it was lost is done by another."""
 
     def __init__(self, job: Job, client: Any) -> None:
+        import dask
         from distributed import as_completed
 
         self._client = client
@@ -66,8 +89,10 @@ class Cluster:
         if not threads:
             raise ValueError(f"{client}: has no workers; start some, or pack without client=")
         self.n_workers = 2 * threads  # one waits while another is done
-        # Once to each worker: the list of a source's files may be long.
-        self._job = client.scatter(job, broadcast=True, hash=False)
+        # Once to each worker: the list of a source's files may be long. As a task's result, which the scheduler can have made
+        # again: of what is scattered to all, Dask drops all copies but one, and that is gone with its worker.
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"}):
+            self._job = client.submit(_same, job, pure=False)
         self._going: set[Any] = set()
         self._done = as_completed(loop=client.loop)
 
@@ -87,6 +112,10 @@ class Cluster:
         return [(future, future.result())]
 
     def close(self, *, wait: bool) -> None:
+        from distributed import wait as wait_for
+
+        if wait and self._going:
+            wait_for(list(self._going))  # a task that is cancelled goes on where it runs
         for future in self._going:
             future.cancel()
 
@@ -98,6 +127,10 @@ def client_of(address: str) -> Any:
     except ImportError as error:
         raise ImportError("packing on Dask needs it: pip install distributed") from error
     return Client(address, timeout=10)
+
+
+def _same(job: Job) -> Job:
+    return job
 
 
 def _do(job: Job, method: str, args: tuple[Any, ...]) -> Any:

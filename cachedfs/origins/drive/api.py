@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from itertools import chain, product
 from typing import Any
 from unicodedata import is_normalized
 from unicodedata import normalize as _normal
@@ -34,8 +35,10 @@ __all__ = [
     "GOOGLE",
     "LIST_FIELDS",
     "ROOT",
+    "SHARED",
     "SHARED_WITH_ME",
     "SHORTCUT",
+    "DriveOutOfSight",
     "age",
     "change_of",
     "changes_params",
@@ -43,6 +46,7 @@ __all__ = [
     "child_query",
     "children_query",
     "dangling_info",
+    "drive_of",
     "drive_params",
     "failure",
     "file_url",
@@ -59,6 +63,7 @@ __all__ = [
     "newest",
     "shortcut_target",
     "shown",
+    "takes_id",
     "title_of",
     "upload_url",
     "url_of",
@@ -68,6 +73,7 @@ FOLDER = "application/vnd.google-apps.folder"
 SHORTCUT = "application/vnd.google-apps.shortcut"
 ROOT = "root"  # the service's own name for the top of My Drive
 SHARED_WITH_ME = "sharedWithMe"  # stands for the id that this view does not have
+SHARED = "shared:"  # begins the paths of a shared drive, which its name follows
 GOOGLE = "https://www.googleapis.com"
 ANY_DRIVE = {"supportsAllDrives": "true"}
 # Without `fields` an item is ten times as long.
@@ -78,7 +84,10 @@ FIELDS = (
 LIST_FIELDS = f"nextPageToken,incompleteSearch,items({FIELDS})"
 CHANGE_FIELDS = f"nextPageToken,newStartPageToken,items(type,fileId,driveId,deleted,file({FIELDS}))"
 _NATIVE = "application/vnd.google-apps."
+_THIRD_PARTY = f"{_NATIVE}drive-sdk"  # a shortcut to an application of somebody else, whose number follows
 _SLASH = "\uff0f"  # "／", as rclone shows it
+_MOST_SIGNS = 4  # of a slash in one name that are told from slashes one by one
+_OUT_OF_SIGHT = "notFound at driveId"
 _NOT_RIGHTS = frozenset({"fileNotDownloadable", "fileNotExportable"})
 _DOWNLOADS = frozenset({"downloadQuotaExceeded", "quotaExceeded at quota.download"})
 _USED_UP = {
@@ -106,8 +115,18 @@ def shown(title: str) -> str:
 
 
 def title_of(name: str) -> tuple[str, ...]:
-    """Return the titles that a part of a path may stand for."""
-    return (name, name.replace(_SLASH, "/")) if _SLASH in name else (name,)
+    """Return the titles that a part of a path may stand for; the last has a slash for every sign of one.
+
+    Each sign may stand for itself. Where there are many, all are taken to do what the first does: each one doubles a query.
+    """
+    parts = name.split(_SLASH)
+    n_signs = len(parts) - 1
+    if n_signs > _MOST_SIGNS:
+        return name, name.replace(_SLASH, "/")
+    return tuple(
+        "".join(chain.from_iterable(zip(parts, (*signs, ""), strict=True)))
+        for signs in product((_SLASH, "/"), repeat=n_signs)
+    )
 
 
 def form_of(name: str) -> str:
@@ -163,8 +182,16 @@ def key_headers(keys: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {"X-Goog-Drive-Resource-Keys": text} if text else {}
 
 
+def drive_of(folder: ObjectInfo) -> str | None:
+    """Return the shared drive that a listing of a folder looks in; None for what is not reached by its drive.
+
+    It is there for members only. A folder of it that was shared with others is listed like what is in no drive.
+    """
+    return folder.details.get("driveId") if folder.path.startswith(SHARED) else None
+
+
 def drive_params(drive_id: str | None) -> dict[str, str]:
-    """Return where a listing looks: in one shared drive, or everywhere else."""
+    """Return where a listing looks: in one shared drive, or in all that the account sees."""
     params = {**ANY_DRIVE, "includeItemsFromAllDrives": "true"}
     return params | ({"corpora": "drive", "driveId": drive_id} if drive_id else {})
 
@@ -204,6 +231,11 @@ def shortcut_target(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def is_native(mime: str) -> bool:
     """Return whether this is a kind of Google's own, which has no bytes: a document, a form, a folder."""
     return mime.startswith(_NATIVE)
+
+
+def takes_id(mime: str) -> bool:
+    """Return whether a new item of a kind takes an id that Drive gave out beforehand: documents of its own do not."""
+    return not is_native(mime) or mime == FOLDER or mime.startswith(_THIRD_PARTY)
 
 
 def is_trashed(item: Mapping[str, Any]) -> bool:
@@ -272,6 +304,10 @@ def age(item: Mapping[str, Any]) -> tuple[float, str]:
 
 
 # Failures
+class DriveOutOfSight(AccessDenied):
+    """The account is no member of a shared drive, or no longer; what was shared with it of that drive is there all the same."""
+
+
 def failure(
     status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
 ) -> Trouble | Exception:
@@ -280,6 +316,11 @@ def failure(
     said = f"{status}: {text}" if text else str(status)
     if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
         return trouble
+    if status == 404 and _OUT_OF_SIGHT in reasons:
+        return DriveOutOfSight(
+            f"{url}: this account is no member of the shared drive ({doing}: {said}). Ask for that, or have a folder of it "
+            "shared with the account that signs in: it is under drive://Shared with me then"
+        )
     is_gone = status in (404, 410)  # 410: of an upload that was begun
     if is_gone and pinned:
         return ObjectChanged(

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from fsspec.asyn import sync
 from fsspec.callbacks import DEFAULT_CALLBACK
-from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path
 
 from cachedfs.errors import CachedFSError, ObjectChanged
 from cachedfs.localfiles import filled
 from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.origins.drive.files import DriveFile, WrittenDriveFile, not_kept
 from cachedfs.origins.drive.media import must_have_bytes
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.tree import place_of, plain_path, side_by_side
@@ -30,7 +30,7 @@ from cachedfs.origins.walking import WalksCycles
 if TYPE_CHECKING:
     from cachedfs.origins.drive.origin import DriveOrigin
 
-__all__ = ["DriveFile", "DriveFileSystem", "WrittenDriveFile"]
+__all__ = ["DriveFileSystem"]
 
 _FSSPEC = frozenset({"asynchronous", "loop", "batch_size", "skip_instance_cache", "use_listings_cache"})
 _FSSPEC |= {"listings_expiry_time", "max_paths"}
@@ -239,7 +239,7 @@ class DriveFileSystem(WalksCycles):
                 spool.seek(0)
                 spool.truncate()
             except OSError as error:
-                raise error if isinstance(error, CachedFSError) else _not_kept(path, error) from error
+                raise error if isinstance(error, CachedFSError) else not_kept(path, error) from error
         raise AssertionError("unreachable")
 
     async def _readable(self, path: str) -> tuple[ObjectInfo, bytes | None]:
@@ -365,112 +365,6 @@ class DriveFileSystem(WalksCycles):
     def __reduce__(self) -> Any:
         refuse_live(self._options)
         return super().__reduce__()
-
-
-class DriveFile(AbstractBufferedFile):
-    """A file of Drive being read, in the version that it had when it was opened."""
-
-    def __init__(
-        self,
-        fs: DriveFileSystem,
-        path: str,
-        info: ObjectInfo,
-        block_size: int,
-        whole: bytes | None = None,
-        **options: Any,
-    ) -> None:
-        self._info, self._whole = info, whole
-        size = info.size if whole is None else len(whole)
-        super().__init__(fs, path, "rb", block_size, size=size, **options)
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """What was known of the file when it was opened."""
-        return self._info.as_info()
-
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        if self._whole is not None:
-            return self._whole[start:end]
-        return sync(self.fs.loop, self.fs._bytes, self.path, Range(start, end), self._info)  # type: ignore[no-any-return]
-
-
-class WrittenDriveFile(io.RawIOBase):
-    """A file being written: kept here until it is closed, then sent; a process that dies before changed nothing."""
-
-    # Nothing in here may fail: Python closes what it has half made, and closing sends.
-    def __init__(
-        self, fs: DriveFileSystem, path: str, mode: str, spool: Any, *, onto: str | None, autocommit: bool
-    ) -> None:
-        self.fs, self.path, self.mode, self.autocommit = fs, path, mode, autocommit
-        self._spool, self._onto = spool, onto
-        self._trouble: CachedFSError | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:
-        if self._trouble is not None:
-            raise self._trouble
-        try:
-            return int(self._spool.write(data))
-        except OSError as error:
-            self.discard()
-            self._trouble = _not_kept(self.path, error)
-            raise self._trouble from error
-
-    def tell(self) -> int:
-        return int(self._spool.tell())
-
-    def close(self) -> None:
-        """Send what was written, unless a transaction shall decide."""
-        if self.closed:
-            return
-        try:
-            if self.autocommit:
-                self.commit()
-        finally:
-            super().close()
-
-    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        if kind is not None:
-            self.discard()  # half a file is nobody's file
-            super().close()
-        self.close()
-
-    def __del__(self) -> None:
-        if not self.closed:  # dropped without a close: nobody said that it was complete
-            self.discard()
-            super().close()
-
-    def commit(self) -> None:
-        """Make what was written the file's content."""
-        if self._trouble is not None:
-            raise self._trouble  # half a file is nobody's file
-        try:
-            sync(
-                self.fs.loop,
-                self.fs.writer.write,
-                self.path,
-                Content(self._spool),
-                exclusive=self.mode == "xb",
-                onto=self._onto,
-            )
-        finally:
-            self.discard()
-
-    def discard(self) -> None:
-        """Forget what was written."""
-        self._spool.close()
-
-
-def _not_kept(path: str, error: OSError) -> CachedFSError:
-    """Return the error for bytes that cannot be kept until they are sent."""
-    ours = CachedFSError(
-        f"drive://{path}: what is written is kept in {tempfile.gettempdir()} until it is sent, and that failed "
-        f"({error.strerror}); nothing is sent. TMPDIR names another folder"
-    )
-    ours.errno = error.errno
-    return ours
 
 
 def _span(start: int, end: int | None) -> Range:

@@ -6,10 +6,8 @@ import logging
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
 import google.oauth2.credentials as google_users
@@ -18,16 +16,13 @@ from oauth2client.client import AssertionCredentials, OAuth2Credentials
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive.transport import SignedHttp, troubled
 from cachedfs.origins.retry import Failed
+from cachedfs.origins.tokens import Renewals, is_expired, left_s
 
 __all__ = ["SCOPE", "Found", "GoogleSource", "Held", "OAuth2ClientSource", "SavedFile", "Source"]
 
 log = logging.getLogger("cachedfs.origins")
 
 SCOPE = "https://www.googleapis.com/auth/drive"
-_EXPIRES_SOON_S = 300  # as gcsfs: a token that lasts less is renewed before it is used
-_EXPIRED_S = 10  # a token that lasts less may be refused when it arrives
-_SOON_AGAIN_S = 30  # a metadata server hands out the same token until it expires: not for every request
-_NEVER = float("inf")
 
 
 class Source(Protocol):
@@ -75,7 +70,7 @@ class GoogleSource:
         )
 
     def lasts_s(self) -> float:
-        return _left_s(self._credentials.token, self._credentials.expiry)
+        return left_s(self._credentials.token, self._credentials.expiry)
 
     def headers(self) -> dict[str, str]:
         headers: dict[str, str] = {}
@@ -108,7 +103,7 @@ class OAuth2ClientSource:
 
     def lasts_s(self) -> float:
         # Whatever `invalid` says: oauth2client sets it, and saves it, for a service in trouble too.
-        return _left_s(self._credentials.access_token, self._credentials.token_expiry)
+        return left_s(self._credentials.access_token, self._credentials.token_expiry)
 
     def headers(self) -> dict[str, str]:
         headers: dict[str, str] = {}
@@ -121,15 +116,6 @@ class OAuth2ClientSource:
 
     def scopes(self) -> list[str] | None:
         return sorted(getattr(self._credentials, "scopes", None) or ()) or None
-
-
-def _left_s(token: str | None, expiry: datetime | None) -> float:
-    if token is None:
-        return -1.0
-    if expiry is None:
-        return _NEVER
-    # Both libraries keep UTC without saying so.
-    return ((expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
 
 
 class _Caller:
@@ -201,7 +187,7 @@ class Held:
         self.connect_s, self._stall_s = connect_s, stall_s
         self._source, self._remedy = found.source, found.remedy
         self._lock = threading.Lock()
-        self._soon_tried = -_NEVER  # when a token that lasts a little longer was last renewed
+        self.renewals = Renewals()
 
     def authorize(self, http: Any) -> SignedHttp:
         """Return an http object that sends these credentials; PyDrive2 calls this for each thread."""
@@ -220,52 +206,55 @@ class Held:
 
     def is_fresh(self) -> bool:
         """Whether the headers can be sent without a thought."""
-        if self._source is None:
-            return True
-        left = self._source.lasts_s()
-        was_tried = time.monotonic() - self._soon_tried < _SOON_AGAIN_S
-        return left > _EXPIRES_SOON_S or (left > _EXPIRED_S and was_tried)
+        return self._source is None or self.renewals.is_fresh(self._source.lasts_s())
+
+    def is_expired(self) -> bool:
+        """Whether the present token cannot be used any more."""
+        return self._source is not None and is_expired(self._source.lasts_s())
 
     def fresh_headers(self, http: Any) -> dict[str, str]:
         """Return headers that can be sent, renewed over `http` when they are about to expire.
 
         Raises Failed where the network is in the way, AccessDenied where there is no token to be had.
         """
+        failure = self.renewals.failure
         if self._source is not None and not self.is_fresh():
-            if self._source.lasts_s() > _EXPIRED_S:
-                self._renew_early(self._source, http)
+            if self.is_expired():
+                self._renew_late(self._source, http, failure)
             else:
-                self._renew_late(self._source, http)
+                self._renew_early(self._source, http)
         return self.headers()
 
     def renew(self, refused: Mapping[str, str], http: Any) -> bool:
         """Get another token than the refused one, unless somebody just did; False where there is none."""
         if self._source is None or not self._source.can_renew:
             return False
+        failure = self.renewals.failure
         with self._lock:
             if self.headers() == refused:
-                self._renew(self._source, http)
+                with self.renewals.shared(failure):
+                    self._renew(self._source, http)
             return self.headers() != refused
 
     def _renew_early(self, source: Source, http: Any) -> None:
         if not self._lock.acquire(blocking=False):
             return  # the others use the token meanwhile
         try:
-            self._soon_tried = time.monotonic()
             # Whatever is in the way, the token still works for some minutes.
-            with suppress(Failed, AccessDenied):
+            with self.renewals.early(), suppress(Failed, AccessDenied):
                 if source.can_renew:
                     self._renew(source, http)
         finally:
             self._lock.release()
 
-    def _renew_late(self, source: Source, http: Any) -> None:
+    def _renew_late(self, source: Source, http: Any, failure: Failed | None) -> None:
         with self._lock:
-            if source.lasts_s() > _EXPIRED_S:
+            if not is_expired(source.lasts_s()):
                 return  # somebody was faster
             if not source.can_renew:
                 raise AccessDenied(f"Google Drive: the token has expired ({self.name}): {self._remedy}")
-            self._renew(source, http)
+            with self.renewals.shared(failure):
+                self._renew(source, http)
 
     def _renew(self, source: Source, http: Any) -> None:
         with troubled(self._remedy):

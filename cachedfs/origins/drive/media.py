@@ -136,7 +136,7 @@ class MediaRead(ResumedRead):
             self._held.append(data[span.start : span.stop])
 
     async def _whole(self, ask: Ask, mime: str) -> bytes:
-        async with self._to.client.exchange(ask) as body:
+        async with self._to.exports.exchange(ask) as body:
             came = body.headers.get("Content-Type", "").partition(";")[0].strip().lower()
             if body.status != 200 or (came == "text/html" != mime):
                 raise Failed(Trouble(f"the answer ({body.status}, {came or 'of no type'}) is not the export"))

@@ -11,7 +11,7 @@ from typing import Any
 from cachedfs.origins.drive.api import GOOGLE
 from cachedfs.origins.drive.exports import wanted
 
-__all__ = ["SIGN_IN", "DriveOptions", "refuse_live"]
+__all__ = ["ANONYMOUS", "DEFAULT", "SIGN_IN", "DriveOptions", "refuse_live", "token_file"]
 
 # PyDrive2's own names, and those of google-auth.
 SIGN_IN = (
@@ -26,6 +26,7 @@ SIGN_IN = (
     "use_service_account",
     "profile",
 )
+ANONYMOUS, DEFAULT = "anon", "google_default"  # the tokens that are names
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,3 +85,19 @@ def refuse_live(options: Mapping[str, Any]) -> None:
                 f"drive option {name}=: a live {type(options[name]).__name__} cannot travel to another process; "
                 "give what can: token= (a file's name, 'google_default'), or client_json_file_path="
             )
+
+
+def token_file(token: Any) -> str | None:
+    """Return the name of the file that `token=` names; None for what is a token itself, or names a way to sign in."""
+    if not isinstance(token, (str, os.PathLike)):
+        return None
+    text: str = os.fspath(token).strip()
+    is_file = isinstance(token, os.PathLike) or (text not in (ANONYMOUS, DEFAULT) and _is_file_name(text))
+    return os.path.expanduser(text) if is_file else None
+
+
+def _is_file_name(text: str) -> bool:
+    """Return whether a string is meant as the name of a file: access tokens hold no `.json`, but may hold a `/`."""
+    if text.startswith(("ya29.", "1//")) or len(text) > 1000:
+        return False
+    return text.endswith(".json") or text.startswith(("/", "~", "./", "../")) or os.path.isfile(text)

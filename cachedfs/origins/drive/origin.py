@@ -12,9 +12,10 @@ from typing import Any
 
 from cachedfs.errors import ObjectNotFound
 from cachedfs.model import Changes, ObjectInfo, Range, Suffix
-from cachedfs.origins.base import Alone
+from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.account import Account, Connection
+from cachedfs.origins.drive.account import Account
+from cachedfs.origins.drive.connection import Connection
 from cachedfs.origins.drive.media import MediaRead
 from cachedfs.origins.drive.tree import MY_DRIVE, Tree, has_feed, place_of, plain_path
 from cachedfs.origins.failures import mapped
@@ -130,7 +131,11 @@ class DriveOrigin:
                     return await self._first_token(to, part)
                 drive_id, _, page_token = token.partition("/")
                 after, entries = await to.changes(drive_id, page_token, part)
-            except (ValueError, ObjectNotFound) as error:  # forgotten, or of a drive that is out of sight
+            except (
+                ValueError,
+                ObjectNotFound,
+                api.DriveOutOfSight,
+            ) as error:  # forgotten, or of a drive that is out of sight
                 log.info("the changes of %s have to begin anew: %s", api.url_of(part), error)
                 return None
         return Changes(f"{drive_id}/{after}", tuple(map(api.change_of, entries)))
@@ -144,6 +149,6 @@ class DriveOrigin:
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what the filesystem's `method` returns."""
         inner = await self.filesystem()
-        path = args[0] if args and isinstance(args[0], str) else ""
+        path = subject_of(method, args)
         with mapped(api.url_of(plain_path(path)), f"calling {method}"):
             return await invoke(inner, method, *args, **options)

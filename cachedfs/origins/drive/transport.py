@@ -26,7 +26,7 @@ from oauth2client import client as oauth2client
 
 from cachedfs.errors import AccessDenied, CachedFSError
 from cachedfs.origins.failures import without_secrets
-from cachedfs.origins.retry import Failed, Trouble
+from cachedfs.origins.retry import Failed, Trouble, untrusted
 
 __all__ = [
     "Answer",
@@ -41,10 +41,19 @@ __all__ = [
     "proxy_of",
     "send",
     "troubled",
+    "trusted",
 ]
 
 _SIGN_IN_AGAIN = "sign in again"
 _HTTP_PROXY = 3  # as PySocks numbers them
+_OF_TLS = (
+    "ca_certs",
+    "cert_file",
+    "disable_ssl_certificate_validation",
+    "tls_maximum_version",
+    "tls_minimum_version",
+)
+_SLICE = 64 << 10  # has left within the limit for silence where a line takes 2 kB a second
 
 
 class Unreachable(OSError):
@@ -100,6 +109,8 @@ def troubled(remedy: str = _SIGN_IN_AGAIN) -> Iterator[None]:
         raise _refused(error, remedy) from None
     except httplib2.RedirectLimit as error:
         raise Failed(Trouble("the service redirects in a circle", is_final=True)) from error
+    except ssl.SSLCertVerificationError as error:
+        raise Failed(untrusted(_text(error))) from error
     except (OSError, http.client.HTTPException, httplib2.HttpLib2Error) as error:
         raise Failed(Trouble(_text(error), is_unreachable=_is_unreachable(error))) from error
 
@@ -301,8 +312,8 @@ def connection_types(connect_s: float) -> Mapping[str, type[http.client.HTTPConn
     """Return the connection classes by URL scheme, to hand to httplib2 as `connection_type`.
 
     They raise Unreachable when there is no connection within `connect_s` (to each address of a host;
-    asking for the addresses takes what the system takes), wait for data as long as httplib2's `timeout`
-    says, and send nothing twice that may not be repeated.
+    asking for the addresses takes what the system takes), wait as long as httplib2's `timeout`
+    says for data, or for a body to go on, and send nothing twice that may not be repeated.
     """
     return {
         "http": type("PlainConnection", (_Plain,), {"connect_s": connect_s}),
@@ -364,6 +375,15 @@ class _Patient:
         finally:
             self.host, self.port = target
 
+    def send(self, data: Any) -> None:
+        """Send bytes slice by slice: the limit of a socket is for all that it is given at once, and not for its silence."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            super().send(data)  # type: ignore[misc]  # a file, which is sent by pieces of its own
+            return
+        view = memoryview(data)
+        for start in range(0, len(view), _SLICE):
+            super().send(view[start : start + _SLICE])  # type: ignore[misc]
+
     def request(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Send a request; on a new connection where the service has left the old one."""
         if self.sock is not None and _is_stale(self.sock):
@@ -388,8 +408,33 @@ class _Plain(_Patient, httplib2.HTTPConnectionWithTimeout):  # type: ignore[misc
 
 
 class _Secure(_Patient, httplib2.HTTPSConnectionWithTimeout):  # type: ignore[misc]
+    def __init__(self, host: str, port: int | None = None, **options: Any) -> None:
+        super().__init__(host, port, **options)
+        # An http object that says something of TLS has it its own way.
+        if "HTTPLIB2_CA_CERTS" not in os.environ and not any(map(options.get, _OF_TLS)):
+            self._context = trusted()
+
     def _connect_directly(self) -> None:
         http.client.HTTPSConnection.connect(self)
+
+
+def trusted() -> ssl.SSLContext:
+    """Return whom to trust, the same for media and for all else: the authorities of the system, or of SSL_CERT_FILE.
+
+    Those that httplib2 brings, where the system has none.
+    """
+    return _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@functools.cache
+def _trusted(*named: str | None) -> ssl.SSLContext:
+    # Some hundred certificates: read once for all connections, and again where the variables `named` change.
+    context = ssl.create_default_context()
+    folder = ssl.get_default_verify_paths().capath  # looked into when somebody answers
+    if not context.cert_store_stats()["x509"] and not (folder and os.listdir(folder)):
+        context.load_verify_locations(httplib2.CA_CERTS)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def _is_stale(sock: socket.socket) -> bool:

@@ -11,10 +11,11 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from cachedfs.errors import ObjectNotFound
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound
 from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.account import Account, Connection
+from cachedfs.origins.drive.account import Account
+from cachedfs.origins.drive.connection import Connection
 
 __all__ = ["MY_DRIVE", "Place", "Tree", "has_feed", "id_and_key", "place_of", "plain_path", "side_by_side"]
 
@@ -23,7 +24,7 @@ T = TypeVar("T")
 logger = logging.getLogger("cachedfs.origins")
 
 MY_DRIVE, SHARED_WITH_ME = "My Drive", "Shared with me"
-_SHARED, _ID, _KEY = "shared:", "id:", ",resourcekey="  # the last as in Drive's own links
+_ID, _KEY = "id:", ",resourcekey="  # the last as in Drive's own links
 _FOLDERS_LAST_S = 30.0  # how long the folders on the way to a path are remembered where nobody hands them in
 _AT_ONCE = 8  # sibling folders listed at once; a listing costs 100 units of 325,000 a minute
 
@@ -43,12 +44,20 @@ def plain_path(path: str) -> str:
 def place_of(path: str) -> Place:
     """Return where a path starts; ValueError for a start that Drive does not have."""
     top, *names = path.split("/")
-    named = (top.startswith(_SHARED) and top != _SHARED) or (top.startswith(_ID) and top != _ID)
+    named = (top.startswith(api.SHARED) and top != api.SHARED) or (top.startswith(_ID) and top != _ID)
     if not named and top not in ("", MY_DRIVE, SHARED_WITH_ME):
+        # "MyDrive" is how a mounted Drive spells it, as Colab's.
+        meant = "/".join([MY_DRIVE, *(names if top == "MyDrive" else (top, *names))])
         raise ValueError(
             f"{api.url_of(path)}: a Drive path starts with one of 'My Drive', 'shared:NAME' (a shared drive), "
-            f"'Shared with me' or 'id:ID' (any file or folder), as in drive://My Drive/{path}"
+            f"'Shared with me' or 'id:ID' (any file or folder), as in drive://{meant}"
         )
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{api.url_of(path)!a}: a name is not UTF-8, as names in Drive are; rename it"
+        ) from None
     if "" in names:
         raise ValueError(f"{api.url_of(path)}: a name is empty; write one slash between names")
     return Place(top, tuple(names))
@@ -62,7 +71,7 @@ def id_and_key(top: str) -> tuple[str, str | None]:
 
 def has_feed(top: str) -> bool:
     """Return whether Drive tells of all that changes below a start of paths: in a drive, but not in a view of many."""
-    return top == MY_DRIVE or top.startswith(_SHARED)
+    return top == MY_DRIVE or top.startswith(api.SHARED)
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -101,20 +110,37 @@ class Tree:
             raise _missing(path, f"{api.url_of(parent.path)} is a file")
         if not items:
             raise _missing(path, "no item of this name is in the folder")
-        info = await self._followed(api.newest(items), path)
+        info = await self.followed(api.newest(items), path)
         if len(items) > 1:
             self._warn(path, len(items))
         return info
 
     async def named(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
         """Return the items that `path` names in its folder: usually one, or none."""
-        to, name = await self._account.connection(), path.rpartition("/")[2]
+        name = path.rpartition("/")[2]
         assert folder.id is not None  # all folders have one
-        found = await to.items(api.child_query(folder.id, name), folder, path, "looking it up")
+        found = await self._found(api.child_query(folder.id, name), folder, path, "looking it up")
         items = [item for item in found if api.shown(item["title"]) == name]
         if not items:
             self._warn_of_look_alikes(path, name, [api.shown(item["title"]) for item in found])
         return items
+
+    async def _found(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
+        """Return the items that a query finds in a folder; ObjectNotFound only where the folder itself is gone.
+
+        Else what is in a folder that Drive does not list would be taken for absent: left out, or written beside.
+        """
+        to = await self._account.connection()
+        try:
+            return await to.items(query, folder, path, doing)
+        except ObjectNotFound as error:
+            item = await to.item(str(folder.id), path, key=folder.details.get("resourceKey"))
+            if api.is_trashed(item):
+                raise
+            raise CachedFSError(
+                f"{api.url_of(path)}: Drive shows the folder {folder.path!r}, and does not find what is in it ({doing}). Try "
+                "again; if that stays, ask its owner to share it anew with the account that signs in"
+            ) from error
 
     async def at(self, path: str, *, sure: bool = False) -> tuple[ObjectInfo, list[dict[str, Any]]]:
         """Return the folder of `path` and the items that `path` names there; what was remembered and is gone is asked again.
@@ -201,7 +227,7 @@ class Tree:
         if not folder.path:
             return await self._tops(to)
         assert folder.id is not None
-        items = await to.items(api.children_query(folder.id), folder, folder.path, "listing it")
+        items = await self._found(api.children_query(folder.id), folder, folder.path, "listing it")
         by_name: dict[str, list[dict[str, Any]]] = {}
         for item in {item["id"]: item for item in items}.values():
             by_name.setdefault(api.shown(item["title"]), []).append(item)
@@ -213,7 +239,7 @@ class Tree:
             for name, same in by_name.items()
         }
         shortcuts = [path for path, item in chosen.items() if api.shortcut_target(item) is not None]
-        followed = await side_by_side(self._followed(chosen[path], path) for path in shortcuts)
+        followed = await side_by_side(self.followed(chosen[path], path) for path in shortcuts)
         targets = dict(zip(shortcuts, followed, strict=True))
         return [targets.get(path) or api.item_info(item, path) for path, item in chosen.items()]
 
@@ -231,7 +257,7 @@ class Tree:
                 except ObjectNotFound:
                     if here is folder:
                         raise
-                    return []  # it went while its siblings were listed
+                    return []  # it went while its siblings were listed: `children` asked
 
         above = {asyncio.ensure_future(visit(folder)): frozenset({folder.id})}
         try:
@@ -255,16 +281,12 @@ class Tree:
     async def _tops(self, to: Connection) -> list[ObjectInfo]:
         drives = await to.drives()
         mine = await self._top(MY_DRIVE, MY_DRIVE)
-        names = Counter(drive["name"] for drive in drives)
+        names = [api.shown(drive["name"]) for drive in drives]
+        n_of = Counter(names)
         shared = [
             # What has a name of its own is called by it, the others by their ids.
-            _shared_drive(
-                f"{_SHARED}{api.shown(drive['name'])}"
-                if names[drive["name"]] == 1
-                else f"{_ID}{drive['id']}",
-                drive,
-            )
-            for drive in drives
+            _shared_drive(f"{api.SHARED}{name}" if n_of[name] == 1 else f"{_ID}{drive['id']}", drive)
+            for name, drive in zip(names, drives, strict=True)
         ]
         return [mine, await self._top(SHARED_WITH_ME, SHARED_WITH_ME), *shared]
 
@@ -274,13 +296,13 @@ class Tree:
         if top == SHARED_WITH_ME:
             return api.folder_info(path, api.SHARED_WITH_ME)
         to = await self._account.connection()
-        if top.startswith(_SHARED):
-            return await self._shared_drive(to, path, top.removeprefix(_SHARED))
+        if top.startswith(api.SHARED):
+            return await self._shared_drive(to, path, top.removeprefix(api.SHARED))
         id, key = (api.ROOT, None) if top == MY_DRIVE else id_and_key(top)
         if api.is_trashed(item := await to.item(id, path, key=key)):
             raise _missing(path, "it is in the trash")
         item |= {"resourceKey": key} if key else {}
-        return await self._followed(item, path)
+        return await self.followed(item, path)
 
     async def _shared_drive(self, to: Connection, path: str, name: str) -> ObjectInfo:
         drives = await to.drives()
@@ -296,15 +318,15 @@ class Tree:
         return _shared_drive(path, found[0])
 
     # Shortcuts and duplicates
-    async def _followed(self, item: Mapping[str, Any], path: str) -> ObjectInfo:
+    async def followed(self, item: Mapping[str, Any], path: str) -> ObjectInfo:
         """Return what an item is: for a shortcut, what it points at. Shortcuts to shortcuts do not exist."""
         if (target := api.shortcut_target(item)) is None:
             return api.item_info(item, path)
         to = await self._account.connection()
         try:
             found = await to.item(target["targetId"], path, key=target.get("targetResourceKey"))
-        except (ObjectNotFound, KeyError):
-            found = {}
+        except (ObjectNotFound, AccessDenied, KeyError):
+            found = {}  # one target that is out of reach hides no neighbour
         if not found or api.is_trashed(found):
             return api.dangling_info(item, path)
         return api.item_info(found, path, via=item)

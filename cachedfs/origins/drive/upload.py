@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cachedfs.errors import ObjectNotFound
 from cachedfs.origins.drive import api
+from cachedfs.origins.google import object_of
 from cachedfs.origins.ranges import number
 from cachedfs.origins.retry import Failed, Trouble
 
 if TYPE_CHECKING:
-    from cachedfs.origins.drive.account import Connection
+    from cachedfs.origins.drive.connection import Connection
     from cachedfs.origins.http import Ask
 
 __all__ = ["PIECE", "Content", "OtherBytes", "upload"]
@@ -91,7 +92,7 @@ async def _at_once(
     ask = _ask(to, path, into, "multipart", headers)
 
     async def attempt() -> dict[str, Any]:
-        return _item_of((await to.send(ask, _method(into), body)).body)
+        return object_of((await to.send(ask, _method(into), body)).body)
 
     return await (to.created if into is None else to.retried)(attempt, ask)
 
@@ -137,16 +138,22 @@ async def _in_one_session(
 async def _piece(
     to: Connection, path: str, address: str, content: Content, start: int
 ) -> tuple[int, dict[str, Any] | None]:
-    """Send one piece; return where the next one starts, or the finished item."""
-    tries, has_failed = to.client.new_tries(), False
+    """Send one piece; return where the next one starts, or the finished item.
+
+    All of it may be more than a slow line takes in one try: as long as more arrives each time, there are others.
+    """
+    tries, has_failed, most = to.client.new_tries(), False, start
     while True:
         stop = min(start + PIECE, content.size)
         ask = to.ask(address, path, f"sending bytes {start} to {stop}", {})
         try:
             if has_failed:
-                start, item = await _progress(to, ask, b"", f"bytes */{content.size}", start)
+                kept, item = await _progress(to, ask, b"", f"bytes */{content.size}", start)
                 if item is not None:
-                    return start, item
+                    return kept, item
+                if kept > most:  # not only again what it forgot meanwhile
+                    most, tries = kept, to.client.new_tries()
+                start = kept
                 stop = min(start + PIECE, content.size)
             if start >= content.size:
                 raise Failed(Trouble("the service has all bytes and makes no file of them"))
@@ -168,7 +175,7 @@ async def _progress(
 
     answer = await to.send(replace(ask, headers={"Content-Range": span}), "PUT", data)
     if answer.status != 308:
-        return start, _item_of(answer.body)
+        return start, object_of(answer.body)
     last = number(answer.headers.get("range", "").rpartition("-")[2])
     return (0 if last is None else last + 1), None
 
@@ -180,10 +187,3 @@ def _ask(to: Connection, path: str, into: str | None, kind: str, headers: Mappin
 
 def _method(into: str | None) -> str:
     return "POST" if into is None else "PUT"
-
-
-def _item_of(body: bytes) -> dict[str, Any]:
-    try:
-        return dict(json.loads(body))
-    except ValueError as error:
-        raise Failed(Trouble("the answer is not JSON")) from error

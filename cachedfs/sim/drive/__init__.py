@@ -56,9 +56,13 @@ class DriveService(DriveApi):
         item.text = text.encode()
         return item.id
 
-    def do_share_drive(self, name: str) -> str:
-        """Return the id of a new shared drive, which is a `parent` too."""
-        return self.items.share_drive(name)
+    def do_share_drive(self, name: str, *, member: bool = True) -> str:
+        """Return the id of a new shared drive, which is a `parent` too; no member sees only what is shared with it."""
+        return self.items.share_drive(name, member=member)
+
+    def do_share(self, item_id: str) -> None:
+        """Share an item with the account, and what lies in it."""
+        self.do_edit(item_id, sharedWithMeDate=rfc3339(self.items.tick()))
 
     def do_shared_with_me(self, name: str, data: bytes | None = None) -> str:
         """Return the id of a new file, without data folder, of somebody else: it lies in no folder."""
@@ -147,9 +151,9 @@ class DriveService(DriveApi):
         """Forget the resumable uploads begun so far."""
         self.uploads.clear()
 
-    def do_accept_only(self, n: int) -> None:
-        """Keep only n bytes of the next chunk of a resumable upload."""
-        self.accept_only = n
+    def do_accept_only(self, n: int, times: int = 1) -> None:
+        """Keep only n bytes of each of the next chunks, so many, of resumable uploads."""
+        self.accepts = [n] * times
 
     def _item(self, item_id: str) -> Item:
         item = self.items.get(item_id)
@@ -204,6 +208,7 @@ class DriveServer(SimServer):
     shortcut = command(DriveService.do_shortcut)
     document = command(DriveService.do_document)
     share_drive = command(DriveService.do_share_drive)
+    share = command(DriveService.do_share)
     shared_with_me = command(DriveService.do_shared_with_me)
     fill = command(DriveService.do_fill)
     get = command(DriveService.do_get)

@@ -36,6 +36,8 @@ class Feed(Reading):
         rows = list[dict[str, Any]]()
         for change in rest[:limit]:
             item = None if change.left else self.items.get(change.item_id)
+            if item and not self.items.is_visible(item):
+                continue
             if _is_in_feed(change, ask) and (item or with_removed):
                 rows.append(_change(change, shown(item) if item else None, is_v3=is_v3))
         out: dict[str, Any] = {"kind": "drive#changeList", "changes" if is_v3 else "items": rows}
@@ -77,7 +79,7 @@ class Feed(Reading):
 
     def _drives(self, ask: Ask, which: str, rest: list[str]) -> Answer:
         kind, key = _KINDS[which]
-        names = self.items.drives
+        names = {id: name for id, name in self.items.drives.items() if id not in self.items.foreign}
         rows = [{"kind": kind, "id": i, "name": n} for i, n in names.items() if not rest or [i] == rest]
         if rest:
             if not rows:

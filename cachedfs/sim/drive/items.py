@@ -16,10 +16,22 @@ from typing import Any
 
 from cachedfs.sim.objects import Content
 
-__all__ = ["DOCUMENT", "EXPORTS", "FOLDER", "SHORTCUT", "Change", "Item", "Items", "Revision", "rfc3339"]
+__all__ = [
+    "DOCUMENT",
+    "EXPORTS",
+    "FOLDER",
+    "SHORTCUT",
+    "Change",
+    "Item",
+    "Items",
+    "Revision",
+    "is_editors",
+    "rfc3339",
+]
 
 _APPS = "application/vnd.google-apps."
 FOLDER, SHORTCUT, DOCUMENT = _APPS + "folder", _APPS + "shortcut", _APPS + "document"
+_THIRD_PARTY = _APPS + "drive-sdk"  # a shortcut to an application of somebody else, whose number follows
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 # What native documents can be exported as.
 EXPORTS = {
@@ -27,6 +39,11 @@ EXPORTS = {
     _APPS + "spreadsheet": ("text/csv", "application/pdf", _OFFICE + "spreadsheetml.sheet"),
     _APPS + "presentation": ("text/plain", "application/pdf", _OFFICE + "presentationml.presentation"),
 }
+
+
+def is_editors(mime: str) -> bool:
+    """Return whether items of a kind are documents of Google's own editors, and not what Drive has besides."""
+    return mime.startswith(_APPS) and mime not in (FOLDER, SHORTCUT) and not mime.startswith(_THIRD_PARTY)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +111,7 @@ class Items:
         self._titles: dict[str, dict[str, list[Item]]] = {}
         self._changes: dict[str, Change] = {}  # Invariant: in order of their numbers
         self.drives: dict[str, str] = {}  # id to name, of shared drives
+        self.foreign: set[str] = set()  # of these, those that the account is no member of
         self.root = "0A" + self.new_id()[:12] + "Uk9PVA"
         now = self.tick()
         self._insert(Item(self.root, "My Drive", FOLDER, [], now, now))
@@ -135,6 +153,12 @@ class Items:
         if item.trashed or not item.parents:
             return item.trashed
         return all(self.is_trashed(self._items[parent]) for parent in item.parents)
+
+    def is_visible(self, item: Item) -> bool:
+        """Return whether the account sees an item: of a drive that it is no member of, what was shared with it."""
+        return item.drive_id not in self.foreign or any(
+            self._items[id].fields.get("sharedWithMeDate") for id in self._above(item.id)
+        )
 
     def changes(self, first: int | None = None) -> tuple[list[Change], int]:
         """Return what the feed shows from number `first` on, in order, and where it goes on.
@@ -236,11 +260,12 @@ class Items:
         self._unlink(item)
         del self._items[item.id]
 
-    def share_drive(self, name: str) -> str:
-        """Return the id of a new shared drive, which is the id of its top folder too."""
+    def share_drive(self, name: str, *, member: bool = True) -> str:
+        """Return the id of a new shared drive, which is the id of its top folder too; `member`: the account is one."""
         drive_id = "0A" + self.new_id()[:12] + "Uk9PVA"
         now = self.tick()
         self.drives[drive_id] = name
+        self.foreign |= set() if member else {drive_id}
         self._insert(Item(drive_id, "Drive", FOLDER, [], now, now, drive_id=drive_id))
         return drive_id
 

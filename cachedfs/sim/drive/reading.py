@@ -60,7 +60,7 @@ class Reading(Accounts):
         """Return the item that the caller may see; Refusal when it is none."""
         item = self.items.get(item_id)
         missing = Refusal(404, f"File not found: {item_id}.", "notFound", location="fileId")
-        if item is None:
+        if item is None or not self.items.is_visible(item):
             raise missing
         if item.drive_id and not (ask.knows_drives or in_any_drive):
             raise missing
@@ -135,8 +135,9 @@ class Reading(Accounts):
         tops, wants = {items.root, *items.drives}, ask.wants_drives
 
         def is_listed(item: Item) -> bool:
-            seen = item.drive_id == drive_id if drive_id else wants or not item.drive_id
-            return seen and item.id not in tops and items.get(item.id) is item and matches(item)
+            is_here = item.drive_id == drive_id if drive_id else wants or not item.drive_id
+            is_seen = is_here and items.is_visible(item) and item.id not in tops
+            return is_seen and items.get(item.id) is item and matches(item)
 
         candidates = self._candidates(ask, query) if in_space else []
         return _Cursor(asked, ordered(candidates, ask), is_listed)
@@ -223,7 +224,7 @@ class Reading(Accounts):
     def _check_drive(self, ask: Ask) -> None:
         if ask.drive_id and not ask.knows_drives:
             raise invalid("driveId", "A driveId needs supportsAllDrives.")
-        if ask.drive_id and ask.drive_id not in self.items.drives:
+        if ask.drive_id and ask.drive_id not in self.items.drives.keys() - self.items.foreign:
             raise Refusal(404, f"Shared drive not found: {ask.drive_id}", "notFound", location="driveId")
 
 

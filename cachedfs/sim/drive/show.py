@@ -41,11 +41,15 @@ class _Shown:
 
     def parents(self) -> list[dict[str, Any]]:
         out = []
-        for parent in self.item.parents:
+        for parent in self._parents_in_sight():
             link, is_root = f"http://{self.host}/drive/v2/files/{parent}", parent == self.items.root
             at = {"selfLink": f"{self.link}/parents/{parent}", "parentLink": link}
             out.append({"kind": "drive#parentReference", "id": parent, **at, "isRoot": is_root})
         return out
+
+    def _parents_in_sight(self) -> list[str]:
+        known = {parent: self.items.get(parent) for parent in self.item.parents}
+        return [parent for parent, item in known.items() if item and self.items.is_visible(item)]
 
     def labels(self) -> dict[str, bool]:
         out = dict.fromkeys(("starred", "hidden", "trashed", "restricted", "viewed", "modified"), False)

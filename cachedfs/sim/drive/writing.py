@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cachedfs.sim.drive.call import V2, V3, Ask, invalid
-from cachedfs.sim.drive.items import EXPORTS, FOLDER, SHORTCUT, Item
+from cachedfs.sim.drive.items import EXPORTS, FOLDER, SHORTCUT, Item, is_editors
 from cachedfs.sim.drive.reading import Reading, can, forbidden
 from cachedfs.sim.google import json_answer, take_chunk
 from cachedfs.sim.messages import Answer, Call, Refusal
@@ -42,7 +42,7 @@ class Writing(Reading):
         super().__init__(network, folder)
         self.uploads: dict[str, Upload] = {}
         self._reserved: set[str] = set()  # ids given out by generateIds
-        self.accept_only: int | None = None
+        self.accepts: list[int] = []  # how many bytes are kept of the next chunks
 
     def _new_upload(self, ask: Ask, fields: dict[str, Any], mime: str, item_id: str = "") -> Upload:
         given = item_id or fields.get("id") or self.items.new_id()
@@ -56,13 +56,25 @@ class Writing(Reading):
             raise Refusal(409, "A file already exists with the provided ID.", "fileIdInUse")
         if "id" in fields and upload.item_id not in self._reserved:
             raise Refusal(400, "The provided file ID is not usable.", location="id")
+        if "id" in fields and is_editors(upload.mime):
+            text = "Generated IDs are not supported for Docs Editors formats."
+            raise Refusal(400, text, "generatedIdNotSupported", location="file.id")
         parents = _ids(fields.get("parents")) or ["root"]
         if len(parents) > 1:
             raise Refusal(400, "A file cannot be put into several folders.", location="parents")
-        folder = self._need(upload.ask, parents[0])
+        folder = self._folder(upload.ask, parents[0])
         if not can(folder, "canAddChildren"):
             raise forbidden(folder)
         return [folder.id]
+
+    def _folder(self, ask: Ask, item_id: str) -> Item:
+        """Return what something is put into; Refusal for what is no folder."""
+        folder = self._need(ask, item_id)
+        if folder.mime != FOLDER:
+            raise Refusal(
+                403, "The specified parent is not a folder.", "parentNotAFolder", location="parents"
+            )
+        return folder
 
     def _new_item(self, upload: Upload) -> Item:
         """Return the item that a request makes, still empty."""
@@ -121,8 +133,7 @@ class Writing(Reading):
             return Answer(499)
         if upload.result:
             return self._file(upload.ask, upload.result)
-        total = take_chunk(upload.data, call, self.accept_only)
-        self.accept_only = None if call.body else self.accept_only
+        total = take_chunk(upload.data, call, self.accepts.pop() if call.body and self.accepts else None)
         if total == len(upload.data):
             upload.result = self._save(upload, bytes(upload.data))
             return self._file(upload.ask, upload.result)
@@ -171,7 +182,7 @@ class Writing(Reading):
             return
         if len(added or parents) > 1:
             raise Refusal(403, "A file cannot be put into several folders.", "multipleParentsNotAllowed")
-        target = [self._need(ask, p).id for p in added or parents]
+        target = [self._folder(ask, p).id for p in added or parents]
         left = [p for p in item.parents if p not in {self.items.root if r == "root" else r for r in removed}]
         self.items.move(item, target or left)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,8 +17,9 @@ from cachedfs.sim import DriveServer
 from tests.origins.drive.certificates import private_key
 from tests.sim.discovery import problems_of_request
 
-PATIENT = Policy(base_s=0.001, cap_s=0.001)  # a busy machine may seem to hang
-QUICK = Policy(base_s=0.001, cap_s=0.001, stall_s=0.25)  # where a request does
+# A busy machine may seem to hang, and a request that it held up is not to be sent a second time.
+PATIENT = Policy(base_s=0.001, cap_s=0.001, hedge_least_s=3600.0, hedge_early_s=3600.0)
+QUICK = dataclasses.replace(PATIENT, stall_s=2.0)  # where a request does hang
 _numbers = itertools.count()
 
 

@@ -35,6 +35,7 @@ from pydrive2.auth import GoogleAuth
 from pydrive2.drive import GoogleDrive
 
 from cachedfs.errors import AccessDenied
+from cachedfs.origins import tokens
 from cachedfs.origins.drive import held, transport
 from cachedfs.origins.drive.auth import OPTIONS, DriveAuth, describe, sign_in
 from cachedfs.origins.drive.transport import Unreachable, send
@@ -49,7 +50,7 @@ CLIENT = "client-1.apps.googleusercontent.com"
 
 
 def signed_in(**options: Any) -> GoogleAuth:
-    return sign_in(options, connect_s=2.0, stall_s=5.0)
+    return sign_in(options, connect_s=60.0, stall_s=60.0)
 
 
 def has_no_secret(text: str) -> bool:
@@ -235,6 +236,44 @@ def saved_file(home: Any, text: str, profile: str = "default") -> Any:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
+
+
+class Slow:
+    """Credentials of a library for which nobody answers, as soon as `go_on` is set."""
+
+    can_renew = True
+
+    def __init__(self, lasts_s: float) -> None:
+        self._lasts_s, self._n_asked = lasts_s, itertools.count(1)
+        self.begun, self.go_on, self.all_wait = threading.Event(), threading.Event(), threading.Event()
+        self.n_renewed = 0
+
+    def lasts_s(self) -> float:
+        if next(self._n_asked) >= 17:  # by eight threads twice, and by the one that renews
+            self.all_wait.set()
+        return self._lasts_s
+
+    def headers(self) -> dict[str, str]:
+        return {"authorization": "Bearer old"}
+
+    def renew(self, http: Any) -> None:
+        self.n_renewed += 1
+        self.begun.set()
+        assert self.go_on.wait(60)
+        raise OSError("nobody answers")
+
+    def scopes(self) -> list[str] | None:
+        return None
+
+
+def held_by(source: Slow) -> Any:
+    return held.Held(held.Found(source, "somebody", "sign in"), connect_s=60.0, stall_s=60.0)
+
+
+def auth_by(source: Slow) -> GoogleAuth:
+    gauth = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS))
+    gauth.credentials = held_by(source)
+    return gauth
 
 
 class TestServiceAccount:
@@ -425,6 +464,20 @@ class TestGoogleAuthCredentials:
         with refused(ValueError, "refresh_token"):
             signed_in(token={"type": "authorized_user", "client_secret": "SECRET"})
 
+    @pytest.mark.parametrize("option", ["token", "client_json_file_path", "client_json"])
+    async def test_what_google_auth_saves_of_a_user_is_an_authorized_user(
+        self, google_server: Google, tmp_path: Any, option: str
+    ) -> None:
+        """The `token.json` of Google's own examples, which says nothing of its type."""
+        saved = user_credentials(google_server).to_json()
+        assert "type" not in json.loads(saved)
+        path = tmp_path / "token.json"
+        path.write_text(saved)
+        gauth = signed_in(**{option: saved if option == "client_json" else str(path)})
+        assert describe(gauth) == f"authorized user of client {CLIENT}"
+        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
+        assert path.read_text() == saved
+
     @pytest.mark.parametrize("options", [{}, {"token": "google_default"}, {"token": "", "client_id": None}])
     async def test_colab_signs_in_and_stays_signed_in(
         self, google_server: Google, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
@@ -460,6 +513,7 @@ class TestGoogleAuthCredentials:
             "GOOGLE_APPLICATION_CREDENTIALS",
             "authenticate_user()",
             "gcloud auth",
+            "--client-id-file=client.json",  # gcloud's own client gets no scope of Drive's
             "service account",
         ):
             signed_in()
@@ -493,7 +547,7 @@ class TestToken:
 
     @pytest.mark.parametrize("token", ["/no/such/key.json", "key.json", "~/key", "./key"])
     def test_a_file_that_is_missing_is_a_value_error(self, token: str) -> None:
-        with refused(ValueError, token, "no such file", "'anon'"):
+        with refused(ValueError, os.path.expanduser(token), "no such file", "'anon'"):
             signed_in(token=token)
 
     def test_what_is_no_token_is_a_value_error(self, tmp_path: Any) -> None:
@@ -673,6 +727,75 @@ class TestRenewal:
         assert all_headers == [{"authorization": "Bearer TOKEN-1"}] * 10
         assert len(google_server.grants) == 1
 
+    async def test_those_who_wait_for_a_token_that_does_not_come_share_its_failure(self) -> None:
+        source = Slow(lasts_s=-1.0)
+        with drive_auth(auth_by(source)) as made:
+            for ask in (made.headers, lambda: made.renew({"authorization": "Bearer old"})):
+                source.begun.clear()
+                source.go_on.clear()
+                waiting = [asyncio.create_task(ask()) for _ in range(8)]
+                await asyncio.to_thread(source.begun.wait, 60)
+                source.go_on.set()
+                failures = await asyncio.gather(*waiting, return_exceptions=True)
+                assert [str(failure) for failure in failures] == ["OSError: nobody answers"] * 8
+        assert source.n_renewed == 2
+
+    async def test_while_one_asks_for_another_token_all_others_use_the_one_that_still_works(self) -> None:
+        class Hindered(Slow):
+            """Nothing shows yet that the thread which shall ask is at work."""
+
+            def lasts_s(self) -> float:
+                if threading.current_thread() is not readers:
+                    self.begun.set()
+                    assert self.go_on.wait(60)
+                return super().lasts_s()
+
+        readers, source = threading.current_thread(), Hindered(lasts_s=200.0)
+        with drive_auth(auth_by(source)) as made:
+            asking = [asyncio.create_task(made.headers()) for _ in range(8)]
+            assert await asyncio.to_thread(source.begun.wait, 60)
+            assert sum(task.done() for task in asking) == 7
+            source.go_on.set()
+            assert await asyncio.gather(*asking) == [{"authorization": "Bearer old"}] * 8
+        assert source.n_renewed == 1
+
+    def test_threads_that_wait_for_a_token_that_does_not_come_share_its_failure(self) -> None:
+        source = Slow(lasts_s=-1.0)
+        credentials = held_by(source)
+
+        def ask(_: int) -> str:
+            with pytest.raises(Failed) as caught:
+                credentials.fresh_headers(None)
+            return str(caught.value)
+
+        with ThreadPoolExecutor(8) as threads:
+            failures = threads.map(ask, range(8))
+            assert source.all_wait.wait(60)
+            source.go_on.set()
+            assert list(failures) == ["OSError: nobody answers"] * 8
+        assert source.n_renewed == 1
+        ask(0)  # who comes later asks again
+        assert source.n_renewed == 2
+
+    def test_a_long_silence_for_a_token_that_still_works_is_not_followed_by_another(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Silent(Slow):
+            def renew(self, http: Any) -> None:
+                nonlocal now
+                now += 30.0
+                super().renew(http)
+
+        now = 1000.0
+        monkeypatch.setattr(tokens, "time", types.SimpleNamespace(monotonic=lambda: now))
+        source = Silent(lasts_s=200.0)
+        source.go_on.set()
+        credentials = held_by(source)
+        for n_renewed in (1, 1, 2):
+            assert credentials.fresh_headers(None) == {"authorization": "Bearer old"}
+            assert source.n_renewed == n_renewed
+            now += 16.0
+
     async def test_no_network_is_unreachable(self, google_server: Google) -> None:
         credentials = user_credentials(google_server)
         credentials._token_uri = f"http://127.0.0.1:{closed_port()}/token"
@@ -747,6 +870,13 @@ def tls_server(tmp_path: Any) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def anon() -> Iterator[Any]:
+    with drive_auth(sign_in({"token": "anon"}, connect_s=60.0, stall_s=60.0)) as made:
+        yield made.transport()
+
+
+@pytest.fixture
+def hasty() -> Iterator[Any]:
+    """For what never answers."""
     with drive_auth(sign_in({"token": "anon"}, connect_s=0.2, stall_s=0.2)) as made:
         yield made.transport()
 
@@ -806,28 +936,78 @@ class TestTransport:
         assert caught.value.trouble.is_unreachable
         assert [sock.fileno() for sock in made] == [-1]
 
-    def test_a_handshake_that_never_comes_is_unreachable(self, anon: Any) -> None:
+    def test_a_handshake_that_never_comes_is_unreachable(self, hasty: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Failed) as caught:
-            send(anon, "GET", f"https://127.0.0.1:{silent.getsockname()[1]}/x")
+            send(hasty, "GET", f"https://127.0.0.1:{silent.getsockname()[1]}/x")
         assert caught.value.trouble.is_unreachable
 
-    def test_a_service_that_is_silent_has_failed_but_is_there(self, anon: Any) -> None:
+    def test_a_service_that_is_silent_has_failed_but_is_there(self, hasty: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Failed) as caught:
-            send(anon, "GET", f"http://127.0.0.1:{silent.getsockname()[1]}/x")
+            send(hasty, "GET", f"http://127.0.0.1:{silent.getsockname()[1]}/x")
         assert not caught.value.trouble.is_unreachable
         assert "timed out" in caught.value.trouble.reason
 
+    @pytest.mark.parametrize(("scheme", "kind"), [("http", "_Plain"), ("https", "_Secure")])
+    def test_a_body_may_take_long_as_long_as_it_goes_on(
+        self, monkeypatch: pytest.MonkeyPatch, scheme: str, kind: str
+    ) -> None:
+        class Uplink:
+            """A way out of 100 kB a second; as in Python, the limit is for all that one `sendall` is given."""
+
+            def settimeout(self, timeout: float) -> None:
+                self.timeout = timeout
+
+            def sendall(self, data: bytes) -> None:
+                if len(data) / 100_000 > self.timeout:
+                    raise TimeoutError("timed out")
+                sent.extend(data)
+
+            def close(self) -> None: ...
+
+        def connect(connection: Any) -> None:
+            connection.sock = Uplink()
+
+        sent, body = bytearray(), os.urandom(8 << 20)
+        monkeypatch.setattr(getattr(transport, kind), "_connect_directly", connect)
+        connection = transport.connection_types(2.0)[scheme]("host", timeout=30.0)
+        connection.request("PUT", "/", body=body)
+        assert sent.endswith(b"\r\n\r\n" + body)
+        connection.close()
+
     def test_tls_proves_who_is_there(self, tls_server: tuple[str, str]) -> None:
         url, its_certificate = tls_server
-        with drive_auth(sign_in({"token": "anon"}, connect_s=2.0, stall_s=2.0)) as made:
+        with drive_auth(sign_in({"token": "anon"}, connect_s=50.0, stall_s=60.0)) as made:
             with pytest.raises(Failed, match="CERTIFICATE_VERIFY_FAILED") as caught:
                 send(made.transport(), "GET", url)
-            assert not caught.value.trouble.is_unreachable
+            assert caught.value.trouble.is_final
             made.transport()._http.ca_certs = its_certificate
             for _ in range(2):
                 assert send(made.transport(), "GET", url).body == b"hello"
             (connection,) = made.transport().connections.values()
-            assert connection.sock.gettimeout() == 2.0
+            assert connection.sock.gettimeout() == 60.0
+
+    def test_who_the_system_trusts_is_trusted_unless_httplib2_is_told_otherwise(
+        self, tls_server: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        url, its_certificate = tls_server
+        monkeypatch.delenv("HTTPLIB2_CA_CERTS", raising=False)
+        monkeypatch.setenv("SSL_CERT_FILE", its_certificate)
+        with drive_auth(sign_in({"token": "anon"}, connect_s=30.0, stall_s=30.0)) as made:
+            assert send(made.transport(), "GET", url).body == b"hello"
+        monkeypatch.setenv("HTTPLIB2_CA_CERTS", httplib2.CA_CERTS)
+        again = drive_auth(sign_in({"token": "anon"}, connect_s=30.0, stall_s=30.0))
+        with again as made, pytest.raises(Failed, match="CERTIFICATE_VERIFY_FAILED"):
+            send(made.transport(), "GET", url)
+
+    def test_where_the_system_trusts_nobody_the_authorities_of_certifi_are_trusted(
+        self, tls_server: tuple[str, str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "none").mkdir()
+        monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
+        monkeypatch.setenv("SSL_CERT_FILE", tls_server[1])
+        assert len(transport.trusted().get_ca_certs()) < 2  # its own only
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+        assert len(transport.trusted().get_ca_certs()) > 50
 
     def test_what_speaks_no_tls_has_failed(self, anon: Any, google_server: Google) -> None:
         with pytest.raises(Failed) as caught:

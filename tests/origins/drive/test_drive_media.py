@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, OriginUnavailable, QuotaExceeded
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.drive.media import WHOLE, proof_of
 from cachedfs.origins.drive.origin import DriveOrigin
@@ -406,6 +406,18 @@ async def test_a_stalled_body_is_resumed(
     server.fail(Fault(kind="media", stall_after=30_000, stall_s=60))
     assert (await read(origin, file.path, file.want, pinned))[0] == file.old
     assert server.count("media") == 2
+
+
+async def test_a_refusal_that_comes_in_pieces_keeps_its_reason(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/a", OLD)
+    info = await origin.lookup(f"{root}/a")
+    server.fail(Fault(kind="media", status=403, reason="userRateLimitExceeded", stall_after=60, stall_s=0.1))
+    assert (await read(origin, f"{root}/a", pinned=info))[0] == OLD  # tried again, and not denied for good
+    server.fail(Fault(kind="media", status=403, reason="downloadQuotaExceeded", stall_after=60, stall_s=0.1))
+    with pytest.raises(QuotaExceeded, match="the download quota of this file is used up"):
+        await read(origin, f"{root}/a", pinned=info)
 
 
 async def test_a_body_that_always_breaks_is_origin_unavailable(

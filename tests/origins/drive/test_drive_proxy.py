@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import socket
 import socketserver
 import ssl
@@ -24,6 +25,7 @@ from cachedfs.errors import OriginAway
 from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.transport import proxy_of
+from cachedfs.origins.retry import Policy
 from cachedfs.sim import DriveServer
 from tests.origins.contract import read
 from tests.origins.drive.certificates import certify
@@ -103,15 +105,15 @@ def proxy(server: DriveServer, tmp_path: Path) -> Iterator[Proxy]:
 def run(proxy: Proxy, tmp_path: Path, key: dict[str, str], user: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "key.json").write_text(json.dumps(key))
     pem = str(tmp_path / "google.pem")
-    kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    kept = {name: value for name, value in os.environ.items() if not re.search("(?i)proxy|ca_certs", name)}
     https_proxy = f"http://{user}127.0.0.1:{proxy.server_address[1]}"
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "cache"), str(tmp_path / "key.json")],
-        env={**kept, "HTTPS_PROXY": https_proxy, "SSL_CERT_FILE": pem, "HTTPLIB2_CA_CERTS": pem},
+        env={**kept, "HTTPS_PROXY": https_proxy, "SSL_CERT_FILE": pem},
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -154,6 +156,21 @@ async def test_a_proxy_that_refuses_is_named_with_its_answer(
             await ask
         told = "".join(traceback.format_exception(caught.value))
         assert "mistaken" not in told
+    assert server.count() == 0
+
+
+async def test_who_is_not_trusted_is_asked_once_and_the_error_says_where_trust_comes_from(
+    make: Any, server: DriveServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", f"http://me:pass%20word@127.0.0.1:{proxy.server_address[1]}")
+    monkeypatch.setenv("no_proxy", "")
+    patient = Policy(base_s=0.001, cap_s=0.001, connect_s=30.0)
+    origin: DriveOrigin = make(patient, endpoint_url=f"https://{GOOGLE[0]}")
+    known = ObjectInfo("My Drive/a", size=1, fingerprint="f", id="1", details={"md5Checksum": "0"})
+    for ask in (origin.lookup("My Drive/a"), read(origin, "My Drive/a", None, known)):
+        with pytest.raises(OriginAway, match=r"1 try .*CERTIFICATE_VERIFY_FAILED.*SSL_CERT_FILE") as caught:
+            await ask
+        assert "0x" not in str(caught.value)
     assert server.count() == 0
 
 

@@ -170,7 +170,7 @@ def in_colab(tmp_path: Path, metadata: Metadata, endpoint_url: str) -> dict[str,
         env={**kept, **machine, "HOME": str(tmp_path), "PYTHONPATH": f"{tmp_path / 'colab'}:{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
     )
     assert ran.returncode == 0, ran.stderr
     return dict(json.loads(ran.stdout))

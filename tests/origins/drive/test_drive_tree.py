@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from cachedfs.errors import AccessDenied, NotDownloadable, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    NotDownloadable,
+    ObjectNotFound,
+    OriginUnavailable,
+    QuotaExceeded,
+)
 from cachedfs.model import ObjectInfo, Range
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.origin import DriveOrigin
@@ -61,6 +68,12 @@ async def test_any_other_start_is_a_value_error_that_names_the_four(
         ):
             await ask
     assert server.count() == 0
+
+
+@pytest.mark.parametrize(("path", "meant"), [("data/a", "data/a"), ("MyDrive/data", "data"), ("MyDrive", "")])
+def test_what_was_meant_is_said_also_of_the_spelling_of_a_mounted_drive(path: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"as in drive://My Drive/?{meant}$"):
+        place_of(path)
 
 
 @pytest.mark.parametrize("path", ["My Drive//a", "My Drive/a//b", "id:1//x"])
@@ -193,7 +206,7 @@ async def test_200_000_children_are_listed_each_once(
     async def items(*_: Any) -> list[dict[str, Any]]:
         return many + many[:1000]  # a page that came twice
 
-    monkeypatch.setattr("cachedfs.origins.drive.account.Connection.items", items)
+    monkeypatch.setattr("cachedfs.origins.drive.connection.Connection.items", items)
     found = await make().tree.children(ObjectInfo("id:1", "directory", id="1"))
     assert [info.id for info in found] == [item["id"] for item in many]
     assert caplog.records == []  # what came twice is no duplicate
@@ -279,9 +292,11 @@ async def test_a_slash_in_a_title_is_shown_as_a_wide_one_both_ways(
     above = server.folder(folder)
     server.add("a/b", b"slash", parent=above)
     server.add("c／d", b"wide", parent=above)
-    assert set(await listed(origin, root)) == {f"{root}/a／b", f"{root}/c／d"}
+    server.add("e/f／g／h/i", b"both", parent=above)
+    assert set(await listed(origin, root)) == {f"{root}/a／b", f"{root}/c／d", f"{root}/e／f／g／h／i"}
     assert (await read(origin, f"{root}/a／b"))[0] == b"slash"
     assert (await read(origin, f"{root}/c／d"))[0] == b"wide"
+    assert (await read(origin, f"{root}/e／f／g／h／i"))[0] == b"both"
 
 
 async def test_of_one_name_the_newest_counts_and_it_is_said_once(
@@ -345,13 +360,15 @@ async def test_shortcuts_lead_to_files_and_folders(
     assert found[f"{root}/file"].details["shortcut"] != file == found[f"{root}/file"].id
 
 
-@pytest.mark.parametrize("how", ["never", "removed", "trashed"])
+@pytest.mark.parametrize("how", ["never", "removed", "trashed", "denied"])
 async def test_a_dangling_shortcut_is_a_file_that_cannot_be_read(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str, how: str
 ) -> None:
     target = server.put(f"{folder}/sub/a.bin", DATA)
     server.shortcut(f"{folder}/link", "nothing" if how == "never" else target)
-    if how != "never":
+    if how == "denied":
+        server.fail(Fault(key=target, status=403, reason="domainPolicy", times=None))
+    elif how != "never":
         server.remove(target) if how == "removed" else server.trash(target)
     info = (await listed(origin, root))[f"{root}/link"]
     assert (info.kind, info.size, info.details["dangling"]) == ("file", None, True)
@@ -481,6 +498,83 @@ async def test_items_of_a_shared_drive_are_asked_for_there(origin: DriveOrigin, 
         await origin.lookup("shared:Team B/x")
 
 
+@pytest.fixture
+def foreign(server: DriveServer, folder: str) -> str:
+    """The id of a folder that was shared with this account, which is no member of its shared drive, and has a shortcut to it."""
+    id = server.folder("dataset", parent=server.share_drive("Theirs", member=False))
+    server.share(id)
+    server.put("sub/a.bin", DATA, parent=id)
+    server.shortcut(f"{folder}/link", id)
+    return id
+
+
+@pytest.fixture(params=["id:", "Shared with me", "shortcut", "shortcut in a drive"])
+def way(request: pytest.FixtureRequest, server: DriveServer, foreign: str, root: str) -> str:
+    """A path that leads to that folder."""
+    if request.param == "shortcut in a drive":
+        name = f"Ours {foreign}"
+        server.shortcut("link", foreign, parent=server.share_drive(name))
+        return f"shared:{name}/link"
+    name = f"dataset {foreign}"
+    server.edit(foreign, title=name)
+    return {"id:": f"id:{foreign}", "Shared with me": f"Shared with me/{name}", "shortcut": f"{root}/link"}[
+        request.param
+    ]
+
+
+async def test_a_folder_of_a_drive_is_read_and_written_by_who_is_no_member(
+    origin: DriveOrigin, server: DriveServer, foreign: str, way: str
+) -> None:
+    assert (await read(origin, f"{way}/sub/a.bin"))[0] == DATA
+    assert set(await listed(origin, way)) == {f"{way}/sub"}
+    assert set(await listed(origin, way, deep=True)) == {f"{way}/sub", f"{way}/sub/a.bin"}
+    for data in (b"1", b"2"):
+        await origin.call("pipe_file", f"{way}/new/b.txt", data)
+    assert len(server.find("new/b.txt", parent=foreign)) == 1
+    assert server.get("new/b.txt", parent=foreign) == b"2"
+    refused = [request for request in server.requests if request.status == 404 and request.kind == "list"]
+    assert len(refused) <= way.startswith("shared:")  # a drive that is out of sight is asked once
+
+
+async def test_what_is_below_a_shortcut_to_a_drive_of_others_is_found(
+    origin: DriveOrigin, foreign: str, root: str
+) -> None:
+    assert set(await listed(origin, root, deep=True)) == {
+        f"{root}/link",
+        f"{root}/link/sub",
+        f"{root}/link/sub/a.bin",
+    }
+
+
+async def test_a_folder_that_is_there_and_cannot_be_listed_is_never_left_out(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    sub = server.folder(f"{folder}/sub")
+    server.put(f"{folder}/sub/a.bin", DATA)
+    server.fail(Fault(kind="list", key=sub, status=404, times=None))
+    for asked in (listed(origin, root, deep=True), origin.lookup(f"{root}/sub/a.bin")):
+        with pytest.raises(CachedFSError, match=r"Drive shows the folder '.*sub', and does not") as caught:
+            await asked
+        assert not isinstance(caught.value, ObjectNotFound)
+
+
+async def test_shared_drives_that_are_shown_alike_are_named_by_id(
+    origin: DriveOrigin, server: DriveServer
+) -> None:
+    ids = {server.share_drive(name) for name in ("slash/ed", "slash／ed")}
+    assert {info.id for info in (await listed(origin, "")).values()} >= ids
+    for id in ids:
+        assert (await origin.lookup(f"id:{id}")).id == id
+
+
+async def test_a_shared_drive_that_two_pages_have_is_one(origin: DriveOrigin, server: DriveServer) -> None:
+    drive = {"id": server.share_drive("moving"), "name": "moving"}
+    for body in ({"items": [drive], "nextPageToken": "2"}, {"items": [drive]}):
+        server.fail(Fault(kind="drives", status=200, body=json.dumps(body)))
+    assert (await origin.lookup("shared:moving")).id == drive["id"]
+    assert server.count("drives") == 2
+
+
 async def test_shared_drives_of_one_name_are_named_by_id(origin: DriveOrigin, server: DriveServer) -> None:
     one, two = server.share_drive("Twin"), server.share_drive("Twin")
     with pytest.raises(ValueError, match=rf"2 shared drives.*drive://id:{one}.*drive://id:{two}"):
@@ -558,6 +652,29 @@ async def test_short_and_empty_pages_are_not_the_end(
     assert len(await listed(origin, root, parent=here)) == 10
     assert server.count("list") == 8
     assert (await origin.lookup(f"{root}/f000003", here)).size == 16
+
+
+async def test_an_empty_page_token_is_the_end(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    server.fill(server.folder(folder), 3)
+    here = await origin.lookup(root)
+    server.reset()
+    server.fail(Fault(kind="list", status=200, body=json.dumps({"items": [], "nextPageToken": ""})))
+    assert await listed(origin, root, parent=here) == {}
+    assert server.count("list") == 1
+
+
+@pytest.mark.parametrize("body", ["null", "[]", "3"])
+async def test_an_answer_that_is_no_object_is_none(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str, body: str
+) -> None:
+    server.fill(server.folder(folder), 3)
+    here = await origin.lookup(root)
+    server.reset()
+    server.fail(Fault(kind="list", status=200, body=body))
+    assert len(await listed(origin, root, parent=here)) == 3
+    assert server.count("list") == 2
 
 
 async def test_a_page_token_that_is_rejected_starts_the_folder_again_once(
@@ -646,16 +763,19 @@ async def test_a_parent_given_is_the_one_asked(
         await origin.lookup(f"{root}/sub/a/b", ObjectInfo(f"{root}/sub/a", size=4))
 
 
+@pytest.mark.parametrize("remove", [DriveServer.remove, DriveServer.trash])
 async def test_a_subfolder_that_goes_during_a_deep_listing_is_left_out(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str, remove: Any
 ) -> None:
     server.put(f"{folder}/gone/a", b"")
     server.put(f"{folder}/stays/b", b"")
-    gone = server.folder(f"{folder}/gone")
+    here, gone = await origin.lookup(root), server.folder(f"{folder}/gone")
+    before = [server.item(gone), server.item(server.folder(f"{folder}/stays"))]
+    server.fail(Fault(kind="list", key=here.id, status=200, body=json.dumps({"items": before})))
     server.fail(Fault(kind="list", key=gone, status=404))
+    remove(server, gone)
     assert f"{root}/stays/b" in await listed(origin, root, deep=True)
-    here = await origin.lookup(root)
-    server.fail(Fault(kind="list", key=here.id, status=404))
+    server.remove(str(here.id))
     with pytest.raises(ObjectNotFound):
         await listed(origin, root, parent=here, deep=True)
 
@@ -669,9 +789,9 @@ async def test_a_failing_listing_leaves_no_task(
         server.shortcut(f"{folder}/link{i}", target)
     here = await origin.lookup(root)
     for kind in ("get", "list"):
-        server.fail(Fault(kind=kind, nth=4, status=403, reason="insufficientFilePermissions"))
+        server.fail(Fault(kind=kind, nth=4, status=403, reason="dailyLimitExceeded"))
         before = asyncio.all_tasks()
-        with pytest.raises(AccessDenied):
+        with pytest.raises(QuotaExceeded):
             await listed(origin, root, parent=here, deep=True)
         assert asyncio.all_tasks() == before
         server.heal()

@@ -17,11 +17,20 @@ from typing import Any
 import google.auth.credentials
 import pytest
 
-from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    IsAFolder,
+    NotDownloadable,
+    ObjectNotFound,
+    OriginUnavailable,
+)
+from cachedfs.origins.drive import api
 from cachedfs.origins.drive.creates import Creates
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.upload import PIECE, Content
 from cachedfs.origins.drive.writer import Writer
+from cachedfs.origins.retry import Policy
 from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, Fault, Quota, Request
 
@@ -29,6 +38,7 @@ MakeOrigin = Callable[..., DriveOrigin]
 MB = 1 << 20
 BIG = bytes(range(256)) * (20 * MB // 256)
 UPLOAD = "cachedfs.origins.drive.upload"
+APPS = "application/vnd.google-apps."
 PIECES = 700_000  # three of 256 KiB
 
 
@@ -142,6 +152,19 @@ async def test_a_piece_that_is_kept_in_part_is_gone_on_with(
     await write(writer, f"{root}/a", BIG)
     assert server.get(f"{folder}/a") == BIG
     assert pieces(server)[1] == f"bytes {MB}-{MB + PIECE - 1}/{len(BIG)}"
+
+
+async def test_an_upload_that_goes_on_little_by_little_is_never_given_up(
+    writer: Writer, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{UPLOAD}._ONE_REQUEST", 1000)
+    n_lost, kept = 2 * Policy().tries, 256 << 10
+    server.accept_only(kept, times=n_lost)
+    for number in range(n_lost):  # each piece, and not the question after it
+        server.fail(Fault(kind="upload", nth=2 + 2 * number, lose=True))
+    await write(writer, f"{root}/a", BIG[: 16 * kept])
+    assert server.get(f"{folder}/a") == BIG[: 16 * kept]
+    assert sum(not span.startswith("bytes */") for span in pieces(server)) == n_lost + 1
 
 
 async def test_a_service_that_keeps_nothing_is_unavailable_in_the_end(
@@ -525,6 +548,17 @@ async def test_a_folder_that_no_query_finds_yet_is_not_made_again(
     assert len(server.find(f"{folder}/new")) == 1
 
 
+async def test_a_file_in_a_folder_that_was_out_of_sight_for_a_moment_is_not_made_again(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/sub/a", b"1")
+    above = server.find(folder)[0]["id"]
+    server.fail(Fault(kind="list", key=above, status=200, body='{"items": []}'))
+    await write(writer, f"{root}/sub/a", b"2")
+    assert server.get(f"{folder}/sub/a") == b"2"
+    assert len(server.find(f"{folder}/sub/a")) == len(server.find(f"{folder}/sub")) == 1
+
+
 @pytest.mark.parametrize("how", ["there", "removed", "renamed"])
 async def test_a_file_that_no_query_finds_yet_is_not_made_again(
     writer: Writer, server: DriveServer, folder: str, root: str, how: str
@@ -547,7 +581,7 @@ async def test_two_writes_of_one_path_make_one_file(
 ) -> None:
     await asyncio.gather(*(write(writer, f"{root}/a", b"%d" % i) for i in range(5)))
     assert len(server.find(f"{folder}/a")) == 1
-    assert writer._busy == {}
+    assert writer._places._busy == {}
 
 
 # A folder that went elsewhere
@@ -683,6 +717,31 @@ async def test_a_folder_that_holds_something_is_not_empty(
     assert server.find(f"{folder}/sub")[0]["labels"]["trashed"] is True
 
 
+@pytest.mark.parametrize(("older", "error"), [("folder", "not empty"), ("file", "this is a file")])
+async def test_an_empty_folder_is_not_removed_with_what_is_hidden_behind_its_name(
+    writer: Writer, server: DriveServer, folder: str, root: str, older: str, error: str
+) -> None:
+    hidden = server.put(f"{folder}/{'sub/kept' if older == 'folder' else 'sub'}", b"1")
+    server.add("sub", b"", parent=server.folder(folder), mimeType=api.FOLDER)
+    with pytest.raises(OSError, match=error):
+        await writer.remove_empty(f"{root}/sub")
+    assert server.item(hidden)["labels"]["trashed"] is False
+    assert changes(server) == []
+
+
+async def test_all_empty_folders_of_a_name_are_removed(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    for _ in range(2):
+        server.add("sub", b"", parent=server.folder(folder), mimeType=api.FOLDER)
+    server.shortcut(f"{folder}/sub", empty := server.folder(f"{folder}/empty"))
+    await writer.remove_empty(f"{root}/sub")
+    assert [item["labels"]["trashed"] for item in server.find(f"{folder}/sub")] == [True] * 3
+    assert server.item(empty)["labels"]["trashed"] is False
+    with pytest.raises(ObjectNotFound):
+        await writer.remove_empty(f"{root}/sub")
+
+
 @pytest.mark.parametrize("path", ["My Drive", "Shared with me", "shared:Team"])
 async def test_the_tops_are_not_removed_or_moved(writer: Writer, server: DriveServer, path: str) -> None:
     for change in (writer.remove(path, folders=True), writer.move(path, "id:2/x")):
@@ -704,6 +763,33 @@ async def test_a_file_is_written_and_removed_by_its_id(
     assert server.item(id)["labels"]["trashed"] is True
     with pytest.raises(ObjectNotFound):
         await write(writer, "id:none", b"")
+
+
+async def test_what_is_in_the_trash_is_not_written_or_removed_by_its_id(
+    make: MakeOrigin, server: DriveServer, folder: str
+) -> None:
+    server.trash(id := server.put(f"{folder}/a", b"old"))
+    origin = make(trash_only=False)
+    writer = Writer(origin.account, origin.tree)
+    for change in (write(writer, f"id:{id}", b"new"), writer.remove(f"id:{id}")):
+        with pytest.raises(ObjectNotFound, match=f"drive://id:{id}: .*it is in the trash"):
+            await change
+    assert changes(server) == []
+
+
+async def test_what_goes_into_the_trash_while_it_is_written_is_not_written(
+    writer: Writer, server: DriveServer, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = server.put(f"{folder}/a", b"old")
+    uploaded = Writer._uploaded
+
+    async def trashed(*args: Any) -> Any:
+        await asyncio.to_thread(server.trash, id)
+        return await uploaded(*args)
+
+    monkeypatch.setattr(Writer, "_uploaded", trashed)
+    with pytest.raises(ObjectNotFound, match=f"drive://id:{id}: .*in the trash"):
+        await write(writer, f"id:{id}", b"new")
 
 
 # Copying
@@ -740,7 +826,59 @@ async def test_a_copy_onto_a_folder_is_refused(
     assert server.count("copy") == 0
 
 
+@pytest.mark.parametrize("kind", ["document", "spreadsheet", "presentation", "form"])
+async def test_a_document_of_googles_own_is_copied_without_an_id_given_out_beforehand(
+    writer: Writer, server: DriveServer, folder: str, root: str, kind: str
+) -> None:
+    server.document(f"{folder}/doc", "text", mime=f"{APPS}{kind}")
+    await writer.copy(f"{root}/doc", f"{root}/sub/copy")
+    (found,) = server.find(f"{folder}/sub/copy")
+    assert found["mimeType"] == f"{APPS}{kind}"
+    assert server.count("copy") == 1
+
+
+@pytest.mark.parametrize(
+    "fault", [{"lose": True}, {"close_before": True}, {"status": 503}], ids=["lost", "cut", "503"]
+)
+async def test_a_document_that_may_have_been_copied_is_not_copied_again_but_told_of(
+    writer: Writer, server: DriveServer, folder: str, root: str, fault: Any
+) -> None:
+    server.document(f"{folder}/doc", "text")
+    server.put(f"{folder}/copy", b"before")
+    server.fail(Fault(kind="copy", **fault))
+    with pytest.raises(
+        OriginUnavailable, match=f"drive://{root}/copy: copying to it .*may be there"
+    ) as caught:
+        await writer.copy(f"{root}/doc", f"{root}/copy")
+    assert "1 try" in str(caught.value)
+    assert server.count("copy") == 1
+    live = [item for item in server.find(f"{folder}/copy") if not item["labels"]["trashed"]]
+    assert len(live) == (2 if "lose" in fault else 1)
+
+
+@pytest.mark.parametrize("status", [403, 429])
+async def test_a_document_whose_copy_was_refused_for_its_rate_is_copied_in_the_end(
+    writer: Writer, server: DriveServer, folder: str, root: str, status: int
+) -> None:
+    server.document(f"{folder}/doc", "text")
+    server.fail(Fault(kind="copy", status=status, reason="userRateLimitExceeded", times=2))
+    await writer.copy(f"{root}/doc", f"{root}/copy")
+    assert len(server.find(f"{folder}/copy")) == 1
+    assert server.count("copy") == 3
+
+
 # Moving
+@pytest.mark.parametrize("what", ["copy", "move"])
+async def test_what_is_copied_or_moved_goes_to_a_name_and_not_onto_an_id(
+    writer: Writer, server: DriveServer, folder: str, root: str, what: str
+) -> None:
+    server.put(f"{folder}/a", b"1")
+    for target in (f"id:{server.put(f'{folder}/b', b'2')}", "My Drive"):
+        with pytest.raises(CachedFSError, match=f"drive://{target}: .*by its path"):
+            await getattr(writer, what)(f"{root}/a", target)
+    assert changes(server) == []
+
+
 async def test_a_move_keeps_the_id(
     writer: Writer, server: DriveServer, folder: str, root: str, origin: DriveOrigin
 ) -> None:
@@ -775,6 +913,26 @@ async def test_a_move_replaces_a_file_and_refuses_a_folder(
         await writer.move(f"{root}/a", f"{root}/c")
 
 
+@pytest.mark.parametrize("is_undone", [True, False])
+@pytest.mark.parametrize("what", ["copy", "move"])
+async def test_what_may_not_take_the_place_of_another_leaves_both_where_they_were_or_says_where_they_are(
+    writer: Writer, server: DriveServer, folder: str, root: str, what: str, is_undone: bool
+) -> None:
+    """Who may write in a folder may not always remove there what is another's."""
+    server.put(f"{folder}/a", b"1")
+    there = server.put(f"{folder}/sub/b", b"2")
+    # A move: moved, removed, moved back; a copy: removed, and removed itself.
+    nth = 2 if what == "move" else 1
+    times, says = (1, "Nothing was") if is_undone else (None, "It is there")
+    server.fail(Fault(kind="update", nth=nth, times=times, status=403, reason="insufficientFilePermissions"))
+    with pytest.raises(AccessDenied, match=f"drive://{root}/sub/b: .*{says}"):
+        await getattr(writer, what)(f"{root}/a", f"{root}/sub/b")
+    server.heal()
+    live = [item["id"] for item in server.find(f"{folder}/sub/b") if not item["labels"]["trashed"]]
+    assert (len(live), there in live) == (1 if is_undone else 2, True)
+    assert bool(server.find(f"{folder}/a")) == (is_undone or what == "copy")
+
+
 async def test_a_folder_is_not_moved_into_itself(
     writer: Writer, server: DriveServer, folder: str, root: str
 ) -> None:
@@ -783,6 +941,19 @@ async def test_a_folder_is_not_moved_into_itself(
         with pytest.raises(ValueError, match=f"drive://{root}/sub"):
             await writer.move(f"{root}/sub", f"{root}/{target}")
     assert changes(server) == []
+
+
+@pytest.mark.parametrize("what", ["copy", "move"])
+async def test_who_makes_a_folder_for_a_target_waits_for_nobody_who_waits_for_it(
+    writer: Writer, server: DriveServer, folder: str, root: str, what: str
+) -> None:
+    server.put(f"{folder}/a", b"1")
+    change = getattr(writer, what)
+    both = (change(f"{root}/a", f"{root}/new/er/b"), change(f"{root}/a", f"{root}/new/er"))
+    said = await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), 30)
+    assert [each is None for each in said].count(True) == 1
+    assert [server.find(f"{folder}/{name}") == [] for name in ("a", "new/er")] == [what == "move", False]
+    assert writer._places._busy == {}
 
 
 # Folders
@@ -804,6 +975,25 @@ async def test_folders_are_made_and_refused(
     with pytest.raises(FileExistsError):
         await writer.make_folder("My Drive", exist_ok=False)
     assert server.find(f"{folder}/none") == []
+
+
+async def test_a_file_is_no_folder_by_its_id_either(
+    writer: Writer, server: DriveServer, folder: str, origin: DriveOrigin
+) -> None:
+    id = server.put(f"{folder}/a", b"1")
+    for exist_ok in (True, False):
+        with pytest.raises(FileExistsError, match=f"drive://id:{id}"):
+            await writer.make_folder(f"id:{id}", exist_ok=exist_ok)
+    with pytest.raises(FileExistsError, match=f"drive://id:{id}"):
+        await write(writer, f"id:{id}/x", b"2")
+    assert changes(server) == []
+    to, other = await origin.account.connection(), server.put(f"{folder}/b", b"2")
+    for method, what, resource, params in (
+        ("POST", None, {"title": "x", "parents": [{"id": id}]}, {}),
+        ("PATCH", other, {}, {"addParents": id}),
+    ):
+        with pytest.raises(AccessDenied, match="parent is not a folder"):
+            await to.change(method, what, "x", "putting it into a file", resource, params)
 
 
 async def test_a_wide_slash_becomes_a_slash_again(

@@ -11,20 +11,29 @@ from typing import Any, ClassVar
 import numpy as np
 from fsspec.core import url_to_fs
 
-from cachedfs.datasets.listing import Names, URLs, as_urls, infos_of, paths_of
+from cachedfs.datasets.listing import Names, URLs, as_urls, infos_at, infos_of, paths_of
 from cachedfs.datasets.packing.model import Array, Batch, Field, Piece, Span, Tally
 
 __all__ = ["LARGEST", "NAMES", "PIECE", "Decoded", "Files", "Held", "Item", "Source", "tally_of"]
 
 Item = str | tuple[str, int, int]
 PIECE = 16 << 20  # bytes of a source that are read, and decoded, at once
-LARGEST = (
-    128 << 20
-)  # bytes of a sample that has to be in memory as a whole; one whose bytes are kept may have any size
+# Bytes of a sample that has to be in memory as a whole; one whose bytes are kept may have any size.
+LARGEST = 128 << 20
 HELD = 128 << 20  # decoded bytes that wait to be written
 NAMES = "names"  # the field with what a source calls each sample
 # What changes with the bytes of a file, by the names that listings have for it.
-VERSIONS = ("generation", "md5Checksum", "ETag", "etag", "mtime", "LastModified", "last_modified", "modified")
+VERSIONS = (
+    "generation",
+    "md5Checksum",
+    "ETag",
+    "etag",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "modified",
+    "created",
+)
 
 
 class Files:
@@ -36,22 +45,21 @@ class Files:
         self.url, given = as_urls(self._urls)
         self.fs, path = url_to_fs(self.url, **self._options)
         if given is None:
-            infos = infos_of(self.fs, self.url, path)
-        else:
+            found = infos_of(self.fs, self.url, path)
+            paths, infos = list(found), list(found.values())
+        else:  # which may name a file twice
             paths = paths_of(self.fs, given)
-            infos = {
-                path: {"size": size} for path, size in zip(paths, self.fs.sizes(paths), strict=True)
-            }  # in the order given, one question each
-        for name, info in infos.items():
+            infos = infos_at(self.fs, paths)
+        for name, info in zip(paths, infos, strict=True):
             if info.get("size") is None:
                 raise ValueError(
                     f"{self.fs.unstrip_protocol(name)} has no bytes to pack, as a document of Google's own: leave it out, "
                     "or name a type to export it as"
                 )
-        self.paths = Names(infos)
-        self.sizes = np.fromiter((info["size"] for info in infos.values()), np.int64, len(infos))
-        self.digest = _digest(infos)
-        self._head = _common_folder(list(infos))
+        self.paths = Names(paths)
+        self.sizes = np.fromiter((info["size"] for info in infos), np.int64, len(infos))
+        self.digest = _digest(paths, infos)
+        self._head = _common_folder(paths)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -227,9 +235,9 @@ def _listed(urls: Any) -> Any:
     return urls if hasattr(urls, "__fspath__") else list(urls)
 
 
-def _digest(infos: Mapping[str, Mapping[str, Any]]) -> str:
+def _digest(paths: Sequence[str], infos: Sequence[Mapping[str, Any]]) -> str:
     found = hashlib.blake2b(digest_size=16)
-    for name, info in infos.items():
+    for name, info in zip(paths, infos, strict=True):
         version = next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
         found.update(f"{name}\0{info['size']}\0{version}\n".encode("utf-8", "surrogatepass"))
     return found.hexdigest()

@@ -6,13 +6,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from cachedfs.datasets.compressed import decompressed, is_compressed
 from cachedfs.datasets.packing.model import END, Piece
 from cachedfs.datasets.packing.sources.base import LARGEST, PIECE, Files
 
-__all__ = ["Blocks", "last_line", "last_record"]
+__all__ = ["Blocks", "last_line"]
 
 TAIL = 64 << 10  # bytes read at a time for the end of a record
 
@@ -162,18 +160,6 @@ class _Reader:
 def last_line(data: bytes) -> int:
     """Return how many bytes are whole lines."""
     return data.rfind(b"\n") + 1
-
-
-def last_record(data: bytes) -> int:
-    """Return how many bytes are whole records of CSV: a quoted one may have line ends. REQUIRES: a record begins it."""
-    if b'"' not in data:
-        return data.rfind(b"\n") + 1
-    values = np.frombuffer(data, "u1")
-    ends = np.flatnonzero(values == 10)
-    quotes = np.flatnonzero(values == 34)
-    # A line end with an even number of quotes before it is outside of them.
-    outside = ends[np.searchsorted(quotes, ends) % 2 == 0]
-    return int(outside[-1]) + 1 if len(outside) else 0
 
 
 def _too_large(files: Files, file: int) -> ValueError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,9 +11,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cachedfs.datasets.packing.model import END, OFFSETS, Array, Batch, Field
+from cachedfs.datasets.packing.model import END, Array, Batch, Field
+from cachedfs.datasets.packing.sources.names import checked
+from cachedfs.datasets.packing.sources.objects import as_json
 
-__all__ = ["Columns", "arrow_type", "batch_of", "chosen", "field_of", "fields_of", "merged"]
+__all__ = [
+    "Columns",
+    "arrow_type",
+    "batch_of",
+    "chosen",
+    "field_of",
+    "fields_of",
+    "merged",
+    "stored_type",
+    "text_of",
+    "unfolded",
+    "unfolded_types",
+]
 
 # Names with what each is to be; None: as found. `columns=` as users give it.
 Columns = Mapping[str, str | None] | None
@@ -51,32 +65,22 @@ def arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType:
 
 
 def fields_of(schema: pa.Schema, columns: Columns) -> tuple[Field, ...]:
-    """Return the fields of these columns. Raises ValueError for names that cannot be those of arrays."""
+    """Return the fields of these columns. Raises ValueError for names that cannot be those of arrays, and bytes in JSON."""
     fields = tuple(field_of(column.name, column.type, (columns or {}).get(column.name)) for column in schema)
-    taken = {
-        name
-        for field in fields
-        for name in ([field.name, field.name + OFFSETS] if field.is_ragged else [field.name])
-    }
-    n = sum(1 + field.is_ragged for field in fields)
-    folders = {
-        "/".join(parts[:i]) for parts in (name.split("/") for name in taken) for i in range(1, len(parts))
-    }
-    bad = [field.name for field in fields if not _is_name(field.name) or field.name in folders]
-    if bad or len(taken) < n:
-        told = (
-            f"{bad[0]!r} cannot be the name of an array"
-            if bad
-            else f"two arrays would have one name: {[f.name for f in fields]}"
-        )
-        raise ValueError(f"{told}; columns= says which columns to pack")
-    return fields
+    for column, field in zip(schema, fields, strict=True):
+        if field.means == "json" and _holds_bytes(stored_type(column.type)):
+            raise ValueError(
+                f"column {column.name!r} is {column.type}: JSON has no bytes; columns=[...] leaves it out, or gives it another type"
+            )
+    return checked(fields)
 
 
 def field_of(name: str, type_: pa.DataType, given: str | None = None) -> Field:
-    """Return the field of a column."""
+    """Return the field of a column. Raises ValueError for tensors whose axes are not in the order of their numbers."""
     if given is not None:
         return _parsed(name, given)
+    if isinstance(type_, pa.FixedShapeTensorType):
+        return _tensor(name, type_)
     if pa.types.is_dictionary(type_):
         type_ = type_.value_type
     if pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_):
@@ -95,6 +99,16 @@ def field_of(name: str, type_: pa.DataType, given: str | None = None) -> Field:
     return Field(name, "uint8", is_ragged=True, means="json")
 
 
+def _tensor(name: str, type_: pa.FixedShapeTensorType) -> Field:
+    found, order = field_of(name, type_.storage_type), type_.permutation or []
+    if order != sorted(order):
+        raise ValueError(
+            f"column {name!r} is {type_}: its axes are in another order than its numbers; columns={{...}} leaves it out, or "
+            f"gives it another type, such as {found if found.shape else 'json'} for what is stored"
+        )
+    return dataclasses.replace(found, shape=tuple(type_.shape)) if found.shape else found
+
+
 def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> Batch:
     """Return samples from a table that has these columns. Raises ValueError for values that do not fit, naming the column."""
     values: dict[str, Array] = {}
@@ -110,6 +124,82 @@ def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> Batch
         if n is not None:
             sizes[field.name] = n
     return Batch(table.num_rows, values, sizes, stop)
+
+
+def whole_type(name: str, least: int, largest: int, other: str = "json") -> pa.DataType:
+    """Return the type of integers in this range. Raises ValueError where there is none; `other`: what has all digits."""
+    if least >= -(2**63) and largest < 2**63:
+        return pa.int64()
+    if least >= 0 and largest < 2**64:
+        return pa.uint64()
+    raise ValueError(
+        f"column {name!r}: no type has integers from {least} to {largest}; columns={{...}} can give it another, such as "
+        f"float64 or {other}"
+    )
+
+
+def stored_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type with that of their storage in the place of all extension types in it."""
+    if isinstance(type_, pa.BaseExtensionType):
+        return stored_type(type_.storage_type)
+    if pa.types.is_struct(type_):
+        return pa.struct([_stored(field) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(_stored(type_.key_field), _stored(type_.item_field), type_.keys_sorted)
+    if pa.types.is_fixed_size_list(type_):
+        return pa.list_(_stored(type_.value_field), type_.list_size)
+    if _is_list(type_):
+        made = pa.large_list if pa.types.is_large_list(type_) else pa.list_
+        return made(_stored(type_.value_field))
+    return type_
+
+
+def _stored(field: pa.Field) -> pa.Field:
+    return field.with_type(stored_type(field.type))
+
+
+def unfolded_types(schema: pa.Schema) -> pa.Schema:
+    """Return the columns that `unfolded` makes of these. They are of its types, but for tensors, whose shape storage has not."""
+    return pa.schema([each for column in schema for each in _part_types(column.name, column.type)])
+
+
+def _part_types(name: str, type_: pa.DataType) -> list[tuple[str, pa.DataType]]:
+    stored = stored_type(type_)
+    if not (pa.types.is_struct(stored) and _holds_bytes(stored)):
+        return [(name, type_ if isinstance(type_, pa.FixedShapeTensorType) else stored)]
+    struct = type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
+    return [each for field in struct for each in _part_types(f"{name}.{field.name}", field.type)]
+
+
+def unfolded(table: pa.Table) -> pa.Table:
+    """Return columns as they are stored, and of their own, `image.bytes`, what is in structs that hold bytes.
+
+    As JSON these would be lost.
+    """
+    found = [
+        each
+        for name, column in zip(table.column_names, table.columns, strict=True)
+        for each in _parts(name, _as_stored(column))
+    ]
+    return pa.Table.from_arrays([column for _, column in found], names=[name for name, _ in found])
+
+
+def _as_stored(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    stored = stored_type(column.type)
+    return column if stored == column.type else column.cast(stored)
+
+
+def _parts(name: str, column: pa.ChunkedArray) -> list[tuple[str, pa.ChunkedArray]]:
+    if not (pa.types.is_struct(column.type) and _holds_bytes(column.type)):
+        return [(name, column)]
+    # Where a struct is missing, all in it is.
+    inner = zip(column.type, column.flatten(), strict=True)
+    return [each for field, part in inner for each in _parts(f"{name}.{field.name}", part)]
+
+
+def text_of(texts: Sequence[bytes]) -> tuple[Array, Array]:
+    """Return texts as elements, and how many each has."""
+    return np.frombuffer(b"".join(texts), "u1"), np.fromiter(map(len, texts), np.int64, len(texts))
 
 
 def merged(schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -131,22 +221,31 @@ def _values(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
         return np.asarray(
             _filled(column.cast(_integer(column.type)).cast(pa.int64()), np.iinfo(np.int64).min)
         ), None
-    if column.null_count and field.dtype.startswith("float"):
-        column = _filled(column.cast(pa.from_numpy_dtype(np.dtype(field.dtype))), float("nan"))
+    return _numbers(column, field.dtype), None
+
+
+def _numbers(column: pa.Array, dtype: str) -> Array:
+    """Return values as numbers of this type, NaN where a float is missing.
+
+    Raises ArrowInvalid for what is missing or has no such number; a float may be rounded, as whoever asked for it knows.
+    """
+    type_ = pa.from_numpy_dtype(np.dtype(dtype))
+    if _units(column.type) is not None:  # Arrow makes int64 of no date
+        column = column.cast(_integer(column.type))
+    column = column.cast(type_, safe=not pa.types.is_floating(type_))
+    if pa.types.is_floating(type_):
+        column = _filled(column, float("nan"))
     if column.null_count:
-        raise pa.ArrowInvalid(f"{column.null_count} values are missing, which {field.dtype} cannot tell")
-    return column.to_numpy(zero_copy_only=False).astype(field.dtype), None
+        raise pa.ArrowInvalid(f"{column.null_count} values are missing, which {dtype} cannot tell")
+    return np.array(column.to_numpy(zero_copy_only=False), dtype)  # copied: see `_text`
 
 
 def _text(column: pa.Array, field: Field) -> tuple[Array, Array]:
     if field.means == "json":
-        texts = [
-            b"" if value is None else json.dumps(value, default=str, ensure_ascii=False).encode()
-            for value in column.to_pylist()
-        ]
-        return np.frombuffer(b"".join(texts), "u1"), np.fromiter(map(len, texts), np.int64, len(texts))
-    if not (_is_text(column.type) or _is_bytes(column.type)):
-        column = column.cast(pa.string())
+        return text_of([b"" if value is None else as_json(value) for value in column.to_pylist()])
+    if field.means == "utf-8" or not (_is_text(column.type) or _is_bytes(column.type)):
+        column = column.cast(pa.large_string())
+        column.validate(full=True)  # of what Parquet or JSON call text, nobody has looked whether it is UTF-8
     column = _filled(column.cast(pa.large_binary()), b"")
     offsets = np.frombuffer(column.buffers()[1], "i8")[column.offset : column.offset + len(column) + 1]
     data = column.buffers()[2]
@@ -161,12 +260,7 @@ def _lists(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
     if pa.types.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     sizes = np.asarray(_filled(pc.list_value_length(column), 0), np.int64)
-    flat = column.flatten()
-    if flat.null_count:
-        if not field.dtype.startswith("float"):
-            raise pa.ArrowInvalid(f"{flat.null_count} elements are missing, which {field.dtype} cannot tell")
-        flat = _filled(flat.cast(pa.from_numpy_dtype(np.dtype(field.dtype))), float("nan"))
-    found = flat.to_numpy(zero_copy_only=False).astype(field.dtype)
+    found = _numbers(column.flatten(), field.dtype)
     if field.is_ragged:
         return found, sizes
     n = int(np.prod(field.shape))
@@ -190,14 +284,6 @@ def _parsed(name: str, given: str) -> Field:
         )
     shape = tuple(int(n) for n in match[3].split(",")) if match[3] else ()
     return Field(name, dtype.name, shape, is_ragged=bool(match[1]))
-
-
-def _is_name(name: str) -> bool:
-    parts = name.split("/")
-    return (
-        all(part and set(part) != {"."} and not part.startswith("__") for part in parts)
-        and parts[-1] != "zarr.json"
-    )
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -241,6 +327,12 @@ def _is_bytes(type_: pa.DataType) -> bool:
         or pa.types.is_fixed_size_binary(type_)
         or pa.types.is_binary_view(type_)
     )
+
+
+def _holds_bytes(type_: pa.DataType) -> bool:
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    return _is_bytes(type_) or any(_holds_bytes(type_.field(i).type) for i in range(type_.num_fields))
 
 
 def _is_list(type_: pa.DataType) -> bool:

@@ -11,18 +11,30 @@ import pyarrow.parquet as pq
 
 from cachedfs.datasets.packing.model import END, Batch, Piece
 from cachedfs.datasets.packing.sources.base import PIECE, Decoded, Files, Item
-from cachedfs.datasets.packing.sources.columns import arrow_type, batch_of, chosen, fields_of
+from cachedfs.datasets.packing.sources.columns import (
+    arrow_type,
+    batch_of,
+    chosen,
+    fields_of,
+    stored_type,
+    unfolded,
+    unfolded_types,
+)
 from cachedfs.datasets.packing.sources.files import spread
 
 __all__ = ["ParquetSource"]
 
 SAMPLED = 4  # files of which some rows are looked at
 ROWS = 16  # rows that are read at once of them,
-SAMPLED_SIZE = 1 << 20  # until there are so many bytes
+SAMPLED_SIZE = 1 << 20  # until there are so many bytes,
+SAMPLED_BATCHES = 512  # or so often: of narrow rows that is enough, and each time takes some
 
 
 class ParquetSource(Decoded):
-    """A sample for each row, an array for each column. The rows of a piece count from the start of its file."""
+    """A sample for each row, an array for each column. The rows of a piece count from the start of its file.
+
+    Structs that hold bytes, as Hugging Face keeps images, are unfolded: `image.bytes` is a column.
+    """
 
     kind = "parquet"
 
@@ -32,50 +44,72 @@ class ParquetSource(Decoded):
         self._readers = _Readers()
 
     def look(self) -> list[Batch]:
-        with self._file(0) as file:
-            schema = file.schema_arrow
+        first, schema = self._first()
         wanted = list(self.columns) if self.columns is not None else schema.names
         if missing := [name for name in wanted if name not in schema.names]:
             raise ValueError(f"{self.files.url}: columns {missing} are not there; there are {schema.names}")
-        given = self.columns or {}
+        if twice := [name for name in wanted if schema.names.count(name) > 1]:
+            raise ValueError(
+                f"{self.files.url}: several columns are called {twice[0]!r}; columns=[...] says which others to pack"
+            )
         self._schema = pa.schema([schema.field(name) for name in wanted])
-        self.fields = fields_of(
-            pa.schema(
-                [
-                    (
-                        each.name,
-                        arrow_type(each.name, given.get(each.name), each.type)
-                        if given.get(each.name)
-                        else each.type,
-                    )
-                    for each in self._schema
-                ]
-            ),
-            self.columns,
-        )
-        found = [self._sampled(number) for number in spread(len(self.files), SAMPLED)]
+        try:
+            self.fields = fields_of(self._asked_for(), self.columns)
+        except ValueError as error:
+            raise ValueError(f"{self.files.shown(first)}: {error}") from error
+        found = [self._sampled(number) for number in sorted({first, *spread(len(self.files), SAMPLED)})]
         n = sum(batch.n for batch in found)
         # Of words that are the same again and again, a file has each once.
         self._row_size = max(1, sum(batch.nbytes for batch in found) // max(1, n))
         return found
 
+    def _asked_for(self) -> pa.Schema:
+        """Return the columns, each of the type that it was given, or else of its own."""
+        given = self.columns or {}
+        return pa.schema(
+            [
+                (each.name, arrow_type(each.name, type_, each.type))
+                if (type_ := given.get(each.name))
+                else each
+                for each in self._schema
+            ]
+        )
+
+    def _first(self) -> tuple[int, pa.Schema]:
+        """Return the first file that has rows, and its columns: of columns without rows pandas knows no types."""
+        for number in range(len(self.files)):
+            with self._file(number) as file:
+                if file.metadata.num_rows:
+                    return number, _schema_of(file)
+        raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
+
     def _sampled(self, number: int) -> Batch:
-        tables: list[pa.Table] = [self._schema.empty_table()]
+        stored = pa.schema([(each.name, stored_type(each.type)) for each in self._schema])
+        tables: list[pa.Table] = [stored.empty_table()]
+        size = 0
         with self._file(number) as file:
-            for batch in file.iter_batches(ROWS, columns=self._schema.names, use_threads=False):
-                tables.append(pa.Table.from_batches([batch]))
-                if sum(table.nbytes for table in tables) > SAMPLED_SIZE:
-                    break
-        return batch_of(pa.concat_tables(tables), self.fields)
+            self._check(number, file)
+            try:
+                for batch in file.iter_batches(ROWS, columns=self._schema.names, use_threads=False):
+                    tables.append(unfolded(pa.Table.from_batches([batch])).select(self._schema.names))
+                    size += tables[-1].nbytes
+                    if size > SAMPLED_SIZE or len(tables) > SAMPLED_BATCHES:
+                        break
+                return batch_of(pa.concat_tables(tables), self.fields)
+            except Exception as error:  # of any kind, as of Arrow or of the filesystem
+                error.add_note(f"in {self.files.shown(number)}")
+                raise
 
     def pieces(self) -> Iterable[Piece]:
         for number in range(len(self.files)):
             with self._file(number) as file:
-                self._check(number, file.schema_arrow)
+                self._check(number, file)
                 metadata = file.metadata
             row = 0
             for i in range(metadata.num_row_groups):
                 group = metadata.row_group(i)
+                if not group.num_rows:
+                    continue
                 # The pieces of a large one follow one another: each goes on where the reader of the one before stands.
                 yield Piece(number, row, END if self._step(group) < group.num_rows else row + group.num_rows)
                 row += group.num_rows
@@ -88,7 +122,8 @@ class ParquetSource(Decoded):
             stop, end = (
                 (piece.stop, piece.stop) if piece.stop != END else reader.span(piece.start, self._step)
             )
-            batch = batch_of(reader.read(stop - piece.start), self.fields, END if stop == end else stop)
+            table = unfolded(reader.read(stop - piece.start))
+            batch = batch_of(table, self.fields, END if stop == end else stop)
         except Exception as error:  # of any kind, as of Arrow or of the filesystem
             error.add_note(f"in {self.shown(piece)}")
             raise
@@ -111,22 +146,28 @@ class ParquetSource(Decoded):
         raw = self.files.fs.open(self.files.paths[number], "rb")
         try:
             # In pieces, as rows are asked for: a row group may be larger than memory.
-            return pq.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20)
+            return pq.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
         except pa.ArrowInvalid as error:
             raw.close()
             raise ValueError(
                 f"{self.files.shown(number)}: no Parquet file that Arrow can read: {error}"
             ) from error
 
-    def _check(self, number: int, schema: pa.Schema) -> None:
-        for each in self._schema:
+    def _check(self, number: int, file: pq.ParquetFile) -> None:
+        """Raise ValueError for a file that has rows, and not of these columns."""
+        schema = _schema_of(file)
+        for each in self._schema if file.metadata.num_rows else ():
             index = schema.get_field_index(each.name)
             if index < 0 or schema.field(index).type != each.type:
                 found = "is not there" if index < 0 else f"is {schema.field(index).type}"
                 raise ValueError(
-                    f"{self.files.shown(number)}: column {each.name!r} {found}, and {each.type} in the first file; "
+                    f"{self.files.shown(number)}: column {each.name!r} {found}, and {each.type} in the first file that has rows; "
                     "columns=[...] says which to pack"
                 )
+
+
+def _schema_of(file: pq.ParquetFile) -> pa.Schema:
+    return unfolded_types(file.schema_arrow)
 
 
 class _Rows:

@@ -8,19 +8,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cachedfs.datasets.packing.model import Array, Batch, Field, Piece, Span, Tally
+from cachedfs.datasets.packing.model import END, Array, Batch, Field, Piece, Span, Tally
 from cachedfs.datasets.packing.sources.base import LARGEST, NAMES, Files, Item, Source
 from cachedfs.datasets.packing.sources.files import as_text, spread
+from cachedfs.datasets.packing.sources.names import checked
 
 __all__ = ["TarSource"]
 
 SAMPLED = 8  # tar files that are looked at
 SAMPLED_SIZE = 2 << 20  # bytes of each of them,
 MEMBER_SIZE = 256 << 10  # and of one member
+# Bytes of small fields, and numbers of places, of a piece: those of 32 pieces may be in memory.
+KEPT = 4 << 20
 
 
 class TarSource(Source):
-    """A sample for each run of members that are called alike, the bytes of a member as it is; a piece is one tar file."""
+    """A sample for each run of members that are called alike, the bytes of a member as it is.
+
+    A piece is a tar file, or of a large one so much that what is kept of it is little; it starts at the header of a member.
+    """
 
     kind = "tar"
 
@@ -54,16 +60,14 @@ class TarSource(Source):
             raise ValueError(f"{self.files.url}: no member ends in {missing}; there are {sorted(found)}")
         if not found:
             raise ValueError(f"{self.files.url}: no file is in it")
-        if bad := [ending for ending in found if ending == NAMES or ending.startswith("__")]:
-            raise ValueError(
-                f"{self.files.url}: {bad[0]!r} cannot be the name of an array; columns=[...] leaves it out"
+        self.fields = checked(
+            (
+                *(
+                    Field(ending, "uint8", is_ragged=True, means="bytes")
+                    for ending in self.columns or sorted(found)
+                ),
+                Field(NAMES, "uint8", is_ragged=True, means="utf-8", is_small=True),
             )
-        self.fields = (
-            *(
-                Field(ending, "uint8", is_ragged=True, means="bytes")
-                for ending in self.columns or sorted(found)
-            ),
-            Field(NAMES, "uint8", is_ragged=True, means="utf-8", is_small=True),
         )
         text, text_sizes = as_text(names)
         values = {ending: np.frombuffer(b"".join(datas), "u1") for ending, datas in found.items()} | {
@@ -75,7 +79,7 @@ class TarSource(Source):
         return [Batch(len(names), values, sizes)]
 
     def pieces(self) -> Iterable[Piece]:
-        return [Piece(number, 0, size) for number, size in enumerate(self.files.sizes.tolist())]
+        return [Piece(number, 0, END) for number in range(len(self.files))]
 
     def measure(self, piece: Piece) -> Tally:
         """Read the headers, and what is small; where all else is, is in `places`."""
@@ -85,8 +89,12 @@ class TarSource(Source):
         starts: dict[str, list[int]] = {ending: [] for ending in endings}
         sizes: dict[str, list[int]] = {ending: [] for ending in endings}
         datas: dict[str, list[bytes]] = {ending: [] for ending in endings if ending in small}
-        with _members(self.files, piece.file) as members:
+        stop, kept_size = END, 0
+        with _members(self.files, piece.file, piece.start) as members:
             for sample in samples_of(members, self.files.shown(piece.file)):
+                if kept_size > KEPT:
+                    stop = next(iter(sample.members.values())).header
+                    break
                 more = [ending for ending in sample.members if ending not in starts]
                 if more and self.columns is None:
                     raise ValueError(
@@ -94,12 +102,14 @@ class TarSource(Source):
                         "name all endings that are to be packed: columns=[...]"
                     )
                 names.append(sample.name)
+                kept_size += len(sample.name) + 16 * len(endings)
                 for ending in endings:
                     member = sample.members.get(ending)
                     starts[ending].append(member.start if member else 0)
                     sizes[ending].append(member.size if member else 0)
                     if ending in small:
-                        datas[ending].append(member.data(LARGEST) if member else b"")
+                        datas[ending].append(self._small(piece, member) if member else b"")
+                        kept_size += len(datas[ending][-1])
         text, text_sizes = as_text(names)
         kept = {ending: np.frombuffer(b"".join(found), "u1") for ending, found in datas.items()}
         return Tally(
@@ -107,7 +117,17 @@ class TarSource(Source):
             {NAMES: text, **kept},
             {NAMES: text_sizes, **{ending: np.array(found, np.int64) for ending, found in sizes.items()}},
             {ending: np.array(starts[ending], np.int64) for ending in endings if ending not in small},
+            stop,
         )
+
+    def _small(self, piece: Piece, member: Member) -> bytes:
+        """Return all bytes of a member of a small field. Raises ValueError for one that is too large to be kept."""
+        if member.size > LARGEST:
+            raise ValueError(
+                f"{self.files.shown(piece.file)}: {member.name!r} has {member.size:,} bytes, more than {LARGEST:,}, where those of its "
+                "ending that were looked at have few; pack that ending apart: columns=[...]"
+            )
+        return member.data(member.size)
 
     def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
         known, (piece, start, stop) = tally(), span
@@ -132,9 +152,10 @@ class TarSource(Source):
 
 
 class Member(NamedTuple):
-    """A file in a tar: its name, and where its bytes are."""
+    """A file in a tar: its name, and where its header and its bytes are."""
 
     name: str
+    header: int
     start: int
     size: int
     file: Any
@@ -175,13 +196,14 @@ def samples_of(members: Iterable[Member], where: str) -> Iterator[Sample]:
 
 
 class _members:
-    """The files in a tar, in their order; all is read in sequence, once."""
+    """The files in a tar, in their order, from a header on; all is read in sequence, once."""
 
-    def __init__(self, files: Files, number: int) -> None:
-        self._files, self._number = files, number
+    def __init__(self, files: Files, number: int, start: int = 0) -> None:
+        self._files, self._number, self._start = files, number, start
 
     def __enter__(self) -> Iterator[Member]:
         self._raw = self._files.fs.open(self._files.paths[self._number], "rb")
+        self._raw.seek(self._start)  # from where it is, tarfile counts
         try:
             self._tar = tarfile.open(fileobj=self._raw, mode="r:")
         except tarfile.TarError as error:
@@ -199,12 +221,20 @@ class _members:
             while (info := self._tar.next()) is not None:
                 self._tar.members.clear()  # type: ignore[attr-defined]  # typeshed hides it  # else it keeps all of them
                 last = info.offset_data + info.size
+                if info.issparse():
+                    raise ValueError(
+                        f"{self._files.shown(self._number)}: {info.name!r} is sparse: its bytes do not follow one another; "
+                        "make the tar without --sparse"
+                    )
                 if info.isreg():
-                    yield Member(info.name, info.offset_data, info.size, self._raw)
+                    yield Member(info.name, info.offset, info.offset_data, info.size, self._raw)
         except tarfile.TarError as error:
             raise self._wrong(error) from error
         if last > int(self._files.sizes[self._number]):
             raise self._wrong(EOFError("it is cut off"))
+        self._raw.seek(self._tar.offset)
+        if any(self._raw.read(tarfile.BLOCKSIZE)):  # tarfile takes a damaged header for the end
+            raise self._wrong(tarfile.ReadError(f"there is no header at byte {self._tar.offset:,}"))
 
     def _wrong(self, error: Exception) -> ValueError:
         return ValueError(

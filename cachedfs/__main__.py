@@ -1,4 +1,4 @@
-"""`python -m cachedfs.cli` is `cachedfs`."""
+"""`python -m cachedfs` is `cachedfs`."""
 
 from cachedfs.cli import main
 

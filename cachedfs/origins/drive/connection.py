@@ -1,0 +1,392 @@
+"""The requests of one account to Google Drive: every one bounded, counted and retried by us.
+
+Media is streamed by aiohttp on our loop. Metadata and uploads go through PyDrive2's transport, in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from yarl import URL
+
+from cachedfs.model import Range
+from cachedfs.origins.base import describe
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.options import DriveOptions
+from cachedfs.origins.google import object_of
+from cachedfs.origins.ranges import range_header
+from cachedfs.origins.retry import Failed, Trouble
+from cachedfs.origins.told import telling
+from cachedfs.workers import Workers
+
+if TYPE_CHECKING:
+    from cachedfs.model import ObjectInfo
+    from cachedfs.origins.drive.account import Account
+    from cachedfs.origins.drive.auth import DriveAuth
+    from cachedfs.origins.drive.transport import Answer
+    from cachedfs.origins.http import Ask, Client
+
+    Tried = Callable[[Callable[[], Awaitable[dict[str, Any]]], Ask], Awaitable[dict[str, Any]]]
+
+__all__ = ["Connection", "PageRejected", "judge", "key_of"]
+
+T = TypeVar("T")
+_IDS = 100  # item ids asked for at once
+_MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
+_GOOD = frozenset({200, 201, 204, 308})
+
+
+class Connection:
+    """The requests that Drive knows, sent as one account."""
+
+    def __init__(
+        self,
+        options: DriveOptions,
+        auth: DriveAuth,
+        session: Any,
+        client: Client,
+        exports: Client,
+        threads: Workers,
+        account: Account,
+    ) -> None:
+        self.options, self.auth, self.creates = options, auth, account.creates
+        self.client, self.exports = client, exports  # what streams media, and what waits for exports
+        self.base = options.endpoint_url
+        self._session, self._threads, self._account = session, threads, account
+        # What changes things goes out once.
+        self._hedges = {"get": account.new_hedge(), "list": account.new_hedge()}
+        self._ids: list[str] = []
+        self._out_of_sight: set[str] = set()  # shared drives that this account is no member of
+        self._asking_ids = asyncio.Lock()
+
+    async def aclose(self) -> None:
+        await self._session.close()
+        self._close_threads()
+
+    def drop(self) -> None:
+        """Close all without the loop."""
+        connector = self._session.connector
+        self._session.detach()
+        if connector is not None:
+            connector._close()  # its public face wants the loop
+        self._close_threads()
+
+    def _close_threads(self) -> None:
+        # Not waiting: a request that hangs would hold the loop.
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.auth.close()
+
+    # Media
+    def media(self, info: ObjectInfo, path: str, want: Range, revision: str | None) -> Ask:
+        """Return the request for bytes of one item: always bounded, as an open end is charged as the whole file."""
+        from cachedfs.origins.http import Ask
+
+        params = {"alt": "media", **api.ANY_DRIVE}
+        params |= {"revisionId": revision} if revision else {}
+        params |= {"acknowledgeAbuse": "true"} if self.options.acknowledge_abuse else {}
+        headers = {"Accept-Encoding": "identity", "Range": range_header(want) or "", **key_of(info)}
+        assert info.id is not None  # what has bytes has an id
+        return Ask(
+            url=api.file_url(self.base, info.id),
+            params=params,
+            subject=api.url_of(path),
+            doing=describe(want),
+            headers=headers,
+            as_stored=True,
+            is_pinned=True,
+        )
+
+    def export(self, info: ObjectInfo, path: str, mime: str) -> Ask:
+        """Return the request for a document as a file of the type `mime`."""
+        from cachedfs.origins.http import Ask
+
+        assert info.id is not None
+        return Ask(
+            url=f"{api.file_url(self.base, info.id)}/export",
+            params={"mimeType": mime},  # which knows no supportsAllDrives
+            subject=api.url_of(path),
+            doing=f"exporting it as {mime}",
+            headers=key_of(info),
+            is_pinned=True,
+        )
+
+    # Metadata
+    async def item(
+        self, id: str, path: str, *, key: str | None = None, is_pinned: bool = False
+    ) -> dict[str, Any]:
+        """Return an item by its id; `key` is its resource key."""
+        params = {"fields": api.FIELDS, **api.ANY_DRIVE}
+        headers = api.key_headers([(id, key)] if key else [])
+        return await self.json(
+            "GET",
+            api.file_url(self.base, id),
+            path,
+            "looking it up",
+            params,
+            headers=headers,
+            is_pinned=is_pinned,
+        )
+
+    async def about(self) -> dict[str, Any]:
+        """Return what Drive says of the account that asks."""
+        params = {"fields": "user(displayName,emailAddress),quotaBytesTotal,quotaBytesUsed,quotaType"}
+        return await self.json("GET", f"{self.base}/drive/v2/about", "", "asking who signs in", params)
+
+    async def capabilities(self, info: ObjectInfo) -> dict[str, bool]:
+        """Return what Drive lets the account do with an item, in Drive's own words."""
+        params = {"fields": "capabilities", **api.ANY_DRIVE}
+        address = api.file_url(self.base, str(info.id))
+        item = await self.json(
+            "GET", address, info.path, "asking what is allowed", params, headers=key_of(info)
+        )
+        return dict(item.get("capabilities") or {})
+
+    async def items(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
+        """Return all items that a query finds in one folder: a request for every thousand."""
+        drive_id = api.drive_of(folder)
+        if drive_id is not None and drive_id not in self._out_of_sight:
+            with suppress(api.DriveOutOfSight):  # a shortcut led to a folder of another drive
+                return await self._items(query, folder, path, doing, drive_id)
+            self._out_of_sight.add(drive_id)
+        return await self._items(query, folder, path, doing, None)
+
+    async def _items(
+        self, query: str, folder: ObjectInfo, path: str, doing: str, drive_id: str | None
+    ) -> list[dict[str, Any]]:
+        params = {"q": query, "maxResults": "1000", "fields": api.LIST_FIELDS, **api.drive_params(drive_id)}
+        return await self._all(api.files_url(self.base), path, doing, params, headers=key_of(folder))
+
+    async def drives(self) -> list[dict[str, Any]]:
+        """Return the shared drives: their ids and names."""
+        params = {"maxResults": "100", "fields": "nextPageToken,items(id,name)"}
+        drives = await self._all(f"{self.base}/drive/v2/drives", "", "listing the shared drives", params)
+        # One that is renamed meanwhile may be on two pages.
+        return list({drive["id"]: drive for drive in drives}.values())
+
+    async def start_token(self, drive_id: str, path: str) -> str:
+        """Return the token of the changes from now on, in a shared drive or ("") all that is the account's own."""
+        url = f"{api.changes_url(self.base)}/startPageToken"
+        params = {"fields": "startPageToken", **api.changes_params(drive_id)}
+        del params["includeItemsFromAllDrives"]  # the listing's alone
+        return str(
+            (await self.json("GET", url, path, "asking where its changes begin", params))["startPageToken"]
+        )
+
+    async def changes(self, drive_id: str, token: str, path: str) -> tuple[str, list[dict[str, Any]]]:
+        """Return the next token, and the changes since one was given. Raises ValueError when it is of no use any more."""
+        params = {"pageToken": token, "maxResults": "1000", "fields": api.CHANGE_FIELDS}
+        params |= api.changes_params(drive_id)
+        entries: list[dict[str, Any]] = []
+        for _ in range(_MOST_PAGES):
+            page = await self.json("GET", api.changes_url(self.base), path, "asking what changed", params)
+            entries += page.get("items", ())
+            if (after := page.get("newStartPageToken")) is not None:
+                return str(after), entries
+            params["pageToken"] = page["nextPageToken"]
+        raise ValueError(f"{api.url_of(path)}: more changed than is worth being told")
+
+    async def _all(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        """Return what is on all pages; a listing that was forgotten in the middle begins again, once."""
+        try:
+            return [item async for page in self._pages(*args, **options) for item in page.get("items", ())]
+        except PageRejected:
+            return [item async for page in self._pages(*args, **options) for item in page.get("items", ())]
+
+    async def _pages(
+        self, url: str, path: str, doing: str, params: Mapping[str, str], *, headers: Mapping[str, str] = {}
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        token: str | None = None
+        while True:
+            more = {"pageToken": token} if token else {}
+            try:
+                page = await self.json("GET", url, path, doing, {**params, **more}, headers=headers)
+            except ValueError as error:
+                raise PageRejected(str(error)) if token else error from None
+            yield page
+            # A page may be short, or empty, before the end: only the token tells. Without one, the first would come again.
+            if not (token := page.get("nextPageToken")):
+                return
+
+    async def new_id(self) -> str:
+        """Return the id of an item that is not made yet, so that making it twice makes one."""
+        async with self._asking_ids:
+            if not self._ids:
+                params = {"maxResults": str(_IDS), "space": "drive", "fields": "ids"}
+                answer = await self.json(
+                    "GET", f"{api.files_url(self.base)}/generateIds", "", "asking for ids", params
+                )
+                self._ids += answer["ids"]
+            return self._ids.pop()
+
+    async def change(
+        self,
+        method: str,
+        what: str | None,
+        path: str,
+        doing: str,
+        resource: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] = {},
+        *,
+        headers: Mapping[str, str] = {},
+    ) -> dict[str, Any]:
+        """Return the item after a change; `what` is its id, with what is done to it (`ID/trash`), None for a new one."""
+        address = api.files_url(self.base) + (f"/{what}" if what else "")
+        given = {"fields": api.FIELDS, **api.ANY_DRIVE, **params}
+        tried: Tried = self.retried
+        if method == "POST" and resource is not None:
+            tried = self.created if "id" in resource else self.created_once
+        return await self.json(
+            method, address, path, doing, given, body=resource, headers=headers, tried=tried
+        )
+
+    async def json(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        doing: str,
+        params: Mapping[str, str],
+        *,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] = {},
+        is_pinned: bool = False,
+        tried: Tried | None = None,
+    ) -> dict[str, Any]:
+        """Return the answer to a request about `path`, after retries: as `tried` makes them, one of the three below."""
+        data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
+        ask = self.ask(url, path, doing, params, headers=given, is_pinned=is_pinned)
+
+        async def attempt() -> dict[str, Any]:
+            answer = await self.send(ask, method, data)
+            found = object_of(answer.body or b"{}")
+            if found.get("incompleteSearch"):
+                raise Failed(Trouble("Drive searched only a part"))
+            return found
+
+        return await (tried or self.retried)(attempt, ask)
+
+    async def retried(self, attempt: Callable[[], Awaitable[T]], ask: Ask) -> T:
+        """Return what `attempt` returns, tried again while there is hope."""
+        return await self.client.retried(attempt, ask, self.client.new_tries())
+
+    async def created(self, attempt: Callable[[], Awaitable[T]], ask: Ask) -> T:
+        """Return what `attempt`, which makes a new item, returns: in its turn, and with patience while others are made.
+
+        The item has an id that was given out beforehand, so that to make it again is refused.
+        """
+        tries, n_made = self.client.new_tries(), self.creates.n_made
+        while True:
+            try:
+                async with self.creates.turn():
+                    result = await attempt()
+            except Failed as failed:
+                was_progress = self.creates.n_made > n_made  # since the last try, by others
+                if failed.trouble.is_rate and was_progress:
+                    tries, n_made = self.client.new_tries(), self.creates.n_made
+                await self.client.pause(failed, ask, tries)
+            else:
+                self.creates.made()
+                return result
+
+    async def created_once(self, attempt: Callable[[], Awaitable[T]], ask: Ask) -> T:
+        """Return what `attempt` returns, which makes one more item each time: tried again only where it made none."""
+
+        async def careful() -> T:
+            try:
+                return await attempt()
+            except Failed as failed:
+                raise Failed(_unless_made(failed.trouble)) from (failed.__cause__ or failed)
+
+        return await self.created(careful, ask)
+
+    def ask(self, url: str, path: str, doing: str, params: Mapping[str, str], **more: Any) -> Ask:
+        """Return a request about `path`, before it is sent."""
+        from cachedfs.origins.http import Ask
+
+        return Ask(url=url, params=params, subject=api.url_of(path), doing=doing, **more)
+
+    async def send(self, ask: Ask, method: str, data: bytes | None = None) -> Answer:
+        """Send `ask` once, in a thread, or a second time where that is late; raises Failed, or what is final."""
+        address = str(URL(ask.url, encoded=True).update_query(ask.params)) if ask.params else ask.url
+        kind, pacer = api.kind_of(method, address), self._account.pacer
+        request = partial(self._in_thread, method, address, data, dict(ask.headers))
+        sent_at = await pacer.spend(kind)
+
+        async def again() -> Answer:
+            await pacer.spend(kind)
+            return await request()
+
+        hedge = self._hedges.get(kind)
+        answer = await (request() if hedge is None else hedge.first(request(), again))
+        verdict = None
+        if answer.status not in _GOOD:
+            verdict = judge(ask, answer.status, answer.headers, answer.body)
+        pacer.answered(kind, sent_at, refused=isinstance(verdict, Trouble) and verdict.is_rate)
+        if verdict is None:
+            return answer
+        raise Failed(verdict) if isinstance(verdict, Trouble) else verdict
+
+    async def _in_thread(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Answer:
+        loop, on_air = asyncio.get_running_loop(), list[Any]()
+        try:
+            async with self._account.turns.mine:
+                self._account.count()
+                with telling(method, url, headers.get("Range", "")) as told:
+                    answer = await loop.run_in_executor(
+                        self._threads, self._send_here, on_air, method, url, data, headers
+                    )
+                    told.answered(answer.status)
+                    told.size = len(answer.body)
+                return answer
+        except asyncio.CancelledError:
+            self._abort(on_air)  # nobody waits for it: its thread is for others
+            raise
+
+    def _send_here(
+        self, on_air: list[Any], method: str, url: str, data: bytes | None, headers: dict[str, str]
+    ) -> Answer:
+        from cachedfs.origins.drive.transport import send
+
+        http = self.auth.transport()
+        on_air.append(http)
+        try:
+            return send(http, method, url, data, headers)
+        finally:
+            on_air.clear()
+
+    def _abort(self, on_air: list[Any]) -> None:
+        from cachedfs.origins.drive.transport import abort
+
+        for http in list(on_air):
+            abort(http)
+
+
+def _unless_made(trouble: Trouble) -> Trouble:
+    """Return the trouble of what must not be made twice: final where only the answer may have been lost."""
+    if trouble.is_rate or trouble.is_unreachable:
+        return trouble
+    remedy = "What it makes may be there all the same: look for it before you try again"
+    return dataclasses.replace(trouble, is_final=True, remedy=remedy)
+
+
+class PageRejected(ValueError):
+    """A listing cannot go on: Drive has forgotten where it was."""
+
+
+def key_of(info: ObjectInfo) -> dict[str, str]:
+    """Return the headers that open a link-shared item."""
+    key = info.details.get("resourceKey")
+    return api.key_headers([(info.id, key)] if info.id and key else [])
+
+
+def judge(ask: Ask, status: int, headers: Mapping[str, str], body: bytes) -> Trouble | Exception:
+    now = datetime.now(UTC)
+    return api.failure(status, headers, body, url=ask.subject, doing=ask.doing, pinned=ask.is_pinned, now=now)

@@ -1,0 +1,167 @@
+"""Copies and moves at a Drive, on the server: what is not done in the end is undone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cachedfs.errors import CachedFSError, ObjectNotFound
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.account import Account
+from cachedfs.origins.drive.connection import key_of
+from cachedfs.origins.drive.places import Places, already_exists, folder_of, name_of, writable
+from cachedfs.origins.drive.tree import MY_DRIVE, Tree, place_of
+
+__all__ = ["Moves"]
+
+logger = logging.getLogger("cachedfs.origins")
+
+
+class Moves:
+    """What is at one path gets to another, while nobody else changes either."""
+
+    def __init__(self, account: Account, tree: Tree, places: Places) -> None:
+        self._account, self._tree, self._places = account, tree, places
+
+    async def copy(self, source: str, target: str) -> None:
+        """Make `target` a copy of the file `source`, on the server; what was there goes into the trash."""
+        try:
+            await self._between(source, target, self._copy)
+        except _IsFolder:  # to fsspec, a copied folder is a folder that is made
+            await self._places.make_folder(target, exist_ok=True)
+
+    async def _copy(self, source: str, target: str) -> bool:
+        info = await self._tree.lookup(source, sure=True)
+        if info.kind == "directory":
+            raise _IsFolder
+        if info.id is None:
+            raise ObjectNotFound(f"{api.url_of(source)}: a shortcut to a file that is gone")
+        _must_have_a_name(target)
+        if (place := await self._places.standing(target)) is None:
+            return False
+        folder, before = place
+        for item in before:
+            if item["id"] == info.id:
+                return True  # onto itself
+            writable(target, item)
+        to = await self._account.connection()
+        resource, keys = await self._places.new_item(target, folder, info.details["mimeType"]), key_of(info)
+        try:
+            item = await to.change("POST", f"{info.id}/copy", target, "copying to it", resource, headers=keys)
+        except FileExistsError:
+            if "id" not in resource:
+                raise
+            # An earlier try arrived, and only its answer was lost.
+            item = await to.item(resource["id"], target)
+        except ObjectNotFound:
+            return False
+        if api.is_trashed(item):
+            return False
+        try:
+            await self._places.discard(target, before, folder)
+        except CachedFSError as error:
+            left = await self._undone(target, self._places.discard(target, [item], None))
+            raise type(error)(f"{error}. {left}") from error
+        self._places.made(target, item)
+        return True
+
+    async def move(self, source: str, target: str) -> None:
+        """Move a file or folder, on the server: it keeps its id; a file that `target` named goes into the trash.
+
+        Older items of the same name go along: else they would show where it was.
+        """
+        if target.startswith(f"{source}/"):
+            raise ValueError(f"{api.url_of(source)}: a folder cannot be moved into itself ({target})")
+        _must_have_a_name(target)
+        await self._between(source, target, self._move)
+
+    async def _move(self, source: str, target: str) -> bool:
+        old, items = await self._places.named(source)
+        if not items:
+            raise ObjectNotFound(f"{api.url_of(source)}: no such file or folder")
+        if not place_of(source).names:
+            raise CachedFSError(
+                f"{api.url_of(source)}: what is moved has to be named by its path, not by its id"
+            )
+        if (place := await self._places.standing(target)) is None:
+            return False
+        folder, before = place
+        moving = {item["id"] for item in items}
+        before = [other for other in before if other["id"] not in moving]
+        if any(other["mimeType"] == api.FOLDER for other in before):
+            already_exists(target)
+        way, moved = _Way(old.id or "", folder.id or ""), list[Mapping[str, Any]]()
+        try:
+            for item in sorted(items, key=api.age, reverse=True):
+                now = await self._shift(item["id"], name_of(target), way, source)
+                moved.append(item)
+            if api.is_trashed(now):
+                raise ObjectNotFound(f"{api.url_of(target)}: its folder is in the trash")
+            await self._places.discard(target, before, folder)
+        except CachedFSError as error:
+            left = await self._undone(target, self._shift_back(moved, way, source))
+            if isinstance(error, ObjectNotFound):  # the folder went
+                return False
+            raise type(error)(f"{error}. {left}") from error
+        finally:
+            for path in (source, target):
+                self._places.forget(path)
+        return True
+
+    async def _shift(self, id: str, title: str, way: _Way, path: str) -> dict[str, Any]:
+        """Return an item after it got a title and went from one folder to another."""
+        params = {} if way.out_of == way.into else {"addParents": way.into, "removeParents": way.out_of}
+        params |= {"modifiedDateBehavior": "noChange"}  # which of several counts stays what it was
+        to = await self._account.connection()
+        return await to.change("PATCH", id, path, f"moving it to the name {title}", {"title": title}, params)
+
+    async def _shift_back(self, moved: Sequence[Mapping[str, Any]], way: _Way, path: str) -> None:
+        for item in reversed(moved):
+            await self._shift(item["id"], item["title"], way.back(), path)
+
+    async def _undone(self, target: str, undoing: Awaitable[None]) -> str:
+        """Undo what was put at `target` and cannot take the place of what is there; return what is left."""
+        try:
+            await undoing
+        except CachedFSError as trouble:  # the change failed in any case
+            logger.warning(
+                "%s: what was put there could not be taken away again: %s", api.url_of(target), trouble
+            )
+            return "It is there all the same, beside what was there before"
+        return "Nothing was copied or moved"
+
+    async def _between(self, source: str, target: str, change: Callable[[str, str], Awaitable[bool]]) -> None:
+        """Do a change of two paths while nobody else changes either; it returns False where the folder of `target` is missing.
+
+        The folder is made while neither is held: whoever makes it just now may wait for one of them.
+        """
+        for _ in range(2):
+            async with self._places.both_alone(source, target):
+                if await change(source, target):
+                    return
+            self._tree.forget_way(folder_of(target))
+            await self._places.make_folder(folder_of(target), exist_ok=True)
+        raise ObjectNotFound(f"{api.url_of(target)}: its folder is removed as often as it is made")
+
+
+class _Way(NamedTuple):
+    """From which folder to which an item goes, by their ids."""
+
+    out_of: str
+    into: str
+
+    def back(self) -> _Way:
+        return _Way(self.into, self.out_of)
+
+
+class _IsFolder(Exception):
+    """What shall be copied is a folder."""
+
+
+def _must_have_a_name(path: str) -> None:
+    if not place_of(path).names:
+        raise CachedFSError(
+            f"{api.url_of(path)}: what is copied or moved gets a name in a folder; name the target by its path, as in "
+            f"{api.url_of(f'{MY_DRIVE}/folder/name')}"
+        )

@@ -1,0 +1,696 @@
+"""Sources of packing: what a source has is packed as it is, to the last digit, or an error names it and the way out."""
+
+import gzip
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("PIL")
+
+import h5py
+import numpy as np
+import pyarrow as pa
+
+from cachedfs.datasets.packing.sources import blocks, hdf5, parquet, tars
+from cachedfs.datasets.packing.store import Store
+from tests.datasets import packs, virtual
+from tests.support import ROOT
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "match"),
+    [
+        (
+            "x.h5",
+            packs.hdf5(tok=packs.vlen("int8", [[1]]), tok_offsets=[1]),
+            "two arrays would be called 'tok_offsets'",
+        ),
+        (
+            "x.tar",
+            packs.tar([("a.cls", b"1"), ("a.cls_offsets", b"2")]),
+            "two arrays would be called 'cls_offsets'",
+        ),
+        ("x.tar", packs.tar([("a.names", b"1")]), "two arrays would be called 'names'"),
+        (
+            "x.parquet",
+            packs.parquet(pa.table({"a": ["1"], "a_offsets": [1]})),
+            "two arrays would be called 'a_offsets'",
+        ),
+        ("x.parquet", packs.parquet(pa.table({r"a\b": [1]})), "cannot be the name of an array"),
+        ("x.jsonl", b'{".cachedfs-pack": 1}', "'.cachedfs-pack' cannot be the name of an array"),
+        ("x.csv", b"a,a/b\n1,2\n", "'a' cannot be the name of an array"),
+    ],
+)
+def test_names_that_arrays_cannot_have(tmp_path, name, data, match):
+    with pytest.raises(ValueError, match=match):
+        packs.packed(tmp_path, {name: data})
+    assert not (tmp_path / "out.zarr").exists()
+
+
+# HDF5.
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows"),
+    [
+        ("int64", [[2**53 + 1, -(2**63)], [], [7]]),
+        ("uint64", [[], [2**64 - 1]]),
+        ("complex64", [[1 + 2j], []]),
+        ("float32", [[], []]),
+    ],
+)
+def test_rows_of_their_own_lengths_keep_each_number(tmp_path, dtype, rows):
+    data = packs.hdf5(ids=packs.vlen(dtype, rows))
+    assert packs.packed(tmp_path, {"x.h5": data}) == {"ids": rows}
+
+
+def test_rows_of_their_own_lengths_are_read_a_few_at_a_time(tmp_path, monkeypatch):
+    sizes = [1, 0, *[64 << 10] * 300, 5]  # 20 MB, of which a row says 16 bytes until it is read
+    rows = [np.full(n, i % 251, "u1") for i, n in enumerate(sizes)]
+    read, at_once = hdf5._values, []
+
+    def noted(data, field, *where):
+        found = read(data, field, *where)
+        at_once.append(found[0].nbytes)
+        return found
+
+    monkeypatch.setattr(hdf5, "_values", noted)
+    found = packs.packed(
+        tmp_path, {"x.h5": packs.hdf5(jpeg=packs.vlen("u1", rows), label=np.arange(len(sizes)))}
+    )
+    assert found["label"] == list(range(len(sizes)))
+    assert [(len(row), *set(row)) for row in found["jpeg"]] == [
+        (len(row), *set(row.tolist())) for row in rows
+    ]
+    assert max(at_once) < 9 << 20  # what is encoded at once, and the ends of two rows
+
+
+@pytest.mark.parametrize("places", [[0], [1], [0, 1, 3]])
+def test_hdf5_files_without_rows_are_passed_over(tmp_path, places):
+    datas = [packs.hdf5(x=np.zeros(0, "i8")) if i in places else packs.hdf5(x=[i]) for i in range(4)]
+    files = {f"{i}.h5": data for i, data in enumerate(datas)}
+    assert packs.packed(tmp_path, files) == {"x": [i for i in range(4) if i not in places]}
+
+
+def test_words_that_are_no_text_are_named(tmp_path):
+    words = np.array([b"caf\xc3\xa9", b"caf\xe9"], h5py.string_dtype("utf-8"))
+    files = {"x.h5": packs.hdf5(word=words, label=[1, 2])}
+    with pytest.raises(
+        ValueError, match=r"x\.h5, .*: dataset 'word' is to be UTF-8, and is not: .*0xe9.*leave it out"
+    ):
+        packs.packed(tmp_path, files)
+    assert packs.packed(tmp_path, files, columns=["label"]) == {"label": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (np.zeros((5, 0, 3)), r"'x' is float64\[0, 3\], which has no values; columns="),
+        (np.zeros(5, "longdouble"), r"x\.h5: dataset 'x' of type float128 and shape .* leave it out"),
+        # h5py itself gives 16777216 for 1.
+        (
+            packs.vlen(">i4", [[1]] * 5),
+            r"x\.h5: dataset 'x' has rows of their own lengths of >i4, .* leave it out",
+        ),
+    ],
+)
+def test_datasets_that_cannot_be_packed(tmp_path, data, match):
+    files = {"x.h5": packs.hdf5(x=data, y=np.arange(5))}
+    with pytest.raises(ValueError, match=match):
+        packs.packed(tmp_path, files)
+    assert packs.packed(tmp_path, files, columns=["y"]) == {"y": [0, 1, 2, 3, 4]}
+
+
+IN_OTHER_FILES = """
+    import sys
+    from cachedfs.datasets import pack
+
+    for columns in (None, ["y"], ["link"], ["group/x"]):
+        try:
+            print(pack(sys.argv[1], sys.argv[2], columns=columns))
+        except ValueError as error:
+            print(error)
+"""
+
+
+def test_datasets_in_other_files_are_named_and_do_not_end_the_process(tmp_path):
+    virtual.write(tmp_path / "x.h5")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(IN_OTHER_FILES), tmp_path / "x.h5", tmp_path / "out.zarr"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    for line, start in zip(
+        done.stdout.splitlines(),
+        (
+            "dataset 'x' is a virtual dataset over another file, 'part.h5', ",
+            "dataset 'y' is a virtual dataset over another file, 'part.h5', ",
+            "'link' is a link to another file, 'part.h5', ",
+            "'group/x' is a link to another file, 'part.h5', ",
+        ),
+        strict=True,
+    ):
+        assert f"x.h5: {start}" in line
+        assert "write it as one file" in line
+    found = packs.packed(tmp_path, {"x.h5": (tmp_path / "x.h5").read_bytes()}, columns=["own"])
+    assert found == {"own": [0, 2, 4, 6, 8]}
+
+
+def test_a_file_of_links_only_says_where_they_lead(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["link"] = h5py.ExternalLink("part.h5", "x")
+    with pytest.raises(
+        ValueError, match=r"x\.h5: 'link' is a link to another file, 'part\.h5', .*as one file"
+    ):
+        packs.packed(tmp_path, {"x.h5": (tmp_path / "x.h5").read_bytes()})
+
+
+# Tar.
+
+
+def test_endings_of_which_one_begins_the_other(tmp_path):
+    files = {"x.tar": packs.tar([("a.jpg", b"pixels"), ("a.jpg.npy", b"of each"), ("b.jpg", b"")])}
+    found = packs.packed(tmp_path, files)
+    assert found == {"jpg": [b"pixels", b""], "jpg.npy": [b"of each", b""], "names": ["a", "b"]}
+
+
+def test_of_a_large_tar_little_is_kept_at_a_time(tmp_path, monkeypatch):
+    members = [
+        (f"{i:03}.{ending}", bytes([i]) * n)
+        for i in range(200)
+        for ending, n in (("jpg", 900), ("cls", i % 50))
+    ]
+    members.insert(101, ("x" * 150 + "/no ending", b"whose header is several blocks"))
+    kept, keep = [], Store.keep
+
+    def noted(self, piece, tally):
+        kept.append(sum(len(data) for data in tally.small.values()))
+        keep(self, piece, tally)
+
+    monkeypatch.setattr(tars, "KEPT", 500)
+    monkeypatch.setattr(Store, "keep", noted)
+    found = packs.packed(tmp_path, {"x.tar": packs.tar(members)})
+    assert [
+        (name, data)
+        for pair in zip(found["jpg"], found["cls"], strict=True)
+        for name, data in zip(("jpg", "cls"), pair, strict=True)
+    ] == [(name.partition(".")[2], data) for name, data in members if "." in name]
+    assert found["names"] == [f"{i:03}" for i in range(200)]
+    assert sum(kept) == 200 * 3 + sum(map(len, found["cls"]))  # small ones are what is kept,
+    assert max(kept) < 600
+
+
+def test_a_member_of_a_small_field_is_not_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars, "LARGEST", 1000)
+    monkeypatch.setattr(tars, "SAMPLED_SIZE", 500)  # the large one is not looked at
+    members = [
+        (f"{i}.{ending}", bytes(n))
+        for i in range(9)
+        for ending, n in (("jpg", 800), ("cls", 1001 if i == 8 else 1))
+    ]
+    with pytest.raises(ValueError, match=r"x\.tar: '8\.cls' has 1,001 bytes, more than 1,000, .*columns="):
+        packs.packed(tmp_path, {"x.tar": packs.tar(members)})
+    found = packs.packed(tmp_path, {"x.tar": packs.tar(members)}, columns=["cls"])
+    assert found["cls"] == [bytes(1)] * 8 + [bytes(1001)]
+
+
+@pytest.mark.parametrize("damage", [b"\xff" * 512, b"\xff"])
+def test_a_damaged_header_is_not_the_end(tmp_path, damage):
+    data = packs.tar([(f"{i}.jpg", b"1") for i in range(9)])
+    at = 4 * 1024  # of the fifth
+    with pytest.raises(
+        ValueError, match=r"x\.tar: no tar that can be read: there is no header at byte 4,096"
+    ):
+        packs.packed(tmp_path, {"x.tar": data[:at] + damage + data[at + len(damage) :]})
+    for end in (9 * 1024, 9 * 1024 + 512):  # without one, or both, of the blocks that say so
+        assert packs.packed(tmp_path, {"x.tar": data[:end]})["names"] == [str(i) for i in range(9)]
+
+
+def test_sparse_members_are_an_error(tmp_path):
+    holes = {"GNU.sparse.map": "0,1,9,1", "GNU.sparse.size": "10"}
+    with pytest.raises(ValueError, match=r"x\.tar: 'a\.jpg' is sparse: .* make the tar without --sparse"):
+        packs.packed(tmp_path, {"x.tar": packs.tar([("a.jpg", b"12")], holes)})
+
+
+# Columns.
+
+
+@pytest.mark.parametrize(
+    ("values", "given"),
+    [
+        ([1, 300], "int8"),
+        ([1.7], "int8"),
+        ([float("nan")], "int64"),
+        ([-1], "uint64"),
+        ([2**53 + 1.0, 1e19], "int64"),
+        ([1, None], "int8"),
+        ([[1], [300]], "ragged int8"),
+        ([[1.5]], "ragged uint8"),
+        ([[1, 300]], "int8[2]"),
+        (["word"], "float32"),
+    ],
+)
+def test_numbers_that_a_type_has_not_are_an_error(tmp_path, values, given):
+    data = packs.parquet(pa.table({"x": values}))
+    with pytest.raises(ValueError, match=r"column 'x': .*columns=\{...\} can give it another type") as error:
+        packs.packed(tmp_path, {"x.parquet": data}, columns={"x": given})
+    assert [note.rpartition("/")[2] for note in error.value.__notes__] == ["x.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("values", "given", "found"),
+    [
+        (pa.array([1, -128]), "int8", [1, -128]),
+        (pa.array([2.0, 3.0]), "uint8", [2, 3]),
+        (pa.array([2**64 - 1], pa.uint64()), "uint64", [2**64 - 1]),
+        (pa.array([1, None]), "float32", [1.0, "nan"]),
+        (pa.array([2**60 + 1]), "float32", [2.0**60]),
+        (pa.array([1 / 3]), "float16", [0.333251953125]),
+        (pa.array([[1 / 3], [None]]), "ragged float16", [[0.333251953125], ["nan"]]),
+        (pa.array([True, False]), "int8", [1, 0]),
+        (pa.array([3], pa.date32()), "int16", [3]),
+        (pa.array([3], pa.timestamp("us")), "int32", [3]),
+        (pa.array(["7"]), "int64", [7]),
+    ],
+)
+def test_numbers_become_what_was_asked_for(tmp_path, values, given, found):
+    data = packs.parquet(pa.table({"x": values}))
+    (packed,) = packs.packed(tmp_path, {"x.parquet": data}, columns={"x": given}).values()
+    assert str(packed) == str(found).replace("'nan'", "nan")
+
+
+def test_of_narrow_rows_few_are_looked_at(tmp_path, monkeypatch):
+    looked, whole = [], parquet.ParquetSource._sampled
+
+    def noted(self, number):
+        found = whole(self, number)
+        looked.append(found.n)
+        return found
+
+    monkeypatch.setattr(parquet.ParquetSource, "_sampled", noted)
+    numbers = np.arange(40_000)
+    assert packs.packed(tmp_path, {"x.parquet": packs.parquet(pa.table({"x": numbers}))}) == {
+        "x": numbers.tolist()
+    }
+    assert looked == [512 * 16]
+
+
+@pytest.mark.parametrize("places", [[0], [1], [0, 1, 2, 3, 5, 7, 8]])
+@pytest.mark.parametrize(
+    "empty", [{"x": pa.array([], pa.string())}, {"x": pa.array([], pa.null()), "z": []}, {"z": []}, {}]
+)
+def test_parquet_files_without_rows_are_passed_over(tmp_path, places, empty):
+    tables = [pa.table(empty if i in places else {"x": [f"word {i}"]}) for i in range(9)]
+    files = {f"{i}.parquet": packs.parquet(table) for i, table in enumerate(tables)}
+    assert packs.packed(tmp_path, files) == {"x": [f"word {i}" for i in range(9) if i not in places]}
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        ({"x": pa.array([None], pa.null())}, r"1\.parquet: column 'x' is null, and int64 in the first file"),
+        ({"y": [1]}, r"1\.parquet: column 'x' is not there, and int64 in the first file"),
+    ],
+)
+def test_parquet_files_of_other_columns_are_named(tmp_path, other, match):
+    files = {f"{i}.parquet": packs.parquet(pa.table(each)) for i, each in enumerate([{"x": [1]}, other])}
+    with pytest.raises(ValueError, match=match):
+        packs.packed(tmp_path, files)
+
+
+def test_a_page_that_is_not_what_its_checksum_says_is_an_error(tmp_path):
+    table = pa.table({"x": np.arange(400_000)})
+    data = packs.parquet(table, compression="none", use_dictionary=False, write_page_checksum=True)
+    for row, place in ((7, "x.parquet"), (399_000, "x.parquet, the rows from 0 on")):
+        at = data.index(np.int64(row).tobytes())
+        with pytest.raises(OSError, match="CRC checksum") as raised:
+            packs.packed(tmp_path, {"x.parquet": data[:at] + b"\xff" + data[at + 1 :]})
+        assert raised.value.__notes__[0].endswith(place)
+    assert packs.packed(tmp_path, {"x.parquet": data})["x"] == list(range(400_000))
+
+
+def test_files_that_are_all_without_rows_are_nothing_to_pack(tmp_path):
+    for files in ({"x.parquet": packs.parquet(pa.table({"x": []}))}, {"x.h5": packs.hdf5(x=np.zeros(0))}):
+        with pytest.raises(ValueError, match="nothing to pack"):
+            packs.packed(tmp_path, files)
+
+
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+@pytest.mark.parametrize("row_group_size", [2, 5])
+def test_bytes_in_structs_are_columns_of_their_own(tmp_path, row_group_size):
+    images = [{"bytes": b"\xff\0%d" % i, "path": f"{i}.png"} for i in range(4)]
+    deep = [{"a": {"b": b"x"}, "c": [i]} for i in range(5)]
+    columns = {"image": pa.array([*images, None], IMAGE), "deep": deep, "plain": [{"n": i} for i in range(5)]}
+    files = {"x.parquet": packs.parquet(pa.table(columns), row_group_size=row_group_size)}
+    found = packs.packed(tmp_path, files)
+    assert found["image.bytes"] == [*(image["bytes"] for image in images), b""]
+    assert found["image.path"] == [*(image["path"] for image in images), ""]
+    assert (found["deep.a.b"], found["deep.c"]) == ([b"x"] * 5, [[i] for i in range(5)])
+    assert found["plain"] == [{"n": i} for i in range(5)]
+    assert set(found) == {"image.bytes", "image.path", "deep.a.b", "deep.c", "plain"}
+    chosen = packs.packed(tmp_path, files, columns={"deep.a.b": "utf8", "image.bytes": None})
+    assert chosen == {"deep.a.b": ["x"] * 5, "image.bytes": found["image.bytes"]}
+
+
+def tensors(dtype="float32", shape=(2, 3), **options):
+    """Return two tensors of this shape with the numbers from 0 on, and these as lists."""
+    numbers = np.arange(2 * np.prod(shape)).astype(dtype)
+    type_ = pa.fixed_shape_tensor(pa.from_numpy_dtype(numbers.dtype), shape, **options)
+    storage = pa.FixedSizeListArray.from_arrays(numbers, int(np.prod(shape)))
+    return pa.ExtensionArray.from_storage(type_, storage), numbers.reshape(2, *shape).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("shape", [(2, 3), (4,), (1, 2, 2)])
+@pytest.mark.parametrize("is_said", [True, False])
+def test_tensors_are_fields_of_their_shape(tmp_path, dtype, shape, is_said):
+    column, wanted = tensors(dtype, shape, permutation=list(range(len(shape))) if is_said else None)
+    image = pa.StructArray.from_arrays([column, pa.array([b"x", b"y"])], ["t", "b"])
+    files = {"x.parquet": packs.parquet(pa.table({"t": column, "i": [1, 2], "s": image}), row_group_size=1)}
+    found = {"t": wanted, "i": [1, 2], "s.t": wanted, "s.b": [b"x", b"y"]}
+    assert packs.packed(tmp_path, files) == found
+    flat = np.array(wanted).reshape(2, -1)
+    given = {"t": f"float64[{flat.shape[1]}]"}
+    assert packs.packed(tmp_path, files, columns=given) == {"t": flat.tolist()}
+    assert packs.packed(tmp_path, files, columns=["i"]) == {"i": [1, 2]}
+
+
+def test_tensors_of_another_shape_are_named(tmp_path):
+    files = {
+        f"{i}.parquet": packs.parquet(pa.table({"t": tensors(shape=shape)[0]}))
+        for i, shape in enumerate([(2, 3), (3, 2)])
+    }
+    with pytest.raises(ValueError, match=r"1\.parquet: column 't' is extension<.*shape=\[3,2\].*columns="):
+        packs.packed(tmp_path, files)
+
+
+def test_tensors_of_axes_in_another_order_are_named_and_can_be_lists(tmp_path):
+    column, wanted = tensors(permutation=[1, 0])
+    files = {"x.parquet": packs.parquet(pa.table({"t": column, "i": [1, 2]}))}
+    with pytest.raises(ValueError, match=r"x\.parquet: column 't' is extension<.*columns=.* float32\[6\]"):
+        packs.packed(tmp_path, files)
+    flat = np.array(wanted).reshape(2, 6).tolist()
+    assert packs.packed(tmp_path, files, columns={"t": "float32[6]"}) == {"t": flat}
+    assert packs.packed(tmp_path, files, columns=["i"]) == {"i": [1, 2]}
+
+
+@pytest.mark.parametrize("name", ["list", "map", "struct"])
+def test_tensors_inside_of_others_are_json_of_what_is_stored(tmp_path, name):
+    column, wanted = tensors(shape=(2, 1))
+    (first, second) = np.array(wanted).reshape(2, 2).tolist()
+    made = {
+        "list": (pa.ListArray.from_arrays([0, 0, 2], column), [[], [first, second]]),
+        "map": (
+            pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "b"]), column),
+            [[["a", first]], [["b", second]]],
+        ),
+        "struct": (pa.StructArray.from_arrays([column], ["a"]), [{"a": first}, {"a": second}]),
+    }
+    column, wanted = made[name]
+    assert packs.packed(tmp_path, {"x.parquet": packs.parquet(pa.table({"x": column}))}) == {"x": wanted}
+
+
+@pytest.mark.skipif(not hasattr(pa, "json_"), reason="this Arrow has no such types")
+def test_other_extension_types_are_what_is_stored(tmp_path):
+    made = {"u": pa.array([b"%016d" % i for i in range(2)], pa.binary(16)), "j": pa.array(['{"a": 1}', None])}
+    types = {"u": pa.uuid(), "j": pa.json_()}
+    table = pa.table({name: pa.ExtensionArray.from_storage(types[name], made[name]) for name in made})
+    files = {"x.parquet": packs.parquet(table)}
+    assert packs.packed(tmp_path, files) == {"u": made["u"].to_pylist(), "j": ['{"a": 1}', ""]}
+    assert packs.packed(tmp_path, files, columns={"j": "bytes"}) == {"j": [b'{"a": 1}', b""]}
+
+
+@pytest.mark.parametrize(
+    ("column", "columns", "match"),
+    [
+        (pa.array([[b"x"]]), None, r"column 'x' is list<.*binary>: JSON has no bytes; columns="),
+        (
+            pa.array([{"a": [{"b": b"x"}], "c": 1}]),
+            None,
+            r"column 'x\.a' is list<.*binary>>: JSON has no bytes",
+        ),
+        (
+            pa.array([[("k", b"v")]], pa.map_(pa.string(), pa.binary())),
+            None,
+            "column 'x' is map<.*: JSON has no bytes",
+        ),
+        (pa.array([b"x"]), {"x": "json"}, "column 'x' is binary: JSON has no bytes"),
+        (pa.array([{"y": b"x"}]), None, r"several columns are called 'x\.y'"),
+    ],
+)
+def test_bytes_that_would_be_json_are_an_error(tmp_path, column, columns, match):
+    files = {"x.parquet": packs.parquet(pa.table({"x": column, "x.y": [1], "z": [2]}))}
+    with pytest.raises(ValueError, match=match):
+        packs.packed(tmp_path, files, columns=columns)
+    assert packs.packed(tmp_path, files, columns=["z"]) == {"z": [2]}
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.jsonl", b'{"x": "%s"}\n'),
+        ("x.csv", b"x\n%s\n"),
+        ("x.parquet", pa.string()),
+        ("x.parquet", pa.binary()),
+    ],
+)
+def test_text_that_is_none_is_an_error_and_can_be_bytes(tmp_path, name, data):
+    if isinstance(data, bytes):
+        files = {name: data % b"caf\xe9"}
+    else:
+        files = {name: packs.parquet(pa.table({"x": pa.array([b"caf\xe9"]).view(data)}))}
+    with pytest.raises(ValueError, match=r"UTF-?8.*; columns=\{...\} can give"):
+        packs.packed(tmp_path, files, columns={"x": "utf8"})
+    assert packs.packed(tmp_path, files, columns={"x": "bytes"}) == {"x": [b"caf\xe9"]}
+
+
+# Lines.
+
+
+LATIN = "süß\n".encode() * 200_000 + b"caf\xe9\n"  # more than is looked at first
+
+
+def test_lines_that_are_no_text_are_an_error_and_can_be_bytes(tmp_path):
+    files = {"x.txt": LATIN}
+    match = r"x\.txt, .*: byte 0xe9 in line [0-9,]+ of these is no UTF-8: b'caf.xe9'; .*--column data=bytes"
+    for columns in (None, ["data"], {"data": "utf8"}):
+        with pytest.raises(ValueError, match=match):
+            packs.packed(tmp_path, files, columns=columns)
+    assert packs.packed(tmp_path, files, columns={"data": "bytes"})["data"] == LATIN.split()
+    assert packs.packed(tmp_path, {"y.txt": LATIN[-5:]}) == {"data": [b"caf\xe9"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [
+        (b"", []),
+        (b"\xef\xbb\xbf", []),
+        (b"\xef\xbb\xbf\n", [""]),
+        (b"\xef\xbb\xbf\n\ra", ["", "\ra"]),
+        (b"\n\xef\xbb\xbf", ["", "\ufeff"]),
+        (b"\xef\xbb\xbf\r\nb", ["", "b"]),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_mark_alone_is_no_line(tmp_path, content, kept, suffix):
+    lines = pytest.importorskip("cachedfs.datasets.lines")
+    files = {
+        f"{i}.txt{suffix}": gzip.compress(each) if suffix else each
+        for i, each in enumerate([content, b"last"])
+    }
+    packed = packs.packed(tmp_path, files, kind="lines")
+    urls = [str(tmp_path / name) for name in files]
+    assert list(lines.LineDataset(urls, keep_empty=True)) == [*kept, "last"]
+    assert list(lines.LineDataset(urls)) == packed["data"] == [*filter(None, kept), "last"]
+
+
+@pytest.mark.parametrize("columns", [["a"], {"data": "int8"}, {"data": "utf8", "a": None}])
+def test_lines_have_no_columns(tmp_path, columns):
+    with pytest.raises(
+        ValueError, match=r"columns=.*: lines are data, 'utf8' or 'bytes', and have no others"
+    ):
+        packs.packed(tmp_path, {"x.txt": b"a\n"}, columns=columns)
+
+
+# JSON.
+
+
+def lines(*texts):
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
+LATE = b'{"m": {"a": 1}, "label": 1}\n' * 100_000  # more than is looked at first
+
+
+@pytest.mark.parametrize("columns", [None, {"m": "json"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [{"when": "2020-01-01"}, {"when": "2020-01-01 10:00:00"}],
+        [["2020-01-01"], []],
+        [{"a": 1}, {"b": [{}]}, {}, None],
+        [{"a": None}, {"n": 2**70}, {"n": 0.1}],
+        [{"süß": "\U0001f600"}, {"": 1e300}],
+    ],
+)
+def test_json_is_what_is_in_the_line(tmp_path, values, columns):
+    data = packs.lines_of([*({"m": value, "label": 7} for value in values), {"label": 7}])
+    found = packs.packed(tmp_path, {"x.jsonl": data}, columns=columns)
+    assert found.pop("m") == [*values, None]
+    assert found == ({} if columns else {"label": [7] * (len(values) + 1)})
+
+
+def test_json_that_comes_late_is_kept_and_other_names_are_an_error(tmp_path):
+    files = {"x.jsonl": LATE + b'{"m": {"late": ["2020-01-01"]}, "label": 1}\n'}
+    assert packs.packed(tmp_path, files)["m"][-1] == {"late": ["2020-01-01"]}
+    files = {"x.jsonl": LATE + b'{"m": {}, "label": 1, "late": 1}\n'}
+    with pytest.raises(
+        ValueError, match=r"x\.jsonl.*has 'late', which the lines looked at first do not have"
+    ):
+        packs.packed(tmp_path, files)
+    assert packs.packed(tmp_path, files, columns=["m"])["m"][-1] == {}
+
+
+def test_what_is_given_is_not_guessed(tmp_path):
+    files = {
+        "x.jsonl": lines('{"x": 1, "y": 2, "z": 1}', '{"x": "a", "y": 3, "z": []}', '{"x": {}, "y": null}')
+    }
+    assert packs.packed(tmp_path, files, columns={"x": "json"}) == {"x": [1, "a", {}]}
+    found = packs.packed(tmp_path, files, columns={"x": "json", "y": "float64"})
+    assert str(found) == "{'x': [1, 'a', {}], 'y': [2.0, 3.0, nan]}"
+    alone = {"x.jsonl": lines(r'{"x": {"lone": "\ud800"}}')}
+    assert packs.packed(tmp_path, alone, columns={"x": "json"}) == {"x": [{"lone": "\ud800"}]}
+    with pytest.raises(ValueError, match=r"can give a name another type, such as float64 or json$"):
+        packs.packed(tmp_path, files)
+    with pytest.raises(ValueError, match=r"can give a name another type, such as float64$"):
+        packs.packed(tmp_path, files, columns={"x": None, "z": "json"})
+    with pytest.raises(ValueError, match=r"columns \['w'\] are not there; there are \['x', 'y', 'z'\]"):
+        packs.packed(tmp_path, files, columns={"x": "json", "w": None})
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.jsonl", lines('{"x": null}', '{"x": null}')),
+        ("x.jsonl", lines('{"x": ""}', "{}")),
+        ("x.csv", b'x\n""\n""\n'),
+    ],
+)
+def test_a_column_may_be_empty_in_all_records(tmp_path, name, data):
+    assert packs.packed(tmp_path, {name: data}) == {"x": ["", ""]}
+
+
+def test_integers_that_are_no_int64(tmp_path):
+    large = {"x.jsonl": lines('{"x": 1}', '{"x": null}', '{"x": 18446744073709551615}')}
+    with pytest.raises(ValueError, match="1 values are missing, which uint64 cannot tell"):
+        packs.packed(tmp_path, large)
+    large = {"x.jsonl": lines('{"x": 1, "y": 0.5}', '{"x": 18446744073709551615, "y": 3}')}
+    assert packs.packed(tmp_path, large) == {"x": [1, 2**64 - 1], "y": [0.5, 3.0]}
+    assert packs.packed(tmp_path, large, columns={"x": "float64"}) == {"x": [1.0, 2.0**64]}
+    larger = {"x.jsonl": lines('{"x": -1}', '{"x": 18446744073709551615}')}
+    for columns in (None, ["x"]):
+        with pytest.raises(
+            ValueError, match=r"column 'x': no type has integers from -1 to 18446744073709551615; columns="
+        ):
+            packs.packed(tmp_path, larger, columns=columns)
+    assert packs.packed(tmp_path, larger, columns={"x": "json"}) == {"x": [-1, 2**64 - 1]}
+
+
+def test_lists_of_integers_that_are_no_int64(tmp_path):
+    large = {
+        "x.jsonl": lines(
+            '{"x": [1], "y": [0.5]}', '{"x": [], "y": []}', '{"x": [18446744073709551615], "y": [3]}'
+        )
+    }
+    assert packs.packed(tmp_path, large) == {"x": [[1], [], [2**64 - 1]], "y": [[0.5], [], [3.0]]}
+    larger = {"x.jsonl": lines('{"x": [-1, 18446744073709551615]}')}
+    with pytest.raises(
+        ValueError, match=r"'x': no type has integers from -1 to 18446744073709551615; columns="
+    ):
+        packs.packed(tmp_path, larger)
+    assert packs.packed(tmp_path, larger, columns={"x": "json"}) == {"x": [[-1, 2**64 - 1]]}
+
+
+# CSV.
+
+
+def test_integers_of_csv_that_are_no_int64(tmp_path):
+    files = {"x.csv": lines("x,y", "1,0.5", "18446744073709551615,18446744073709551615")}
+    assert packs.packed(tmp_path, files) == {"x": [1, 2**64 - 1], "y": [0.5, 2.0**64]}
+    assert packs.packed(tmp_path, files, columns={"x": "float64"}) == {"x": [1.0, 2.0**64]}
+    with pytest.raises(ValueError, match="1 values are missing, which uint64 cannot tell"):
+        packs.packed(tmp_path, {"x.csv": lines("x,y", "NA,1", "18446744073709551615,2")})
+    larger = {"x.csv": lines("x", "-1", "18446744073709551615")}
+    with pytest.raises(ValueError, match=r"integers from -1 to 18446744073709551615; columns=.* utf8"):
+        packs.packed(tmp_path, larger)
+    assert packs.packed(tmp_path, larger, columns={"x": "utf8"}) == {"x": ["-1", "18446744073709551615"]}
+    files = {"a.csv": lines("x", " 7", "007"), "b.csv": lines("x", "18446744073709551615 ")}
+    assert packs.packed(tmp_path, files) == {"x": [7, 7, 2**64 - 1]}
+    assert packs.packed(tmp_path, {"a.csv": lines("x", "007")}, columns={"x": "utf8"}) == {"x": ["007"]}
+
+
+@pytest.mark.parametrize("delimiter", ",;|")
+def test_quotes_inside_of_a_field_are_characters(tmp_path, monkeypatch, delimiter):
+    monkeypatch.setattr(blocks, "PIECE", 64)
+    rows = [(i, f'{i}" pipe', "of\ntwo lines") for i in range(50)]
+    records = [delimiter.join([str(i), size, f'"{text}"']) for i, size, text in rows]
+    files = {"x.csv": lines(delimiter.join(["n", 'size"', "text"]), *records)}
+    found = packs.packed(tmp_path, files)
+    assert found == {name: [row[i] for row in rows] for i, name in enumerate(["n", 'size"', "text"])}
+
+
+def test_a_header_may_have_a_mark_quotes_and_line_ends(tmp_path):
+    files = {"x.csv": b'\xef\xbb\xbf"two\nlines",b\r\n1,"c\nd"\r\n2,e'}
+    assert packs.packed(tmp_path, files) == {"two\nlines": [1, 2], "b": ["c\nd", "e"]}
+
+
+@pytest.mark.parametrize(
+    ("header", "record", "found"),
+    [
+        ('"net, gross, tax";id', "1;2", {"net, gross, tax": [1], "id": [2]}),
+        ('"net, of us";"gross, of us"', "1;2", {"net, of us": [1], "gross, of us": [2]}),
+        ('"size (h|w|c)",label', "5,cat", {"size (h|w|c)": [5], "label": ["cat"]}),
+        ('5" x; y,"say ""a;b;c"""', "1,2", {'5" x; y': [1], 'say "a;b;c"': [2]}),
+        ('"two;\nlines"|b', '3|"x,;\n,"', {"two;\nlines": [3], "b": ["x,;\n,"]}),
+        ('"a, b"', "7", {"a, b": [7]}),
+    ],
+)
+def test_what_is_in_quotes_is_between_no_columns(tmp_path, header, record, found):
+    assert packs.packed(tmp_path, {"x.csv": lines(header, record)}) == found
+
+
+@pytest.mark.parametrize("other", [b'"a","b"\n3,4\n', b'\xef\xbb\xbfa,"b"\r\n3,4\r\n', b"a,b"])
+def test_headers_of_the_same_names_are_the_same(tmp_path, other):
+    found = packs.packed(tmp_path, {"0.csv": b"a,b\n1,2\n", "1.csv": other})
+    assert found == ({"a": [1], "b": [2]} if other == b"a,b" else {"a": [1, 3], "b": [2, 4]})
+
+
+@pytest.mark.parametrize("other", [b"b,a\n3,4\n", b"a;b\n3;4\n", b'"a,b"\n3\n', b"\na,b\n3,4\n", b"a\n3\n"])
+def test_headers_of_other_names_are_an_error(tmp_path, other):
+    with pytest.raises(ValueError, match=r"1\.csv: begins with .*, and the first file with b'a,b"):
+        packs.packed(tmp_path, {"0.csv": b"a,b\n1,2\n", "1.csv": other})
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"a,b\r1,2\r3,4\r", r"x\.csv: its lines end with .r alone"),
+        (b"a,b\r1\r", r"x\.csv: its lines end with .r alone"),
+        (b"\na,b\n1,2\n", r"x\.csv: its first line is empty, and has to name the columns"),
+        (b"\r\na,b\n1,2\n", r"x\.csv: its first line is empty"),
+    ],
+)
+def test_a_header_that_is_none_is_an_error(tmp_path, data, match):
+    with pytest.raises(ValueError, match=match):
+        packs.packed(tmp_path, {"x.csv": data})
