@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 
 import pytest
@@ -1128,17 +1127,25 @@ def test_an_interrupt_is_130(monkeypatch):
     assert run("ls", ".", status=130).output == ""
 
 
+@pytest.mark.parametrize("module", ["typer", "fsspec"])  # before a command, and in it
+def test_ctrl_c_in_what_python_executes_as_text_is_130_too(cloud, tmp_path, module):
+    # As where a dataclass is made while a module is imported.
+    (tmp_path / f"{module}.py").write_text("exec('raise KeyboardInterrupt')")
+    environ = cloud._environment() | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "cachedfs", "cat", cloud.url("key", "gs://")]
+    done = subprocess.run(command, env=environ, capture_output=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_ctrl_c_in_the_middle_of_a_copy(cloud, tmp_path):
     with GCSServer(profile="drive-bad") as slow:
         slow.make_bucket("b")
         slow.put("b", "key", noise(64 * MiB))
         option = f"endpoint_url={slow.endpoint_url}"
         process = start(cloud, "get", "-o", option, "gs://b/key", str(tmp_path / "copy" / "key"))
-        deadline = time.monotonic() + 30
-        while not list(tmp_path.glob("copy/*.part")) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: list(tmp_path.glob("copy/*.part")))
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=600)
     assert (process.returncode, out, err) == (130, b"", b"")
     assert list(tmp_path.glob("copy/*")) == []
 

@@ -26,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(end.__context__, BrokenPipeError):
             sys.exit(PIPE_CLOSED)
         raise
+    finally:
+        # CPython remembers a Ctrl-C in text that it was executing, as of a dataclass in a module that was being imported,
+        # until it executes the next one; with `python -m` it would end by the signal, whatever the status is.
+        exec("")
 
 
 def _run(arguments: list[str] | None) -> None:
