@@ -84,6 +84,18 @@ def no_hedge(monkeypatch):
     monkeypatch.setattr("cachedfs.origins.drive.account.Policy", patient)
 
 
+@pytest.fixture(autouse=True)
+def no_haste(monkeypatch):
+    """Let a request wait for who reads on: a machine that paused would make two requests of one."""
+    monkeypatch.setattr("cachedfs.fetcher.PATIENCE_S", 60.0)
+
+
+@pytest.fixture
+def haste(no_haste, monkeypatch):
+    """A handle that reads no more ends its request soon, as for everybody."""
+    monkeypatch.setattr("cachedfs.fetcher.PATIENCE_S", 0.2)
+
+
 @pytest.fixture
 def real_pace(no_pace, monkeypatch):
     """Ask Drive at the pace of everybody."""

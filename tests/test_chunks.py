@@ -434,7 +434,7 @@ def test_of_two_threads_that_read_ahead_names_at_once_both_are_noted(origin):
         def append(self, read):
             super().append(read)
             if both.n_waiting or len(self) == 1:
-                both.wait(60)
+                both.wait(120)
 
     chunks._reached = Slow()
     chunks.awaited.update({"b/0": None, "b/1": None})

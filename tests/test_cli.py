@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import warnings
 
 import pytest
@@ -198,7 +199,7 @@ def test_cat_ends_quietly_when_its_reader_does(cloud):
     process = start(cloud, "cat", cloud.url("key", "gs://"))
     assert len(process.stdout.read(10)) == 10
     process.stdout.close()
-    assert process.wait(60) == 141
+    assert process.wait(120) == 141
     assert process.stderr.read() == b""
     process.stderr.close()
 
@@ -314,12 +315,12 @@ def test_prefetch_of_one_url_does_not_drive_out_that_of_another(cloud):
 def test_prefetch_goes_on_after_an_interrupt(cloud):
     for i in range(40):
         cloud.put(f"d/{i:02}", noise(1000, i))
-    cloud.server.fail(Fault(kind="media", nth=20, times=None, stall_s=30))
+    cloud.server.fail(Fault(kind="media", nth=20, times=None, stall_s=3600))
     process = start(cloud, "prefetch", cloud.url("d", "gs://"))
     until(lambda: len(cloud.server.requests) > 20)
     until(lambda: len(list(cloud.cache_dir.glob("cachedfs-*/blocks/*/*"))) >= 15)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (output.INTERRUPTED, b"")
     assert b"; the same command goes on from here\n" in err
     assert b"Traceback" not in err
@@ -493,11 +494,11 @@ def test_carrying_goes_on_after_an_interrupt(cloud, verb, tmp_path):
     forget()
     kind = "upload" if verb == "export" else "media"
     cloud.server.reset()
-    cloud.server.fail(Fault(kind=kind, nth=2, times=None, stall_s=60))
+    cloud.server.fail(Fault(kind=kind, nth=2, times=None, stall_s=3600))
     process = start(cloud, *arguments, *other)
     until(lambda: cloud.server.count(kind=kind) >= 2 or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30) == (b"", b"")
+    assert process.communicate(timeout=120) == (b"", b"")
     assert process.returncode == output.INTERRUPTED
     cloud.server.heal()
     out, _ = finished(cloud, *arguments, *other, "--json")
@@ -1151,11 +1152,11 @@ def test_ctrl_c_in_the_middle_of_a_copy(cloud, tmp_path):
 
 
 def test_ctrl_c_while_drive_does_not_answer(drive):
-    drive.server.fail(Fault(kind="list", stall_s=60, times=100))
+    drive.server.fail(Fault(kind="list", stall_s=3600, times=100))
     process = start(drive, "ls", drive.url())
     until(lambda: drive.server.count(kind="list") or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=15) == (b"", b"")
+    assert process.communicate(timeout=120) == (b"", b"")
     assert process.returncode == 130
 
 
@@ -1268,7 +1269,7 @@ def test_without_its_packages_it_says_what_to_install(cloud, package, entry):
     assert done.stderr == 'The command line needs typer and rich: pip install "cachedfs[cli]"\n'
 
 
-def test_help_imports_no_filesystem(cloud):
+def test_help_imports_no_filesystem():
     code = """
         import sys
         from cachedfs import cli
@@ -1278,7 +1279,8 @@ def test_help_imports_no_filesystem(cloud):
             pass
         print(sorted({"fsspec", "aiohttp", "sqlite3", "asyncio"} & set(sys.modules)))
     """
-    assert cloud.python(code).splitlines()[-1] == "[]"
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith("\n[]\n")
 
 
 def test_help_that_nobody_reads_to_its_end_is_a_closed_pipe(cloud):

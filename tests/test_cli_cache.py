@@ -63,7 +63,7 @@ def test_a_process_tells_what_it_counts_while_it_reads(cloud):
             print(fs.stats().hits, flush=True)
     """.replace("MiB", str(MiB))
     with cloud.talking(code) as ask:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while (found := json_of("stats"))["hits"] < 64 and time.monotonic() < deadline:
             counted = int(ask("go"))
     assert found["hits"] >= 64, "while it reads"
@@ -174,7 +174,7 @@ def test_stats_watch_in_a_pipe_is_a_line_a_look(cloud):
     process = start(cloud, "stats", "-w", "--every", "0.1")
     lines = [process.stdout.readline().decode() for _ in range(2)]
     process.stdout.close()  # as `head -2` does
-    assert process.wait(30) == 141
+    assert process.wait(120) == 141
     process.stderr.close()
     for line in lines:
         assert re.fullmatch(
@@ -459,7 +459,7 @@ def typed_in_bash(typed, awaited, environ):
         os.close(slave)
         for text, answer in zip(typed, awaited, strict=True):
             os.write(master, text.encode())
-            before, deadline = len(seen), time.monotonic() + 30
+            before, deadline = len(seen), time.monotonic() + 120
             while answer not in seen[before:] and time.monotonic() < deadline:
                 if select.select([master], [], [], 0.1)[0]:
                     seen += os.read(master, 65536).decode()
@@ -487,9 +487,9 @@ def test_fsspec_sees_the_pins_of_the_command_line(cloud):
 @pytest.mark.parametrize(("command", "kind"), [("doctor", "media"), ("pin", "list"), ("ls", "list")])
 def test_ctrl_c_while_the_cloud_does_not_answer(cloud, command, kind):
     cloud.put("d/a", noise(2 * MiB))
-    cloud.server.fail(Fault(kind=kind, stall_s=60, times=None))
+    cloud.server.fail(Fault(kind=kind, stall_s=3600, times=None))
     process = start(cloud, command, cloud.url("d", "gs://"))
     until(lambda: cloud.server.count(kind=kind) or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (130, b"", b"")

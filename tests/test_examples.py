@@ -19,6 +19,8 @@ import pytest
 
 from tests.support import ROOT, forget
 
+pytestmark = pytest.mark.usefixtures("haste")  # what an example does, it does as for everybody
+
 FOLDER = ROOT / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "simulated.py")
 OUTPUT = doctest.OutputChecker()

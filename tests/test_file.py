@@ -181,11 +181,8 @@ def test_what_is_read_of_one_block_asks_for_no_other_however_slowly_it_comes(mon
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_reading_in_sequence_asks_for_each_byte_once(fs, cloud, monkeypatch, is_late):
+def test_reading_in_sequence_asks_for_each_byte_once(fs, cloud, is_late):
     """Also by who comes late: much more than a block is there then, and it is read at once."""
-    monkeypatch.setattr(
-        "cachedfs.fetcher.PATIENCE_S", 60
-    )  # a loaded machine may pause longer than a request waits
     big = noise(30 * MiB + 5, seed=4)
     cloud.put("huge", big)
     for size, requests in ((300 * KiB, 6), (16 * MiB, 6)):

@@ -368,7 +368,7 @@ def test_a_copied_tree_is_whole_though_objects_come_before_their_folders(tmp_pat
 
     def objects_first(self, path1, path2, **kwargs):
         if self.isdir(path1):
-            too_early.wait(30)
+            too_early.wait(120)
         try:
             honest(self, path1, path2, **kwargs)
         except FileNotFoundError:
@@ -1079,11 +1079,11 @@ async def test_a_copy_into_a_pipe_is_written_to_its_reader(tmp_path):
     os.link(pipe, tmp_path / "same")
     reading = asyncio.create_task(asyncio.to_thread(pipe.read_bytes))
     try:
-        await asyncio.wait_for(filled(pipe, write), 30)
+        await asyncio.wait_for(filled(pipe, write), 60)
         assert pipe.is_fifo()
     finally:  # where nobody wrote, the reader would wait for ever
         os.close(os.open(tmp_path / "same", os.O_RDWR | os.O_NONBLOCK))
-    assert await asyncio.wait_for(reading, 30) == data
+    assert await asyncio.wait_for(reading, 60) == data
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="root alone makes devices")

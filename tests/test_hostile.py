@@ -195,7 +195,7 @@ def test_a_lock_held_by_another_process_costs_no_read(origin, own_cache, caplog,
         read_in_all_ways(fs, "b/here", here)
         assert len(origin.log) == n_requests  # who only reads waits for nobody
         assert fs.cat_file("b/new") == new
-        assert fs._source.engine.drain(30.0)
+        assert fs._source.engine.drain(120)
         assert "locked" in fs.stats().cannot_store
         assert len([record for record in caplog.records if "not cached" in record.getMessage()]) == 1
     finally:

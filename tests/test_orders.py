@@ -215,13 +215,13 @@ def test_what_could_not_be_had_takes_no_room_of_the_plan(cloud, fs):
     until(lambda: order.taken == 7 * fs._source.engine.cache.size_on_disk(key, BLOCK))
     going_on.set()
     with pytest.raises(CachedFSError, match=f"{folder}/3"):
-        plan.wait(30)
+        plan.wait(120)
 
 
 def held(items, going_on):
     """Yield the items, and end once the event is set."""
     yield from items
-    assert going_on.wait(60)
+    assert going_on.wait(120)
 
 
 def refuse(*args, **options):
@@ -257,7 +257,7 @@ def test_two_plans_that_fetch_in_turn_are_stored_in_two_batches(tmp_path):
             )
             writer._blocks.append(block)
     writer.after_facts(lambda: None)
-    assert writer.drain(30)
+    assert writer.drain(120)
     assert puts == [(20, orders[0]), (20, orders[1])]
     assert len(told) == 40
     writer.close()

@@ -70,7 +70,7 @@ def is_idle(fs):
 
 def test_unknown_small_objects_cost_one_request_each_and_then_none(cloud, fs):
     paths = small_files(cloud, 40)
-    done = fs.prefetch(paths).wait(30)
+    done = fs.prefetch(paths).wait(120)
     assert cloud.asked() == ["media"] * 40
     assert (done.state, done.items, done.requests, done.bytes_fetched) == ("done", 40, 40, 80_000)
     for i, path in enumerate(paths):
@@ -83,20 +83,20 @@ def test_a_folder_costs_its_listing_and_its_objects_and_again_nothing(cloud, fs)
     small_files(cloud, 20, "d/a")
     small_files(cloud, 5, "d/b/c")
     cloud.put("e", b"not below it")
-    assert fs.prefetch(cloud.url("d") + "/").wait(30).items == 25
+    assert fs.prefetch(cloud.url("d") + "/").wait(120).items == 25
     assert cloud.asked() == ["list"] + ["media"] * 25
-    again = fs.prefetch(cloud.url("d", "gs://")).wait(30)
+    again = fs.prefetch(cloud.url("d", "gs://")).wait(120)
     assert (again.items, again.bytes_fetched, again.bytes_here, again.bytes_total) == (25, 0, 50_000, 50_000)
     assert cloud.asked() == []
     forget()
     new = fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options)
-    assert new.prefetch(cloud.path("d")).wait(30).bytes_here == 50_000
+    assert new.prefetch(cloud.path("d")).wait(120).bytes_here == 50_000
     assert cloud.asked() == []
 
 
 def test_a_large_object_comes_in_whole_requests_each_byte_once(cloud, fs):
     data = cloud.put("big", noise(20 * MiB + 5))
-    done = fs.prefetch(cloud.path("big")).wait(30)
+    done = fs.prefetch(cloud.path("big")).wait(120)
     assert cloud.asked() == ["media"] * 3
     assert done.bytes_fetched == done.bytes_total == len(data)
     forget()
@@ -107,7 +107,7 @@ def test_a_large_object_comes_in_whole_requests_each_byte_once(cloud, fs):
 def prefetch_below(url, options):
     """In a process of its own: return how many objects and bytes are here afterwards."""
     fs, path = fsspec.url_to_fs(url, cachedfs=options["cachedfs"], gs=options["gs"])
-    done = fs.prefetch(path + "/").wait(60)
+    done = fs.prefetch(path + "/").wait(120)
     fs._source.engine.drain(120)
     return done.items, done.bytes_fetched + done.bytes_here
 
@@ -132,7 +132,7 @@ def test_who_opens_an_object_before_the_listing_is_here_costs_nothing_more(origi
     plan = fs.prefetch("b/d/")
     until(lambda: plan.progress.items == 4)
     fs._source.engine.call_soon(may_answer.set)
-    assert plan.wait(30).items == 5
+    assert plan.wait(120).items == 5
     thread.join()
     assert len(reads(origin)) == 5
 
@@ -156,7 +156,7 @@ def test_objects_are_asked_for_in_exactly_the_order_given(origin):
     for name, n in (("x", 5), ("a", 1), ("m", 3), ("empty", 0), ("b", 2)):
         origin.put(f"b/{name}", noise(n * MiB, n))
     items = ["b/x", "b/a", ("b/m", 2 * MiB, None), "b/empty", "b/a", ("b/m", 0, 10), "b/b"]
-    assert fs.prefetch(items).wait(30).items == 7
+    assert fs.prefetch(items).wait(120).items == 7
     expected = [("x", 0), ("x", 2), ("x", 4), ("a", 0), ("m", 2), ("empty", 0), ("m", 0), ("b", 0)]
     assert reads(origin) == [(f"b/{name}", start) for name, start in expected]
 
@@ -170,7 +170,7 @@ def test_with_several_slots_the_order_holds_but_for_what_is_in_them(origin, is_k
         origin.put(path, noise(1000))
         if is_known:
             fs.info(path)
-    fs.prefetch(paths).wait(30)
+    fs.prefetch(paths).wait(120)
     for sent, (path, _) in enumerate(reads(origin)):
         assert abs(paths.index(path) - sent) <= 4
     assert len(reads(origin)) == len(paths)
@@ -181,7 +181,7 @@ def test_a_folder_comes_by_name_and_a_pattern_as_what_it_names_each_once(cloud):
     for name in ("d/b/2", "d/b/1", "d/a", "d/c/x/y/z", "e/1", "e[1]"):
         cloud.put(name, b"1")
     items = ["d/", "e[1]", "**", "d/b/*"]
-    done = fs.prefetch([cloud.url() + "/" + item for item in items]).wait(30)
+    done = fs.prefetch([cloud.url() + "/" + item for item in items]).wait(120)
     asked = [request.key for request in cloud.server.requests if request.kind == "media"]
     assert asked == ["d/a", "d/b/1", "d/b/2", "d/c/x/y/z", "e[1]", "e/1"]
     assert done.items == 4 + 1 + 6 + 2
@@ -197,7 +197,7 @@ def test_ranges_are_those_of_slices_and_what_is_beyond_the_end_is_nothing(cloud,
     for (start, stop), blocks in cases.items():
         fs.evict(cloud.path("a"))
         cloud.asked()
-        done = fs.prefetch((cloud.path("a"), start, stop)).wait(30)
+        done = fs.prefetch((cloud.path("a"), start, stop)).wait(120)
         extent = fs.cached_extent(cloud.path("a"))
         assert sum(b - a for a, b in extent) == done.bytes_fetched
         assert [i for i in range(6) if any(a <= i * MiB < b for a, b in extent)] == blocks
@@ -207,7 +207,7 @@ def test_ranges_are_those_of_slices_and_what_is_beyond_the_end_is_nothing(cloud,
 
 def test_a_range_of_an_object_that_nobody_knows_costs_one_request(cloud, fs):
     data = cloud.put("a", noise(5 * MiB))
-    fs.prefetch([(cloud.path("a"), 2 * MiB + 5, 2 * MiB + 9)]).wait(30)
+    fs.prefetch([(cloud.path("a"), 2 * MiB + 5, 2 * MiB + 9)]).wait(120)
     assert cloud.asked() == ["media"]
     assert fs.cat_file(cloud.path("a"), 2 * MiB, 3 * MiB) == data[2 * MiB : 3 * MiB]
     assert cloud.asked() == []
@@ -215,7 +215,7 @@ def test_a_range_of_an_object_that_nobody_knows_costs_one_request(cloud, fs):
 
 def test_duplicates_cost_once(cloud, fs):
     paths = small_files(cloud, 4)
-    done = fs.prefetch(paths * 5).wait(30)
+    done = fs.prefetch(paths * 5).wait(120)
     assert cloud.asked() == ["media"] * 4
     assert (done.items, done.bytes_fetched, done.bytes_here) == (20, 8000, 32_000)
 
@@ -227,7 +227,7 @@ def test_an_iterator_is_taken_from_as_the_plan_gets_there_and_may_block(cloud, f
         for path in paths[:4]:
             taken.append(path)
             yield path
-        assert may_go_on.wait(30)
+        assert may_go_on.wait(120)
         yield paths[4], 0, 10
         yield from paths[5:]
 
@@ -235,7 +235,7 @@ def test_an_iterator_is_taken_from_as_the_plan_gets_there_and_may_block(cloud, f
     until(lambda: plan.progress.items == 4)
     assert (plan.progress.state, plan.progress.items_total) == ("running", None)
     may_go_on.set()
-    done = plan.wait(30)
+    done = plan.wait(120)
     assert (done.items, done.items_total, done.bytes_total) == (8, 8, 16_000)
 
 
@@ -255,7 +255,7 @@ def test_an_iterator_without_end_is_held_by_the_window_and_closed_with_its_plan(
     until(lambda: plan.progress.state == "held")
     assert plan.progress.bytes_fetched <= 8000
     plan.cancel()
-    assert closed.wait(30)
+    assert closed.wait(120)
     assert n_taken < 10_000
     until(lambda: is_idle(fs))
 
@@ -269,7 +269,7 @@ def test_an_iterator_that_raises_ends_the_plan_with_its_error_after_what_it_gave
 
     plan = fs.prefetch(items())
     with pytest.raises(KeyError, match="no more of this"):
-        plan.wait(30)
+        plan.wait(120)
     assert plan.progress.state == "failed"
     until(lambda: is_idle(fs))
 
@@ -289,13 +289,13 @@ def test_what_is_no_exception_ends_the_plan_alone(cloud, fs, raised, told):
         raise raised
 
     with pytest.raises(told):
-        fs.prefetch(items()).wait(30)
+        fs.prefetch(items()).wait(120)
     if told is SystemExit:
         callback = Callback()
         callback.absolute_update = called
         with pytest.raises(SystemExit):
-            fs.prefetch(path, callback=callback).wait(30)
-    assert fs.prefetch(other).wait(30).state == "done"
+            fs.prefetch(path, callback=callback).wait(120)
+    assert fs.prefetch(other).wait(120).state == "done"
     until(lambda: is_idle(fs))
 
 
@@ -305,7 +305,7 @@ def test_what_is_no_item_is_told(cloud, fs):
             fs.prefetch(items)
     for item in (5, ("b/k", "x", 3), ("b/k",), ("b/k", 1.5, 2)):
         with pytest.raises(TypeError, match="cannot prefetch"):
-            fs.prefetch([item]).wait(30)
+            fs.prefetch([item]).wait(120)
     for window in (0, "10%", -1, "much"):
         with pytest.raises(ValueError, match=r"expected|negative"):
             fs.prefetch("b/k", window=window)
@@ -322,7 +322,7 @@ def test_what_is_no_item_ends_the_plan_only_once_it_gets_there(origin, item, kin
         origin.put(name, b"1")
         fs.info(name)  # else the look ahead ends with the first
     with pytest.raises((TypeError, ValueError), match=r"cannot prefetch 5|nowhere"):
-        fs.prefetch(kind([*names, item, "b/x"])).wait(30)
+        fs.prefetch(kind([*names, item, "b/x"])).wait(120)
     asked = [path for path, _ in reads(origin)]
     assert asked == names[: len(asked)]
     assert len(asked) > 30  # those before it that were made up and not sent yet are few
@@ -352,7 +352,7 @@ def test_what_is_fetched_and_not_read_never_exceeds_the_window(cloud, is_known):
         until(lambda i=i: plan.progress.bytes_fetched >= 100_000 * min(60, i + 10))
         assert cloud.server.bytes_sent() - sent <= window + i * 100_000
         read(fs, path, i)
-    assert plan.wait(30).bytes_fetched == 6_000_000
+    assert plan.wait(120).bytes_fetched == 6_000_000
     assert cloud.asked().count("media") == 60
 
 
@@ -365,7 +365,7 @@ def test_a_large_object_is_fetched_as_far_as_the_window_is_ahead_of_its_reader(c
         assert fs.cat_file(cloud.path("big"), i * MiB, i * MiB + 9) == data[i * MiB : i * MiB + 9]
         assert cloud.server.bytes_sent() <= (16 + i + 1) * MiB
         until(lambda i=i: plan.progress.bytes_fetched >= min(40, i + 12) * MiB)
-    plan.wait(30)
+    plan.wait(120)
     assert cloud.server.bytes_sent() == len(data)
 
 
@@ -382,7 +382,7 @@ def test_another_process_that_reads_moves_the_window(cloud, fs):
         for i in range(6):
             until(lambda i=i: plan.progress.bytes_fetched == (4 + i) * MiB)
             assert read_there(paths[i]) == str(MiB)
-        assert plan.wait(30).bytes_fetched == 10 * MiB
+        assert plan.wait(120).bytes_fetched == 10 * MiB
     assert cloud.asked().count("media") == 10
 
 
@@ -395,7 +395,7 @@ def test_who_skips_or_reads_out_of_order_does_not_stop_the_plan(cloud, fs, monke
     for i in order:
         until(lambda: plan.progress.state in ("held", "done"))
         read(fs, paths[i], i)
-    assert plan.wait(30).items == 40
+    assert plan.wait(120).items == 40
 
 
 @pytest.mark.parametrize("is_list", [True, False])
@@ -408,7 +408,7 @@ def test_a_reader_far_beyond_the_window_is_followed(cloud, fs, monkeypatch, is_l
     for i in range(120, 200):
         time.sleep(0.005)  # as somebody does who works on each: what is behind is fetched by the plan
         read(fs, paths[i], i)
-    assert plan.wait(30).items == 200
+    assert plan.wait(120).items == 200
     assert plan.progress.bytes_fetched < 100 * 2000
 
 
@@ -418,7 +418,7 @@ def test_the_same_list_twice_is_two_passes(cloud, fs):
     until(lambda: plan.progress.state == "held")
     for i in range(5):
         read(fs, paths[i], i)
-    assert plan.wait(30).items == 20
+    assert plan.wait(120).items == 20
 
 
 def read_and_wait(fs, path, seed, plan):
@@ -445,7 +445,7 @@ def test_without_a_window_it_stops_before_it_drives_out_what_nobody_read(cloud, 
     sent = cloud.server.bytes_sent()
     for i, path in enumerate(paths):
         read_and_wait(fs, path, i, plan)
-    assert plan.wait(30).items == 40
+    assert plan.wait(120).items == 40
     assert sent == n * MiB
     assert cloud.server.bytes_sent() == 40 * MiB
 
@@ -462,7 +462,7 @@ def test_what_leaves_the_cache_before_it_is_read_makes_the_window_smaller(cloud,
     until(lambda: plan.progress.state == "held")
     for i, path in enumerate(paths):
         read_and_wait(fs, path, i, plan)
-    plan.wait(30)
+    plan.wait(120)
     assert all(fs.cached_extent(path) for path in pinned)
     # Each is lost once at most, in the mean: 13 to 23 of them are, and 47 while the window stays as it is.
     assert cloud.server.bytes_sent() <= (28 + 2 * 30) * MiB
@@ -484,7 +484,7 @@ def test_what_is_stored_while_it_is_looked_for_has_not_left_the_cache(origin, mo
 
     def late(fd, buffers, offset):
         if len(buffers) > 1:  # a block: its bytes and its trailer
-            may_store.wait(60)
+            may_store.wait(120)
         write_all(fd, buffers, offset)
 
     def stored_meanwhile(self, key, index):
@@ -561,7 +561,7 @@ def test_a_plan_that_is_given_up_does_not_try_again_what_failed(cloud, fs):
     plan = fs.prefetch(paths)
     until(lambda: len(cloud.server.requests) > 8)
     plan.cancel()
-    assert plan.wait(30).state == "cancelled"
+    assert plan.wait(120).state == "cancelled"
     until(lambda: is_idle(fs), within_s=0.5)  # the next tries were a second away, and further
 
 
@@ -582,7 +582,7 @@ def test_a_plan_that_comes_too_late_to_begin_lets_go_of_its_iterator(origin):
     engine.pid = 0  # as the end of the process has it
     may_go_on.set()
     with pytest.raises(OriginUnavailable, match="shutting down"):
-        plan.wait(30)
+        plan.wait(120)
     until(lambda: not takers())
 
 
@@ -597,7 +597,7 @@ INTERRUPTED = """
     items = plan._plan._items
     interrupt_within(_Iterated.n_left.fget.__code__, lambda: items.n_left)  # what the progress of a plan asks
     plan.cancel()
-    print(plan.wait(10).state, flush=True)
+    print(plan.wait(120).state, flush=True)
     os._exit(0)
 """
 
@@ -618,12 +618,12 @@ def test_who_reads_what_a_cancelled_plan_was_fetching_gets_it(origin):
     until(lambda: any(len(flight._arrivals) > 1 for flight in list(fs._source.engine.airborne)))
     plan.cancel()
     gate(fs, origin, is_open=True)
-    thread.join(30)
+    thread.join(120)
     assert data == [noise(4 * MiB, 1)]
 
 
 def test_the_end_of_the_process_ends_a_plan_and_who_waits_for_it(cloud, fs):
-    cloud.server.fail(Fault(kind="media", stall_s=30, times=None))
+    cloud.server.fail(Fault(kind="media", stall_s=3600, times=None))
     plan = fs.prefetch(small_files(cloud, 40))
     until(lambda: plan.progress.state == "running")
     caught = []
@@ -636,10 +636,8 @@ def test_the_end_of_the_process_ends_a_plan_and_who_waits_for_it(cloud, fs):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    began = time.monotonic()
     forget()
-    thread.join(600)
-    assert time.monotonic() - began < 20
+    thread.join(120)
     assert isinstance(caught[0], OriginUnavailable)
     with pytest.raises(OriginUnavailable, match="shutting down"):
         plan.wait()
@@ -660,7 +658,7 @@ def test_a_process_that_exits_in_the_middle_ends_well_and_at_once(cloud):
     assert cloud.python(code, cloud.url("d"), timeout=300) == "bye\n"
 
 
-def test_a_child_of_a_fork_leaves_the_plan_to_its_parent(cloud, fs):
+def test_a_child_of_a_fork_leaves_the_plan_to_its_parent(cloud, fs, monkeypatch):
     plan = fs.prefetch(small_files(cloud, 20), window="5KB")
     until(lambda: plan.progress.state == "held")
     child = os.fork()
@@ -670,15 +668,13 @@ def test_a_child_of_a_fork_leaves_the_plan_to_its_parent(cloud, fs):
             with pytest.raises(RuntimeError, match="before a fork"):
                 plan.wait(1)
             assert plan.progress.items
-            began = time.monotonic()
+            signal.alarm(120)  # who waited for the parent's thread would wait for an hour
+            monkeypatch.setattr("cachedfs.prefetch.END_S", 3600)
             plan.cancel()
-            assert (
-                time.monotonic() - began < 4
-            )  # who waited for the parent's thread would wait for five seconds
             del plan
             gc.collect()
             own = fs.prefetch([cloud.path("d/000"), cloud.path("d/019")])
-            assert own.wait(30).items == 2
+            assert own.wait(120).items == 2
             status = 0
         finally:
             os._exit(status)
@@ -686,27 +682,27 @@ def test_a_child_of_a_fork_leaves_the_plan_to_its_parent(cloud, fs):
     assert plan.progress.state == "held"
     for i in range(20):
         read(fs, cloud.path(f"d/{i:03}"), i)
-    plan.wait(30)
+    plan.wait(120)
 
 
 def test_a_child_sees_how_far_an_inherited_plan_is_whatever_its_threads_held(origin):
     fs = fake_fs()
     origin.put("b/x", noise(10))
     plan = fs.prefetch(iter(["b/x"]))
-    plan.wait(30)
+    plan.wait(120)
     is_held, may_end = threading.Event(), threading.Event()
 
     def hold():
         with plan._plan._items._lock:
             is_held.set()
-            may_end.wait(30)
+            may_end.wait(120)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    is_held.wait(30)
+    is_held.wait(120)
     child = os.fork()
     if not child:
-        signal.alarm(20)
+        signal.alarm(120)
         os._exit(0 if "prefetch" in repr(plan).lower() else 1)
     may_end.set()
     thread.join()
@@ -731,7 +727,7 @@ def test_after_a_kill_the_rest_is_fetched_and_what_is_here_is_not(cloud):
         os.kill(process.pid, signal.SIGKILL)
     sent = cloud.server.bytes_sent()
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options)
-    done = fs.prefetch(cloud.path("d/")).wait(30)
+    done = fs.prefetch(cloud.path("d/")).wait(120)
     assert done.bytes_here >= 20 * 50_000
     assert done.bytes_fetched + done.bytes_here == 60 * 50_000
     assert cloud.server.bytes_sent() - sent == done.bytes_fetched
@@ -752,7 +748,7 @@ def test_what_cannot_be_had_is_noted_and_the_others_are_fetched(cloud, fs):
     items = [paths[0], cloud.path("nothing"), *paths[1:], cloud.path("d/nowhere/")]
     plan = fs.prefetch(items)
     with pytest.raises(CachedFSError, match="3 of 12 objects could not be prefetched") as caught:
-        plan.wait(30)
+        plan.wait(120)
     assert {type(error) for error in plan.errors} == {ObjectNotFound, AccessDenied}
     assert plan.errors == [error for _, error in plan.failed]
     names = ("nothing", "d/004", "d/nowhere")
@@ -769,17 +765,17 @@ def test_what_cannot_be_had_is_noted_and_the_others_are_fetched(cloud, fs):
 
 def test_one_missing_object_is_the_error_that_a_read_of_it_raises(cloud, fs):
     with pytest.raises(FileNotFoundError, match="no such object or folder"):
-        fs.prefetch(cloud.path("nothing")).wait(30)
+        fs.prefetch(cloud.path("nothing")).wait(120)
     small_files(cloud, 1)
     fs.find(cloud.path("d"))
     with pytest.raises(IsADirectoryError):
-        fs.prefetch((cloud.path("d"), 0, 10)).wait(30)
+        fs.prefetch((cloud.path("d"), 0, 10)).wait(120)
 
 
 def test_errors_are_bounded_and_counted(cloud, fs):
     plan = fs.prefetch([cloud.path(f"nothing/{i}/x") for i in range(150)])
     with pytest.raises(ObjectNotFound, match="150 of 150"):
-        plan.wait(60)
+        plan.wait(120)
     assert (len(plan.errors), plan.progress.errors) == (100, 150)
 
 
@@ -787,7 +783,7 @@ def test_an_object_that_is_replaced_meanwhile_is_fetched_as_it_is_now(cloud, fs)
     paths = small_files(cloud, 5)
     fs.find(cloud.path("d"))
     cloud.put("d/003", noise(3000, 99))
-    assert fs.prefetch(paths).wait(30).errors == 0
+    assert fs.prefetch(paths).wait(120).errors == 0
     cloud.asked()
     assert fs.cat_file(paths[3]) == noise(3000, 99)
     assert cloud.asked() == []
@@ -798,7 +794,7 @@ def test_an_object_that_was_replaced_after_it_was_listed_is_fetched_whole(origin
     origin.put("b/d/x", noise(20 * MiB, 1))
     fs.ls("b/d")
     new = origin.put("b/d/x", noise(20 * MiB, 2))
-    assert fs.prefetch(["b/d/x"]).wait(30).errors == 0
+    assert fs.prefetch(["b/d/x"]).wait(120).errors == 0
     fs._source.engine.drain(120)
     n = len(origin.log)
     assert fs.cat_file("b/d/x") == new
@@ -830,7 +826,7 @@ def test_what_its_reader_fetched_and_lost_again_is_here_at_the_end(origin):
     fs._source.engine.drain(120)
     fs.evict(names[-1])
     gate(fs, origin, is_open=True)
-    plan.wait(30)
+    plan.wait(120)
     fs._source.engine.drain(120)
     assert fs._source.engine.cache.has(key, 0)
 
@@ -844,7 +840,7 @@ def test_a_listing_that_raises_what_nobody_foresaw_ends_the_plan_with_it(origin,
     origin.put("b/d/x", b"1")
     monkeypatch.setattr(origin, "list", broken)
     with pytest.raises(ValueError, match="no such listing"):
-        fake_fs().prefetch([name]).wait(30)
+        fake_fs().prefetch([name]).wait(120)
 
 
 def test_folders_come_in_their_order_whichever_is_listed_first(origin, monkeypatch):
@@ -862,7 +858,7 @@ def test_folders_come_in_their_order_whichever_is_listed_first(origin, monkeypat
     names = [f"b/d{folder}/{i}" for folder in "12" for i in range(3)]
     for name in names:
         origin.put(name, noise(10))
-    assert fs.prefetch(["b/d1", "b/d2"]).wait(30).items == 6
+    assert fs.prefetch(["b/d1", "b/d2"]).wait(120).items == 6
     assert [path for path, _ in reads(origin) if path in names] == names
 
 
@@ -872,12 +868,12 @@ def test_an_origin_that_is_away_is_waited_for_and_then_the_plan_ends(origin, mon
     for i in range(4):
         origin.put(f"b/{i}", b"1")
     origin.fail_with = {2: OriginAway("refused"), 3: OriginAway("refused")}
-    assert fs.prefetch([f"b/{i}" for i in range(4)]).wait(30).items == 4
+    assert fs.prefetch([f"b/{i}" for i in range(4)]).wait(120).items == 4
     assert "goes on when it answers" in caplog.text
     monkeypatch.setattr(patience, "AWAY_S", 0.05)
     origin.fail_with = {n: OriginAway("refused") for n in range(len(origin.log), 1000)}
     with pytest.raises(OriginAway, match="refused"):
-        fs.prefetch([f"b/x{i}" for i in range(4)]).wait(30)
+        fs.prefetch([f"b/x{i}" for i in range(4)]).wait(120)
     assert len(origin.log) < 100
 
 
@@ -888,7 +884,7 @@ def test_a_folder_of_an_origin_that_is_away_is_waited_for_too(origin, monkeypatc
     for each in [*names, "b/x"]:
         origin.put(each, b"1")
     origin.fail_with = {n: OriginAway("refused") for n in (1, 2, 4)}
-    progress = fake_fs(concurrency=1).prefetch([name, "b/x"]).wait(30)
+    progress = fake_fs(concurrency=1).prefetch([name, "b/x"]).wait(120)
     assert (progress.items, progress.items_total, progress.errors) == (5, 5, 0)
     assert {path for path, _ in reads(origin)} - {"b/d"} == {*names, "b/x"}
     monkeypatch.setattr(patience, "AWAY_S", 0.05)
@@ -896,7 +892,7 @@ def test_a_folder_of_an_origin_that_is_away_is_waited_for_too(origin, monkeypatc
     origin.fail_with = {n: OriginAway("refused") for n in range(len(origin.log), 1000)}
     plan = fake_fs(max_age=0, stale_if_error=False).prefetch([name, "b/x"])
     with pytest.raises(OriginAway, match="refused"):
-        plan.wait(30)
+        plan.wait(120)
     assert plan.progress.state == "failed"
     assert len(origin.log) < 100
 
@@ -913,7 +909,7 @@ def test_folders_that_are_known_do_not_keep_a_plan_going_whose_origin_is_away(or
     origin.fail_with = {n: OriginAway("refused") for n in range(1000)}
     plan = fs.prefetch(["b/x", *["b/d/"] * 5000])
     with pytest.raises(OriginAway, match="refused"):
-        plan.wait(30)
+        plan.wait(120)
     assert plan.progress.state == "failed"
     assert len(origin.log) < 12
 
@@ -924,11 +920,11 @@ def test_folders_that_cannot_be_listed_are_told_each_and_end_the_plan_when_they_
     origin.fail_with = {1: AccessDenied("b/d0: forbidden")}
     plan = fs.prefetch(["b/d0/", "b/x"])
     with pytest.raises(AccessDenied, match="forbidden"):
-        plan.wait(30)
+        plan.wait(120)
     assert (plan.progress.state, plan.progress.items, plan.progress.errors) == ("done", 2, 1)
     origin.fail_with = {n: OriginUnavailable(f"busy, {n}") for n in range(1000)}
     with pytest.raises(OriginUnavailable, match="busy"):
-        fs.prefetch([f"b/e{i}/" for i in range(500)]).wait(30)
+        fs.prefetch([f"b/e{i}/" for i in range(500)]).wait(120)
     assert len(origin.log) < 50
 
 
@@ -942,14 +938,14 @@ def test_a_plan_goes_on_at_once_when_another_answer_comes_in_the_pause(origin):
     plan = fs.prefetch(names)
     until(lambda: plan._plan._pending.patience.is_away)
     gate(fs, origin, is_open=True)
-    assert plan.wait(30).items == 4
+    assert plan.wait(120).items == 4
 
 
 def test_an_origin_that_fails_again_and_again_ends_the_plan(origin):
     fs = fake_fs()
     origin.fail_with = {n: OriginUnavailable(f"busy, {n}") for n in range(1000)}
     with pytest.raises(OriginUnavailable, match="busy"):
-        fs.prefetch([f"b/{i}" for i in range(500)]).wait(30)
+        fs.prefetch([f"b/{i}" for i in range(500)]).wait(120)
     assert len(origin.log) <= 50
 
 
@@ -967,21 +963,21 @@ def test_a_plan_whose_origin_cannot_be_had_any_more_ends_with_that_error(origin,
         fs.info(f"b/{i}")
     monkeypatch.setattr(Source, "origin", lost)
     with pytest.raises(type(error), match=str(error.args[-1])):
-        fs.prefetch([f"b/{i}" for i in range(9)]).wait(30)
+        fs.prefetch([f"b/{i}" for i in range(9)]).wait(120)
     until(lambda: is_idle(fs))
     monkeypatch.undo()
-    assert fs.prefetch("b/8").wait(30).state == "done"
+    assert fs.prefetch("b/8").wait(120).state == "done"
 
 
 def test_offline_nothing_is_asked_for_and_what_is_missing_is_told(cloud, fs):
     paths = small_files(cloud, 6)
-    fs.prefetch(paths[:4]).wait(30)
+    fs.prefetch(paths[:4]).wait(120)
     forget()
     cloud.asked()
     there = fsspec.filesystem("cachedfs", target_protocol="gs", offline=True, **cloud.options)
-    assert there.prefetch(paths[:4]).wait(30).bytes_here == 8000
+    assert there.prefetch(paths[:4]).wait(120).bytes_here == 8000
     with pytest.raises(OriginUnavailable, match=r"2 of 6 .*offline=True"):
-        there.prefetch(paths).wait(30)
+        there.prefetch(paths).wait(120)
     assert cloud.asked() == []
 
 
@@ -996,7 +992,7 @@ def test_where_nothing_can_be_stored_it_says_so_and_fetches_next_to_nothing(clou
 
     monkeypatch.setattr(disk, "write_all", full)
     with pytest.raises(CacheError, match=r"nothing that comes can be kept.*No space left"):
-        fs.prefetch(paths).wait(30)
+        fs.prefetch(paths).wait(120)
     assert len(cloud.asked()) < 100
     monkeypatch.undo()
 
@@ -1013,8 +1009,8 @@ def test_what_came_and_was_not_stored_is_an_error_though_the_next_was(origin, mo
     data = origin.put("b/big", noise(64 * MiB))
     origin.put("b/small", noise(MiB))
     with pytest.raises(CacheError, match=r"b/big.*could not be stored.*prefetch it again"):
-        fs.prefetch(["b/big", "b/small"]).wait(30)
-    again = fs.prefetch(["b/big", "b/small"]).wait(30)
+        fs.prefetch(["b/big", "b/small"]).wait(120)
+    again = fs.prefetch(["b/big", "b/small"]).wait(120)
     assert (again.errors, again.bytes_here) == (0, 65 * MiB - again.bytes_fetched)
     assert again.bytes_fetched > 0
     n = len(origin.log)
@@ -1031,7 +1027,7 @@ def test_what_the_plan_before_had_on_a_seat_is_not_what_the_next_one_has(origin)
     store = engine.cache._own.store
     with store._writing(time.time()) as rows:
         rows.record("taken by 0", 1 << 40)
-    assert fs.prefetch(["b/x"]).wait(30).bytes_here == 10
+    assert fs.prefetch(["b/x"]).wait(120).bytes_here == 10
     engine.drain(120)
     with store._writing(time.time()) as rows:
         assert rows.number("taken by 0") == 0
@@ -1043,7 +1039,7 @@ def test_without_a_directory_to_write_nothing_is_fetched(cloud, tmp_path):
         "cachedfs", target_protocol="gs", cache_dir=str(tmp_path / "file"), **cloud.options
     )
     with pytest.raises(CacheError, match="nothing that comes can be kept"):
-        fs.prefetch(small_files(cloud, 3)).wait(30)
+        fs.prefetch(small_files(cloud, 3)).wait(120)
     assert cloud.asked() == []
 
 
@@ -1051,7 +1047,7 @@ def test_an_object_without_fingerprint_is_told_and_not_fetched(origin):
     origin.has_fingerprints = False
     origin.put("b/k", noise(4 * MiB))
     with pytest.raises(CachedFSError, match="does not tell its versions apart"):
-        fake_fs().prefetch("b/k").wait(30)
+        fake_fs().prefetch("b/k").wait(120)
 
 
 # Who looks on.
@@ -1066,7 +1062,7 @@ def test_progress_and_a_callback_of_fsspecs_tell_how_far_it_is(cloud, fs):
 
     seen = Seen()
     plan = fs.prefetch(small_files(cloud, 20, size=100_000), callback=seen)
-    done = plan.wait(30)
+    done = plan.wait(120)
     assert (seen.values[-1], seen.sizes[-1]) == (2_000_000, 2_000_000)
     assert list(seen.values) == sorted(seen.values)
     assert done.rate == pytest.approx(2_000_000 / done.seconds)
@@ -1080,7 +1076,7 @@ def test_a_callback_that_raises_ends_the_plan_with_its_error(cloud, fs):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fs.prefetch(small_files(cloud, 3), callback=Bad()).wait(30)
+        fs.prefetch(small_files(cloud, 3), callback=Bad()).wait(120)
 
 
 def test_a_wait_that_takes_too_long_says_so_and_the_plan_goes_on(cloud, fs):
@@ -1090,7 +1086,7 @@ def test_a_wait_that_takes_too_long_says_so_and_the_plan_goes_on(cloud, fs):
         plan.wait(0.01)
     for path in paths:
         read(fs, path)
-    assert plan.wait(30).state == "done"
+    assert plan.wait(120).state == "done"
 
 
 def test_async_callers_wait_on_their_own_loop(cloud, fs):
@@ -1108,7 +1104,7 @@ def test_async_callers_wait_on_their_own_loop(cloud, fs):
 def test_two_plans_over_the_same_objects_fetch_them_once(cloud, fs):
     paths = small_files(cloud, 30)
     first, second = fs.prefetch(paths), fs.prefetch(paths[::-1])
-    assert first.wait(30).items == second.wait(30).items == 30
+    assert first.wait(120).items == second.wait(120).items == 30
     assert cloud.asked() == ["media"] * 30
 
 
@@ -1119,7 +1115,7 @@ def test_a_folder_of_drive_costs_its_way_its_listing_and_one_request_a_file(driv
     fs = fsspec.filesystem("cachedfs", target_protocol="drive", **drive.options)
     for i in range(30):
         drive.put(f"d/{i % 3}/{i:02}", noise(2000, i))
-    done = fs.prefetch(drive.path("d")).wait(60)
+    done = fs.prefetch(drive.path("d")).wait(120)
     assert (done.items, done.bytes_fetched, done.requests) == (30, 60_000, 30)
     asked = drive.asked()
     assert asked.count("media") == 30
@@ -1127,14 +1123,14 @@ def test_a_folder_of_drive_costs_its_way_its_listing_and_one_request_a_file(driv
     assert [fs.cat_file(drive.path(f"d/{i % 3}/{i:02}")) for i in range(30)] == [
         noise(2000, i) for i in range(30)
     ]
-    assert fs.prefetch(drive.path("d/")).wait(60).bytes_here == 60_000
+    assert fs.prefetch(drive.path("d/")).wait(120).bytes_here == 60_000
     assert drive.asked() == []
 
 
 @pytest.mark.stress
 def test_two_hundred_thousand_items_take_no_more_memory_than_the_window(cloud, fs):
     paths = small_files(cloud, 100)
-    fs.prefetch(paths).wait(30)
+    fs.prefetch(paths).wait(120)
     plan = fs.prefetch(itertools.islice(itertools.cycle(paths), 200_000))
     runner, most = plan._plan, []
 

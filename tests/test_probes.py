@@ -91,7 +91,7 @@ def _read_and_die(url, options):
 def test_a_process_killed_while_it_fills_the_cache_leaves_whole_objects_to_others(cloud):
     """fsspec's simplecache writes to the final name: others read half a file, during the fill and after it."""
     cloud.put("a", DATA)
-    cloud.server.fail(Fault(kind="media", stall_after=2 * MiB + 5, stall_s=60))
+    cloud.server.fail(Fault(kind="media", stall_after=2 * MiB + 5, stall_s=3600))
     options = {"cachedfs": fsspec.config.conf["cachedfs"], **cloud.options}
     child = multiprocessing.get_context("spawn").Process(target=_read_and_die, args=(cloud.url("a"), options))
     child.start()
@@ -160,6 +160,7 @@ def test_a_sharded_array_read_again_in_a_new_process_asks_nothing(cloud):
     assert cloud.asked() == []
 
 
+@pytest.mark.usefixtures("haste")
 def test_what_was_opened_before_a_fork_is_read_after_it(cloud):
     """An array over gcsfs raises in the child, one over obstore hangs; handles of fsspec's caches raise or hang."""
     cloud.put("a", DATA)

@@ -73,6 +73,7 @@ def test_a_used_up_download_quota_is_told_at_once_and_what_is_cached_is_read_on(
 
 
 @OPTIONS
+@pytest.mark.usefixtures("haste")
 @pytest.mark.parametrize(("size", "n_requests"), [(3 * MiB, 10), (20 * MiB, 12)])
 def test_every_read_asks_for_a_bounded_range(drive, tmp_path, options, size, n_requests):
     """An open-ended request is charged as the whole file, even if it is broken off."""

@@ -73,7 +73,7 @@ def by_tasks(order, before_each):
 def left_in_memory():
     '''What this process still holds when all was read and stored.'''
     (own,) = engines._engines.values()
-    assert own.drain(30)
+    assert own.drain(120)
     until(lambda: not own.airborne)
     claims = own.cache._own.claims._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
     return [own.flights, own.questions._asked, own._tasks, claims]
@@ -89,7 +89,7 @@ def work(me):
     else:
         random.Random(me).shuffle(order)
         before_each = lambda: None
-    barrier.wait(60)
+    barrier.wait(120)
     globals()["by_" + way](order, before_each)
     left = left_in_memory()
     assert not any(left), left
@@ -223,13 +223,13 @@ def wait(me):
     assert not any(left), left
 
 (fetcher,) = run(fetch, [0])
-assert begun.wait(30)
+assert begun.wait(120)
 readers = run(wait, range(len(ways)))
-assert all(event.wait(30) for event in waiting)
+assert all(event.wait(120) for event in waiting)
 assert all(process.is_alive() for process in readers)
 fetcher.kill()
 at = time.monotonic()
-assert [process.join(40) or process.exitcode for process in readers] == [0] * len(ways)
+assert [process.join(120) or process.exitcode for process in readers] == [0] * len(ways)
 print(time.monotonic() - at)
 """
 
@@ -343,7 +343,7 @@ def test_what_a_stopped_process_was_fetching_is_fetched_after_a_while(cloud, mon
             with fs.open(path) as file:
                 assert file.read() == data
         elif how == "prefetch":
-            assert fs.prefetch(path).wait(30).errors == 0
+            assert fs.prefetch(path).wait(120).errors == 0
         assert fs.cat_file(path) == data
         assert cloud.server.bytes_sent() == len(data)
         other.stdin.close()

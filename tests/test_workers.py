@@ -41,7 +41,7 @@ def test_a_thread_that_waits_is_used_before_another_is_started(workers):
 
 def test_jobs_that_wait_for_one_another_run_at_once(workers):
     together = threading.Barrier(4)
-    assert sorted(workers.map(lambda _: together.wait(20), range(4))) == [0, 1, 2, 3]
+    assert sorted(workers.map(lambda _: together.wait(120), range(4))) == [0, 1, 2, 3]
 
 
 def test_an_error_is_told_to_who_waits_and_the_thread_goes_on(workers):
@@ -99,7 +99,7 @@ INTERRUPTED = """
 
     pool = Workers(3, "pool")
     interrupt_within(Workers.submit.__code__, lambda: pool.submit(int))
-    print(pool.submit(int).result(10), flush=True)
+    print(pool.submit(int).result(120), flush=True)
     os._exit(0)
 """
 

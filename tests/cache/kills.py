@@ -200,7 +200,7 @@ def write_behind(cache: BlockCache, bounds: Bounds) -> None:
         for index in range(2):
             data = memoryview(content(NEW, index))
             writer.add(Arrived(NEW.block(index), data, Flight(demand=BLOCK), bounds))
-    assert writer.drain(30)
+    assert writer.drain(120)
 
 
 class Operation(NamedTuple):

@@ -48,7 +48,7 @@ def test_a_block_that_arrives_while_the_audit_looks_for_it_keeps_its_row(filled,
     def slow_rename(source, target):
         if target.endswith(key.name(9)):
             at_rename.set()
-            assert may_go_on.wait(60)
+            assert may_go_on.wait(120)
         rename(source, target)
 
     def exists_no_sooner(path):
@@ -61,7 +61,7 @@ def test_a_block_that_arrives_while_the_audit_looks_for_it_keeps_its_row(filled,
     monkeypatch.setattr(disk, "rename", slow_rename)
     monkeypatch.setattr(disk, "exists", exists_no_sooner)
     put_the_block.start()
-    assert at_rename.wait(60)
+    assert at_rename.wait(120)
     found = cache.check(repair=True)
     may_go_on.set()
     put_the_block.join(600)

@@ -171,7 +171,7 @@ def test_nobody_opens_a_connection_while_a_fork_waits_for_the_others(cache, monk
     def write():
         with shared.writing():
             is_written.set()
-            step.wait(30)
+            step.wait(120)
 
     def fork():
         database._before_fork()
@@ -188,7 +188,7 @@ def test_nobody_opens_a_connection_while_a_fork_waits_for_the_others(cache, monk
 
     threads = [threading.Thread(target=each) for each in (write, fork, read)]
     threads[0].start()
-    is_written.wait(30)
+    is_written.wait(120)
     threads[1].start()
     until(lambda: database._FORKING)  # the reading connection: it waits for the writing one
     threads[2].start()

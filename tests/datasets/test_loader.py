@@ -355,7 +355,7 @@ def test_the_next_batch_is_made_while_the_loop_computes():
     made = [threading.Event() for _ in range(20)]
     loader = Loader(Numbers(20, before=lambda i: made[i].set()), n_threads=1, n_prefetch=0)
     for batch in loader:
-        assert batch.item() == 19 or made[batch.item() + 1].wait(30)
+        assert batch.item() == 19 or made[batch.item() + 1].wait(120)
 
 
 @pytest.mark.parametrize(("n_threads", "n_prefetch"), [(1, 0), (1, 2), (3, 2), (2, 5)])
@@ -390,7 +390,7 @@ def test_before_the_first_size_is_known_few_are_begun():
 
     def before(index):
         begun.put(index)
-        gate.wait(30)
+        gate.wait(120)
 
     iterator = iter(Loader(Numbers(40, before), n_threads=8))
     thread = threading.Thread(target=next, args=(iterator,))
@@ -411,7 +411,7 @@ def test_batches_come_in_order_however_late_one_of_them_is():
 
     def before(index):
         if index == 0:
-            assert gate.wait(30)  # others are made meanwhile
+            assert gate.wait(120)  # others are made meanwhile
         if index == 3:
             gate.set()
 
@@ -629,7 +629,7 @@ def test_a_batch_that_hangs_keeps_nobody_from_leaving(monkeypatch):
 
     def before(index):
         begun.put(index)
-        assert index == 0 or gate.wait(30)
+        assert index == 0 or gate.wait(120)
 
     for _ in Loader(Numbers(20, before), n_threads=2):
         until(lambda: begun.qsize() > 1)  # it hangs from here on
@@ -927,7 +927,7 @@ def test_a_plan_that_failed_is_made_again_from_where_the_training_is(cloud, monk
         calls.append([])
         for index in indexes:
             if len(calls) == 1 and len(calls[0]) == 8:
-                may_fail.wait(30)
+                may_fail.wait(120)
                 raise OddOne("of the plan")
             calls[-1].append(index)
             yield from real(dataset, [index])

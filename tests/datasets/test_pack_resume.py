@@ -134,11 +134,11 @@ def test_what_was_interrupted_writes_nothing_into_a_later_pack(monkeypatch, tmp_
     def slow(self, path, value, **options):
         if "/data/c." in path and not go_on.is_set():
             begun.set()
-            assert go_on.wait(30)
+            assert go_on.wait(120)
         pipe(self, path, value, **options)
 
     def interrupted(pool):
-        assert begun.wait(30)
+        assert begun.wait(120)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

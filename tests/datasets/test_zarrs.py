@@ -828,13 +828,13 @@ def test_who_waits_for_a_chunk_that_another_thread_cannot_read_reads_it_for_hims
         if begun.is_set():
             return decode(self, data)
         begun.set()
-        go_on.wait(60)
+        go_on.wait(120)
         raise RuntimeError("once")
 
     monkeypatch.setattr(codecs.Decoder, "array", failing_once)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(dataset.batch, [1, 2])
-        begun.wait(60)
+        begun.wait(120)
         second = threads.submit(dataset.batch, [3, 4])
         go_on.set()
         with pytest.raises(RuntimeError, match="once"):

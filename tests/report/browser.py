@@ -67,4 +67,4 @@ def browser() -> Iterator[Page]:
             yield Page(int(port.read_text().splitlines()[0]))
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(120)

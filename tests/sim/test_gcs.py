@@ -740,7 +740,7 @@ def test_the_command_prints_its_address_and_ends_on_a_signal(tmp_path: Path) -> 
         with urllib.request.urlopen(url + "/storage/v1/b/b") as reply:
             assert json.load(reply)["name"] == "b"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
 
 
 def test_the_room_imports_nothing_else_of_the_package() -> None:

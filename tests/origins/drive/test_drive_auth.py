@@ -259,7 +259,7 @@ class Slow:
     def renew(self, http: Any) -> None:
         self.n_renewed += 1
         self.begun.set()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(120)
         raise OSError("nobody answers")
 
     def scopes(self) -> list[str] | None:
@@ -747,7 +747,7 @@ class TestRenewal:
             def lasts_s(self) -> float:
                 if threading.current_thread() is not readers:
                     self.begun.set()
-                    assert self.go_on.wait(60)
+                    assert self.go_on.wait(120)
                 return super().lasts_s()
 
         readers, source = threading.current_thread(), Hindered(lasts_s=200.0)
@@ -770,7 +770,7 @@ class TestRenewal:
 
         with ThreadPoolExecutor(8) as threads:
             failures = threads.map(ask, range(8))
-            assert source.all_wait.wait(60)
+            assert source.all_wait.wait(120)
             source.go_on.set()
             assert list(failures) == ["OSError: nobody answers"] * 8
         assert source.n_renewed == 1

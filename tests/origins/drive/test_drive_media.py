@@ -294,7 +294,7 @@ async def assert_nothing_is_left(origin: DriveOrigin, before: set[Any]) -> None:
     assert asyncio.all_tasks() == before
     slots = origin.account._slots.mine
     for _ in range(3):
-        await asyncio.wait_for(slots.acquire(), 1)
+        await asyncio.wait_for(slots.acquire(), 60)
     for _ in range(3):
         slots.release()
 

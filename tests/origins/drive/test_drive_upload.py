@@ -950,7 +950,7 @@ async def test_who_makes_a_folder_for_a_target_waits_for_nobody_who_waits_for_it
     server.put(f"{folder}/a", b"1")
     change = getattr(writer, what)
     both = (change(f"{root}/a", f"{root}/new/er/b"), change(f"{root}/a", f"{root}/new/er"))
-    said = await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), 30)
+    said = await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), 60)
     assert [each is None for each in said].count(True) == 1
     assert [server.find(f"{folder}/{name}") == [] for name in ("a", "new/er")] == [what == "move", False]
     assert writer._places._busy == {}
