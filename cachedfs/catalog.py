@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import math
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -19,10 +17,9 @@ from cachedfs.flights import Flight
 from cachedfs.listings import Listings, by_folder, by_path, is_nameless
 from cachedfs.model import ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.source import Source
+from cachedfs.standby import Standby
 
 __all__ = ["Catalog"]
-
-logger = logging.getLogger("cachedfs.reader")
 
 T = TypeVar("T")
 
@@ -44,7 +41,7 @@ class Catalog:
         self._fetcher = fetcher
         self._feeds = Feeds(source)
         self._listings = Listings(source)
-        self._warned_stale = False
+        self._standby = Standby(source, self._listings)
         # Folders in whose present state names were asked for one by one: the mark of their listing, and how many.
         self._asked_in: dict[str, tuple[int, int]] = {}
 
@@ -112,14 +109,16 @@ class Catalog:
         return await self.source.engine.questions.ask(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
 
     async def _lookup(self, path: str, old: Known | None) -> tuple[Known, Flight | None]:
-        if (standby := self._standby(path, old)) is not None:
+        if (standby := self._standby.of(path, old)) is not None:
             return standby, None
         if (held := await self._by_feed(path, old)) is not None:
             return held, None
         if (listed := await self._by_listing(path)) is not None:
             return listed, None
         async with self._turn(path):
-            if (standby := self._standby(path, old)) is not None:  # another learnt it while this one waited
+            if (
+                standby := self._standby.of(path, old)
+            ) is not None:  # another learnt it while this one waited
                 return standby, None
             return await self._looked_up(path, old), None
 
@@ -143,7 +142,7 @@ class Catalog:
             if self._by_parent(path):  # what is missing may be a folder, or a permission: the origin knows
                 why = error.message.partition(": ")[2]  # the URL in front is its own
         except OriginAway as error:
-            return self._despite(error, old)
+            return self._standby.despite(error, old)
         at = self._age_of_way(path, now)
         watch = None
         if info is None or is_told(info):
@@ -249,7 +248,7 @@ class Catalog:
                 return await self._lookup(path, old)
             if old is not None and self.source.is_fresh(old):
                 return old, None
-            if (standby := self._standby(path, old)) is not None:
+            if (standby := self._standby.of(path, old)) is not None:
                 return standby, None
             flight = Flight(demand=demand)
             learnt: list[Known] = []
@@ -265,43 +264,11 @@ class Catalog:
             except ObjectNotFound:
                 return learnt[0], None
             except OriginAway as error:
-                return self._despite(error, old), None
+                return self._standby.despite(error, old), None
             return learnt[0], flight
         finally:
             if self.source.config.lifetime_s > 0:
                 self.source.engine.writer.after_facts(lambda: cache.drop_claim(claim))
-
-    def _standby(self, path: str, old: Known | None) -> Known | None:
-        """Return the old fact while the origin may not or cannot be asked; raises when there is none."""
-        config, source = self.source.config, self.source
-        if config.offline:
-            if old is None or old.info is None:
-                raise source.offline(path)
-            return old
-        if (
-            config.stale_if_error
-            and old is not None
-            and old.info is not None
-            and source.engine.is_away(source.identity)
-        ):
-            self._warn_stale(f"{source.url(path)}: the origin could not be reached a moment ago")
-            return old
-        return None
-
-    def _despite(self, error: OriginAway, old: Known | None) -> Known:
-        """Return the known version although the origin is away, or raise that it is."""
-        self.source.engine.mark_away(self.source.identity)
-        if old is None or old.info is None or not self.source.config.stale_if_error:
-            raise error
-        self._warn_stale(str(error))
-        return old
-
-    def _warn_stale(self, reason: str) -> None:
-        if not self._warned_stale:
-            self._warned_stale = True
-            logger.warning(
-                "%s; serving the versions known to the cache (stale_if_error=False forbids it)", reason
-            )
 
     async def listing(self, folder: str) -> list[ObjectInfo]:
         """Return the children of `folder` by name; the object itself for an object. Raises ObjectNotFound."""
@@ -371,7 +338,7 @@ class Catalog:
         shared, now = self.source.engine.cache.known, time.time()
         seen = self._feeds.seen(folder)
         epoch, mark = shared.epoch(self.source.identity), self.source.facts.mark(folder)
-        if (standby := self._listing_standby(folder, deep=deep)) is not None:
+        if (standby := self._standby.listing(folder, deep=deep)) is not None:
             return standby
         found: list[ObjectInfo] = []
         origin = self.source.origin(folder)
@@ -383,7 +350,7 @@ class Catalog:
             async for info in origin.list(folder, here, deep=deep):
                 found.append(info)
         except OriginAway as error:
-            return self._listed_before(folder, error, deep=deep)
+            return self._standby.listed_before(folder, error, deep=deep)
         except ObjectNotFound as error:
             if deep and not isinstance(error, NoSuchBucket):  # a misspelt bucket is no empty data set
                 return []
@@ -402,26 +369,6 @@ class Catalog:
             child for here, children in listings.items() for child in children if not is_nameless(child, here)
         )
         return sorted(named, key=by_path)
-
-    def _listing_standby(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
-        """Return an older listing while the origin was away a moment ago."""
-        source = self.source
-        if not source.config.stale_if_error or not source.engine.is_away(source.identity):
-            return None
-        old = (self._listings.below if deep else self._listings.of)(folder, math.inf)
-        if old is not None:
-            self._warn_stale(f"{source.url(folder)}: the origin could not be reached a moment ago")
-        return old
-
-    def _listed_before(self, folder: str, error: OriginAway, *, deep: bool) -> list[ObjectInfo]:
-        """Return an older listing although the origin is away, or raise that it is."""
-        self.source.engine.mark_away(self.source.identity)
-        look = self._listings.below if deep else self._listings.of
-        old = look(folder, math.inf) if self.source.config.stale_if_error else None
-        if old is None:
-            raise error
-        self._warn_stale(str(error))
-        return old
 
     async def is_folder(self, path: str) -> bool:
         """Return whether something is below `path`, of which no object is known; asks the origin, remembers a folder."""
