@@ -257,12 +257,12 @@ def read_while(fs, path, read, folder):
     return pieces, None
 
 
-def check_read(pieces, error, new, *, is_handle):
+def check_read(pieces, error, new, *, is_handle, may_miss):
     assert of_one_version(pieces, [version for version in (OLD, new) if version is not None]), "a mixture"
     if isinstance(error, ObjectChanged):
         assert is_handle, error
     elif error is not None:
-        assert new is None, error
+        assert new is None or may_miss, error
         assert not pieces, "to a handle, what is deleted has changed"
 
 
@@ -296,7 +296,9 @@ def at_each_step(place, steps, clock, folder, state, read, how):
             assert error is None
             assert of_one_version(pieces, [OLD])
             return n - 1
-        check_read(pieces, error, CHANGES[how], is_handle=is_handle)
+        # Of two objects that are read at once, one may be asked for while the other's step removes it and puts it anew.
+        may_miss = how == "recreated" and read == "many"
+        check_read(pieces, error, CHANGES[how], is_handle=is_handle, may_miss=may_miss)
         clock(61)
         check_now(fs, path, how)
 
