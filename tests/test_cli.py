@@ -22,7 +22,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cachedfs.cli import commands, get, output, places, reading, shared, simulated
+from cachedfs.cli import commands, get, output, places, reading, simulated
+from cachedfs.cli.given import Given
 from cachedfs.cli.pack import naming
 from cachedfs.localfiles import filled
 from cachedfs.sim import Fault, GCSServer
@@ -767,7 +768,7 @@ def test_ctrl_c_at_a_question_is_an_interrupt(cause, status):
         except (KeyboardInterrupt, EOFError):  # as typer does it
             raise typer.Abort from None
 
-    with pytest.raises((typer.Exit, typer.Abort)) as end, output.running(shared.Given()):
+    with pytest.raises((typer.Exit, typer.Abort)) as end, output.running(Given()):
         asked()
     assert getattr(end.value, "exit_code", None) == status
 
@@ -1193,7 +1194,7 @@ def test_what_is_read_through_the_cache(tmp_path, monkeypatch):
 
 
 def test_options_go_where_they_belong(cloud, tmp_path):
-    given = shared.Given(
+    given = Given(
         options=("max_age=0", "token=anon", "requester_pays=true", "cache_size=1GB"), cache_dir="/x"
     )
     assert given.ours_and_theirs() == (

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import busy, print_json
 from cachedfs.cli.places import Place, place_of
-from cachedfs.cli.shared import Given, command, either, url_argument
+from cachedfs.cli.shared import command, either, url_argument
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.errors import OriginUnavailable
 

@@ -12,9 +12,10 @@ from rich.filesize import decimal
 
 from cachedfs.cli.cache import config_of
 from cachedfs.cli.get import shown
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import FAILED, print_json
 from cachedfs.cli.places import Place, place_of
-from cachedfs.cli.shared import Copying, Given, Urls, command, url_argument
+from cachedfs.cli.shared import Copying, Urls, command, url_argument
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:

@@ -24,9 +24,10 @@ from rich.text import Text
 from cachedfs.cli import advice
 from cachedfs.cli.advice import Seen
 from cachedfs.cli.cache import cache_of, config_of
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import FAILED, busy, message_of, plain_table, print_json, print_table
 from cachedfs.cli.places import place_of
-from cachedfs.cli.shared import Given, command, url_argument
+from cachedfs.cli.shared import command, url_argument
 from cachedfs.cli.stats import bytes_of, contents, said
 from cachedfs.errors import CacheError
 from cachedfs.words import counted

@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import print_summary
 from cachedfs.cli.places import ABOUT_ONE, Place, place_of
-from cachedfs.cli.shared import Copying, Given, Urls, argument, command
+from cachedfs.cli.shared import Copying, Urls, argument, command
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem

@@ -13,7 +13,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import typer
 from rich import box
@@ -21,10 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cachedfs.cli import INTERRUPTED, PIPE_CLOSED
+from cachedfs.cli.given import Given
 from cachedfs.errors import CachedFSError
-
-if TYPE_CHECKING:
-    from cachedfs.cli.shared import Given
 
 __all__ = [
     "FAILED",

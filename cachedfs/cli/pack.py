@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cachedfs.cli.get import counting, progress
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import print_json
 from cachedfs.cli.places import cached_url
-from cachedfs.cli.shared import Given, command, option, url_argument
+from cachedfs.cli.shared import command, option, url_argument
 from cachedfs.errors import CachedFSError
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.cache import cache_of, config_of
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import FAILED, busy, print_json
 from cachedfs.cli.places import Place, at_each, place_of
-from cachedfs.cli.shared import Given, Urls, command, either, url_argument
+from cachedfs.cli.shared import Urls, command, either, url_argument
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import tell
-from cachedfs.cli.shared import Given
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
 
 if TYPE_CHECKING:

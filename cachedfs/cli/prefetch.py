@@ -12,9 +12,10 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.get import shown
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import print_summary
 from cachedfs.cli.places import Place, place_of
-from cachedfs.cli.shared import Given, Urls, command
+from cachedfs.cli.shared import Urls, command
 from cachedfs.errors import CachedFSError
 
 if TYPE_CHECKING:

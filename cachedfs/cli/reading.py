@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cachedfs.cli.get import shown
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import FAILED, NARROW, busy, is_narrow, plain_table, print_json, print_table
 from cachedfs.cli.places import Place, at_each
-from cachedfs.cli.shared import Given, Urls, command, option
+from cachedfs.cli.shared import Urls, command, option
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem

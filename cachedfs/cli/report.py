@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cachedfs.cli.cache import cache_of, config_of
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import print_json
-from cachedfs.cli.shared import Given, argument, command, option
+from cachedfs.cli.shared import argument, command, option
 from cachedfs.events import VARIABLE, log_events
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from cachedfs.cli.shared import Given, command, option
+from cachedfs.cli.given import Given
+from cachedfs.cli.shared import command, option
 
 __all__ = ["demo", "sim"]
 

@@ -18,8 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cachedfs.cli.cache import cache_of, config_of
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import NARROW, busy, is_narrow, plain_table, print_json, print_table
-from cachedfs.cli.shared import Given, command, option
+from cachedfs.cli.shared import command, option
 from cachedfs.config import Config
 from cachedfs.errors import CacheError
 from cachedfs.words import counted as number_of

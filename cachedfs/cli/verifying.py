@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from cachedfs.cli.get import counting, progress
+from cachedfs.cli.given import Given
 from cachedfs.cli.output import FAILED, print_json
 from cachedfs.cli.places import Place, at_each
-from cachedfs.cli.shared import Given, Urls, command
+from cachedfs.cli.shared import Urls, command
 
 if TYPE_CHECKING:
     from cachedfs.model import Verified
