@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from cachedfs.datasets.loader import Loader
 
 __all__ = ["ExternalSource"]
 
@@ -21,7 +18,7 @@ class ExternalSource:
     them. `batch` is the callable: it raises StopIteration at the end of an epoch, and goes on with the next one after that.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Iterable[Any]) -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None  # of the epoch that `batch` is in
 
