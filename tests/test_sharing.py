@@ -255,6 +255,7 @@ import fsspec
 from cachedfs.model import ObjectKey
 fs = fsspec.filesystem("cachedfs", target_protocol="gs")
 path, engine = sys.argv[1], fs._source.engine
+sys.stdin.readline()
 hashes = [ObjectKey(fs._source.identity, path, "what is it?", 0).hash64(0)]
 if known := fs._source.known(path):
     hashes += [fs._source.key(known).hash64(index) for index in range(4)]
@@ -271,12 +272,14 @@ path, engine, data = sys.argv[1], fs._source.engine, open(sys.argv[2], "rb").rea
 key = fs._source.key(fs._source.known(path))
 size = key.block_size
 blocks = range(len(data) // size)
+sys.stdin.readline()
 print(all([engine.cache.take_claim(key.hash64(index)) for index in blocks]), flush=True)
 for index in blocks:
     sys.stdin.readline()
     block = memoryview(data)[index * size : (index + 1) * size]
     engine.cache.put([(BlockKey(key, index), block)], Bounds(size=1 << 30))
     engine.cache.drop_claim(key.hash64(index))
+    print("stored", flush=True)
 """
 
 
@@ -300,21 +303,14 @@ def test_what_another_process_fetches_slowly_is_waited_for_as_long_as_something_
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=MiB)
     fs.info(path)
     fs._source.engine.drain(120)
-    with subprocess.Popen(
-        [sys.executable, "-c", SLOW, path, str(tmp_path / "data")],
-        env=cloud._environment(),
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as other:
-        assert other.stdout.readline() == "True\n"
+    with cloud.talking(SLOW, path, str(tmp_path / "data")) as ask:
+        assert ask("claim") == "True"
         cloud.asked()
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             reading = thread.submit(fs.cat_file, path)
             for n in range(4):
                 later_s[0] += 600
-                other.stdin.write("go on\n")
-                other.stdin.flush()
+                assert ask("go on") == "stored"
                 until(lambda n=n: len(taken) > n)
             assert reading.result(600) == data
         assert cloud.asked() == []
@@ -330,14 +326,8 @@ def test_what_a_stopped_process_was_fetching_is_fetched_after_a_while(cloud, mon
     if how != "unknown":
         fs.info(path)
         fs._source.engine.drain(120)
-    with subprocess.Popen(
-        [sys.executable, "-c", STOPPED, path],
-        env=cloud._environment(),
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as other:
-        assert other.stdout.readline() == "True\n"
+    with cloud.talking(STOPPED, path) as ask:
+        assert ask("claim") == "True"
         cloud.asked()
         if how == "open":
             with fs.open(path) as file:
@@ -346,4 +336,3 @@ def test_what_a_stopped_process_was_fetching_is_fetched_after_a_while(cloud, mon
             assert fs.prefetch(path).wait(120).errors == 0
         assert fs.cat_file(path) == data
         assert cloud.server.bytes_sent() == len(data)
-        other.stdin.close()
