@@ -576,7 +576,7 @@ def test_a_thousand_files_are_read_while_the_origin_is_away(own_cache, clock, ca
     before = fs.stats().requests
     with caplog.at_level(logging.WARNING, "cachedfs"):
         assert fs.cat(list(objects)) == objects
-    # The promise is 5 s for all of them; the rest of the time says how busy the machine is.
+    # Nobody waits for more than 5 s; the rest of the time says how busy the machine is.
     assert 0 < max(waited.values()) < 5
     # As many as may be under way at a time learn it, in six tries each; the others are told.
     assert 0 < fs.stats().requests - before <= 16 * 6

@@ -63,11 +63,12 @@ def json_of(*arguments):
     return json.loads(run(*arguments, "--json").stdout)
 
 
-def start(cloud, *arguments, **options):
-    """Start the command line as a new process that is configured like this one."""
+def start(cloud, *arguments, path=(ROOT,), **options):
+    """Start the command line as a new process that is configured like this one, with modules from `path`."""
     command = [sys.executable, "-m", "cachedfs", *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=cloud._environment(), stdout=pipe, stderr=pipe, **options)
+    environ = cloud._environment() | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, **options)
 
 
 def finished(cloud, *arguments, status=0):
@@ -1152,9 +1153,14 @@ def test_ctrl_c_in_the_middle_of_a_copy(cloud, tmp_path):
     assert list(tmp_path.glob("copy/*")) == []
 
 
-def test_ctrl_c_while_drive_does_not_answer(drive):
+def test_ctrl_c_while_drive_does_not_answer(drive, tmp_path):
     drive.server.fail(Fault(kind="list", stall_s=3600, times=100))
-    process = start(drive, "ls", drive.url())
+    (tmp_path / "sitecustomize.py").write_text(
+        "import functools\n"
+        "from cachedfs.origins.drive import account\n"
+        "account.Policy = functools.partial(account.Policy, stall_s=3600.0)  # gives up by itself after an hour\n"
+    )
+    process = start(drive, "ls", drive.url(), path=[tmp_path, ROOT])
     until(lambda: drive.server.count(kind="list") or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=120) == (b"", b"")

@@ -15,12 +15,14 @@ SLOW = Profile(name="slow", media=Delay(0.05), stream_rate=8 * MiB, total_rate=8
 
 # What the processes below have in common. `slow` is an object whose body does not come.
 COMMON = """
-import asyncio, gc, json, os, signal, sys, threading, time, weakref
+import asyncio, functools, gc, json, os, signal, sys, threading, time, weakref
 import fsspec
 from cachedfs import engine, engines
+from cachedfs.origins import gcs, retry
 import tests.patient
 from tests.support import KiB, MiB, noise, until
 
+gcs.Policy = functools.partial(retry.Policy, stall_s=3600.0)  # what does not come is not given up by itself
 bucket = os.environ["BUCKET"]
 
 def left():
@@ -302,7 +304,7 @@ def test_a_process_ends_with_work_in_flight(own_cache, how):
         server.make_bucket("b")
         for name, size in (("a", 1), ("slow", 3), ("long", 24)):
             server.put("b", name, noise(size * MiB))
-        server.fail(Fault(kind="media", key="slow", stall_s=300, stall_after=100 * KiB, times=None))
+        server.fail(Fault(kind="media", key="slow", stall_s=3600, stall_after=100 * KiB, times=None))
         cloud = Cloud(server, "b", own_cache)
         begin = """
         stop = threading.Event()
@@ -318,6 +320,8 @@ def test_a_process_ends_with_work_in_flight(own_cache, how):
         assert stop.wait(290)
         """
         python(cloud, "".join(textwrap.dedent(part) for part in (begin, ENDS[how], end)), timeout=290)
+        if how == "the disk is slow":
+            assert len(list(own_cache.glob("*/blocks/*/*"))) < 24, "it waits for all that it read"
         assert_sound(cloud, most_temporary=how == "the disk is slow")  # the block that it was writing
 
 

@@ -54,6 +54,7 @@ from cachedfs.origins.gcs_auth import GCSAuth
 from cachedfs.origins.generic import GenericOrigin
 from cachedfs.origins.ranges import range_header
 from cachedfs.origins.retry import Failed, Policy, Trouble
+from cachedfs.origins.slots import sent_ahead
 from cachedfs.sim import Fault, GCSServer
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, read
 
@@ -268,6 +269,22 @@ async def test_every_request_is_counted(make: MakeOrigin, server: GCSServer, pat
 async def test_requests_in_flight_are_bounded(origin: GCSOrigin, server: GCSServer, path: str) -> None:
     await asyncio.gather(*(read(origin, path, Range(i, i + 5)) for i in range(30)))
     assert server.peak_concurrency <= CONCURRENCY
+
+
+async def test_what_is_sent_ahead_is_bounded_beside_what_is_waited_for(
+    origin: GCSOrigin, server: GCSServer, path: str
+) -> None:
+    await origin.lookup(path)
+    server.fail(Fault(kind="media", stall_s=0.5, times=None))  # so that they meet
+    ranges = [Range(i, i + 5) for i in range(4 * CONCURRENCY)]
+    with sent_ahead():
+        ahead = [asyncio.create_task(read(origin, path, each)) for each in ranges]
+    await asyncio.gather(*ahead)
+    assert CONCURRENCY < server.peak_concurrency <= 2 * CONCURRENCY
+    with sent_ahead():
+        ahead = [asyncio.create_task(read(origin, path, each)) for each in ranges]
+    await asyncio.gather(*ahead, *(read(origin, path, each) for each in ranges))
+    assert 2 * CONCURRENCY < server.peak_concurrency <= 3 * CONCURRENCY
 
 
 async def test_one_slot_is_enough(make: MakeOrigin, server: GCSServer, path: str) -> None:
