@@ -36,7 +36,7 @@ def prefetch(given: Given, urls: Urls) -> None:
     """Fetch objects and folders into the cache, so that reading them later asks nobody.
 
     What is here already is not fetched again: run it once more to go on after an interrupt. It stops when the cache is full
-    of what nobody has read. What cannot be had is named, the rest is fetched, and the exit status is 1.
+    of what nobody has read of this origin. What cannot be had is named, the rest is fetched, and the exit status is 1.
     """
     done = Done()
     # One plan for all of an origin: a plan that is over keeps nothing of its own from the next one.
