@@ -22,6 +22,7 @@ __all__ = [
     "OriginAway",
     "OriginUnavailable",
     "QuotaExceeded",
+    "SignInRefused",
     "WrongBytes",
 ]
 
@@ -66,6 +67,10 @@ class AccessDenied(CachedFSError, PermissionError):
     """The origin refused the credentials (401) or the permission (403)."""
 
     code = _errno.EACCES
+
+
+class SignInRefused(AccessDenied):
+    """The account itself was refused, or has no token: what was asked for need not be out of its reach, nor anything else."""
 
 
 class NotDownloadable(CachedFSError):

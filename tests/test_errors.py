@@ -14,6 +14,7 @@ CASES = [
     (errors.NotDownloadable, OSError, errno.ENOTSUP),
     (errors.ObjectChanged, OSError, errno.ESTALE),
     (errors.OriginUnavailable, OSError, errno.EHOSTUNREACH),
+    (errors.SignInRefused, PermissionError, errno.EACCES),
     (errors.NoSuchBucket, FileNotFoundError, errno.ENOENT),
     (errors.OriginAway, OSError, errno.EHOSTUNREACH),
     (errors.WrongBytes, OSError, errno.EHOSTUNREACH),

@@ -19,6 +19,7 @@ from cachedfs.errors import (
     ObjectNotFound,
     OriginAway,
     OriginUnavailable,
+    SignInRefused,
 )
 
 __all__ = ["mapped", "translate", "without_secrets"]
@@ -35,7 +36,7 @@ _BY_NAME: tuple[tuple[frozenset[str], type[CachedFSError]], ...] = (
     (frozenset({"ClientConnectorError", "TransportError"}), OriginAway),
     (frozenset({"ClientConnectionError", "ClientPayloadError"}), OriginUnavailable),
     (frozenset({"RequestException", "ClientResponseError"}), OriginUnavailable),
-    (frozenset({"GoogleAuthError", "NoCredentialsError"}), AccessDenied),
+    (frozenset({"GoogleAuthError", "NoCredentialsError"}), SignInRefused),
 )
 _BY_STATUS: dict[int, type[CachedFSError]] = {
     401: AccessDenied,
@@ -50,6 +51,7 @@ _ADVICE: dict[type[CachedFSError], str] = {
     ObjectNotFound: "no object or folder has this name",
     IsAFolder: "this is a folder; list it, or name an object in it",
     AccessDenied: "access denied; check the credentials and what they are allowed to read",
+    SignInRefused: "access denied; check the credentials and what they are allowed to read",
     OriginAway: "the origin cannot be reached; check the network and the endpoint",
     OriginUnavailable: "no usable answer from the origin; check the network, or try again later",
 }
@@ -111,7 +113,9 @@ def _behind(error: Exception) -> Exception:
     cause = _behind(cause)
     kind = _kind_of(cause)
     is_refusal = kind is CachedFSError and _status_of(cause) is not None
-    return cause if is_refusal or kind in (AccessDenied, OriginAway, OriginUnavailable) else error
+    return (
+        cause if is_refusal or kind in (AccessDenied, SignInRefused, OriginAway, OriginUnavailable) else error
+    )
 
 
 def _kind_of(error: Exception) -> type[CachedFSError] | None:

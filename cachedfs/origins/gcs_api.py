@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound, SignInRefused
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import clipped
 from cachedfs.origins.google import error_of, trouble_of
@@ -220,7 +220,9 @@ def failure(
     if status == 404:
         return ObjectNotFound(f"{url}: no object or folder has this name ({doing}: {said})")
     if status in (401, 403):
-        return AccessDenied(f"{url}: access denied; {_HINT_403} ({doing}: {said})")
+        # Who signs in with nothing gets a 401 too, for what is not public.
+        kind = SignInRefused if status == 401 and "anonymous" not in text.lower() else AccessDenied
+        return kind(f"{url}: access denied; {_HINT_403} ({doing}: {said})")
     if status == 400:
         return ValueError(f"{url}: the service did not accept the request ({doing}: {said})")
     return CachedFSError(f"{url}: the service answered in a way that is not understood ({doing}: {said})")

@@ -8,6 +8,8 @@ from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, sync
 
+from cachedfs.errors import SignInRefused
+
 __all__ = ["WalksCycles"]
 
 
@@ -26,9 +28,13 @@ class WalksCycles(AsyncFileSystem):
         *,
         detail: bool = False,
         above: frozenset[str | None] | None = None,
+        on_error_below: Any = None,
         **kwargs: Any,
     ) -> AsyncIterator[tuple[str, Any, Any]]:
-        """Walk as fsspec does; `above`: the ids of the folders on the way."""
+        """Walk as fsspec does; `above`: the ids of the folders on the way.
+
+        `on_error_below`: `on_error` for all folders but the one that was asked for; None: the same.
+        """
         if above is None:
             with contextlib.suppress(OSError):  # said below
                 above = frozenset({(await self._info(path)).get("id")} - {None})
@@ -43,7 +49,7 @@ class WalksCycles(AsyncFileSystem):
                     ids = (above or frozenset()) | ({info.get("id")} - {None})
                     options = {
                         "topdown": topdown,
-                        "on_error": on_error,
+                        "on_error": on_error_below or on_error,
                         "detail": detail,
                         "above": ids,
                         **kwargs,
@@ -57,8 +63,9 @@ class WalksCycles(AsyncFileSystem):
         self, path: Any, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
     ) -> Any:
         """Find as fsspec does; that a folder could not be listed is an error, where fsspec takes it for empty."""
-        options = {"on_error": _but_for_those_out_of_reach, **kwargs}
-        return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, **options)
+        if "on_error" not in kwargs:
+            kwargs |= {"on_error": _but_for_one_missing, "on_error_below": _but_for_those_out_of_reach}
+        return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, **kwargs)
 
     def walk(self, path: Any, *args: Any, **options: Any) -> Iterator[tuple[str, Any, Any]]:
         """Walk as fsspec does; a shortcut to a folder that it lies in is named and not entered."""
@@ -67,7 +74,14 @@ class WalksCycles(AsyncFileSystem):
             yield level
 
 
+def _but_for_one_missing(error: OSError) -> None:
+    """Raise, unless there is no such folder, in which fsspec finds nothing."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _but_for_those_out_of_reach(error: OSError) -> None:
     """Raise, unless a folder went meanwhile or is not to be seen, which is as if it were not there."""
-    if not isinstance(error, FileNotFoundError | PermissionError):
+    is_about_one = isinstance(error, FileNotFoundError | PermissionError)
+    if not is_about_one or isinstance(error, SignInRefused):
         raise error

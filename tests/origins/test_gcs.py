@@ -45,6 +45,7 @@ from cachedfs.errors import (
     ObjectNotFound,
     OriginAway,
     OriginUnavailable,
+    SignInRefused,
 )
 from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
@@ -661,18 +662,19 @@ async def test_credentials_that_stay_refused_are_access_denied(
     make: MakeOrigin, server: GCSServer, path: str
 ) -> None:
     server.require_token("other")
-    with pytest.raises(AccessDenied, match=rf"gs://{path}.*Invalid Credentials"):
+    with pytest.raises(SignInRefused, match=rf"gs://{path}.*Invalid Credentials"):
         await read(make(token=Renewable("one", "two")), path)
     assert [r.status for r in server.requests] == [401, 401]
-    with pytest.raises(AccessDenied, match="no more tokens"):
+    with pytest.raises(SignInRefused, match="no more tokens"):
         await read(make(token=Renewable("one")), path)
 
 
 async def test_anonymous_refusal_says_what_to_do(make: MakeOrigin, server: GCSServer, path: str) -> None:
     server.require_token()
     for ask in (read(make(), path), make().lookup(path), names(make().list(path))):
-        with pytest.raises(AccessDenied, match=r"Anonymous caller .*|token=\.\.\..*objectViewer"):
+        with pytest.raises(AccessDenied, match=r"Anonymous caller .*|token=\.\.\..*objectViewer") as caught:
             await ask
+        assert not isinstance(caught.value, SignInRefused)  # others are public, maybe
     assert len(server.requests) == 3
 
 

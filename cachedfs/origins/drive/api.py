@@ -22,6 +22,7 @@ from cachedfs.errors import (
     ObjectChanged,
     ObjectNotFound,
     QuotaExceeded,
+    SignInRefused,
 )
 from cachedfs.model import Change, ObjectInfo
 from cachedfs.origins.google import error_of, trouble_of
@@ -337,7 +338,7 @@ def failure(
     if status == 409:
         return FileExistsError(f"{url}: exists already ({doing}: {said})")
     if status == 401:
-        return AccessDenied(
+        return SignInRefused(
             f"{url}: access denied; the token of this account is not accepted: it has expired or was revoked, so sign in "
             f"again or pass another ({doing}: {said})"
         )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import google.oauth2.credentials as google_users
 from oauth2client.client import AssertionCredentials, OAuth2Credentials
 
-from cachedfs.errors import AccessDenied
+from cachedfs.errors import AccessDenied, SignInRefused
 from cachedfs.origins.drive.transport import SignedHttp, troubled
 from cachedfs.origins.retry import Failed
 from cachedfs.origins.tokens import Renewals, is_expired, left_s
@@ -252,7 +252,7 @@ class Held:
             if not is_expired(source.lasts_s()):
                 return  # somebody was faster
             if not source.can_renew:
-                raise AccessDenied(f"Google Drive: the token has expired ({self.name}): {self._remedy}")
+                raise SignInRefused(f"Google Drive: the token has expired ({self.name}): {self._remedy}")
             with self.renewals.shared(failure):
                 self._renew(source, http)
 

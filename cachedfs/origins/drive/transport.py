@@ -24,7 +24,7 @@ import httplib2
 from google.auth import exceptions as google_errors
 from oauth2client import client as oauth2client
 
-from cachedfs.errors import AccessDenied, CachedFSError
+from cachedfs.errors import AccessDenied, CachedFSError, SignInRefused
 from cachedfs.origins.failures import without_secrets
 from cachedfs.origins.retry import Failed, Trouble, untrusted
 
@@ -122,7 +122,7 @@ def _refused(error: Exception, remedy: str) -> Failed | AccessDenied:
     status = getattr(error, "status", None)  # of oauth2client; google-auth says `retryable`
     if getattr(error, "retryable", False) or (isinstance(status, int) and (status >= 500 or status == 429)):
         return Failed(Trouble(f"no token: {_text(error)}"))
-    return AccessDenied(f"Google Drive: no token for these credentials ({_text(error)}): {remedy}")
+    return SignInRefused(f"Google Drive: no token for these credentials ({_text(error)}): {remedy}")
 
 
 def _is_answered(error: google_errors.TransportError) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, SignInRefused
 from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account
@@ -325,6 +325,8 @@ class Tree:
         to = await self._account.connection()
         try:
             found = await to.item(target["targetId"], path, key=target.get("targetResourceKey"))
+        except SignInRefused:
+            raise  # which says nothing of this target
         except (ObjectNotFound, AccessDenied, KeyError):
             found = {}  # one target that is out of reach hides no neighbour
         if not found or api.is_trashed(found):

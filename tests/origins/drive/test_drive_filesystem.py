@@ -236,6 +236,29 @@ def test_walk_find_glob_and_du(fs: DriveFileSystem, tree: None, root: str) -> No
     assert list(fs.walk(f"{root}/none")) == [(f"{root}/none", [], [])]
 
 
+def refuse_listing(server: DriveServer, nth: int, status: int, reason: str) -> None:
+    server.heal()
+    server.fail(Fault(kind="list", nth=nth, times=None, status=status, reason=reason))
+
+
+def test_find_leaves_out_a_folder_that_is_not_to_be_seen_but_is_no_part_of_one_answer(
+    fs: DriveFileSystem, server: DriveServer, tree: None, root: str
+) -> None:
+    everything = fs.find(root, maxdepth=9)  # folder by folder
+    asked = server.count("list")
+    assert fs.find(root, maxdepth=9) == everything
+    n_lists = server.count("list") - asked  # the last is of one of the folders below
+    refuse_listing(server, n_lists, 403, "insufficientFilePermissions")
+    assert fs.find(root, maxdepth=9)
+    refuse_listing(server, n_lists, 401, "authError")
+    with pytest.raises(AccessDenied, match="sign in again"):
+        fs.find(root, maxdepth=9)
+    refuse_listing(server, 1, 403, "insufficientFilePermissions")
+    with pytest.raises(AccessDenied, match="which account signs in"):
+        fs.find(root, maxdepth=9)
+    server.heal()
+
+
 def test_walk_can_be_pruned(fs: DriveFileSystem, tree: None, root: str) -> None:
     seen = []
     for here, dirs, _ in fs.walk(root):

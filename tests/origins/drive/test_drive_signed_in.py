@@ -184,7 +184,7 @@ def test_in_colab_authenticate_user_is_all_and_lasts_longer_than_its_token(
     server.require_token("none")
     seen = in_colab(tmp_path, metadata, server.endpoint_url)
     (said,) = seen["said"]
-    assert said.startswith("AccessDenied: ")
+    assert said.startswith("SignInRefused: ")
     assert "auth.authenticate_user()" in said
     assert seen["found"] == {f"f{i:06d}": f"f{i:06d}\nf{i:06d}\n"[:16] for i in range(32, 64)}
     assert seen["workers"] == {"spawn": "f000000\nf000000\n", "forkserver": "f000001\nf000001\n"}

@@ -19,6 +19,7 @@ from cachedfs.errors import (
     ObjectNotFound,
     OriginUnavailable,
     QuotaExceeded,
+    SignInRefused,
 )
 from cachedfs.model import ObjectInfo, Range
 from cachedfs.origins.drive import api
@@ -375,6 +376,19 @@ async def test_a_dangling_shortcut_is_a_file_that_cannot_be_read(
     for pinned in (None, info):
         with pytest.raises(ObjectNotFound, match=rf"drive://{root}/link.*gone"):
             await read(origin, f"{root}/link", None, pinned)
+
+
+async def test_a_refusal_of_the_account_makes_no_shortcut_dangling(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    target = server.put(f"{folder}/sub/a.bin", DATA)
+    server.shortcut(f"{folder}/link", target)
+    server.fail(Fault(key=target, status=401, times=None))
+    for asked in (listed(origin, root), origin.lookup(f"{root}/link")):
+        with pytest.raises(SignInRefused, match=f"drive://{root}/link.*sign in again"):
+            await asked
+    server.heal()
+    assert "dangling" not in (await listed(origin, root))[f"{root}/link"].details
 
 
 async def test_cycles_of_shortcuts_are_named_and_not_entered(
