@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import gc
 import gzip
 import hashlib
 import itertools
@@ -17,6 +18,7 @@ import time
 import traceback
 import types
 import urllib.request
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -1169,6 +1171,25 @@ async def test_those_who_wait_for_a_token_that_does_not_come_share_its_failure()
     with pytest.raises(Failed):  # who comes later asks again
         await auth.headers()
     assert slow.n_refreshed == 2
+
+
+def test_a_failure_that_is_shared_keeps_nothing_of_what_was_to_be_sent() -> None:
+    class Body:
+        pass
+
+    def send(body: Body) -> None:
+        with renewals.shared(None):
+            raise Failed(Trouble("nobody answers"))
+
+    renewals, body = tokens.Renewals(), Body()
+    kept = weakref.ref(body)
+    with contextlib.suppress(Failed):
+        send(body)
+    del body
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(Failed, match="nobody answers"):
+        renewals.share(None)
 
 
 async def test_a_token_server_that_is_silent_is_given_up(make: MakeOrigin, path: str) -> None:

@@ -15,7 +15,7 @@ from oauth2client.client import AssertionCredentials, OAuth2Credentials
 
 from cachedfs.errors import AccessDenied, SignInRefused
 from cachedfs.origins.drive.transport import SignedHttp, troubled
-from cachedfs.origins.retry import Failed
+from cachedfs.origins.retry import Failed, Trouble
 from cachedfs.origins.tokens import Renewals, is_expired, left_s
 
 __all__ = ["SCOPE", "Found", "GoogleSource", "Held", "OAuth2ClientSource", "SavedFile", "Source"]
@@ -247,7 +247,7 @@ class Held:
         finally:
             self._lock.release()
 
-    def _renew_late(self, source: Source, http: Any, failure: Failed | None) -> None:
+    def _renew_late(self, source: Source, http: Any, failure: Trouble | None) -> None:
         with self._lock:
             if not is_expired(source.lasts_s()):
                 return  # somebody was faster
