@@ -124,8 +124,7 @@ class GCSAuth:
     def _lasts_s(self) -> float:
         """Return for how long the token can be used: google-auth's own `valid` ends minutes before it does."""
         credentials = self._held.credentials
-        is_known = credentials.expiry is not None or credentials.valid
-        return left_s(credentials.token, credentials.expiry) if is_known else -1.0
+        return left_s(credentials.token, credentials.expiry)
 
     def _current(self) -> dict[str, str]:
         headers: dict[str, str] = {}
