@@ -14,6 +14,7 @@ from typing import Any
 from fsspec.config import conf
 
 from cachedfs.origins.failures import without_secrets
+from cachedfs.origins.google import token_server_away
 from cachedfs.origins.inner import make_private, without_listing_cache
 from cachedfs.origins.retry import Failed, Policy, Trouble
 from cachedfs.origins.tokens import Renewals, is_expired, left_s
@@ -146,11 +147,10 @@ def _refresh(held: Any, timeout: tuple[float, float]) -> None:
             request: Any = partial(Request(session), timeout=timeout)
             request.session = session
             held.credentials.refresh(request)
-        except TransportError as error:
-            raise Failed(
-                Trouble(f"no token: {_said(error)}", is_unreachable=not _is_cut_off(error.__cause__))
-            ) from error
-        except RefreshError as error:
+        except (TransportError, RefreshError) as error:
+            if (away := token_server_away(error)) is not None:
+                trouble = Trouble(f"no token: {_said(away)}", is_unreachable=not _is_cut_off(away))
+                raise Failed(trouble) from error
             if not error.retryable:
                 raise
             raise Failed(Trouble(f"no token: {_said(error)}")) from error
@@ -165,7 +165,10 @@ def _said(error: Exception) -> str:
 def _is_cut_off(cause: BaseException | None) -> bool:
     """Return whether somebody was there, who fell silent or hung up."""
     import requests
+    from google.auth.exceptions import TransportError
     from urllib3.exceptions import ProtocolError
 
+    while isinstance(cause, TransportError):  # of a metadata server, one is behind another
+        cause = cause.__cause__
     reason = cause.args[0] if cause is not None and cause.args else None
     return isinstance(cause, requests.ReadTimeout) or isinstance(reason, ProtocolError)

@@ -10,7 +10,7 @@ from typing import Any
 
 from cachedfs.origins.retry import Failed, Trouble, retry_after_s
 
-__all__ = ["error_of", "object_of", "trouble_of"]
+__all__ = ["error_of", "object_of", "token_server_away", "trouble_of"]
 
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
@@ -42,6 +42,23 @@ def error_of(body: bytes) -> tuple[str, set[str]]:
         return str(error.get("message", "")), reasons | places
     except (ValueError, TypeError, KeyError, AttributeError):
         return ("" if text.startswith("<") else text[:500]), set()
+
+
+def token_server_away(error: Exception) -> Exception | None:
+    """Return the error of google-auth that says that who gives tokens is away or in trouble; None where it says anything else.
+
+    It may be behind `error`: of a metadata server, google-auth makes a refusal of whatever is in the way.
+    """
+    from google.auth.exceptions import TransportError
+
+    away = next((each for each in (error, error.__cause__) if isinstance(each, TransportError)), None)
+    return None if away is None or _is_answered(away) else away
+
+
+def _is_answered(error: Exception) -> bool:
+    """Return whether a metadata server is there, and says that it has no such credentials: nobody has signed in yet."""
+    status = getattr(error.args[1] if len(error.args) > 1 else None, "status", None)
+    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
 
 
 def object_of(text: bytes) -> dict[str, Any]:

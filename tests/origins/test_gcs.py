@@ -1221,6 +1221,29 @@ async def test_a_token_server_in_trouble_is_asked_again(
     assert (await read(make(token=Troubled("old", "new", expired=True)), path))[0] == DATA
 
 
+@pytest.mark.parametrize(("status", "n_asked"), [(None, 2), (503, 2), (429, 2), (404, 1), (403, 1)])
+async def test_a_metadata_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(
+    make: MakeOrigin, server: GCSServer, path: str, status: int | None, n_asked: int
+) -> None:
+    class Machine(Renewable):
+        def refresh(self, request: Any) -> None:
+            self.n_refreshed += 1
+            if self.n_refreshed > 1:
+                return super().refresh(request)
+            answer = () if status is None else (types.SimpleNamespace(status=status, data=b"SECRET"),)
+            told = google.auth.exceptions.TransportError("the metadata server says", *answer)
+            raise google.auth.exceptions.RefreshError(told) from told
+
+    server.require_token("new")
+    machine = Machine("old", "new", expired=True)
+    if n_asked == 1:
+        with pytest.raises(SignInRefused, match="the metadata server says"):
+            await read(make(token=machine), path)
+        assert machine.n_refreshed == 1
+    else:
+        assert (await read(make(token=machine), path))[0] == DATA
+
+
 async def test_a_refused_token_that_comes_again_is_not_sent_again(
     make: MakeOrigin, server: GCSServer, path: str
 ) -> None:

@@ -26,6 +26,7 @@ from oauth2client import client as oauth2client
 
 from cachedfs.errors import AccessDenied, CachedFSError, SignInRefused
 from cachedfs.origins.failures import without_secrets
+from cachedfs.origins.google import token_server_away
 from cachedfs.origins.retry import Failed, Trouble, untrusted
 
 __all__ = [
@@ -116,19 +117,12 @@ def troubled(remedy: str = _SIGN_IN_AGAIN) -> Iterator[None]:
 
 
 def _refused(error: Exception, remedy: str) -> Failed | AccessDenied:
-    away = next((e for e in (error, error.__cause__) if isinstance(e, google_errors.TransportError)), None)
-    if away is not None and not _is_answered(away):
+    if token_server_away(error) is not None:
         return Failed(Trouble(f"no token: {_text(error)}", is_unreachable=True))
     status = getattr(error, "status", None)  # of oauth2client; google-auth says `retryable`
     if getattr(error, "retryable", False) or (isinstance(status, int) and (status >= 500 or status == 429)):
         return Failed(Trouble(f"no token: {_text(error)}"))
     return SignInRefused(f"Google Drive: no token for these credentials ({_text(error)}): {remedy}")
-
-
-def _is_answered(error: google_errors.TransportError) -> bool:
-    """Return whether a metadata server is there, and says that it has no such credentials: nobody has signed in yet."""
-    status = getattr(error.args[1] if len(error.args) > 1 else None, "status", None)
-    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
 
 
 def _is_unreachable(error: BaseException) -> bool:
