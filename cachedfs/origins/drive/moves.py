@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cachedfs.errors import CachedFSError, ObjectNotFound
+from cachedfs.errors import CachedFSError, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account
 from cachedfs.origins.drive.connection import key_of
@@ -16,6 +16,9 @@ from cachedfs.origins.drive.tree import MY_DRIVE, Tree, place_of
 __all__ = ["Moves"]
 
 logger = logging.getLogger("cachedfs.origins")
+
+_NOTHING = "Nothing was copied or moved"
+_PERHAPS = "It may have been moved all the same, as no answer came: look at both paths before you try again"
 
 
 class Moves:
@@ -100,7 +103,9 @@ class Moves:
                 raise ObjectNotFound(f"{api.url_of(target)}: its folder is in the trash")
             await self._places.discard(target, before, folder)
         except CachedFSError as error:
-            left = await self._undone(target, self._shift_back(moved, way, source))
+            is_unsure = isinstance(error, OriginUnavailable) and len(moved) < len(items)
+            undone = _PERHAPS if is_unsure else _NOTHING
+            left = await self._undone(target, self._shift_back(moved, way, source), undone)
             if isinstance(error, ObjectNotFound):  # the folder went
                 return False
             raise type(error)(f"{error}. {left}") from error
@@ -120,8 +125,8 @@ class Moves:
         for item in reversed(moved):
             await self._shift(item["id"], item["title"], way.back(), path)
 
-    async def _undone(self, target: str, undoing: Awaitable[None]) -> str:
-        """Undo what was put at `target` and cannot take the place of what is there; return what is left."""
+    async def _undone(self, target: str, undoing: Awaitable[None], undone: str = _NOTHING) -> str:
+        """Undo what was put at `target` and cannot take the place of what is there; return what is left: else `undone`."""
         try:
             await undoing
         except CachedFSError as trouble:  # the change failed in any case
@@ -129,7 +134,7 @@ class Moves:
                 "%s: what was put there could not be taken away again: %s", api.url_of(target), trouble
             )
             return "It is there all the same, beside what was there before"
-        return "Nothing was copied or moved"
+        return undone
 
     async def _between(self, source: str, target: str, change: Callable[[str, str], Awaitable[bool]]) -> None:
         """Do a change of two paths while nobody else changes either; it returns False where the folder of `target` is missing.

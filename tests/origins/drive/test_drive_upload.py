@@ -933,6 +933,20 @@ async def test_what_may_not_take_the_place_of_another_leaves_both_where_they_wer
     assert bool(server.find(f"{folder}/a")) == (is_undone or what == "copy")
 
 
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_a_move_without_an_answer_says_that_it_may_have_been_done(
+    writer: Writer, server: DriveServer, folder: str, root: str, is_done: bool
+) -> None:
+    server.put(f"{folder}/a", b"1")
+    server.put(f"{folder}/b", b"2")
+    server.fail(Fault(kind="update", times=None, lose=is_done, close_before=not is_done))
+    with pytest.raises(OriginUnavailable, match=f"drive://{root}/a: .*may have been moved.*look") as caught:
+        await writer.move(f"{root}/a", f"{root}/b")
+    assert "Nothing was" not in str(caught.value)
+    server.heal()
+    assert len(server.find(f"{folder}/b")) == 1 + is_done
+
+
 async def test_a_folder_is_not_moved_into_itself(
     writer: Writer, server: DriveServer, folder: str, root: str
 ) -> None:
