@@ -166,9 +166,9 @@ class Places:
         return []
 
     async def discard(self, path: str, items: Sequence[Mapping[str, Any]], folder: ObjectInfo | None) -> None:
-        """Remove items from a folder; None: they lie in no other."""
+        """Remove items from a folder; None: they lie in no other. The one that counts goes last: no older one shows meanwhile."""
         to = await self._account.connection()
-        for item in items:
+        for item in sorted(items, key=api.age, reverse=True):
             # Until 2020 an item could be put into several folders.
             parents = {parent["id"] for parent in item.get("parents", ())}
             try:

@@ -654,6 +654,22 @@ async def test_all_items_of_a_name_are_removed_and_go_to_the_trash(
         await writer.remove(f"{root}/a")
 
 
+async def test_of_several_items_of_a_name_the_one_that_counts_is_removed_last(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    days = {}
+    for day in (3, 1, 2):
+        id = server.put(f"{folder}/a", b"%d" % day, new=True)
+        server.edit(id, modifiedDate=f"2024-01-0{day}T00:00:00.000Z")
+        days[id] = day
+    server.fail(Fault(kind="update", nth=3, times=None, status=403, reason="insufficientFilePermissions"))
+    with pytest.raises(AccessDenied):
+        await writer.remove(f"{root}/a")
+    server.heal()
+    (left,) = [item["id"] for item in server.find(f"{folder}/a") if not item["labels"]["trashed"]]
+    assert days[left] == 3
+
+
 async def test_without_trash_items_are_deleted(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
