@@ -21,6 +21,7 @@ __all__ = [
     "is_pattern",
     "is_url",
     "jsonable",
+    "protocols_of",
     "strip",
     "target_of",
 ]
@@ -97,6 +98,14 @@ def before_magic(path: str) -> str:
     while is_pattern(path):
         path = path.rpartition("/")[0]
     return path
+
+
+def protocols_of(protocol: str) -> set[str]:
+    """Return all names that a protocol goes by, its own among them: `file` is `local`, too."""
+    if protocol in _SLASHED:  # nothing needs to be installed to know these
+        return set(GCS_PROTOCOLS) if protocol in GCS_PROTOCOLS else {protocol}
+    names = fsspec.get_filesystem_class(protocol).protocol
+    return {protocol, *((names,) if isinstance(names, str) else names)}
 
 
 def _rule_of(protocol: str) -> Callable[[str], str]:

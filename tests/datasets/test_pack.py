@@ -418,6 +418,21 @@ def test_what_is_packed_is_never_removed(cloud, tmp_path):
     assert sorted(made.rglob("*")) == before
 
 
+def test_a_source_that_is_wholly_cached_is_packed_offline(tmp_path):
+    (tmp_path / "src").mkdir()
+    for i in range(3):
+        (tmp_path / "src" / f"{i}.txt").write_text(f"file {i}")
+    source, target = f"cachedfs::file://{tmp_path / 'src'}", str(tmp_path / "out.zarr")
+    options = {"cache_dir": str(tmp_path / "cache"), "max_age": 3600}
+    fs, path = url_to_fs(source, cachedfs=options)
+    fs.cat(fs.find(path))
+    offline = {"cachedfs": options | {"offline": True}}
+    pack(source, target, storage_options=offline)
+    assert packs.stored(target, "data", text=True) == ["file 0", "file 1", "file 2"]
+    inside = f"local://{tmp_path / 'src' / 'out.zarr'}"
+    refused(ValueError, "inside of", source, inside, storage_options=offline)
+
+
 def test_a_list_names_files(cloud):
     cloud.put("src/a", b"1")
     refused(

@@ -25,7 +25,7 @@ from cachedfs.datasets.packing.plan import Plan, array_plans, attributes_of, pla
 from cachedfs.datasets.packing.run import Run
 from cachedfs.datasets.packing.small import write_small
 from cachedfs.datasets.packing.sources.base import Files, Source
-from cachedfs.datasets.packing.store import BESIDE, ZARR, Store, Stored, origin_of
+from cachedfs.datasets.packing.store import BESIDE, ZARR, Store, Stored, protocols_of
 from cachedfs.datasets.packing.workers import Cluster, Pool, Threads, client_of, settle
 
 __all__ = ["Packed", "Packing", "pack", "part_size"]
@@ -273,7 +273,7 @@ def _must_be_apart(files: Files, store: Store) -> None:
 
     It would be a part of itself, or be removed with what is there.
     """
-    if type(origin_of(files.fs)) is not type(origin_of(store.fs)):
+    if protocols_of(files.fs).isdisjoint(protocols_of(store.fs)):
         return
     folder = str(files.fs._strip_protocol(files.url)).rstrip("/")
     if not has_magic(folder) and store.path.startswith(f"{folder}/"):

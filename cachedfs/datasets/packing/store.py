@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 from fsspec.core import has_magic, url_to_fs
 
+from cachedfs import names
 from cachedfs.checksums import Running, stated_of
 from cachedfs.datasets.packing.encoding import Encoding
 from cachedfs.datasets.packing.model import Tally
 from cachedfs.filesystem import CachedFileSystem
 
-__all__ = ["BESIDE", "ZARR", "ArrayPlan", "Store", "Stored", "origin_of"]
+__all__ = ["BESIDE", "ZARR", "ArrayPlan", "Store", "Stored", "protocols_of"]
 
 BESIDE = ".cachedfs-pack"  # the folder of what only packing needs: gone when it is done
 ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # by which others find a store
@@ -77,7 +78,7 @@ class Store:
     @property
     def _origin(self) -> Any:
         """The origin itself: what is verified is not what a cache has of it."""
-        return origin_of(self.fs)
+        return self.fs.origin_fs if isinstance(self.fs, CachedFileSystem) else self.fs
 
     @cached_property
     def protocol(self) -> str:
@@ -251,9 +252,11 @@ class Store:
         self.put("zarr.json", documents["zarr.json"])
 
 
-def origin_of(fs: Any) -> Any:
-    """Return the filesystem itself, where a cache is in front of it."""
-    return fs.origin_fs if isinstance(fs, CachedFileSystem) else fs
+def protocols_of(fs: Any) -> set[str]:
+    """Return the names of the origin's protocol. The filesystem behind a cache is not made for it: offline it cannot be."""
+    if isinstance(fs, CachedFileSystem):
+        return names.protocols_of(fs.target_protocol)
+    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 
 def _stored(name: str, info: Mapping[str, Any]) -> Stored:

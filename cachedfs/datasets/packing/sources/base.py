@@ -13,6 +13,7 @@ from fsspec.core import url_to_fs
 
 from cachedfs.datasets.listing import Names, URLs, as_urls, infos_at, infos_of, paths_of
 from cachedfs.datasets.packing.model import Array, Batch, Field, Piece, Span, Tally
+from cachedfs.filesystem import CachedFileSystem
 
 __all__ = ["LARGEST", "NAMES", "PIECE", "Decoded", "Files", "Held", "Item", "Source", "tally_of"]
 
@@ -76,8 +77,9 @@ class Files:
         return str(self.fs.unstrip_protocol(self.paths[number]))
 
     def again(self) -> Files:
-        """Return what is there now."""
-        if hasattr(self.fs, "invalidate_cache"):
+        """Return what is there now; offline nobody can say that, and what is known stays known."""
+        is_offline = isinstance(self.fs, CachedFileSystem) and self.fs.config.offline
+        if hasattr(self.fs, "invalidate_cache") and not is_offline:
             self.fs.invalidate_cache()
         return Files(self._urls, self._options)
 
