@@ -363,6 +363,26 @@ def test_bytes_in_structs_are_columns_of_their_own(tmp_path, row_group_size):
     assert chosen == {"deep.a.b": ["x"] * 5, "image.bytes": found["image.bytes"]}
 
 
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (["image.path", "label"], {"image.path": ["0.png", "", ""], "label": [7, 8, 9]}),
+        (["a.m"], {"a.m": [0, 1, 2]}),
+        (["a.b.n", "a.s"], {"a.b.n": [0, 10, 20], "a.s": [{"q": "0"}, {"q": "1"}, {"q": "2"}]}),
+        (["label"], {"label": [7, 8, 9]}),
+    ],
+)
+@pytest.mark.parametrize("row_group_size", [1, 3])
+def test_of_structs_with_bytes_what_is_none_is_chosen_by_itself(tmp_path, columns, expected, row_group_size):
+    rows = {
+        "image": pa.array([{"bytes": b"\xff", "path": "0.png"}, {"bytes": b"", "path": None}, None], IMAGE),
+        "label": [7, 8, 9],
+        "a": [{"b": {"raw": b"x", "n": 10 * i}, "m": i, "s": {"q": str(i)}} for i in range(3)],
+    }
+    data = packs.parquet(pa.table(rows), row_group_size=row_group_size)
+    assert packs.packed(tmp_path, {"x.parquet": data}, columns=columns) == expected
+
+
 def tensors(dtype="float32", shape=(2, 3), **options):
     """Return two tensors of this shape with the numbers from 0 on, and these as lists."""
     numbers = np.arange(2 * np.prod(shape)).astype(dtype)

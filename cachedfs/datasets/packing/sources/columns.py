@@ -24,6 +24,7 @@ __all__ = [
     "fields_of",
     "merged",
     "stored_type",
+    "structs_of",
     "text_of",
     "unfolded",
     "unfolded_types",
@@ -158,6 +159,21 @@ def _stored(field: pa.Field) -> pa.Field:
     return field.with_type(stored_type(field.type))
 
 
+def structs_of(schema: pa.Schema) -> frozenset[str]:
+    """Return the names of the structs that are unfolded, `image`, also of those in others: they hold bytes, lost as JSON."""
+    return frozenset(each for column in schema for each in _structs(column.name, stored_type(column.type)))
+
+
+def _structs(name: str, stored: pa.DataType) -> list[str]:
+    if not _is_unfolded(stored):
+        return []
+    return [name, *(each for field in stored for each in _structs(f"{name}.{field.name}", field.type))]
+
+
+def _is_unfolded(stored: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(stored)) and _holds_bytes(stored)
+
+
 def unfolded_types(schema: pa.Schema) -> pa.Schema:
     """Return the columns that `unfolded` makes of these. They are of its types, but for tensors, whose shape storage has not."""
     return pa.schema([each for column in schema for each in _part_types(column.name, column.type)])
@@ -165,21 +181,21 @@ def unfolded_types(schema: pa.Schema) -> pa.Schema:
 
 def _part_types(name: str, type_: pa.DataType) -> list[tuple[str, pa.DataType]]:
     stored = stored_type(type_)
-    if not (pa.types.is_struct(stored) and _holds_bytes(stored)):
+    if not _is_unfolded(stored):
         return [(name, type_ if isinstance(type_, pa.FixedShapeTensorType) else stored)]
     struct = type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
     return [each for field in struct for each in _part_types(f"{name}.{field.name}", field.type)]
 
 
-def unfolded(table: pa.Table) -> pa.Table:
-    """Return columns as they are stored, and of their own, `image.bytes`, what is in structs that hold bytes.
+def unfolded(table: pa.Table, structs: frozenset[str]) -> pa.Table:
+    """Return columns as they are stored, and of their own, `image.path`, what is in these structs, which `structs_of` names.
 
-    As JSON these would be lost.
+    Their types do not tell it here: of a struct of which some is read, Arrow gives that, perhaps without its bytes.
     """
     found = [
         each
         for name, column in zip(table.column_names, table.columns, strict=True)
-        for each in _parts(name, _as_stored(column))
+        for each in _parts(name, _as_stored(column), structs)
     ]
     return pa.Table.from_arrays([column for _, column in found], names=[name for name, _ in found])
 
@@ -189,12 +205,12 @@ def _as_stored(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column if stored == column.type else column.cast(stored)
 
 
-def _parts(name: str, column: pa.ChunkedArray) -> list[tuple[str, pa.ChunkedArray]]:
-    if not (pa.types.is_struct(column.type) and _holds_bytes(column.type)):
+def _parts(name: str, column: pa.ChunkedArray, structs: frozenset[str]) -> list[tuple[str, pa.ChunkedArray]]:
+    if name not in structs or not pa.types.is_struct(column.type):  # another column may be called like one
         return [(name, column)]
     # Where a struct is missing, all in it is.
     inner = zip(column.type, column.flatten(), strict=True)
-    return [each for field, part in inner for each in _parts(f"{name}.{field.name}", part)]
+    return [each for field, part in inner for each in _parts(f"{name}.{field.name}", part, structs)]
 
 
 def text_of(texts: Sequence[bytes]) -> tuple[Array, Array]:

@@ -17,6 +17,7 @@ from cachedfs.datasets.packing.sources.columns import (
     chosen,
     fields_of,
     stored_type,
+    structs_of,
     unfolded,
     unfolded_types,
 )
@@ -44,7 +45,8 @@ class ParquetSource(Decoded):
         self._readers = _Readers()
 
     def look(self) -> list[Batch]:
-        first, schema = self._first()
+        first, whole = self._first()
+        schema, self._structs = unfolded_types(whole), structs_of(whole)
         wanted = list(self.columns) if self.columns is not None else schema.names
         if missing := [name for name in wanted if name not in schema.names]:
             raise ValueError(f"{self.files.url}: columns {missing} are not there; there are {schema.names}")
@@ -76,11 +78,11 @@ class ParquetSource(Decoded):
         )
 
     def _first(self) -> tuple[int, pa.Schema]:
-        """Return the first file that has rows, and its columns: of columns without rows pandas knows no types."""
+        """Return the first file that has rows, and its columns as they are: of columns without rows pandas knows no types."""
         for number in range(len(self.files)):
             with self._file(number) as file:
                 if file.metadata.num_rows:
-                    return number, _schema_of(file)
+                    return number, file.schema_arrow
         raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
 
     def _sampled(self, number: int) -> Batch:
@@ -91,7 +93,8 @@ class ParquetSource(Decoded):
             self._check(number, file)
             try:
                 for batch in file.iter_batches(ROWS, columns=self._schema.names, use_threads=False):
-                    tables.append(unfolded(pa.Table.from_batches([batch])).select(self._schema.names))
+                    table = unfolded(pa.Table.from_batches([batch]), self._structs)
+                    tables.append(table.select(self._schema.names))
                     size += tables[-1].nbytes
                     if size > SAMPLED_SIZE or len(tables) > SAMPLED_BATCHES:
                         break
@@ -122,7 +125,7 @@ class ParquetSource(Decoded):
             stop, end = (
                 (piece.stop, piece.stop) if piece.stop != END else reader.span(piece.start, self._step)
             )
-            table = unfolded(reader.read(stop - piece.start))
+            table = unfolded(reader.read(stop - piece.start), self._structs)
             batch = batch_of(table, self.fields, END if stop == end else stop)
         except Exception as error:  # of any kind, as of Arrow or of the filesystem
             error.add_note(f"in {self.shown(piece)}")
@@ -155,7 +158,7 @@ class ParquetSource(Decoded):
 
     def _check(self, number: int, file: pq.ParquetFile) -> None:
         """Raise ValueError for a file that has rows, and not of these columns."""
-        schema = _schema_of(file)
+        schema = unfolded_types(file.schema_arrow)
         for each in self._schema if file.metadata.num_rows else ():
             index = schema.get_field_index(each.name)
             if index < 0 or schema.field(index).type != each.type:
@@ -164,10 +167,6 @@ class ParquetSource(Decoded):
                     f"{self.files.shown(number)}: column {each.name!r} {found}, and {each.type} in the first file that has rows; "
                     "columns=[...] says which to pack"
                 )
-
-
-def _schema_of(file: pq.ParquetFile) -> pa.Schema:
-    return unfolded_types(file.schema_arrow)
 
 
 class _Rows:
