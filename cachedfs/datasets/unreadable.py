@@ -9,6 +9,8 @@ import numpy as np
 
 __all__ = ["elsewhere", "unreadable"]
 
+SOFT = 64  # soft links on the way to a name: they may go in a circle, and HDF5 itself follows 16
+
 
 def unreadable(data: Any) -> str:
     """Return what h5py cannot do with a dataset, and what to do, as the end of a message; "" where that is nothing.
@@ -32,14 +34,26 @@ def elsewhere(file: Any, name: str) -> str:
 
     HDF5 would look in this file for it, as for every name of a file that it opens by a file object.
     """
-    parts = name.strip("/").split("/")
-    for n in range(1, 1 + len(parts)):
-        link = file.get("/".join(parts[:n]), getlink=True)
+    at: list[str] = []  # the folder that is reached, by hard links only
+    left, n_soft = _steps(name), 0
+    while left and n_soft <= SOFT:
+        step, *left = left
+        link = file.get("/".join([*at, step]), getlink=True)
         if isinstance(link, h5py.ExternalLink):
             return f"is a link to another file, {link.filename!r}, which is not read from here; write it as one file"
         if link is None:
             break
+        if isinstance(link, h5py.SoftLink):
+            n_soft += 1
+            at = [] if link.path.startswith("/") else at
+            left = [*_steps(link.path), *left]
+        else:
+            at.append(step)
     return ""
+
+
+def _steps(name: str) -> list[str]:
+    return [step for step in name.split("/") if step not in ("", ".")]
 
 
 def _virtual(data: Any, seen: set[str]) -> str:

@@ -477,6 +477,35 @@ def test_what_is_in_another_file_is_refused_and_does_not_end_the_process(cloud, 
     ]
 
 
+def test_soft_links_are_followed_to_another_file_too(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(3)  # which HDF5 would take for that of the other file
+        file["group/external"] = h5py.ExternalLink("part.h5", "x")
+        file["group/folder"] = h5py.ExternalLink("part.h5", "/")
+        file["group/own"] = np.arange(3) * 2
+        for name, target in {
+            "soft": "/group/external",
+            "softer": "/soft",
+            "group/near": "external",
+            "into": "group/./folder",
+            "good": "group/nearby",
+            "group/nearby": "own",
+            "around": "/again",
+            "again": "/around",
+            "astray": "/nowhere/x",
+        }.items():
+            file[name] = h5py.SoftLink(target)
+    for name in ("soft", "softer", "group/near", "into/x"):
+        with pytest.raises(ValueError, match=f"'{name}' is a link to another file, 'part.h5', .*as one file"):
+            HDF5Dataset(str(tmp_path / "a.h5"), name)
+    with pytest.raises(ValueError, match="'astray' is not a dataset there"):
+        HDF5Dataset(str(tmp_path / "a.h5"), "astray")
+    for name in ("around", "again/x"):  # a circle
+        with pytest.raises(RuntimeError, match="too many links"):
+            HDF5Dataset(str(tmp_path / "a.h5"), name)
+    assert HDF5Dataset(str(tmp_path / "a.h5"), "good")[2] == 4
+
+
 def test_datasets_of_unequal_length_are_refused(cloud):
     cloud.put("a.h5", pairs(labels=LABELS[:-1]))
     with pytest.raises(ValueError, match=r"unequal length: \{'image': 203, 'label': 202\}"):
