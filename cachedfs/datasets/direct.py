@@ -223,7 +223,9 @@ class Direct:
                     found[path] = shard
                     kept.put(path, shard, 0 if shard.chunks is None else shard.chunks.nbytes)
                     del missing[path]
-                else:  # nobody knows which version's index it is: it is read once more, from the cache
+                else:
+                    # Nobody knows which version's index it is: it is read once more, from the cache or, where nothing
+                    # can be stored, from the origin.
                     before[path] = shard.fingerprint
         part = next(iter(missing.values()))
         with self._naming(part.sample, self._url(part)):
