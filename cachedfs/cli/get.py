@@ -19,6 +19,7 @@ from cachedfs.cli.given import Given
 from cachedfs.cli.output import print_summary
 from cachedfs.cli.places import ABOUT_ONE, Place, place_of
 from cachedfs.cli.shared import Copying, Urls, argument, command
+from cachedfs.words import counted
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -112,9 +113,9 @@ class Done:
 
     def __str__(self) -> str:
         rate = f", {decimal(int(self.bytes / self.seconds))}/s" if self.seconds else ""
-        failed = f"; {_files(len(self.failed))} not copied" if self.failed else ""
+        failed = f"; {counted(len(self.failed), 'file')} not copied" if self.failed else ""
         return (
-            f"{_files(self.files)}, {decimal(self.bytes)} in {self.seconds:.1f} s{rate}; "
+            f"{counted(self.files, 'file')}, {decimal(self.bytes)} in {self.seconds:.1f} s{rate}; "
             f"{decimal(self.from_cache)} of them from the cache{failed}"
         )
 
@@ -122,10 +123,6 @@ class Done:
 def failure_of(url: str, error: BaseException) -> dict[str, str]:
     """Return what is said of a file that could not be copied."""
     return {"url": url, "type": type(error).__name__, "message": str(error)}
-
-
-def _files(n: int) -> str:
-    return f"{n:,} file{'' if n == 1 else 's'}"
 
 
 def copies_of(place: Place, target: str, *, is_into: bool, recursive: bool) -> list[Copy]:

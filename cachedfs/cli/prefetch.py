@@ -17,6 +17,7 @@ from cachedfs.cli.output import print_summary
 from cachedfs.cli.places import Place, place_of
 from cachedfs.cli.shared import Urls, command
 from cachedfs.errors import CachedFSError
+from cachedfs.words import counted
 
 if TYPE_CHECKING:
     from cachedfs.prefetch import Prefetch, Progress
@@ -109,7 +110,7 @@ class Done:
         self.failed.append({"url": places[0].text, "type": "CacheError", "message": why})
 
     def __str__(self) -> str:
-        files = f"{self.files:,} file{'' if self.files == 1 else 's'}"
+        files = counted(self.files, "file")
         failed = f"; {self.errors:,} not fetched" if self.errors else ""
         here = f"{decimal(self.here)} were here already"
         if not self.fetched:
