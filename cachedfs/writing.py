@@ -16,6 +16,7 @@ from fsspec.asyn import _run_coros_in_chunks
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.utils import stringify_path
 
+from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
 from cachedfs.facts import folder_of
 from cachedfs.names import before_magic, is_pattern
 from cachedfs.origins.walking import WalksCycles
@@ -129,6 +130,8 @@ class Writing(WalksCycles):
         await self._copy(
             path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", copied=copied
         )
+        if not copied and not isinstance(path1, list):  # fsspec copies no folders then, and says nothing
+            raise await self._nothing_moved(self._strip(path1), recursive)
         left = copied.keys() - copied.values()  # what was moved onto itself stays
         folders = {path for path in left if await self._isdir(path)}
         files = [self._rm_file(path) for path in left - folders]
@@ -141,6 +144,12 @@ class Writing(WalksCycles):
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:
                     raise
+
+    async def _nothing_moved(self, source: str, recursive: bool) -> CachedFSError:
+        url = self._reader.source.url(source)
+        if recursive or is_pattern(source) or not await self._isdir(source):
+            return ObjectNotFound(f"{url}: nothing was moved, as this names no objects, only folders")
+        return IsAFolder(f"{url} is a folder: nothing of it was moved; mv moves folders with recursive=True")
 
     async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
         path = self._strip(path)

@@ -7,6 +7,7 @@ import logging
 import os
 import pathlib
 import pickle
+import re
 import stat
 import threading
 import time
@@ -18,7 +19,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from cachedfs.errors import ObjectChanged, OriginUnavailable
+from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.localfiles import filled
 from cachedfs.sim import Fault, GCSServer
@@ -417,6 +418,32 @@ def test_a_move_onto_itself_keeps_what_it_moves(tmp_path):
     fs.mv(f"{tmp_path}/a", f"memory://{tmp_path}/a")
     fs.mv(f"{tmp_path}/*", f"{tmp_path}/")
     assert fs.cat_file(f"{tmp_path}/a") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("named", "options", "error"),
+    [
+        ("d", {}, IsAFolder),
+        ("d/", {}, IsAFolder),
+        ("*", {}, ObjectNotFound),
+        ("d", {"recursive": True, "maxdepth": 1}, ObjectNotFound),
+    ],
+)
+def test_a_move_that_moves_nothing_says_so(tmp_path, named, options, error):
+    top = str(tmp_path)
+    fs = fsspec.filesystem("cachedfs", target_protocol="memory")
+    fs.pipe_file(f"{top}/d/e/a", b"1")
+    with pytest.raises(error, match=re.escape(f"{top}/{named.rstrip('/')}")):
+        fs.mv(f"{top}/{named}", f"{top}/moved", **options)
+    assert fs.find(top) == [f"{top}/d/e/a"]
+
+
+def test_an_empty_folder_is_moved(tmp_path):
+    fs = fsspec.filesystem("cachedfs", target_protocol="memory")
+    fs.makedirs(f"{tmp_path}/d")
+    fs.mv(f"{tmp_path}/d", f"{tmp_path}/e", recursive=True)
+    assert fs.isdir(f"{tmp_path}/e")
+    assert not fs.exists(f"{tmp_path}/d")
 
 
 @pytest.mark.parametrize("protocol", ["memory", "file"])
