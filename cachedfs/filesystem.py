@@ -407,7 +407,7 @@ class CachedFileSystem(Caching, Writing):
     async def _expand_path(
         self, path: Any, recursive: bool = False, maxdepth: int | None = None, assume_literal: bool = False
     ) -> Any:
-        paths = self._strip(path if isinstance(path, list) else [path])
+        paths = self._strip([path] if isinstance(path, str | os.PathLike) else list(path))
         if not assume_literal and any(map(is_pattern, paths)):
             return await super()._expand_path(paths, recursive, maxdepth)
         if maxdepth is not None and maxdepth < 1:

@@ -67,7 +67,7 @@ class Writing(WalksCycles):
     async def _rm(
         self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        path = self._strip(path)
+        path = self._strip(_one_or_list(path))
         paths = path if isinstance(path, list) else [path]
         changed = [before_magic(p) for p in paths]
         tree = recursive or changed != paths
@@ -105,6 +105,7 @@ class Writing(WalksCycles):
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
         """Move an object, or with `recursive` a folder: as the inner filesystem does, where it can do better than copy and remove."""
+        path1 = _one_or_list(path1)
         inner = type(self.origin_fs).mv
         copies = getattr(inner, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
         single = not isinstance(path1, list) and maxdepth is None
@@ -176,3 +177,7 @@ class Writing(WalksCycles):
         self, paths: list[str], method: str, *args: Any, tree: bool = False, **options: Any
     ) -> Any:
         return await self._hop(self._reader.write(paths, method, *args, tree=tree, **options))
+
+
+def _one_or_list(path: Any) -> Any:
+    return path if isinstance(path, str | os.PathLike) else list(path)

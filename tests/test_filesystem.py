@@ -412,6 +412,19 @@ def test_a_move_removes_what_it_copied_and_no_more(cloud, tmp_path, monkeypatch,
     assert not elsewhere.exists(f"{top}/d/old")
 
 
+@pytest.mark.parametrize("form", [tuple, iter, dict.fromkeys])
+def test_several_paths_may_be_any_iterable(tmp_path, form):
+    fs = fsspec.filesystem("cachedfs", target_protocol="memory")
+    paths = [f"{tmp_path}/d/{name}" for name in "ab"]
+    fs.pipe({path: path.encode() for path in paths})
+    assert fs.expand_path(form(paths)) == paths
+    fs.copy(form(paths), f"{tmp_path}/e/")
+    fs.mv(form(paths), f"{tmp_path}/f/")
+    assert fs.find(f"{tmp_path}") == [f"{tmp_path}/{folder}/{name}" for folder in "ef" for name in "ab"]
+    fs.rm(form(fs.find(f"{tmp_path}/e")))
+    assert fs.find(f"{tmp_path}/e") == []
+
+
 def test_a_move_onto_itself_keeps_what_it_moves(tmp_path):
     fs = fsspec.filesystem("cachedfs", target_protocol="memory")
     fs.pipe_file(f"{tmp_path}/a", b"1")
