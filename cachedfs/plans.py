@@ -159,6 +159,8 @@ class Plan:
 
     def _forget_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # taken: a plan that ends first does not ask for it, and asyncio would report it as lost
         self._changed.set()
 
     # The work.

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 
 import fsspec
 import pytest
@@ -841,6 +842,34 @@ def test_a_listing_that_raises_what_nobody_foresaw_ends_the_plan_with_it(origin,
     monkeypatch.setattr(origin, "list", broken)
     with pytest.raises(ValueError, match="no such listing"):
         fake_fs().prefetch([name]).wait(120)
+
+
+def cancelled_behind_a_failed_folder(fs, has_failed):
+    plan = fs.prefetch(["b/d1/"])
+    course = plan._plan._course
+    until(lambda: course._entering)
+    fs._source.engine.call_soon(course.enter, "b/d2")  # as for an object that proved to be a folder
+    assert has_failed.wait(120)
+    plan.cancel()
+    assert plan.wait(120).state == "cancelled"
+    return weakref.ref(course)
+
+
+def test_a_plan_that_ends_before_it_gets_to_a_failed_folder_leaves_asyncio_nothing_to_report(
+    origin, monkeypatch, caplog
+):
+    fs, has_failed = fake_fs(), threading.Event()
+
+    async def find(folder):
+        if folder == "b/d1":
+            await asyncio.sleep(120)
+        has_failed.set()
+        raise AccessDenied(f"no {folder}")
+
+    monkeypatch.setattr(fs._reader.catalog, "find", find)
+    course = cancelled_behind_a_failed_folder(fs, has_failed)
+    until(lambda: gc.collect() >= 0 and course() is None)
+    assert "never retrieved" not in caplog.text
 
 
 def test_folders_come_in_their_order_whichever_is_listed_first(origin, monkeypatch):
