@@ -33,7 +33,8 @@ def engine_for(config: Config) -> Engine:
         with _engines_lock:
             engine = _engines.get(key)
             if engine is None:
-                engine = _engines[key] = Engine(key, explicit=config.cache_dir is not None)
+                made = Engine(key, explicit=config.cache_dir is not None)
+                engine = _engines.setdefault(key, made)  # a signal's handler that read meanwhile made one
                 _close_with_process()
     return engine
 

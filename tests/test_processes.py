@@ -4,6 +4,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -15,7 +17,7 @@ import pytest
 import zarr
 
 from cachedfs.sim import Delay, Fault, GCSServer, Profile
-from tests.support import Cloud, KiB, MiB, forget, noise, until
+from tests.support import ROOT, Cloud, KiB, MiB, forget, noise, until
 
 SIZE = 3 * MiB + 5
 SLOW = Profile(name="slow", media=Delay(0.05), stream_rate=20 * MiB, total_rate=20 * MiB)
@@ -422,3 +424,30 @@ if __name__ == "__main__":
     )
     code = f"import runpy, sys; sys.argv = [{str(script)!r}, {method!r}]; runpy.run_path({str(script)!r}, run_name='__main__')"
     assert cloud.python(code) == "0\n"
+
+
+SIGNAL_WHILE_MADE = """
+import signal, sys
+import fsspec
+from cachedfs import engines
+
+fsspec.filesystem("memory").pipe_file("/a", b"1")
+outer, inner = (fsspec.filesystem("cachedfs", target_protocol="memory", max_age=age) for age in (1, 2))
+honest = engines.Engine
+
+def interrupted(*args, **options):
+    engines.Engine = honest
+    made = honest(*args, **options)
+    signal.raise_signal(signal.SIGTERM)
+    return made
+
+signal.signal(signal.SIGTERM, lambda *_: inner.cat_file("/a"))
+engines.Engine = interrupted
+assert outer.cat_file("/a") == b"1"
+assert list(engines._engines.values()) == [outer._source.engine] == [inner._source.engine]
+"""
+
+
+def test_a_signal_handler_that_reads_while_the_engine_is_made_shares_it(own_cache):
+    environ = {**os.environ, "FSSPEC_CACHEDFS_CACHE_DIR": str(own_cache)}
+    subprocess.run([sys.executable, "-c", SIGNAL_WHILE_MADE], env=environ, cwd=ROOT, check=True, timeout=600)
