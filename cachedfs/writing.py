@@ -9,6 +9,7 @@ import io
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -123,6 +124,7 @@ class Writing(WalksCycles):
 
     async def _copy_and_remove(self, path1: Any, path2: Any, recursive: bool, maxdepth: int | None) -> None:
         """Move by copies, and remove exactly what was copied: others may write below the same folders meanwhile."""
+        began_at = time.time()
         for source in path1 if isinstance(path1, list) else [path1]:
             source = self._strip(source)
             if recursive or is_pattern(source):
@@ -134,7 +136,7 @@ class Writing(WalksCycles):
         if not copied and not isinstance(path1, list):  # fsspec copies no folders then, and says nothing
             raise await self._nothing_moved(self._strip(path1), recursive)
         left = copied.keys() - copied.values()  # what was moved onto itself stays
-        folders = {path for path in left if await self._isdir(path)}
+        folders = {path for path in left if await self._was_dir(path, began_at)}
         files = [self._rm_file(path) for path in left - folders]
         await _run_coros_in_chunks(files, batch_size=self.batch_size)
         for folder in sorted(folders, reverse=True):
@@ -145,6 +147,13 @@ class Writing(WalksCycles):
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:
                     raise
+
+    async def _was_dir(self, path: str, since: float) -> bool:
+        """Return whether a path is a folder; what was listed `since` then is not asked for, whatever its age may be."""
+        known = self._reader.source.known(path)
+        if known is None or known.info is None or known.checked_at < since:
+            return bool(await self._isdir(path))
+        return known.info.kind == "directory"
 
     async def _nothing_moved(self, source: str, recursive: bool) -> CachedFSError:
         url = self._reader.source.url(source)

@@ -425,6 +425,23 @@ def test_several_paths_may_be_any_iterable(tmp_path, form):
     assert fs.find(f"{tmp_path}/e") == []
 
 
+def test_a_move_asks_no_more_for_what_it_has_listed(tmp_path, monkeypatch):
+    fs = fsspec.filesystem("cachedfs", target_protocol="memory", max_age=0)
+    fs.pipe({f"{tmp_path}/d/{i}": b"1" for i in range(20)})
+    asked, kind = [], type(fs._source.origin(""))
+    honest = kind.lookup
+
+    async def lookup(self, path, *args, **kwargs):
+        asked.append(path)
+        return await honest(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "lookup", lookup)
+    fs.mv(f"{tmp_path}/d", f"{tmp_path}/e", recursive=True)
+    assert len(asked) < 5
+    assert len(fs.find(f"{tmp_path}/e")) == 20
+    assert not fs.exists(f"{tmp_path}/d")
+
+
 def test_a_move_onto_itself_keeps_what_it_moves(tmp_path):
     fs = fsspec.filesystem("cachedfs", target_protocol="memory")
     fs.pipe_file(f"{tmp_path}/a", b"1")
