@@ -33,7 +33,8 @@ demo: $(STAMP)  ## The main job, on an embedded simulated cloud
 	$(BIN)/python -m cachedfs.demo
 
 test: $(STAMP)  ## All tests but the stress runs; also on a newer Python where there is one
-	$(BIN)/python -m pytest -m "not live and not stress and not works" $(TOGETHER) $(ARGS)
+	@rm -f flaky.txt
+	$(BIN)/python -m tests.rerun -m "not live and not stress and not works" $(TOGETHER) $(ARGS)
 	@$(MAKE) --no-print-directory other-python
 
 other-python:
@@ -51,7 +52,7 @@ NOT_AGAIN = sim origins plan test_demo.py test_docs.py test_reference.py test_ex
 	$(addprefix datasets/test_pack_,plan.py resume.py) test_prefetch.py \
 	$(addprefix cache/test_,admission.py bound.py crash.py faults.py feeds.py hostile.py model.py plans.py size.py store.py)
 newer-suite: $(STAMP)
-	$(BIN)/python -m pytest -m "not live and not stress and not works" -k "not OverDrive" $(TOGETHER) $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
+	$(BIN)/python -m tests.rerun -m "not live and not stress and not works" -k "not OverDrive" $(TOGETHER) $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
 
 # What reads and writes, with the oldest releases that are accepted. Not of the tests: what their own deprecations say, and
 # what their namespace packages import when Python starts; fsspec's memory and xarray's Zarr were others then.
@@ -113,4 +114,4 @@ dist: $(STAMP)  ## Wheel and sdist in dist/, and proof that they work where noth
 	$(BIN)/python -m tests.release $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-newer $(VENV)-oldest $(VENV)-mosaic build dist site bench.json .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newer $(VENV)-oldest $(VENV)-mosaic build dist site bench.json flaky.txt .mypy_cache .ruff_cache .hypothesis
