@@ -100,6 +100,36 @@ def in_terminal(command, environ, folder, typed=""):
     return seen.decode().replace("\r\n", "\n")
 
 
+# Names that a terminal would obey
+
+
+HOSTILE = "a\x1b]0;owned\x07\x9b31m\u202e b"
+SHOWN = r"a\033]0;owned\a\302\23331m\342\200\256 b"
+
+
+@pytest.mark.parametrize("line", ["ls $ABOVE", "ls -l $ABOVE", 'pin "$NAME"', "stats", 'cat "$NAME.x"'])
+def test_names_are_escaped_on_a_terminal_as_ls_b_does(cloud, tmp_path, line):
+    cloud.put(f"a/{HOSTILE}", b"1")
+    environ = cloud._environment() | {"ABOVE": cloud.url("a", "gs://")}
+    environ["NAME"] = f"{environ['ABOVE']}/{HOSTILE}"
+    run("pin", environ["NAME"])
+    seen = in_terminal(f"COLUMNS=200 cachedfs --debug {line}", environ, tmp_path)
+    assert SHOWN in seen, seen
+    assert not set("\x1b\x07\x9b\u202e") & set(seen)
+
+
+def test_names_in_a_pipe_are_as_they_are(cloud):
+    cloud.put(f"a/{HOSTILE}", b"1")
+    assert run("ls", cloud.url("a", "gs://")).stdout == f"{cloud.url('a', 'gs://')}/{HOSTILE}\n"
+    assert HOSTILE in run("cat", cloud.url(f"{HOSTILE}x", "gs://"), status=1).stderr
+
+
+def test_only_what_cannot_be_seen_is_escaped():
+    seen = "naïve 日本語\u3000\u00a0 👨\u200d👩 می\u200cخواهم \\ '"
+    assert output.escaped(seen) == seen
+    assert output.escaped("\t\r\n\x00\x7f\udc80\u2028") == r"\t\r\n\000\177\355\262\200\342\200\250"
+
+
 # ls
 
 

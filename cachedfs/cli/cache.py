@@ -10,7 +10,7 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.given import Given
-from cachedfs.cli.output import busy, print_json
+from cachedfs.cli.output import busy, print_json, say
 from cachedfs.cli.places import Place, place_of
 from cachedfs.cli.shared import command, either, url_argument
 from cachedfs.config import FSSPEC_KEYWORDS, Config
@@ -69,7 +69,7 @@ def evict(
         print_json({"freed": sum(freed.values()), "of": freed})
         return
     for text, size in freed.items():
-        typer.echo(f"{text}: {decimal(size) + ' freed' if size else 'nothing was cached'}")
+        say(f"{text}: {decimal(size) + ' freed' if size else 'nothing was cached'}")
 
 
 def evict_below(place: Place) -> int:

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from cachedfs.cli.cache import config_of
 from cachedfs.cli.get import shown
 from cachedfs.cli.given import Given
-from cachedfs.cli.output import FAILED, print_json
+from cachedfs.cli.output import FAILED, print_json, say
 from cachedfs.cli.places import Place, place_of
 from cachedfs.cli.shared import Copying, Urls, command, url_argument
 from cachedfs.errors import CacheError
@@ -57,7 +57,7 @@ def export(
     if given.as_json:
         print_json({**done._asdict(), "seconds": round(seconds, 3)})
     else:
-        typer.echo(said_of_export(done, seconds), err=True)
+        say(said_of_export(done, seconds), err=True)
 
 
 @command(
@@ -94,7 +94,7 @@ def import_(
     if given.as_json:
         print_json({**done._asdict(), "seconds": round(seconds, 3)})
     else:
-        typer.echo(said_of_import(done, seconds), err=True)
+        say(said_of_import(done, seconds), err=True)
     if not done.ok:
         raise typer.Exit(FAILED)
 

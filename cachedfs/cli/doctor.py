@@ -12,7 +12,6 @@ import re
 import statistics
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,16 @@ from cachedfs.cli import advice
 from cachedfs.cli.advice import Seen
 from cachedfs.cli.cache import cache_of, config_of
 from cachedfs.cli.given import Given
-from cachedfs.cli.output import FAILED, busy, message_of, plain_table, print_json, print_table
+from cachedfs.cli.output import (
+    FAILED,
+    busy,
+    cell,
+    message_of,
+    plain_table,
+    print_json,
+    print_table,
+    print_traceback,
+)
 from cachedfs.cli.places import place_of
 from cachedfs.cli.shared import command, url_argument
 from cachedfs.cli.stats import bytes_of, contents, said
@@ -98,7 +106,7 @@ def survived(name: str, checks: Iterator[Check], given: Given) -> Iterator[Check
         raise
     except Exception as error:  # whatever it is, finding it is what the doctor is for
         if given.debug:
-            traceback.print_exc()
+            print_traceback()
         yield Check(name, "fail", message_of(error), advice_for(error, given.url or ""))
 
 
@@ -114,9 +122,9 @@ def advice_for(error: Exception, url: str) -> str:
 def table_of(checks: list[Check]) -> Table:
     table = plain_table()
     for check in checks:
-        text = Text(check.found, overflow="fold")
+        text = cell(check.found, overflow="fold")
         if check.advice:
-            text.append(f"\n{check.advice}", style="italic")
+            text.append("\n").append(cell(check.advice, style="italic"))
         table.add_row(Text(check.state, style=COLOURS[check.state]), Text(check.name, style="bold"), text)
     for column in table.columns[:2]:
         column.no_wrap = True

@@ -11,14 +11,16 @@ import os
 import sys
 import threading
 import traceback
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TextIO
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cachedfs.cli import INTERRUPTED, PIPE_CLOSED
 from cachedfs.cli.given import Given
@@ -29,13 +31,17 @@ __all__ = [
     "NARROW",
     "Summary",
     "busy",
+    "cell",
+    "escaped",
     "is_narrow",
     "message_of",
     "plain_table",
     "print_json",
     "print_summary",
     "print_table",
+    "print_traceback",
     "running",
+    "say",
     "tell",
     "told_in_one_line",
 ]
@@ -44,6 +50,46 @@ FAILED = 1  # an exit status as the two others; 0 is fine, 2 is typer's: wrong u
 
 NARROW = 80  # columns of a terminal below which names have more need of them than times
 MOMENT_S = 0.5  # what is over sooner needs no word that it goes on
+
+INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories: control, format, surrogate, line, paragraph
+JOINERS = "\u200c\u200d"  # format characters that words and emoji are spelled with
+C_ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r"}
+
+
+# Text from others: an object's name may hold sequences that a terminal obeys.
+
+
+def escaped(text: str) -> str:
+    """Return text with its control and other invisible characters written as `ls -b` writes them."""
+    return text if text.isprintable() else "".join(map(_escape, text))
+
+
+def _escape(letter: str) -> str:
+    if letter in JOINERS or unicodedata.category(letter) not in INVISIBLE:
+        return letter
+    return C_ESCAPES.get(ord(letter)) or "".join(
+        f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogatepass")
+    )
+
+
+def _visible(text: str, stream: TextIO) -> str:
+    return escaped(text) if stream.isatty() else text
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print a line: escaped on a terminal, as it is in a pipe."""
+    typer.echo(_visible(line, sys.stderr if err else sys.stdout), err=err)
+
+
+def cell(text: str, **style: Any) -> Text:
+    """Return text for a table on stdout: escaped on a terminal."""
+    return Text(_visible(text, sys.stdout), **style)
+
+
+def print_traceback() -> None:
+    """Print the traceback of the current error on stderr."""
+    for line in traceback.format_exc().splitlines():
+        say(line, err=True)
 
 
 # Results
@@ -116,8 +162,8 @@ def print_summary(done: Summary, *, as_json: bool) -> None:
         print_json(dataclasses.asdict(done))
     else:
         for each in done.failed:
-            typer.echo(f"cachedfs: {each['message']}", err=True)
-        typer.echo(str(done), err=True)
+            say(f"cachedfs: {each['message']}", err=True)
+        say(str(done), err=True)
     if done.failed:
         raise typer.Exit(FAILED)
 
@@ -147,7 +193,7 @@ def running(given: Given) -> Iterator[None]:
         raise typer.Exit(PIPE_CLOSED) from None
     except Exception as error:  # nobody is above us: whatever it is becomes a line and a status
         if given.debug:
-            traceback.print_exc()
+            print_traceback()
         tell(error, given)
         raise typer.Exit(FAILED) from None
 
@@ -158,10 +204,10 @@ def told_in_one_line(debug: bool) -> Iterator[None]:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            typer.echo(f"cachedfs: {record.levelname.lower()}: {record.getMessage()}", err=True)
+            say(f"cachedfs: {record.levelname.lower()}: {record.getMessage()}", err=True)
 
     def show(message: Warning | str, *args: Any, **options: Any) -> None:
-        typer.echo(f"cachedfs: warning: {message}", err=True)
+        say(f"cachedfs: warning: {message}", err=True)
 
     logger, handler = logging.getLogger("cachedfs"), Handler(logging.DEBUG if debug else logging.WARNING)
     level = logger.level
@@ -194,7 +240,7 @@ def tell(error: Exception, given: Given) -> None:
         url = {} if given.url is None else {"url": given.url}
         typer.echo(json.dumps({"error": {"type": type(error).__name__, "message": text, **url}}), err=True)
     else:
-        typer.echo(f"cachedfs: {text}", err=True)
+        say(f"cachedfs: {text}", err=True)
 
 
 def _drop_stdout() -> None:

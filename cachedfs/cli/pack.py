@@ -13,7 +13,7 @@ import typer
 
 from cachedfs.cli.get import counting, progress
 from cachedfs.cli.given import Given
-from cachedfs.cli.output import print_json
+from cachedfs.cli.output import print_json, say
 from cachedfs.cli.places import cached_url
 from cachedfs.cli.shared import command, option, url_argument
 from cachedfs.errors import CachedFSError
@@ -100,7 +100,7 @@ def pack(
     )
     if not given.as_json:
         for line in packing.plan.lines():
-            typer.echo(line, err=True)
+            say(line, err=True)
     with progress(packing.source.total_size, is_quiet=given.as_json) as advance, naming(target):
         done = packing.run(n_workers=n_workers, client=dask, callback=counting(advance), overwrite=overwrite)
     told(done, given)
@@ -157,7 +157,7 @@ def told(done: Packed, given: Given) -> None:
     if given.as_json:
         print_json(dataclasses.asdict(done))
     else:
-        typer.echo(str(done), err=True)
+        say(str(done), err=True)
 
 
 def url_of(text: str) -> str:

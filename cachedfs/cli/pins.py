@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from cachedfs.cli.cache import cache_of, config_of
 from cachedfs.cli.given import Given
-from cachedfs.cli.output import FAILED, busy, print_json
+from cachedfs.cli.output import FAILED, busy, print_json, say
 from cachedfs.cli.places import Place, at_each, place_of
 from cachedfs.cli.shared import Urls, command, either, url_argument
 from cachedfs.errors import CacheError
@@ -58,7 +58,7 @@ def pin(given: Given, urls: Urls) -> None:
         with busy(f"listing {place.text}", is_quiet=given.as_json):
             done.append(pinned(place))
         if not given.as_json:
-            typer.echo(str(done[-1]))
+            say(str(done[-1]))
 
     is_ok = at_each(urls, given, pin_one)
     if given.as_json:
@@ -136,7 +136,7 @@ def unpin(
         print_json({"unpinned": sum(done.values()), "of": done})
         return
     for text, n in done.items():
-        typer.echo(f"{text}: {_objects(n)} unpinned" if n else f"{text}: nothing was pinned")
+        say(f"{text}: {_objects(n)} unpinned" if n else f"{text}: nothing was pinned")
 
 
 def let_go(cache: BlockCache, identity: str, place: Place | None) -> int:

@@ -8,12 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.get import shown
 from cachedfs.cli.given import Given
-from cachedfs.cli.output import print_summary
+from cachedfs.cli.output import print_summary, say
 from cachedfs.cli.places import Place, place_of
 from cachedfs.cli.shared import Urls, command
 from cachedfs.errors import CachedFSError
@@ -50,7 +49,7 @@ def prefetch(given: Given, urls: Urls) -> None:
                 plan.cancel()
                 done.add(places[0], plan.progress, [])
                 if not given.as_json:
-                    typer.echo(f"{done}; the same command goes on from here", err=True)
+                    say(f"{done}; the same command goes on from here", err=True)
                 raise
             done.add(places[0], plan.progress, plan.failed)
             if not is_whole:

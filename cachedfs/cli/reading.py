@@ -17,7 +17,17 @@ from rich.text import Text
 
 from cachedfs.cli.get import shown
 from cachedfs.cli.given import Given
-from cachedfs.cli.output import FAILED, NARROW, busy, is_narrow, plain_table, print_json, print_table
+from cachedfs.cli.output import (
+    FAILED,
+    NARROW,
+    busy,
+    cell,
+    is_narrow,
+    plain_table,
+    print_json,
+    print_table,
+    say,
+)
 from cachedfs.cli.places import Place, at_each
 from cachedfs.cli.shared import Urls, command, option
 
@@ -55,7 +65,7 @@ def ls(
             print_table(table_of(place, found))
         elif not given.as_json:
             for entry in found:
-                typer.echo(entry.line(long=long))
+                say(entry.line(long=long))
 
     is_ok = at_each(urls, given, list_one)
     if given.as_json:
@@ -141,7 +151,7 @@ def table_of(place: Place, entries: list[Entry]) -> Table:
         share = f"{100 * entry.cached // entry.size}%" if entry.cached is not None and entry.size else ""
         size = decimal(entry.size) if entry.size is not None else ""
         cells: dict[str, str | Text] = {"size": size, "modified": when, "cached": share}
-        cells["name"] = Text(entry.name.removeprefix(above))
+        cells["name"] = cell(entry.name.removeprefix(above))
         table.add_row(*(cells[head] for head in heads))
     return table
 

@@ -10,7 +10,7 @@ import typer
 
 from cachedfs.cli.cache import cache_of, config_of
 from cachedfs.cli.given import Given
-from cachedfs.cli.output import print_json
+from cachedfs.cli.output import print_json, say
 from cachedfs.cli.shared import argument, command, option
 from cachedfs.events import VARIABLE, log_events
 
@@ -63,5 +63,5 @@ def _write(summary: Summary, held: list[tuple[str, int]], path: Path, *, is_quie
 
     path.write_text(page(summary, pictures(summary, held)), encoding="utf-8")
     if not is_quiet:
-        typer.echo(summary.sentence)
-        typer.echo(f"{path} is the report", err=True)
+        say(summary.sentence)
+        say(f"{path} is the report", err=True)

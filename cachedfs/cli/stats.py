@@ -19,7 +19,7 @@ from rich.text import Text
 
 from cachedfs.cli.cache import cache_of, config_of
 from cachedfs.cli.given import Given
-from cachedfs.cli.output import NARROW, busy, is_narrow, plain_table, print_json, print_table
+from cachedfs.cli.output import NARROW, busy, cell, is_narrow, plain_table, print_json, print_table
 from cachedfs.cli.shared import command, option
 from cachedfs.config import Config
 from cachedfs.errors import CacheError
@@ -151,7 +151,7 @@ def table_of(found: dict[str, Any], counted: Counted) -> Table:
     table = plain_table()
     rows = {name: said(name, value) for name, value in found.items() if name not in counts_of(counted)}
     for name, words in (rows | said_of_counts(counted)).items():
-        table.add_row(Text(name.replace("_", " "), style="bold"), Text(words, overflow="fold"))
+        table.add_row(Text(name.replace("_", " "), style="bold"), cell(words, overflow="fold"))
     return table
 
 
@@ -205,7 +205,7 @@ def table_of_folders(folders: list[Folder], *, has_times: bool = True) -> Table:
     table.columns[-1].overflow = "fold"
     for each in folders:
         when = [minute_of(at) if at else "" for at in (each.oldest, each.newest)] if has_times else []
-        table.add_row(decimal(each.bytes), f"{each.objects:,}", *when, Text(each.folder))
+        table.add_row(decimal(each.bytes), f"{each.objects:,}", *when, cell(each.folder))
     return table
 
 

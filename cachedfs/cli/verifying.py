@@ -9,7 +9,7 @@ import typer
 
 from cachedfs.cli.get import counting, progress
 from cachedfs.cli.given import Given
-from cachedfs.cli.output import FAILED, print_json
+from cachedfs.cli.output import FAILED, print_json, say
 from cachedfs.cli.places import Place, at_each
 from cachedfs.cli.shared import Urls, command
 
@@ -44,8 +44,8 @@ def verify(given: Given, urls: Urls) -> None:
         for place, some in found:
             for each in some:
                 if not each.ok:
-                    typer.echo(f"{place.url(each.path)}: {trouble(each)}")
-            typer.echo(f"{place.text}: {summary(some)}")
+                    say(f"{place.url(each.path)}: {trouble(each)}")
+            say(f"{place.text}: {summary(some)}")
     if not (is_ok and all(each.ok for _, some in found for each in some)):
         raise typer.Exit(FAILED)
 
