@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 
 import fsspec
 import pytest
@@ -16,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachedfs.cache import BlockCache
-from cachedfs.carrying import bundles, manifest
+from cachedfs.carrying import bundles, frames, manifest
+from cachedfs.carrying import knowledge as carried_knowledge
 from cachedfs.carrying.frames import BadBundle, Unframer, framed
 from cachedfs.carrying.knowledge import Adoption, age_kept
 from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound, OriginUnavailable
@@ -674,6 +676,62 @@ def test_rows_come_back_from_pieces_of_any_size(rows, step):
     pieces = [data[at : at + step] for at in range(0, len(data), step)]
     assert [row for piece in pieces for some in unframer.feed(piece) for row in some] == rows
     assert unframer.is_over
+
+
+MOST_ROWS = b"\n".join([b"0"] * frames._ROWS)
+LONG = b"[" + b"[]," * (11 << 20) + b"[]]"  # 33 MB that take 900 when decoded, and 33 kB packed
+
+
+@pytest.mark.parametrize("lines", [MOST_ROWS + b"\n0", LONG])
+def test_a_frame_of_more_rows_or_bytes_than_an_export_writes_is_refused_before_it_is_decoded(
+    monkeypatch, lines
+):
+    assert len(*Unframer().feed(frames._frame([MOST_ROWS]))) == frames._ROWS
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(BadBundle, match="too many rows"):
+        list(Unframer().feed(frames._frame([lines])))
+
+
+def test_frames_may_have_fewer_rows_together():
+    unframer, frame = Unframer(most=3), frames._frame([b"11"])
+    assert list(unframer.feed(frame)) == [[11]]
+    with pytest.raises(BadBundle, match="too many rows"):
+        list(unframer.feed(frame))
+
+
+def test_a_manifest_of_more_values_than_bundles_is_refused_before_it_is_decoded(monkeypatch):
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(BadBundle, match="too many bundles"):
+        manifest.Manifest.decode(b"[" + b"[]," * manifest.MOST_BUNDLES * 2 + b"[]]")
+
+
+@pytest.mark.parametrize("is_too_large", [False, True])
+def test_a_listing_too_large_for_memory_is_asked_for(tmp_path, monkeypatch, is_too_large):
+    monkeypatch.setattr(carried_knowledge, "_MOST_HELD", 4000)
+    cache = BlockCache([str(tmp_path / "cache")], explicit=True)
+    now = time.time()
+    known, adoption = cache.known, Adoption(cache.known, "gs||", now)
+    many = [0] * 30 if is_too_large else []
+    info = json.dumps(["file", 1, "x", None, {"many": many}])
+    rows = [["child", f"b/{i}", info] for i in range(3)]
+    adoption.take([["listing", "b", now, False, 3], *rows, ["folder", "b", [["b", "id"]] * 100]])
+    adoption.take([["fact", "c/k", now, False, info]])
+    adoption.end()
+    assert known.lookup("gs||", "c/k").info.size == 1
+    assert (known.listing("gs||", "b") is None) is is_too_large
+    assert not adoption._ways
+    cache.close()
+
+
+def test_only_so_many_feeds_begin(tmp_path):
+    cache = BlockCache([str(tmp_path / "cache")], explicit=True)
+    adoption = Adoption(cache.known, "gs||", 1e9)
+    for part in range(2000):
+        if adoption.takes_feed(str(part)):
+            adoption.feeds[str(part)] = None
+    assert len(adoption.feeds) == 1000
+    assert not adoption.takes_feed("0")
+    cache.close()
 
 
 @pytest.mark.parametrize("change", [1, 104, 255])

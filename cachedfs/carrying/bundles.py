@@ -21,7 +21,8 @@ HEADER = _HEAD.pack(_MAGIC, FORMAT, 0)
 LEAST = 64 << 20  # bytes of a bundle before it may end
 MEAN = 64 << 20  # bytes behind them at which it ends, in the mean
 MOST = 256 << 20
-MOST_BLOCKS = 50_000  # so that an index is a few MB
+MOST_BLOCKS = 50_000  # so that an index is a few MB,
+MOST_INDEX = 64 << 20  # and never more, compressed or not
 RUN = 32 << 20  # bytes of one request: a lost one costs little, and a few of them fill a link
 GAP = 256 << 10  # bytes between two missing blocks that are read rather than asked around
 
@@ -103,7 +104,7 @@ def entries_of(index: bytes, *, index_at: int, identity: str, block_size: int) -
         raise BadBundle("it is no bundle of this format")
     if n_blocks > MOST_BLOCKS:
         raise BadBundle("its index has more blocks than any bundle")
-    unframer = Unframer()
+    unframer = Unframer(MOST_INDEX)
     entries: list[Entry] = []
     for rows in unframer.feed(index[: -_FOOT.size]):
         for row in rows:

@@ -13,7 +13,9 @@ __all__ = ["BadBundle", "Unframer", "framed"]
 _HEAD = struct.Struct("<II")  # length of the compressed rows, their CRC-32
 _ROWS = 2048  # in a frame
 _PLAIN = 1 << 20  # bytes of rows after which a frame ends
-_MOST = 32 << 20  # bytes of rows that a frame may have: a row is the details of one object, some 3 kB
+_MOST = (
+    (1 << 20) + _PLAIN + _ROWS
+)  # bytes that a frame may have, and its last row 1 MiB: the details of one object are some 3 kB
 
 
 class BadBundle(Exception):
@@ -41,10 +43,14 @@ def _frame(lines: list[bytes]) -> bytes:
 
 
 class Unframer:
-    """The rows of frames that come in pieces of any size. `is_over`: the last frame was here."""
+    """The rows of frames that come in pieces of any size. `is_over`: the last frame was here.
 
-    def __init__(self) -> None:
+    `most`: bytes of rows that all frames together may have; None: any number.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
         self.is_over = False
+        self._most, self._n_plain = most, 0
         self._waiting = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[list[Any]]:
@@ -64,17 +70,29 @@ class Unframer:
             if size == 0:
                 self.is_over = True
             else:
-                yield _rows(packed)
+                plain = _plain(packed)
+                self._n_plain += len(plain)
+                if self._most is not None and self._n_plain > self._most:
+                    raise BadBundle("it has too many rows")
+                yield _rows(plain)
         if self.is_over and waiting:
             raise BadBundle("something follows the last frame")
 
 
-def _rows(packed: bytes) -> list[Any]:
+def _plain(packed: bytes) -> bytes:
+    """Return the lines of a frame: no more bytes, and no more lines, than an export writes. A few kB may hold millions."""
     inflater = zlib.decompressobj()
     try:
         plain = inflater.decompress(packed, _MOST)
-        if inflater.unconsumed_tail or not inflater.eof:
-            raise BadBundle("a frame has too many rows")
+    except zlib.error as error:
+        raise BadBundle(f"a frame makes no sense: {error}") from error
+    if inflater.unconsumed_tail or not inflater.eof or plain.count(b"\n") >= _ROWS:
+        raise BadBundle("a frame has too many rows")
+    return plain
+
+
+def _rows(plain: bytes) -> list[Any]:
+    try:
         return [json.loads(line) for line in plain.split(b"\n")]
-    except (zlib.error, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadBundle(f"a frame makes no sense: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from cachedfs.cache import BadBlock
 from cachedfs.carrying import manifest
-from cachedfs.carrying.bundles import Entry, entries_of, runs
+from cachedfs.carrying.bundles import MOST_INDEX, Entry, entries_of, runs
 from cachedfs.carrying.folder import Folder
 from cachedfs.carrying.frames import BadBundle, Unframer
 from cachedfs.carrying.knowledge import Adoption
@@ -34,7 +34,6 @@ AT_ONCE = 8  # requests; more of them were no faster, and each holds a few MiB
 BUNDLES_AT_ONCE = 4
 BATCH = 8 << 20  # bytes of blocks that are stored in one transaction,
 MOST_IN_BATCH = 512  # and how many
-MOST_INDEX = 64 << 20  # bytes of a bundle's index: 50,000 blocks have a few
 
 
 @dataclasses.dataclass
@@ -309,12 +308,13 @@ class Import:
         """Have a feed of changes begin where the export left it; nobody polls it until all that it watches is here."""
         identity = adoption.identity
         claim = claim_of(identity, part)
-        if part in adoption.feeds or not await self._engine.claimed(claim, within_s=WAIT_S):
+        if not adoption.takes_feed(part):
             return
-        claims.callback(self._cache.drop_claim, claim)
-        feed = await asyncio.to_thread(self._cache.known.lead_feed, identity, part, token, checked_at)
-        if feed is not None:
-            adoption.feeds[part] = feed
+        adoption.feeds[part] = None
+        if await self._engine.claimed(claim, within_s=WAIT_S):
+            claims.callback(self._cache.drop_claim, claim)
+            lead = self._cache.known.lead_feed
+            adoption.feeds[part] = await asyncio.to_thread(lead, identity, part, token, checked_at)
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> BaseException:

@@ -20,7 +20,12 @@ from cachedfs.source import Source
 
 __all__ = ["Adoption", "age_kept", "told_of"]
 
-_AT_ONCE = 4096  # facts that are stored in one transaction
+_AT_ONCE = 4096  # facts that are stored in one transaction,
+_MOST_AT_ONCE = 4 << 20  # and the length of their text
+_MOST_HELD = (
+    256 << 20
+)  # bytes of memory, about, for the children of one listing, and for the ways to all folders
+_MOST_FEEDS = 1000  # far more than an account has drives
 _DEEPEST = 16  # details in details: who reads them later may be deep in calls
 
 Way = tuple[tuple[str, str], ...]
@@ -141,12 +146,15 @@ class Adoption:
 
     def __init__(self, known: Knowledge, identity: str, made_at: float) -> None:
         self._known, self.identity, self._made_at = known, identity, made_at
-        self.feeds: dict[str, Feed] = {}
+        self.feeds: dict[str, Feed | None] = {}
         self.n_facts = 0
         self._ways: dict[str, Way] = {}
+        self._size_of_ways = 0
         self._facts: list[Fact] = []
-        self._listing: tuple[str, float, bool, int] | None = None
+        self._size_of_facts = 0
+        self._listing: tuple[str, float, bool] | None = None
         self._children: list[ObjectInfo] = []
+        self._n_missing = self._size_of_children = 0
 
     def feed_in(self, row: Any) -> tuple[str, str, float] | None:
         """Return part, token and time of a row that is a feed's."""
@@ -157,6 +165,10 @@ class Adoption:
         except ValueError as error:
             raise BadBundle("a feed makes no sense") from error
         return _text(part), _text(token), self._at(checked_at)
+
+    def takes_feed(self, part: str) -> bool:
+        """Return whether the feed of a part is to begin now: once each, and of no more parts than there can be."""
+        return part not in self.feeds and len(self.feeds) < _MOST_FEEDS
 
     def take(self, rows: Iterable[Any]) -> None:
         """Store what rows say. Raises BadBundle, CacheError."""
@@ -172,7 +184,7 @@ class Adoption:
                 known_kinds[kind](*values)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise BadBundle(f"a row makes no sense: {error!r}") from error
-        if len(self._facts) >= _AT_ONCE:
+        if len(self._facts) >= _AT_ONCE or self._size_of_facts > _MOST_AT_ONCE:
             self._keep()
 
     def end(self) -> None:
@@ -183,10 +195,15 @@ class Adoption:
     def _keep(self) -> None:
         self._known.keep_facts(self._facts)
         self.n_facts += len(self._facts)
-        self._facts = []
+        self._facts, self._size_of_facts = [], 0
 
     def _folder(self, path: Any, way: Any) -> None:
-        self._ways[_text(path)] = tuple((_text(folder), _text(id)) for folder, id in way)
+        steps = tuple((_text(folder), _text(id)) for folder, id in way)
+        self._size_of_ways += (
+            len(_text(path)) + sum(200 + len(folder) + len(id) for folder, id in steps) + 200
+        )
+        if self._size_of_ways <= _MOST_HELD:  # without its way a folder is only watched by nobody
+            self._ways[path] = steps
 
     def _fact(self, path: Any, checked_at: Any, is_watched: Any, text: Any) -> None:
         info, at = _info(path, text), self._at(checked_at)
@@ -194,26 +211,35 @@ class Adoption:
         if mark is not None:
             watch = self._watch(path, folder_of(path)) if is_watched is True else None
             self._facts.append(Fact(self.identity, path, info, at, mark, watch))
+            self._size_of_facts += len(text)
 
     def _begin(self, folder: Any, checked_at: Any, is_watched: Any, n: Any) -> None:
         if self._listing is not None or type(n) is not int or n < 0:
             raise BadBundle("a listing makes no sense")
-        self._listing = _text(folder), self._at(checked_at), is_watched is True, n
-        self._children = []
+        self._listing, self._n_missing = (_text(folder), self._at(checked_at), is_watched is True), n
+        self._children, self._size_of_children = [], 0
         self._end_listing()
 
     def _child(self, path: Any, text: Any) -> None:
         if self._listing is None or folder_of(_text(path)) != self._listing[0]:
             raise BadBundle("a child is in no listing")
-        self._children.append(_info(path, text))
+        info = _info(path, text)
+        self._n_missing -= 1
+        self._size_of_children += len(path) + _memory_of(text)
+        if self._size_of_children <= _MOST_HELD:
+            self._children.append(info)
+        else:  # a listing is whole or none: this folder will be asked for
+            self._children.clear()
         self._end_listing()
 
     def _end_listing(self) -> None:
         assert self._listing is not None
-        folder, at, is_watched, n = self._listing
-        if len(self._children) < n:
+        if self._n_missing:
             return
+        folder, at, is_watched = self._listing
         children, self._listing, self._children = self._children, None, []
+        if self._size_of_children > _MOST_HELD:
+            return
         mark = self._known.listing_mark(self.identity, folder)
         here = self._known.listing(self.identity, folder)
         is_newer = here is not None and here.mark == mark and here.checked_at >= at
@@ -252,6 +278,11 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise BadBundle("a name makes no sense")
     return value
+
+
+def _memory_of(text: str) -> int:
+    """Return about how many bytes the details in a text of JSON take when decoded: `[[],[]]` takes 25 times its length."""
+    return 200 + len(text) + 100 * (text.count(",") + text.count("[") + text.count("{"))
 
 
 def _info(path: Any, text: Any) -> ObjectInfo:

@@ -14,7 +14,8 @@ __all__ = ["NAME", "Bundle", "Manifest", "is_ours"]
 NAME = "manifest.json"
 FORMAT = 1
 LATEST_S = 1e12  # no time is later: neither overflows nor is no number
-MOST = 16 << 20  # bytes: 100,000 bundles
+MOST = 16 << 20  # bytes:
+MOST_BUNDLES = 100_000
 _KIND = "cachedfs export"
 _BUNDLE = re.compile("blocks-[0-9a-f]{32}")
 _FACTS = re.compile("facts-[0-9a-f]{16}")
@@ -52,6 +53,8 @@ class Manifest:
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
         """Return what the bytes say. Raises BadBundle for anything that an export would not write."""
+        if data.count(b"{") + data.count(b"[") > MOST_BUNDLES + 100:  # each takes more memory than its bytes
+            raise BadBundle("it has too many bundles")
         try:
             found: dict[str, Any] = json.loads(data)
             if found.pop("kind") != _KIND:

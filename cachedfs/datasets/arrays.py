@@ -215,7 +215,7 @@ def _documents(fs: AbstractFileSystem, paths: list[str]) -> list[dict[str, Any] 
             raise data
         try:
             document = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{fs.unstrip_protocol(path)} is no metadata of Zarr: {error}") from error
         if not isinstance(document, dict):
             raise ValueError(f"{fs.unstrip_protocol(path)} is no metadata of Zarr: {document!r:.100}")

@@ -40,7 +40,7 @@ def error_of(body: bytes) -> tuple[str, set[str]]:
         reasons = {str(item.get("reason")) for item in items}
         places = {f"{item.get('reason')} at {item['location']}" for item in items if item.get("location")}
         return str(error.get("message", "")), reasons | places
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ("" if text.startswith("<") else text[:500]), set()
 
 
@@ -65,7 +65,7 @@ def object_of(text: bytes) -> dict[str, Any]:
     """Return the object that an answer is in JSON; raises Failed: any other value is something's on the way."""
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Failed(Trouble("the answer is not JSON")) from error
     if not isinstance(found, dict):
         raise Failed(Trouble("the answer is JSON of no object"))

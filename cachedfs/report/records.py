@@ -119,7 +119,7 @@ def parsed(lines: Iterable[str]) -> Records:
             raise ValueError(
                 f"events of format {error}, and only {FORMAT} is known: they are another cachedfs's"
             ) from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             n_cut += 1
     told = [event.get("bytes_per_s") for event in last.values()]
     rates = [int(rate) for rate in told if rate is not None and is_number(rate)]

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 
-from cachedfs.datasets.packing.sources import blocks, hdf5, parquet, tars
+from cachedfs.datasets.packing.sources import blocks, hdf5, objects, parquet, tars
 from cachedfs.datasets.packing.store import Store
 from tests.datasets import packs, virtual
 from tests.support import ROOT
@@ -714,3 +714,8 @@ def test_headers_of_other_names_are_an_error(tmp_path, other):
 def test_a_header_that_is_none_is_an_error(tmp_path, data, match):
     with pytest.raises(ValueError, match=match):
         packs.packed(tmp_path, {"x.csv": data})
+
+
+def test_a_line_nested_too_deep_is_named():
+    with pytest.raises(ValueError, match="line 1 of these is no JSON"):
+        list(objects.objects_of(b"{}\n" + b"[" * 100_000))

@@ -439,9 +439,10 @@ def test_what_is_not_there_is_named(tmp_path):
         dataset[20]
     with pytest.raises(TypeError):
         dataset["image"]
-    (tmp_path / "g.zarr/label/zarr.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"label/zarr\.json is no metadata"):
-        ZarrDataset(url)
+    for wrong in ("[]", "[" * 100_000):
+        (tmp_path / "g.zarr/label/zarr.json").write_text(wrong)
+        with pytest.raises(ValueError, match=r"label/zarr\.json is no metadata"):
+            ZarrDataset(url)
 
 
 def notes(error):

@@ -16,6 +16,8 @@ from fsspec.core import url_to_fs
 
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, OriginAway, OriginUnavailable
 from cachedfs.origins.failures import mapped, translate, without_secrets
+from cachedfs.origins.google import error_of, object_of
+from cachedfs.origins.retry import Failed
 
 
 @pytest.mark.parametrize(
@@ -155,3 +157,10 @@ def test_what_a_web_server_fails_to_give_is_no_fill_value_of_an_array(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def test_an_answer_nested_too_deep_is_a_broken_one():
+    deep = b"[" * 100_000
+    assert error_of(deep) == ("[" * 500, set())
+    with pytest.raises(Failed, match="not JSON"):
+        object_of(deep)

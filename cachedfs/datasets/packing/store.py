@@ -226,7 +226,7 @@ class Store:
         found: dict[str, str] = {}
         for name in names:
             if name.startswith(f"{BESIDE}/done-"):
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):
                     found |= json.loads(self.read(name) or b"{}")
         return found
 
@@ -237,7 +237,7 @@ class Store:
         data = self.read(f"{BESIDE}/plan.json")
         try:
             return None if data is None else dict(json.loads(data))
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
 
     # Metadata.

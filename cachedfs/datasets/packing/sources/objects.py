@@ -14,7 +14,7 @@ def objects_of(data: bytes) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(filter(None, (line.strip() for line in data.split(b"\n")))):
         try:
             found = json.loads(line)
-        except ValueError as wrong:
+        except (ValueError, RecursionError) as wrong:
             raise ValueError(f"line {number} of these is no JSON ({wrong}): {_shown(line)}") from wrong
         if not isinstance(found, dict):
             raise ValueError(
