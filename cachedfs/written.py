@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import logging
+import posixpath
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,7 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["WrittenFile"]
 
+logger = logging.getLogger("cachedfs.written")
+
 _PIECE = 8 << 20  # bytes of what was held back that are in memory at once
+_MAGIC = {  # suffix of a name -> pandas' name of the format, and how its bytes begin
+    ".gz": ("gzip", b"\x1f\x8b"),
+    ".bz2": ("bz2", b"BZh"),
+    ".xz": ("xz", b"\xfd7zXZ\x00"),
+    ".zst": ("zstd", b"\x28\xb5\x2f\xfd"),
+    ".zip": ("zip", b"PK"),
+}
+_warned: set[str] = set()  # the URL that this process has warned of: one is enough
 
 
 class WrittenFile(io.IOBase):
@@ -32,6 +44,7 @@ class WrittenFile(io.IOBase):
         self.path = path
         self.mode = mode
         self.autocommit = autocommit
+        self._is_begun = mode not in ("wb", "xb")
         if "a" in mode and fs.target_protocol in GCS_PROTOCOLS:
             # gcsfs would write a new object with the new bytes alone.
             raise ValueError(
@@ -67,6 +80,10 @@ class WrittenFile(io.IOBase):
         return int(self._inner.seek(offset, whence))
 
     def write(self, data: Any, /) -> int:
+        if not self._is_begun:
+            self._is_begun = True
+            if isinstance(data, bytes | bytearray):
+                _warn_if_not_compressed(self.fs.unstrip_protocol(self.path), bytes(data[:6]))
         with self._told("writing it"):
             return int(self._inner.write(data))
 
@@ -135,6 +152,21 @@ class WrittenFile(io.IOBase):
                 with contextlib.suppress(CacheError):  # nothing can be stored: then nothing old is there
                     self.fs.evict(self.path)
             self.fs.invalidate_cache(self.path)
+
+
+def _warn_if_not_compressed(url: str, begin: bytes) -> None:
+    """Warn once of an object that its name says is compressed, and whose first bytes are not: pandas sees no suffix behind `::`."""
+    name, magic = _MAGIC.get(posixpath.splitext(url)[1].lower(), ("", begin))
+    if not _warned and not magic.startswith(begin[: len(magic)]):
+        _warned.add(url)
+        short = url.replace("cachedfs::gs://", "cgs://").replace("cachedfs::drive://", "cdrive://")
+        logger.warning(
+            "%s: what is written is not compressed, though the name says so. pandas does not see the suffix of a URL with '::': "
+            "give it %scompression=%r",
+            url,
+            "" if short == url else f"{short}, or ",
+            name,
+        )
 
 
 class _Held:

@@ -1,10 +1,13 @@
 """pandas: tables in every format, by URL."""
 
+import gzip
 import json
 
 import fsspec
 import pandas as pd
+import pytest
 
+from cachedfs import written
 from tests.libraries.data import ROWS
 
 
@@ -16,11 +19,42 @@ def test_csv(base):
     assert len(pd.read_csv(url)) == 10
 
 
-def test_compressed_csv(place):
+def packed(place):
+    """Return what an object holds when its gzip is undone."""
+    return gzip.decompress(place.fs.cat_file(place.path("a.csv.gz"))).decode()
+
+
+@pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
+def test_csv_is_compressed_by_the_suffix_of_its_name(place):
     url = place.url("a.csv.gz")
     ROWS.to_csv(url, index=False)
     for _ in place.twice(fetches=1):
         pd.testing.assert_frame_equal(pd.read_csv(url), ROWS, check_exact=False)
+        assert packed(place) == ROWS.to_csv(index=False)
+
+
+def test_csv_is_compressed_as_it_is_told(place):
+    url = place.url("a.csv.gz")
+    ROWS.to_csv(url, index=False, compression="gzip")
+    for _ in place.twice(fetches=1):
+        pd.testing.assert_frame_equal(pd.read_csv(url, compression="gzip"), ROWS, check_exact=False)
+        assert packed(place) == ROWS.to_csv(index=False)
+
+
+@pytest.mark.parametrize("place", ["cachedfs::gs://", "cachedfs::drive://"], indirect=True)
+def test_suffix_of_a_chained_url_is_not_seen(place, caplog, monkeypatch):
+    monkeypatch.setattr(written, "_warned", set())
+    url = place.url("a.csv.gz")
+    ROWS.to_csv(url, index=False, compression="gzip")
+    with pytest.raises(UnicodeDecodeError):
+        pd.read_csv(url)
+    assert not caplog.messages
+    for name in ("a.csv", "a.csv.gz", "b.csv.bz2"):
+        ROWS.to_csv(place.url(name), index=False)
+    (message,) = caplog.messages
+    single = url.replace("cachedfs::gs", "cgs").replace("cachedfs::drive", "cdrive")
+    assert f"{url}: " in message
+    assert f"{single}, or compression='gzip'" in message
 
 
 def test_parquet(place):
