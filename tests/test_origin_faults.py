@@ -210,10 +210,12 @@ FAMILIES: dict[str, dict[str, Row]] = {
     "closed soon": {" for ever": passing(always(close_after=10))[" for ever"]},
     "reset after the body": harmless(always(close_after=FAR, reset=True)),
     "closed after the body": harmless(always(close_after=FAR)),
-    "short body": passing(always(short_by=30)),
+    "short body": passing(always(short_by=30), sends_again=True),
     "long body": {
-        "": Row(always(long_by=100)),
-        " for ever": Row(always(long_by=100), FOR_EVER, BYTES, OriginUnavailable, OriginUnavailable),
+        "": Row(always(long_by=100), sends_again=True),
+        " for ever": Row(
+            always(long_by=100), FOR_EVER, BYTES, OriginUnavailable, OriginUnavailable, sends_again=True
+        ),
     },
     # Whether they come with the body, and spoil it, or after it, and spoil nothing, the network decides.
     "bytes behind the body": {
@@ -257,6 +259,12 @@ CLOUDS = ("gs", "drive")
 EXCEPTIONS: dict[tuple[str, str, str], Any] = {
     # What is wanted may be here before the block around it fails.
     **{(cloud, moment, "short body for ever"): EITHER for cloud in CLOUDS for moment in ("range", "handle")},
+    # The length of a range is told by its headers.
+    **{
+        ("gs", moment, "long body for ever"): OriginUnavailable
+        for moment, told in MOMENTS.items()
+        if told.group == "media"
+    },
     # Of a version that is known, a 404 is a change; one-shot reads then ask for the object itself.
     **{
         ("gs", moment, f"404{when}"): ObjectChanged

@@ -202,11 +202,15 @@ class Connection:
     async def metadata(self, path: str, bucket: str, key: str, generation: str | None) -> Any:
         params = {"fields": api.FIELDS, "generation": generation}
         address = api.metadata_url(self._inner._location, bucket, key)
-        return await self.client.json(self._ask(address, params, path, "looking it up"))
+        return await self.client.json(
+            self._ask(address, params, path, "looking it up"),
+            partial(api.is_resource, kind="object", name=key),
+        )
 
     async def bucket(self, bucket: str) -> Any:
         address = api.bucket_url(self._inner._location, bucket)
-        return await self.client.json(self._ask(address, {}, bucket, "looking it up"))
+        is_bucket = partial(api.is_resource, kind="bucket", name=bucket)
+        return await self.client.json(self._ask(address, {}, bucket, "looking it up"), is_bucket)
 
     async def pages(
         self, path: str, bucket: str, prefix: str, *, deep: bool, **limit: int
@@ -215,7 +219,8 @@ class Connection:
         address, token = api.list_url(self._inner._location, bucket), None
         while True:
             params = api.list_params(prefix, deep=deep, token=token, **limit)
-            page = await self.client.json(self._ask(address, params, path, "listing it"))
+            ask = self._ask(address, params, path, "listing it")
+            page = await self.client.json(ask, partial(api.is_resource, kind="objects"))
             yield page
             if not (token := page.get("nextPageToken")):  # without one, the first page would come again
                 return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import email.utils
+import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -17,7 +18,7 @@ from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import clipped
 from cachedfs.origins.google import error_of, trouble_of
 from cachedfs.origins.ranges import content_range, number, range_header
-from cachedfs.origins.retry import Trouble
+from cachedfs.origins.retry import Trouble, foreign
 
 __all__ = [
     "FIELDS",
@@ -28,6 +29,8 @@ __all__ = [
     "failure",
     "folder_info",
     "head_of",
+    "is_absence",
+    "is_resource",
     "list_params",
     "list_url",
     "media_url",
@@ -40,12 +43,15 @@ __all__ = [
 
 # What `info` shows of an object: the same from a lookup and from a listing.
 FIELDS = (
-    "bucket,name,size,generation,metageneration,etag,md5Hash,crc32c,contentType,contentEncoding,"
+    "kind,bucket,name,size,generation,metageneration,etag,md5Hash,crc32c,contentType,contentEncoding,"
     "contentLanguage,contentDisposition,cacheControl,storageClass,timeCreated,updated,metadata,customTime,"
     "componentCount,customerEncryption,temporaryHold,eventBasedHold"
 )
 _LIST_FIELDS = f"kind,nextPageToken,prefixes,items({FIELDS})"
 _PAGE = 1000  # objects and folders in one answer: the most that the service gives
+_STORED_ENCODING = "x-goog-stored-content-encoding"
+_ABSENT = ("No such object: ", "The specified bucket does not exist.")
+_LONGEST_WORDS = 2048  # an object's name has up to 1,024 bytes
 _HINT_403 = "pass token=..., or ask the owner for roles/storage.objectViewer"
 _HINT_PAYS = "the requester pays for this bucket: pass requester_pays=True (and project=...) or requester_pays='PROJECT'"
 
@@ -125,9 +131,16 @@ def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None
     span = clipped(want, size)
     if status == 206 and (offset, stop) != (span.start, span.stop):
         raise ValueError(f"the answer is of bytes {offset} to {stop}, not {span.start} to {span.stop}")
+    if status == 206 and length not in (None, span.size):
+        raise ValueError(f"the answer has {length} bytes for a range of {span.size}")
     if status == 200 and length not in (None, size):
         raise ValueError(
             f"the answer has {length} bytes of an object of {size}: something unpacked it on the way"
+        )
+    encoding, stored = headers.get("Content-Encoding", "identity"), headers.get(_STORED_ENCODING)
+    if stored is not None and encoding.lower() != stored.lower():
+        raise ValueError(
+            f"the answer is encoded as {encoding}, and the object as {stored}: something repacked it"
         )
     return Head(offset, span, size, headers.get("x-goog-generation"), _header_details(headers))
 
@@ -135,7 +148,7 @@ def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None
 def _header_details(headers: Mapping[str, str]) -> dict[str, Any]:
     """Return what the headers of a read tell of an object, under the names of the JSON API."""
     hashes = dict(part.strip().split("=", 1) for part in _all(headers, "x-goog-hash") if "=" in part)
-    encoding = headers.get("x-goog-stored-content-encoding", "identity")
+    encoding = headers.get(_STORED_ENCODING, "identity")
     names = {
         "generation": headers.get("x-goog-generation"),
         "metageneration": headers.get("x-goog-metageneration"),
@@ -202,6 +215,40 @@ def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[Obje
             yield object_info(resource, f"{bucket}/{name}")
 
 
+# Whose answer it is
+def is_absence(headers: Mapping[str, str], body: bytes) -> bool:
+    """Return whether a 404 is the service's own: only then is there no such object, bucket or folder.
+
+    What an answer of Google Cloud Storage looks like (gcsfs and google-cloud-storage look at the status alone):
+
+    * JSON API: JSON. A success has a `kind` that begins with "storage#", also an empty listing; an error is
+      {"error": {"code": ..., "message": ...}}.
+    * Media: an error of the upload server is short text, sent as text/html, such as "No such object: bucket/key". Every
+      answer of that server has the header X-GUploader-UploadID.
+    * No answer follows a redirect to another host; `Client` refuses those that do.
+
+    Emulators send the same JSON. For media some say no more than "Not Found", as proxies do: `MediaRead` then asks the
+    JSON API.
+    """
+    text = body.decode("utf-8", "replace").strip()
+    try:
+        error = json.loads(text)["error"]
+        return str(error["code"]) in ("404", "410")
+    except (ValueError, TypeError, KeyError):
+        is_text = 0 < len(text) <= _LONGEST_WORDS and not text.startswith(("<", "{", "["))
+        return is_text and (text.startswith(_ABSENT) or "X-GUploader-UploadID" in headers)
+
+
+def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
+    """Return whether JSON is an answer of this kind ("" for any), about `name` where it is given."""
+    return (
+        isinstance(found, Mapping)
+        and str(found.get("kind")).startswith("storage#")
+        and kind in ("", str(found["kind"]).partition("#")[2])
+        and name in (None, found.get("name"))
+    )
+
+
 # Failures
 def failure(
     status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
@@ -213,6 +260,8 @@ def failure(
         return trouble
     if "requester pays" in text.lower():
         return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {said})")
+    if status == 404 and not is_absence(headers, body):
+        return foreign(f"somebody answered {said}, not in the words of the service", is_absence=True)
     if pinned and status in (404, 412):
         return ObjectChanged(
             f"{url}: the object was replaced or removed while it was read ({doing}); open it again"

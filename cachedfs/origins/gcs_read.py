@@ -69,6 +69,10 @@ class MediaRead(ResumedRead):
                 raise  # it grew meanwhile
             self._settle_empty(info)
             return
+        except Failed as failed:
+            if failed.trouble.is_absence:
+                await self._current()  # the JSON API's word counts
+            raise
         if known is None and head.generation is None:
             await self._open_blind()
             return

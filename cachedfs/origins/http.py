@@ -21,7 +21,7 @@ from yarl import URL
 
 from cachedfs.errors import OriginAway, OriginUnavailable
 from cachedfs.origins.google import object_of
-from cachedfs.origins.retry import Failed, Policy, Tries, Trouble, untrusted
+from cachedfs.origins.retry import Failed, Policy, Tries, Trouble, foreign, untrusted
 from cachedfs.origins.told import Told
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cachedfs.origins.pacing import Pacer
     from cachedfs.origins.slots import Slots
 
-__all__ = ["Ask", "Auth", "Client", "Exchange", "timeout_of"]
+__all__ = ["Ask", "Auth", "Client", "Exchange", "other_host", "timeout_of"]
 
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
@@ -71,6 +71,7 @@ class Exchange:
         self._response, self._told = response, told
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
+        self.other_host = other_host(response)  # that answered, None for the one that was asked
 
     async def read_some(self) -> bytes:
         """Return the next bytes of the body, empty at its end; raises Failed."""
@@ -130,12 +131,17 @@ class Client:
         rounded_s = 1.0 if (timeout.sock_connect or 0.0) > timeout.ceil_threshold else 0.0
         self._connected_s = (timeout.sock_connect or math.inf) + rounded_s + _LATE_S
 
-    async def json(self, ask: Ask) -> dict[str, Any]:
-        """Return the answer to `ask`, after retries."""
+    async def json(
+        self, ask: Ask, is_answer: Callable[[dict[str, Any]], bool] | None = None
+    ) -> dict[str, Any]:
+        """Return the answer to `ask`, after retries; one that `is_answer` does not know is somebody else's."""
 
         async def attempt() -> dict[str, Any]:
             async with self.exchange(ask) as exchange:
-                return object_of(await exchange.read_all())
+                found = object_of(await exchange.read_all())
+            if is_answer is not None and not is_answer(found):
+                raise Failed(foreign("the answer is JSON without what the service always sends"))
+            return found
 
         return await self.retried(attempt, ask, self.new_tries())
 
@@ -174,7 +180,11 @@ class Client:
         sent_at, response = await self._first(ask, proof)
         if response.status == 401 and await self._renewed(response, proof):
             sent_at, response = await self._first(ask, await self._auth.headers())
-        if response.status in _GOOD:
+        is_good = response.status in _GOOD
+        if response.other_host and not (is_good and ask.as_stored):  # headers and checksums prove media
+            response.close()
+            raise Failed(foreign(f"redirected to {response.other_host}, which answered {response.status}"))
+        if is_good:
             self._learn(sent_at, refused=False)
             return response
         try:
@@ -243,6 +253,13 @@ class Client:
                 raise
             # A process that was stopped for so long, or a loop that was held up, says nothing of the service.
             raise Failed(dataclasses.replace(failed.trouble, is_unreachable=False)) from failed.__cause__
+
+
+def other_host(response: aiohttp.ClientResponse) -> str | None:
+    """Return the host that answered where redirects led away from the one that was asked, else None."""
+    asked, came = (response.history[0] if response.history else response).url, response.url
+    is_same = asked.host == came.host and (asked.port == came.port or asked.scheme != came.scheme)
+    return None if is_same else came.authority
 
 
 def timeout_of(

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-__all__ = ["Failed", "Policy", "Tries", "Trouble", "delay", "retry_after_s", "untrusted"]
+__all__ = ["Failed", "Policy", "Tries", "Trouble", "delay", "foreign", "retry_after_s", "untrusted"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,7 @@ class Trouble:
     is_unreachable: bool = False  # refused, unresolved or not connected: nothing was sent
     is_final: bool = False  # another try would end in the same
     is_rate: bool = False  # there were too many requests
+    is_absence: bool = False  # a "not found" that may be somebody else's
     remedy: str = "Check the network and the endpoint, or try again later"  # when it does not pass
 
 
@@ -45,6 +46,15 @@ def untrusted(reason: str) -> Trouble:
         "that the clock is right, and that the network lets you through"
     )
     return Trouble(reason, is_unreachable=True, is_final=True, remedy=remedy)
+
+
+def foreign(reason: str, *, is_absence: bool = False) -> Trouble:
+    """Return the trouble with an answer that does not look like the service's."""
+    remedy = (
+        "Something between, such as a proxy or the login page of a network, seems to answer: check the network and the "
+        "endpoint, or try again later"
+    )
+    return Trouble(reason, remedy=remedy, is_absence=is_absence)
 
 
 class Failed(Exception):

@@ -237,7 +237,11 @@ async def test_a_listing_is_one_request_for_every_thousand(
 
 
 async def test_an_empty_page_token_is_the_end(origin: GCSOrigin, server: GCSServer, world: Bucket) -> None:
-    page = {"items": [{"name": "d/x", "generation": "1", "size": "0"}], "nextPageToken": ""}
+    page = {
+        "kind": "storage#objects",
+        "items": [{"name": "d/x", "generation": "1", "size": "0"}],
+        "nextPageToken": "",
+    }
     server.fail(Fault(kind="list", status=200, body=json.dumps(page)))
     assert await names(origin.list(f"{world.root}/d")) == {(f"{world.root}/d/x", "file")}
     assert kinds(server) == ["list"]
@@ -744,11 +748,11 @@ async def test_a_broken_body_is_resumed_where_it_broke_and_pinned(
     assert asked[1][0] == "bytes=1010-8999"
 
 
-async def test_a_short_body_is_resumed(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+async def test_a_short_body_is_asked_for_again(origin: GCSOrigin, server: GCSServer, path: str) -> None:
     server.fail(Fault(kind="media", short_by=100))
     data, _, _, _ = await read(origin, path, Range(0, 5000))
     assert data == DATA[:5000]
-    assert [r.headers["range"] for r in server.requests] == ["bytes=0-4999", "bytes=4900-4999"]
+    assert [r.headers["range"] for r in server.requests] == ["bytes=0-4999"] * 2
 
 
 async def test_a_stalled_body_is_resumed(make: MakeOrigin, server: GCSServer, path: str) -> None:
@@ -1010,11 +1014,17 @@ class Proxy:
     def __init__(self) -> None:
         self.answer: Callable[[str | None], tuple[int, dict[str, str], bytes]] = lambda asked: (500, {}, b"")
         self.asked: list[str] = []
+        self.everything: tuple[int, bytes] | None = None  # JSON that answers whatever is asked
+        self.url = ""
 
     async def handle(self, request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
         self.asked.append(request.path_qs)
+        if self.everything:
+            status, body = self.everything
+            return aiohttp.web.Response(status=status, body=body, content_type="application/json")
         if "/download/" not in request.path:
-            resource = {"name": "k", "bucket": "b", "size": str(len(DATA)), "generation": "7"}
+            resource = {"kind": "storage#object", "name": "k", "bucket": "b", "size": str(len(DATA))}
+            resource |= {"generation": "7"}
             return aiohttp.web.json_response(resource)
         status, headers, body = self.answer(request.headers.get("Range"))
         return aiohttp.web.Response(status=status, headers=headers, body=body)
@@ -1025,7 +1035,8 @@ async def proxy(make: MakeOrigin) -> AsyncIterator[tuple[Proxy, GCSOrigin]]:
     proxy = Proxy()
     server = aiohttp.web.Server(proxy.handle)
     listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
-    yield proxy, make(endpoint_url=f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+    proxy.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    yield proxy, make(endpoint_url=proxy.url)
     listener.close()
     await server.shutdown(0.1)
 
@@ -1051,12 +1062,30 @@ async def test_a_wrong_content_range_is_never_used(proxy: tuple[Proxy, GCSOrigin
     assert (await read(origin, "b/k", Range(3, 9)))[0] == DATA[3:9]
 
 
-async def test_a_body_longer_than_announced_is_cut(proxy: tuple[Proxy, GCSOrigin]) -> None:
+async def test_a_body_of_another_length_than_its_range_is_never_used(proxy: tuple[Proxy, GCSOrigin]) -> None:
     service, origin = proxy
     headers = {**SEVEN, "Content-Range": f"bytes 3-8/{len(DATA)}"}
-    service.answer = lambda asked: (206, headers, DATA[3:100])
-    data, _, start, stop = await read(origin, "b/k", Range(3, 9))
-    assert (data, start, stop) == (DATA[3:9], 3, 9)
+    answers = [(206, headers, DATA[3:100]), (206, headers, DATA[3:8]), (206, headers, DATA[3:9])]
+    service.answer = lambda asked: answers.pop(0)
+    assert (await read(origin, "b/k", Range(3, 9)))[0] == DATA[3:9]
+    assert answers == []
+
+
+@pytest.mark.parametrize("want", [None, Range(3, 9)])
+async def test_a_body_encoded_in_another_way_than_its_object_is_never_used(
+    proxy: tuple[Proxy, GCSOrigin], want: Range | None
+) -> None:
+    service, origin = proxy
+    data, status = (DATA, 200) if want is None else (DATA[3:9], 206)
+    headers = {**SEVEN, "Content-Range": f"bytes 3-8/{len(DATA)}", "Content-Length": str(len(data))}
+    headers |= {"x-goog-stored-content-encoding": "identity", "x-goog-stored-content-length": str(len(DATA))}
+    answers = [
+        (status, {**headers, "Content-Encoding": "gzip"}, gzip.compress(data)[: len(data)].ljust(len(data))),
+        (status, headers, data),
+    ]
+    service.answer = lambda asked: answers.pop(0)
+    assert (await read(origin, "b/k", want))[0] == data
+    assert answers == []
 
 
 async def test_a_hidden_generation_is_looked_up_and_then_pinned(proxy: tuple[Proxy, GCSOrigin]) -> None:
@@ -1290,8 +1319,8 @@ def test_a_206_that_tells_nothing_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("status", "pinned", "kind"),
     [
-        (404, False, ObjectNotFound),
-        (404, True, ObjectChanged),
+        (404, False, Trouble),
+        (404, True, Trouble),
         (412, True, ObjectChanged),
         (401, True, AccessDenied),
         (403, False, AccessDenied),
@@ -1311,6 +1340,75 @@ def test_every_status_means_something(status: int, pinned: bool, kind: type, bod
     if not isinstance(verdict, Trouble):
         assert "gs://b/k" in str(verdict)
         assert "<html>" not in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b'{"error": {"code": 404, "message": "No such object: b/k"}}', {}),
+        (b"No such object: b/k", {}),
+        (b"The specified bucket does not exist.", {}),
+        (b"Not Found", {"X-GUploader-UploadID": "x"}),
+    ],
+)
+def test_a_404_is_an_absence_in_the_words_of_the_service_alone(body: bytes, headers: dict[str, str]) -> None:
+    assert api.is_absence(headers, body)
+    for other in (b"", b"Not Found", b"<html>" + body, b"404 page not found", b'{"detail": "Not Found"}'):
+        assert not api.is_absence({}, other)
+
+
+# Of a proxy, a load balancer, a network that wants a login.
+OTHERS = {"a page": {"html": True}, "an empty body": {"body": ""}, "text": {"body": "404 page not found"}}
+
+
+@pytest.mark.parametrize("fault", OTHERS.values(), ids=OTHERS)
+async def test_a_404_of_somebody_else_is_no_absence(
+    origin: GCSOrigin, server: GCSServer, path: str, fault: dict[str, Any]
+) -> None:
+    server.fail(Fault(status=404, times=None, **fault))
+    about = rf"gs://{path}.* failed after 6 tries.*Something between, such as a proxy"
+    for ask in (origin.lookup(path), read(origin, path), read(origin, path, Range(0, 9))):
+        with pytest.raises(OriginUnavailable, match=about):
+            await ask
+    with pytest.raises(OriginUnavailable, match="Something between"):
+        await names(origin.list(path.rpartition("/")[0]))
+    server.heal()
+    server.fail(Fault(status=404, **fault))
+    assert (await read(origin, path))[0] == DATA
+
+
+async def test_media_that_is_not_found_in_other_words_is_what_the_json_api_says(
+    origin: GCSOrigin, server: GCSServer, path: str
+) -> None:
+    server.fail(Fault(kind="media", status=404, body="Not Found\n", times=None))  # an emulator
+    with pytest.raises(ObjectNotFound, match=path):
+        await read(origin, f"{path}-none")
+    with pytest.raises(OriginUnavailable, match=path):
+        await read(origin, path)
+
+
+@pytest.mark.parametrize("answer", ["{}", '{"items": []}', "", "[]", "<html>", '{"kind": "drive#fileList"}'])
+async def test_json_without_a_kind_of_storage_is_no_answer(
+    origin: GCSOrigin, server: GCSServer, path: str, answer: str
+) -> None:
+    server.fail(Fault(status=200, body=answer, times=None))
+    bucket = path.partition("/")[0]
+    for ask in (origin.lookup(path), origin.lookup(bucket), names(origin.list(bucket))):
+        with pytest.raises(OriginUnavailable, match=f"gs://{bucket}"):
+            await ask
+
+
+@pytest.mark.parametrize("status", [200, 404])
+async def test_what_another_host_answers_is_no_absence(
+    origin: GCSOrigin, server: GCSServer, proxy: tuple[Proxy, GCSOrigin], status: int
+) -> None:
+    there, _ = proxy
+    body = b'{"error": {"code": 404}}' if status == 404 else b'{"kind": "storage#objects"}'
+    there.everything = status, body
+    server.fail(Fault(redirect=there.url, times=None))
+    for ask in (names(origin.list("b/d")), origin.lookup("b/d/k"), read(origin, "b/d/k")):
+        with pytest.raises(OriginUnavailable, match=r"gs://b/d"):
+            await ask
 
 
 def test_a_listed_object_and_a_looked_up_one_are_equal_values() -> None:

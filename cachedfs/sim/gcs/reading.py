@@ -20,7 +20,7 @@ __all__ = ["TEXT", "Reading"]
 NO_BUCKET = "The specified bucket does not exist."
 _XML_CODES = {400: "InvalidArgument", 401: "AuthenticationRequired", 403: "AccessDenied"}
 _XML_CODES |= {412: "PreconditionFailed", 416: "InvalidRange", 503: "ServiceUnavailable"}
-TEXT = {"Content-Type": "text/html; charset=UTF-8"}
+TEXT = {"Content-Type": "text/html; charset=UTF-8", "X-GUploader-UploadID": "sim"}  # of the upload server
 
 
 class Reading(GoogleService):
