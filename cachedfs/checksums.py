@@ -62,9 +62,19 @@ class Running:
         else:
             self._md5.update(data)
 
-    def contradiction(self) -> str | None:
-        """Return what is wrong with all the bytes that were added, with both values; None when they are right."""
-        name, value = self._stated
+    def copy(self) -> Running:
+        other = Running(self._stated)
+        other._crc32c, other._md5 = self._crc32c, self._md5.copy()
+        return other
+
+    def contradiction(self, stated: Stated | None = None) -> str | None:
+        """Return what is wrong with all the bytes that were added, with both values; None when they are right.
+
+        `stated` is of the same name, and was not known before.
+        """
+        name, value = stated or self._stated
+        if name != self._stated.name:
+            return f"a {name.upper()} in place of {self._stated.name.upper()}"
         found = f"{self._crc32c:08x}" if name == "crc32c" else self._md5.hexdigest()
         if found == value:
             return None

@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
+import gcsfs.core
 import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.chained import ChainedFileSystem
@@ -1076,7 +1077,7 @@ def test_an_answer_is_not_absence_of_the_origin(cloud, fs, clock, status):
 
 def test_the_inner_filesystem_is_at_hand(cloud, fs):
     cloud.put("a", b"1")
-    assert type(fs.origin_fs).__name__ == "GCSFileSystem"
+    assert isinstance(fs.origin_fs, gcsfs.core.GCSFileSystem)
     assert not isinstance(fs.origin_fs, CachedFileSystem)
     assert fs.origin_fs.cat_file(cloud.path("a")) == b"1"
 

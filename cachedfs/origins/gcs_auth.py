@@ -38,14 +38,13 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
     """Return a `GCSFileSystem` of our own; looking for credentials may take 15 s without a network."""
     try:
         # Not the package's own class: that one asks for the layout of every bucket, by gRPC.
-        from gcsfs.core import GCSFileSystem
-
+        from cachedfs.origins.gcs_inner import CheckedGCSFileSystem
         from cachedfs.origins.gcs_token import known_token, shown
     except ImportError as error:
         raise ImportError(
             f'gs:// needs gcsfs, which cannot be imported ({error}): pip install "cachedfs[gcs]"'
         ) from error
-    _check_names(GCSFileSystem, options)
+    _check_names(CheckedGCSFileSystem, options)
     endpoint, token, access = (
         options.get(name) or conf.get("gs", {}).get(name) or conf.get("gcs", {}).get(name)
         for name in ("endpoint_url", "token", "access")
@@ -55,7 +54,7 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
     if token:
         given["token"] = known_token(token, access or "full_control")
     try:
-        return without_listing_cache(GCSFileSystem(**given))
+        return without_listing_cache(CheckedGCSFileSystem(**given))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"gs options ({', '.join(sorted(options)) or 'none'}): gcsfs refuses them: {error}"
