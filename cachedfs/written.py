@@ -8,9 +8,12 @@ import io
 import logging
 import posixpath
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from fsspec.spec import AbstractBufferedFile
 
 from cachedfs.errors import CachedFSError, CacheError, OriginUnavailable
 from cachedfs.names import GCS_PROTOCOLS
@@ -23,6 +26,7 @@ __all__ = ["WrittenFile"]
 
 logger = logging.getLogger("cachedfs.written")
 
+_NEW = ("wb", "xb")  # modes that write the whole object
 _PIECE = 8 << 20  # bytes of what was held back that are in memory at once
 _MAGIC = {  # suffix of a name -> pandas' name of the format, and how its bytes begin
     ".gz": ("gzip", b"\x1f\x8b"),
@@ -44,7 +48,8 @@ class WrittenFile(io.IOBase):
         self.path = path
         self.mode = mode
         self.autocommit = autocommit
-        self._is_begun = mode not in ("wb", "xb")
+        self._is_begun = mode not in _NEW
+        self._handled = id(sys.exc_info()[1])  # the exception that is handled while the file is opened
         if "a" in mode and fs.target_protocol in GCS_PROTOCOLS:
             # gcsfs would write a new object with the new bytes alone.
             raise ValueError(
@@ -56,7 +61,7 @@ class WrittenFile(io.IOBase):
                 f"{fs.unstrip_protocol(path)}: an object is read or written, not both at once (mode {mode!r}): "
                 "read it with 'rb', write it anew with 'wb'"
             )
-        if not autocommit and mode in ("wb", "xb"):
+        if not autocommit and mode in _NEW:
             self._inner: Any = _Held(lambda: fs.origin_fs._open(path, mode=mode, **options))
             return
         with self._told("opening it for writing"):
@@ -98,22 +103,52 @@ class WrittenFile(io.IOBase):
         if not self.closed and "_inner" in self.__dict__ and not self._inner.closed:
             self._inner.flush()
 
-    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        if kind is not None and "_inner" in self.__dict__ and not self.closed:
-            # Some origins' files then give up what was written, others keep it.
-            self._changing(lambda: self._inner.__exit__(kind, *exc_info))
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None = None, *traceback: object
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif not self.closed:
+            try:
+                self._give_up(error or kind())
+            finally:
+                super().close()
 
     def close(self) -> None:
-        """Finish the write; the object is there, and seen by every process of the machine, when this returns."""
+        """Finish the write; the object is there, and seen by every process of the machine, when this returns.
+
+        Called while an exception is handled that was raised after the file was opened, it gives up what was written and
+        raises that exception again: text files and libraries close a file so when its writer fails, and do not pass the
+        exception on.
+        """
         if self.closed:
             return
+        error = sys.exc_info()[1]
         try:
+            if error is not None and id(error) != self._handled and self.mode in _NEW:
+                self._give_up(error)
+                error.add_note(
+                    f"{self.fs.unstrip_protocol(self.path)}: its file was closed because of this exception, and what was "
+                    "written is lost. To keep it, close the file outside of the except block."
+                )
+                raise error
             if "_inner" in self.__dict__:
                 self._changing(self._inner.close)
         finally:
             # Over, also where it failed: else the bytes would be sent again when this file is collected.
             super().close()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Close the inner file because of `error`: the object stays what it was, where its filesystem can do that."""
+        inner = self.__dict__.get("_inner")
+        if inner is None or inner.closed:
+            return
+        if isinstance(inner, AbstractBufferedFile) and self.mode in _NEW:
+            inner.closed = True  # its own close would publish
+            with contextlib.suppress(Exception):  # an upload that nobody ends is forgotten by the service
+                self._changing(inner.discard)
+        else:
+            self._changing(lambda: inner.__exit__(type(error), error, error.__traceback__))
 
     def commit(self) -> None:
         """Make what was written in a transaction the object's content."""

@@ -5,6 +5,8 @@ import types
 
 import fsspec
 import gcsfs.retry
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from cachedfs.errors import CachedFSError, OriginUnavailable
@@ -123,3 +125,119 @@ def test_a_page_is_no_answer_to_a_change(cloud, fs, status):
         assert not isinstance(raised.value, FileNotFoundError)
         cloud.server.heal()
     assert fs.origin_fs.cat_file(cloud.path("a")) == OLD
+
+
+# A writer that fails
+
+
+def with_bytes(fs, url):
+    with fs.open(url, "wb", block_size=256 * KiB) as file:
+        file.write(NEW)
+        raise ZeroDivisionError
+
+
+def with_few_bytes(fs, url):
+    with fs.open(url, "wb") as file:
+        file.write(b"a")
+        raise ZeroDivisionError
+
+
+def with_text(fs, url):
+    with fs.open(url, "w") as file:
+        file.write("a" * 100_000)
+        raise ZeroDivisionError
+
+
+def with_compression(fs, url):
+    with fs.open(url, "wb", compression="gzip") as file:
+        file.write(NEW)
+        raise ZeroDivisionError
+
+
+def with_open_file(fs, url):
+    with fsspec.open(url, "wb") as file:
+        file.write(b"a")
+        raise ZeroDivisionError
+
+
+def with_open_text_file(fs, url):
+    with fsspec.open(url, "wt", compression="gzip") as file:
+        file.write("a")
+        raise ZeroDivisionError
+
+
+def with_finally(fs, url):
+    file = fsspec.open(url, "wb").open()
+    try:
+        file.write(b"a")
+        raise ZeroDivisionError
+    finally:
+        file.close()
+
+
+def with_parquet(fs, url):
+    table = pyarrow.table({"a": [1, 2]})
+    with pyarrow.parquet.ParquetWriter(url.partition("://")[2], table.schema, filesystem=fs) as writer:
+        writer.write_table(table)
+        raise ZeroDivisionError
+
+
+def in_a_transaction(fs, url):
+    with fs.transaction, fs.open(url, "w") as file:
+        file.write("a")
+        raise ZeroDivisionError
+
+
+FAILING = [
+    with_bytes,
+    with_few_bytes,
+    with_text,
+    with_compression,
+    with_open_file,
+    with_open_text_file,
+    with_finally,
+    with_parquet,
+    in_a_transaction,
+]
+
+
+@pytest.mark.parametrize("prefix", ["cachedfs::gs://", "cgs://"])
+@pytest.mark.parametrize("act", FAILING)
+def test_a_writer_that_fails_leaves_what_was_there(cloud, act, prefix):
+    fs = fsspec.url_to_fs(cloud.url("k", prefix))[0]
+    cloud.put("k", OLD)
+    for key in ("k", "new"):
+        with pytest.raises(ZeroDivisionError):
+            act(fs, cloud.url(key, prefix))
+    assert fs.ls(cloud.bucket, detail=False) == [cloud.path("k")]
+    assert fs.cat_file(cloud.path("k")) == OLD
+    uploads = cloud.server._runner._service._uploads.values()
+    assert [upload for upload in uploads if upload.bucket == cloud.bucket and not upload.result] == []
+
+
+def test_a_write_while_an_exception_is_handled_is_published(cloud, fs):
+    try:
+        raise FileNotFoundError
+    except FileNotFoundError:
+        with fs.open(cloud.path("k"), "w") as file:
+            file.write("a")
+        with pytest.raises(ZeroDivisionError):
+            with_text(fs, cloud.path("other"))
+    assert fs.cat_file(cloud.path("k")) == b"a"
+    assert not fs.exists(cloud.path("other"))
+
+
+def closed_while_handling(file):
+    try:
+        raise KeyError
+    except KeyError:
+        file.close()
+
+
+def test_a_file_that_is_closed_for_an_exception_raises_it_again(cloud, fs):
+    file = fs.open(cloud.path("k"), "wb")
+    with pytest.raises(KeyError) as raised:
+        closed_while_handling(file)
+    assert f"{cloud.path('k')}: its file was closed because of this exception" in raised.value.__notes__[0]
+    assert file.closed
+    assert not fs.exists(cloud.path("k"))
