@@ -27,7 +27,9 @@ from cachedfs.errors import (
     NotDownloadable,
     ObjectChanged,
     ObjectNotFound,
+    OriginUnavailable,
 )
+from cachedfs.origins.retry import Policy
 from cachedfs.sim import DriveServer, Fault
 from tests.support import KiB, MiB, forget, noise, tally, until
 
@@ -98,6 +100,20 @@ def test_a_part_of_a_listed_file_costs_a_second_look_only_where_no_revision_can_
     drive.asked()
     assert fs.cat_file(drive.path("big.bin"), 3 * MiB, 5 * MiB) == data[3 * MiB : 5 * MiB]
     assert drive.asked() == expected
+
+
+@pytest.mark.parametrize("fault", [{"status": 200, "body": ""}, {"status": 404, "html": True}])
+def test_an_answer_that_is_not_drives_hides_no_chunk(drive, monkeypatch, fault):
+    """Zarr gives fill values for what is absent."""
+    monkeypatch.setattr("cachedfs.origins.drive.account.Policy", lambda: Policy(base_s=0.0))
+    zarr.create_array(drive.url("z"), data=np.arange(1, 9), chunks=4)
+    forget()
+    array = zarr.open_array(drive.url("z"), mode="r")
+    drive.server.fail(Fault(kind="list", times=None, **fault))
+    with pytest.raises(OriginUnavailable, match="answer"):
+        array[4:]
+    drive.server.heal()
+    assert array[4:].tolist() == [5, 6, 7, 8]
 
 
 def test_a_whole_small_file_needs_no_second_look(drive, fs):
@@ -425,7 +441,7 @@ def test_two_machines_that_write_one_new_path_make_two_files_of_which_the_newest
     one.pipe_file(path, b"first")
     (folder,) = drive.server.find(drive.name)
     two.pipe_file(drive.path("b.txt"), b"")  # knows the way
-    drive.server.fail(Fault(kind="list", key=folder["id"], status=200, body='{"items": []}'))
+    drive.server.fail(Fault(kind="list", key=folder["id"], status=200, body='{"kind": "drive#fileList"}'))
     two.pipe_file(path, b"second")  # looked when there was none yet
     assert len(drive.server.find(f"{drive.name}/a.txt")) == 2
     assert [fs.cat_file(path) for fs in (one, two)] == [b"second"] * 2

@@ -247,8 +247,9 @@ FAMILIES: dict[str, dict[str, Row]] = {
         "": Row(always(status=404), ONCE, ObjectNotFound, ObjectNotFound, ObjectNotFound),
         " for ever": Row(always(status=404), FOR_EVER, ObjectNotFound, ObjectNotFound, ObjectNotFound),
     },
-    "302": passing(always(redirect=""), write=CachedFSError),
-    "307": passing(always(redirect="", status=307)),
+    # What is redirected is followed, and at Drive asked again: its own answers come from where they are asked for.
+    "302": passing(always(redirect=""), write=CachedFSError, at_most=2 * TRIES),
+    "307": passing(always(redirect="", status=307), at_most=2 * TRIES),
     "302 to a page": passing(always(redirect="/portal/page"), write=CachedFSError, at_most=4 * TRIES),
     "page instead": passing(always(status=200, html=True), at_most=2 * TRIES),
 }

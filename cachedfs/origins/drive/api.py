@@ -25,8 +25,8 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.model import Change, ObjectInfo
-from cachedfs.origins.google import error_of, trouble_of
-from cachedfs.origins.retry import Trouble
+from cachedfs.origins.google import error_of, object_of, trouble_of
+from cachedfs.origins.retry import Failed, Trouble
 
 __all__ = [
     "ANY_DRIVE",
@@ -34,6 +34,7 @@ __all__ = [
     "FIELDS",
     "FOLDER",
     "GOOGLE",
+    "ITEM_FIELDS",
     "LIST_FIELDS",
     "ROOT",
     "SHARED",
@@ -62,6 +63,7 @@ __all__ = [
     "looks_like",
     "multipart",
     "newest",
+    "resource_of",
     "shortcut_target",
     "shown",
     "takes_id",
@@ -82,12 +84,24 @@ FIELDS = (
     "id,title,mimeType,fileSize,md5Checksum,headRevisionId,createdDate,modifiedDate,driveId,resourceKey,"
     "parents/id,labels/trashed,capabilities(canDownload,canReadRevisions),shortcutDetails"
 )
-LIST_FIELDS = f"nextPageToken,incompleteSearch,items({FIELDS})"
-CHANGE_FIELDS = f"nextPageToken,newStartPageToken,items(type,fileId,driveId,deleted,file({FIELDS}))"
+ITEM_FIELDS = f"kind,{FIELDS}"
+LIST_FIELDS = f"kind,nextPageToken,incompleteSearch,items({FIELDS})"
+CHANGE_FIELDS = f"kind,nextPageToken,newStartPageToken,items(type,fileId,driveId,deleted,file({FIELDS}))"
+# What a resource has in every answer, beside its kind: at least one of these.
+_ALWAYS = {
+    "drive#file": {"id"},
+    "drive#changeList": {"nextPageToken", "newStartPageToken"},
+    "drive#startPageToken": {"startPageToken"},
+    "drive#generatedIds": {"ids"},
+}
+_OF_IDS = frozenset({"drive#fileList", "drive#driveList"})  # each of their items has an id
 _NATIVE = "application/vnd.google-apps."
 _THIRD_PARTY = f"{_NATIVE}drive-sdk"  # a shortcut to an application of somebody else, whose number follows
 _SLASH = "\uff0f"  # "／", as rclone shows it
 _MOST_SIGNS = 4  # of a slash in one name that are told from slashes one by one
+_NOT_DRIVE = (
+    "See whether a proxy or the sign-in page of a network answers in its place, and check endpoint_url"
+)
 _OUT_OF_SIGHT = "notFound at driveId"
 _NOT_RIGHTS = frozenset({"fileNotDownloadable", "fileNotExportable"})
 _DOWNLOADS = frozenset({"downloadQuotaExceeded", "quotaExceeded at quota.download"})
@@ -304,6 +318,35 @@ def age(item: Mapping[str, Any]) -> tuple[float, str]:
     return (-datetime.fromisoformat(at).timestamp() if at else 0.0), item["id"]
 
 
+# Answers
+def resource_of(status: int, body: bytes, kind: str | None) -> dict[str, Any]:
+    """Return the resource of `kind` in a successful answer (None: no content); raises Failed where it is not Drive's.
+
+    Drive answers in one of three ways, and never with a redirect:
+
+    - A resource: a JSON object with the `kind` of the method, such as "drive#fileList". The discovery document gives each
+      resource its kind as a constant, and every request names it in `fields`. So `{}` is no empty listing, while a list
+      of the right kind without `items` is one. A file has an `id` too.
+    - 204 without a body, to a DELETE.
+    - An error: a JSON object such as {"error": {"code": 404, "errors": [{"reason": "notFound"}]}}, which `failure` reads.
+
+    Everything else comes from a proxy, a load balancer or the sign-in page of a network. It is asked again, and then is
+    OriginUnavailable.
+    """
+    if kind is None:
+        if status != 204:
+            raise Failed(Trouble(f"the answer is not Drive's: {status} in place of 204"))
+        return {}
+    found = object_of(body)
+    needed, rows = _ALWAYS.get(kind), found.get("items", [])
+    has_all = needed is None or not needed.isdisjoint(found)
+    if kind in _OF_IDS:
+        has_all = isinstance(rows, list) and all(isinstance(row, dict) and "id" in row for row in rows)
+    if found.get("kind") != kind or not has_all:
+        raise Failed(Trouble(f"the answer is not Drive's: no complete {kind}"))
+    return found
+
+
 # Failures
 class DriveOutOfSight(AccessDenied):
     """The account is no member of a shared drive, or no longer; what was shared with it of that drive is there all the same."""
@@ -312,17 +355,23 @@ class DriveOutOfSight(AccessDenied):
 def failure(
     status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
 ) -> Trouble | Exception:
-    """Return what an answer that is no success means: trouble that may pass, or the error to raise."""
+    """Return what an answer that is no success means: trouble that may pass, or the error to raise.
+
+    Only an error with a reason is Drive's: a 404 without one says nothing of the file. A 401 is believed of everybody, as
+    it never means that something is absent.
+    """
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
     if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
         return trouble
+    if status != 401 and not reasons:
+        return Trouble(f"the answer is not Drive's ({said})", remedy=_NOT_DRIVE)
     if status == 404 and _OUT_OF_SIGHT in reasons:
         return DriveOutOfSight(
             f"{url}: this account is no member of the shared drive ({doing}: {said}). Ask for that, or have a folder of it "
             "shared with the account that signs in: it is under drive://Shared with me then"
         )
-    is_gone = status in (404, 410)  # 410: of an upload that was begun
+    is_gone = status == 404 and "notFound" in reasons
     if is_gone and pinned:
         return ObjectChanged(
             f"{url}: the file was removed while it was read, or hidden from you ({doing}); open it again"

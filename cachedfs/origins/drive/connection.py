@@ -20,7 +20,6 @@ from cachedfs.model import Range
 from cachedfs.origins.base import describe
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.google import object_of
 from cachedfs.origins.ranges import range_header
 from cachedfs.origins.retry import Failed, Trouble
 from cachedfs.origins.told import telling
@@ -35,12 +34,12 @@ if TYPE_CHECKING:
 
     Tried = Callable[[Callable[[], Awaitable[dict[str, Any]]], Ask], Awaitable[dict[str, Any]]]
 
-__all__ = ["Connection", "PageRejected", "judge", "key_of"]
+__all__ = ["GOOD", "Connection", "PageRejected", "judge", "key_of"]
 
 T = TypeVar("T")
 _IDS = 100  # item ids asked for at once
 _MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
-_GOOD = frozenset({200, 201, 204, 308})
+GOOD = frozenset({200, 201, 204, 308})
 
 
 class Connection:
@@ -122,7 +121,7 @@ class Connection:
         self, id: str, path: str, *, key: str | None = None, is_pinned: bool = False
     ) -> dict[str, Any]:
         """Return an item by its id; `key` is its resource key."""
-        params = {"fields": api.FIELDS, **api.ANY_DRIVE}
+        params = {"fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
         headers = api.key_headers([(id, key)] if key else [])
         return await self.json(
             "GET",
@@ -136,12 +135,14 @@ class Connection:
 
     async def about(self) -> dict[str, Any]:
         """Return what Drive says of the account that asks."""
-        params = {"fields": "user(displayName,emailAddress),quotaBytesTotal,quotaBytesUsed,quotaType"}
-        return await self.json("GET", f"{self.base}/drive/v2/about", "", "asking who signs in", params)
+        params = {"fields": "kind,user(displayName,emailAddress),quotaBytesTotal,quotaBytesUsed,quotaType"}
+        return await self.json(
+            "GET", f"{self.base}/drive/v2/about", "", "asking who signs in", params, kind="drive#about"
+        )
 
     async def capabilities(self, info: ObjectInfo) -> dict[str, bool]:
         """Return what Drive lets the account do with an item, in Drive's own words."""
-        params = {"fields": "capabilities", **api.ANY_DRIVE}
+        params = {"fields": "kind,id,capabilities", **api.ANY_DRIVE}
         address = api.file_url(self.base, str(info.id))
         item = await self.json(
             "GET", address, info.path, "asking what is allowed", params, headers=key_of(info)
@@ -161,23 +162,26 @@ class Connection:
         self, query: str, folder: ObjectInfo, path: str, doing: str, drive_id: str | None
     ) -> list[dict[str, Any]]:
         params = {"q": query, "maxResults": "1000", "fields": api.LIST_FIELDS, **api.drive_params(drive_id)}
-        return await self._all(api.files_url(self.base), path, doing, params, headers=key_of(folder))
+        url, headers = api.files_url(self.base), key_of(folder)
+        return await self._all(url, path, doing, params, kind="drive#fileList", headers=headers)
 
     async def drives(self) -> list[dict[str, Any]]:
         """Return the shared drives: their ids and names."""
-        params = {"maxResults": "100", "fields": "nextPageToken,items(id,name)"}
-        drives = await self._all(f"{self.base}/drive/v2/drives", "", "listing the shared drives", params)
+        params = {"maxResults": "100", "fields": "kind,nextPageToken,items(id,name)"}
+        drives = await self._all(
+            f"{self.base}/drive/v2/drives", "", "listing the shared drives", params, kind="drive#driveList"
+        )
         # One that is renamed meanwhile may be on two pages.
         return list({drive["id"]: drive for drive in drives}.values())
 
     async def start_token(self, drive_id: str, path: str) -> str:
         """Return the token of the changes from now on, in a shared drive or ("") all that is the account's own."""
         url = f"{api.changes_url(self.base)}/startPageToken"
-        params = {"fields": "startPageToken", **api.changes_params(drive_id)}
+        params = {"fields": "kind,startPageToken", **api.changes_params(drive_id)}
         del params["includeItemsFromAllDrives"]  # the listing's alone
-        return str(
-            (await self.json("GET", url, path, "asking where its changes begin", params))["startPageToken"]
-        )
+        doing = "asking where its changes begin"
+        found = await self.json("GET", url, path, doing, params, kind="drive#startPageToken")
+        return str(found["startPageToken"])
 
     async def changes(self, drive_id: str, token: str, path: str) -> tuple[str, list[dict[str, Any]]]:
         """Return the next token, and the changes since one was given. Raises ValueError when it is of no use any more."""
@@ -185,7 +189,8 @@ class Connection:
         params |= api.changes_params(drive_id)
         entries: list[dict[str, Any]] = []
         for _ in range(_MOST_PAGES):
-            page = await self.json("GET", api.changes_url(self.base), path, "asking what changed", params)
+            url, doing = api.changes_url(self.base), "asking what changed"
+            page = await self.json("GET", url, path, doing, params, kind="drive#changeList")
             entries += page.get("items", ())
             if (after := page.get("newStartPageToken")) is not None:
                 return str(after), entries
@@ -200,13 +205,13 @@ class Connection:
             return [item async for page in self._pages(*args, **options) for item in page.get("items", ())]
 
     async def _pages(
-        self, url: str, path: str, doing: str, params: Mapping[str, str], *, headers: Mapping[str, str] = {}
+        self, url: str, path: str, doing: str, params: Mapping[str, str], **options: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
         token: str | None = None
         while True:
             more = {"pageToken": token} if token else {}
             try:
-                page = await self.json("GET", url, path, doing, {**params, **more}, headers=headers)
+                page = await self.json("GET", url, path, doing, {**params, **more}, **options)
             except ValueError as error:
                 raise PageRejected(str(error)) if token else error from None
             yield page
@@ -218,10 +223,9 @@ class Connection:
         """Return the id of an item that is not made yet, so that making it twice makes one."""
         async with self._asking_ids:
             if not self._ids:
-                params = {"maxResults": str(_IDS), "space": "drive", "fields": "ids"}
-                answer = await self.json(
-                    "GET", f"{api.files_url(self.base)}/generateIds", "", "asking for ids", params
-                )
+                params = {"maxResults": str(_IDS), "space": "drive", "fields": "kind,ids"}
+                url = f"{api.files_url(self.base)}/generateIds"
+                answer = await self.json("GET", url, "", "asking for ids", params, kind="drive#generatedIds")
                 self._ids += answer["ids"]
             return self._ids.pop()
 
@@ -238,12 +242,13 @@ class Connection:
     ) -> dict[str, Any]:
         """Return the item after a change; `what` is its id, with what is done to it (`ID/trash`), None for a new one."""
         address = api.files_url(self.base) + (f"/{what}" if what else "")
-        given = {"fields": api.FIELDS, **api.ANY_DRIVE, **params}
+        given = {"fields": api.ITEM_FIELDS, **api.ANY_DRIVE, **params}
         tried: Tried = self.retried
         if method == "POST" and resource is not None:
             tried = self.created if "id" in resource else self.created_once
+        kind = None if method == "DELETE" else "drive#file"
         return await self.json(
-            method, address, path, doing, given, body=resource, headers=headers, tried=tried
+            method, address, path, doing, given, kind=kind, body=resource, headers=headers, tried=tried
         )
 
     async def json(
@@ -254,19 +259,23 @@ class Connection:
         doing: str,
         params: Mapping[str, str],
         *,
+        kind: str | None = "drive#file",
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] = {},
         is_pinned: bool = False,
         tried: Tried | None = None,
     ) -> dict[str, Any]:
-        """Return the answer to a request about `path`, after retries: as `tried` makes them, one of the three below."""
+        """Return the answer to a request about `path`, after retries: as `tried` makes them, one of the three below.
+
+        `kind`: the kind of resource that Drive answers with, which `params` has to name in `fields`; None: nothing.
+        """
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
         ask = self.ask(url, path, doing, params, headers=given, is_pinned=is_pinned)
 
         async def attempt() -> dict[str, Any]:
             answer = await self.send(ask, method, data)
-            found = object_of(answer.body or b"{}")
+            found = api.resource_of(answer.status, answer.body, kind)
             if found.get("incompleteSearch"):
                 raise Failed(Trouble("Drive searched only a part"))
             return found
@@ -313,8 +322,13 @@ class Connection:
 
         return Ask(url=url, params=params, subject=api.url_of(path), doing=doing, **more)
 
-    async def send(self, ask: Ask, method: str, data: bytes | None = None) -> Answer:
-        """Send `ask` once, in a thread, or a second time where that is late; raises Failed, or what is final."""
+    async def send(
+        self, ask: Ask, method: str, data: bytes | None = None, *, good: frozenset[int] = GOOD
+    ) -> Answer:
+        """Send `ask` once, in a thread, or a second time where that is late; raises Failed, or what is final.
+
+        `good`: the statuses that are no failure.
+        """
         address = str(URL(ask.url, encoded=True).update_query(ask.params)) if ask.params else ask.url
         kind, pacer = api.kind_of(method, address), self._account.pacer
         request = partial(self._in_thread, method, address, data, dict(ask.headers))
@@ -327,7 +341,7 @@ class Connection:
         hedge = self._hedges.get(kind)
         answer = await (request() if hedge is None else hedge.first(request(), again))
         verdict = None
-        if answer.status not in _GOOD:
+        if answer.status not in good:
             verdict = judge(ask, answer.status, answer.headers, answer.body)
         pacer.answered(kind, sent_at, refused=isinstance(verdict, Trouble) and verdict.is_rate)
         if verdict is None:

@@ -88,10 +88,12 @@ def send(
 ) -> Answer:
     """Send one request and return its answer, whatever its status; a 308 is an answer like others.
 
-    Raises Failed where another try may succeed, AccessDenied where a token is refused to us for good.
+    Raises Failed where another try may succeed or the answer came by a redirect, AccessDenied where a token is refused to us for good.
     """
     with troubled():
         response, content = http.request(url, method=method, body=body, headers=dict(headers or {}))
+    if getattr(response, "previous", None) is not None:  # what came is of another address
+        raise Failed(Trouble("the request was redirected, and Drive redirects none"))
     return Answer(response.status, {name.lower(): str(text) for name, text in response.items()}, content)
 
 

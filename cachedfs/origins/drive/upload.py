@@ -7,11 +7,12 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from cachedfs.errors import ObjectNotFound
+from cachedfs.errors import OriginUnavailable
 from cachedfs.origins.drive import api
-from cachedfs.origins.google import object_of
+from cachedfs.origins.drive.connection import GOOD
 from cachedfs.origins.ranges import number
 from cachedfs.origins.retry import Failed, Trouble
 
@@ -23,6 +24,7 @@ __all__ = ["PIECE", "Content", "OtherBytes", "upload"]
 
 PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; rclone's choice too
 _ONE_REQUEST = 5 << 20  # the most that the service takes with the metadata
+_FORGOTTEN = frozenset({404, 410})
 _SESSIONS = 2  # how often an upload begins: a session that the service forgot means starting over
 
 
@@ -47,6 +49,10 @@ class Content:
         for start in range(0, self.size, PIECE):
             total.update(self.piece(start, start + PIECE))
         return total.hexdigest()
+
+
+class _SessionForgotten(Exception):
+    """The service does not know an upload that was begun."""
 
 
 class OtherBytes(Exception):
@@ -92,7 +98,8 @@ async def _at_once(
     ask = _ask(to, path, into, "multipart", headers)
 
     async def attempt() -> dict[str, Any]:
-        return object_of((await to.send(ask, _method(into), body)).body)
+        answer = await to.send(ask, _method(into), body)
+        return api.resource_of(answer.status, answer.body, "drive#file")
 
     return await (to.created if into is None else to.retried)(attempt, ask)
 
@@ -100,13 +107,12 @@ async def _at_once(
 async def _in_pieces(
     to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
 ) -> dict[str, Any]:
-    for last in range(_SESSIONS):
-        try:
+    for _ in range(_SESSIONS):
+        with suppress(_SessionForgotten):
             return await _in_one_session(to, path, content, resource, into)
-        except ObjectNotFound:
-            if last == _SESSIONS - 1:
-                raise
-    raise AssertionError("unreachable")
+    raise OriginUnavailable(
+        f"{api.url_of(path)}: writing it failed: Drive forgot the upload {_SESSIONS} times. Try again later"
+    )
 
 
 async def _in_one_session(
@@ -173,15 +179,19 @@ async def _progress(
     """Send bytes, or ask (`bytes */N`) how many have arrived; return what the service has, or the finished item."""
     from dataclasses import replace
 
-    answer = await to.send(replace(ask, headers={"Content-Range": span}), "PUT", data)
+    # Of a session, whoever says that it is unknown is believed: to start over loses nothing.
+    good = GOOD | _FORGOTTEN
+    answer = await to.send(replace(ask, headers={"Content-Range": span}), "PUT", data, good=good)
+    if answer.status in _FORGOTTEN:
+        raise _SessionForgotten
     if answer.status != 308:
-        return start, object_of(answer.body)
+        return start, api.resource_of(answer.status, answer.body, "drive#file")
     last = number(answer.headers.get("range", "").rpartition("-")[2])
     return (0 if last is None else last + 1), None
 
 
 def _ask(to: Connection, path: str, into: str | None, kind: str, headers: Mapping[str, str]) -> Ask:
-    params = {"uploadType": kind, "fields": api.FIELDS, **api.ANY_DRIVE}
+    params = {"uploadType": kind, "fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
     return to.ask(api.upload_url(to.base, into), path, "writing it", params, headers=headers)
 
 

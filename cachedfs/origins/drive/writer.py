@@ -82,7 +82,7 @@ class Writer:
                 await self._places.discard(path, [made], None)
                 return "The new file was removed"
             revision = f"{api.file_url(to.base, into)}/revisions/{item['headRevisionId']}"
-            await to.json("DELETE", revision, path, "taking the write back", {})
+            await to.json("DELETE", revision, path, "taking the write back", {}, kind=None)
             if (await to.item(into, path)).get("md5Checksum") != item.get("md5Checksum"):
                 return "The file is what it was before"
         except (CachedFSError, KeyError, ValueError) as trouble:  # the write failed in any case

@@ -27,6 +27,7 @@ from cachedfs.sim.drive.show import to_v2
 from cachedfs.sim.drive.writing import Writing
 from cachedfs.sim.google import split_related
 from cachedfs.sim.messages import Answer, Call, Refusal, Route
+from cachedfs.sim.objects import DataBody
 
 __all__ = ["DriveApi"]
 
@@ -42,7 +43,7 @@ class DriveApi(Writing, Feed):
             return Route("batch", self.batch)
         found = re.fullmatch(r"(/upload|/resumable/upload)?/drive/(v[23])/(.+)", call.path)
         if not found:
-            raise Refusal(404, "Not Found")
+            return Route("other", lambda _: _no_such_address())
         if call.method == "POST" and (method := call.headers.get("x-http-method-override")):
             call.method = method
             if method == "GET":  # too long for an address
@@ -70,7 +71,7 @@ class DriveApi(Writing, Feed):
             case "GET", [("drives" | "teamdrives") as which, *rest]:
                 units = 5 if rest else None
                 return Route("drives", lambda _: self._drives(ask, which, rest), units=units)
-        raise Refusal(404, "Not Found")
+        return Route("other", lambda _: _no_such_address())
 
     def _route_file(self, ask: Ask, item_id: str, rest: list[str]) -> Route:
         item = self.items.get(item_id)
@@ -100,7 +101,7 @@ class DriveApi(Writing, Feed):
                 return Route("revisions", lambda _: self._revisions(ask, key, which), key=key, units=units)
             case "GET", ["permissions"]:
                 return Route("permissions", lambda _: self._permissions(ask, key), key=key)
-        raise Refusal(404, "Not Found")
+        return Route("other", lambda _: _no_such_address())
 
     def _route_list(self, ask: Ask) -> Route:
         text, query = ask.query.get("q"), None
@@ -119,7 +120,7 @@ class DriveApi(Writing, Feed):
             key = session.item_id if session else ""
             return Route("upload", lambda c: self._resume(session, c), key=key, units=5)
         if parts[0] != "files" or len(parts) != (1 if call.method == "POST" else 2):
-            raise Refusal(404, "Not Found")
+            return Route("other", lambda _: _no_such_address())
         kind, fields, data = ask.query.get("uploadType"), dict[str, Any](), call.body
         mime = call.headers.get("content-type") or ""
         if kind == "multipart":
@@ -131,6 +132,12 @@ class DriveApi(Writing, Feed):
             raise invalid("uploadType", "Invalid value for uploadType.")
         upload = self._new_upload(ask, fields, mime, *parts[1:])
         return Route("upload", lambda _: self._upload(upload, kind, data), key=upload.item_id)
+
+
+def _no_such_address() -> Answer:
+    """Return the page of Google's front end, which is not of the API."""
+    page = "<!DOCTYPE html>\n<html><title>Error 404 (Not Found)!!1</title><p><b>404.</b> That's an error.</html>\n"
+    return Answer(404, {"Content-Type": "text/html; charset=UTF-8"}, DataBody(page.encode()))
 
 
 def _refuse(refusal: Refusal) -> Answer:

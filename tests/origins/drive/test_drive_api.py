@@ -26,13 +26,25 @@ from cachedfs.model import ObjectInfo, Range
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.retry import Policy, Tries, Trouble
+from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
 from cachedfs.sim import DriveServer, Fault
+from cachedfs.sim.messages import Refusal
 from tests.origins.contract import DATA, names, read
 from tests.origins.drive.conftest import PATIENT, QUICK
 
 MakeOrigin = Callable[..., DriveOrigin]
 TOKEN = "ya29.very-secret"
+# Of a network's or a proxy's own, or cut; the last is another resource of Drive.
+NO_LISTS = [
+    "",
+    " ",
+    "{}",
+    "null",
+    "[]",
+    '{"items": []}',
+    '{"kind": "drive#fileList", "it',
+    '{"kind": "drive#file"}',
+]
 
 
 @pytest.fixture
@@ -223,12 +235,65 @@ def test_a_wait_that_is_asked_for_is_waited_at_least() -> None:
     assert 7.0 <= wait_s <= 7.5
 
 
-async def test_an_answer_that_is_not_json_is_tried_again(
-    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo
+NOT_DRIVES: list[tuple[str, dict[str, Any]]] = [
+    ("list", {"status": 200, "html": True}),
+    *(("list", {"status": 200, "body": body}) for body in NO_LISTS),
+    *(
+        (kind, {"status": status, **fault})
+        for kind in ("list", "media")
+        for status in (403, 404, 410)
+        for fault in ({"html": True}, {"body": ""}, {"body": "Not Found"}, {"body": '{"error": "Not Found"}'})
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "fault"), NOT_DRIVES, ids=str)
+async def test_an_answer_that_is_not_drives_is_tried_again_and_believed_by_nobody(
+    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str, fault: dict[str, Any]
 ) -> None:
-    server.fail(Fault(kind="list", status=200, body="<html>sign in to the network</html>"))
+    server.fail(Fault(kind=kind, **fault))
+    answer = await asked(make(), kind, path, pinned)
+    assert answer == DATA[:100] or answer.size == len(DATA)
+    assert server.count(kind) == 2
+    server.fail(Fault(kind=kind, times=None, **fault))
+    with pytest.raises(OriginUnavailable, match=rf"drive://{path}: .* failed after 6 tries"):
+        await asked(make(), kind, path, pinned)
+
+
+@pytest.mark.parametrize("status", [302, 307])
+async def test_an_absence_that_another_address_tells_is_not_believed(
+    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, status: int
+) -> None:
+    missing = "/drive/v2/files/missing"  # answers as Drive does
+    server.fail(Fault(kind="list", redirect=missing, status=status))
     assert (await asked(make(), "list", path, pinned)).size == len(DATA)
-    assert server.count("list") == 2
+    server.fail(Fault(kind="list", redirect=missing, status=status, times=None))
+    with pytest.raises(OriginUnavailable, match="redirect"):
+        await asked(make(), "list", path, pinned)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("drive#file", {}),
+        ("drive#fileList", {"items": [{"title": "a"}]}),
+        ("drive#fileList", {"items": {"id": "a"}}),
+        ("drive#driveList", {"items": [{"name": "a"}]}),
+        ("drive#changeList", {"items": []}),
+        ("drive#startPageToken", {}),
+        ("drive#generatedIds", {}),
+    ],
+)
+def test_a_resource_that_lacks_what_drive_always_sends_is_none(kind: str, body: dict[str, Any]) -> None:
+    with pytest.raises(Failed, match=f"no complete {kind}"):
+        api.resource_of(200, json.dumps({"kind": kind, **body}).encode(), kind)
+
+
+def test_an_answer_without_content_is_one_to_a_delete_only() -> None:
+    assert api.resource_of(204, b"", None) == {}
+    for status, kind in ((200, None), (204, "drive#file")):
+        with pytest.raises(Failed, match="answer"):
+            api.resource_of(status, b"", kind)
 
 
 async def test_a_service_that_is_not_there_is_origin_away(
@@ -282,14 +347,14 @@ async def test_after_aclose_an_origin_connects_again(make: MakeOrigin, path: str
 
 # Pure parts
 @pytest.mark.parametrize(
-    "body", [b"", b"<html>no</html>", b'{"error": "x"}', b"[1]", b"\xff", b'{"error": {}}', b"text"]
+    "body",
+    [b"", b"<html>no</html>", b'{"error": "x"}', b"[1]", b"\xff", b'{"error": {}}', b"text", b"notFound"],
 )
 @pytest.mark.parametrize(
     ("status", "pinned", "kind"),
     [
         (404, False, ObjectNotFound),
         (404, True, ObjectChanged),
-        (410, False, ObjectNotFound),
         (409, False, FileExistsError),
         (401, True, AccessDenied),
         (403, False, AccessDenied),
@@ -300,13 +365,18 @@ async def test_after_aclose_an_origin_connects_again(make: MakeOrigin, path: str
     ],
 )
 def test_every_status_means_something(status: int, pinned: bool, kind: type, body: bytes) -> None:
-    verdict = api.failure(
-        status, {}, body, url="drive://x", doing="reading", pinned=pinned, now=datetime.now(UTC)
-    )
-    assert isinstance(verdict, kind)
-    if not isinstance(verdict, Trouble):
-        assert str(verdict).startswith("drive://x: ")
-        assert "<html>" not in str(verdict)
+    def verdict_of(body: bytes) -> Any:
+        now = datetime.now(UTC)
+        return api.failure(status, {}, body, url="drive://x", doing="reading", pinned=pinned, now=now)
+
+    said = verdict_of(Refusal(status, "no").to_json().encode())
+    assert isinstance(said, kind)
+    if not isinstance(said, Trouble):
+        assert str(said).startswith("drive://x: ")
+    # Of somebody else only that we are not signed in is believed.
+    not_drives = verdict_of(body)
+    assert isinstance(not_drives, AccessDenied if status == 401 else Trouble)
+    assert "<html>" not in str(not_drives)
 
 
 @pytest.mark.parametrize(

@@ -1023,8 +1023,10 @@ class TestTransport:
 
     def test_redirects_of_downloads_are_followed_without_the_token(self, google_server: Google) -> None:
         with drive_auth(signed_in(token="TOKEN-bare")) as made:
-            answer = send(made.transport(), "GET", f"{google_server.url}/moved")
-        assert (answer.status, json.loads(answer.body)) == (200, {"you": "", "items": []})
+            response, body = made.transport().request(f"{google_server.url}/moved")
+            assert (response.status, json.loads(body)) == (200, {"you": "", "items": []})
+            with pytest.raises(Failed, match="redirected"):  # no question to Drive is
+                send(made.transport(), "GET", f"{google_server.url}/moved")
 
     def test_a_body_that_is_cut_has_failed(self, anon: Any, google_server: Google) -> None:
         with pytest.raises(Failed, match="IncompleteRead"):

@@ -674,7 +674,9 @@ async def test_an_empty_page_token_is_the_end(
     server.fill(server.folder(folder), 3)
     here = await origin.lookup(root)
     server.reset()
-    server.fail(Fault(kind="list", status=200, body=json.dumps({"items": [], "nextPageToken": ""})))
+    server.fail(
+        Fault(kind="list", status=200, body=json.dumps({"kind": "drive#fileList", "nextPageToken": ""}))
+    )
     assert await listed(origin, root, parent=here) == {}
     assert server.count("list") == 1
 
@@ -725,7 +727,7 @@ async def test_an_incomplete_search_is_never_taken_for_the_answer(
 ) -> None:
     server.put(f"{folder}/a", b"")
     here = await origin.lookup(root)
-    partial = json.dumps({"items": [], "incompleteSearch": True})
+    partial = json.dumps({"kind": "drive#fileList", "items": [], "incompleteSearch": True})
     server.reset()
     server.fail(Fault(kind="list", status=200, body=partial, times=2))
     assert len(await listed(origin, root, parent=here)) == 1

@@ -35,6 +35,7 @@ from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, Fault, Quota, Request
 
 MakeOrigin = Callable[..., DriveOrigin]
+NO_ITEMS = '{"kind": "drive#fileList", "items": []}'
 MB = 1 << 20
 BIG = bytes(range(256)) * (20 * MB // 256)
 UPLOAD = "cachedfs.origins.drive.upload"
@@ -238,11 +239,43 @@ async def test_a_folder_and_a_copy_whose_answers_were_lost_are_made_once(
     assert len(server.find(f"{folder}/sub")) == len(server.find(f"{folder}/b")) == 1
 
 
+@pytest.mark.parametrize("body", ["", "{}", "<html>", '{"kind": "drive#fileList"}'])
+@pytest.mark.parametrize("kind", ["create", "copy", "upload", "update"])
+async def test_a_change_is_done_only_where_drive_names_the_item(
+    writer: Writer, server: DriveServer, folder: str, root: str, kind: str, body: str
+) -> None:
+    server.put(f"{folder}/a", b"1")
+    act = {
+        "create": lambda: writer.make_folder(f"{root}/new", exist_ok=False),
+        "copy": lambda: writer.copy(f"{root}/a", f"{root}/new"),
+        "upload": lambda: write(writer, f"{root}/new", b"1"),
+        "update": lambda: writer.move(f"{root}/a", f"{root}/new"),
+    }[kind]
+    server.fail(Fault(kind=kind, status=200, body=body))  # and nothing done
+    await act()
+    assert len(server.find(f"{folder}/new")) == 1
+    server.trash(server.find(f"{folder}/new")[0]["id"])
+    server.put(f"{folder}/a", b"1")
+    server.fail(Fault(kind=kind, status=200, body=body, times=None))
+    with pytest.raises(OriginUnavailable, match=f"drive://{root}"):
+        await act()
+
+
+async def test_an_empty_answer_to_a_listing_makes_no_second_folder(
+    writer: Writer, server: DriveServer, folder: str, root: str
+) -> None:
+    server.put(f"{folder}/sub/a", b"1")
+    server.fail(Fault(kind="list", status=200, body="", times=3))
+    await write(writer, f"{root}/sub/b", b"2")
+    assert len(server.find(f"{folder}/sub")) == 1
+    assert server.get(f"{folder}/sub/b") == b"2"
+
+
 @pytest.mark.parametrize("size", [10, 9 * MB])
 async def test_other_bytes_than_were_sent_are_an_error(
     writer: Writer, server: DriveServer, folder: str, root: str, size: int
 ) -> None:
-    wrong = json.dumps({"id": "x", "md5Checksum": md5(b"other")})
+    wrong = json.dumps({"kind": "drive#file", "id": "x", "md5Checksum": md5(b"other")})
     server.fail(Fault(kind="upload", nth=1 if size == 10 else 3, status=200, body=wrong))
     with pytest.raises(CachedFSError, match=rf"drive://{root}/a: Drive holds other bytes"):
         await write(writer, f"{root}/a", BIG[:size])
@@ -466,7 +499,9 @@ async def test_an_overwrite_keeps_the_id_and_makes_one_revision(
         (found,) = server.find(f"{folder}/a")
         assert (found["id"], found["md5Checksum"]) == (id, md5(data))
     to = await origin.account.connection()
-    revisions = await to.json("GET", f"{server.endpoint_url}/drive/v2/files/{id}/revisions", "", "", {})
+    revisions = await to.json(
+        "GET", f"{server.endpoint_url}/drive/v2/files/{id}/revisions", "", "", {}, kind="drive#revisionList"
+    )
     assert len(revisions["items"]) == 3
 
 
@@ -542,7 +577,7 @@ async def test_a_folder_that_no_query_finds_yet_is_not_made_again(
 ) -> None:
     await writer.make_folder(f"{root}/new", exist_ok=True)
     above = server.find(folder)[0]["id"]
-    server.fail(Fault(kind="list", key=above, status=200, body='{"items": []}', times=None))
+    server.fail(Fault(kind="list", key=above, status=200, body=NO_ITEMS, times=None))
     await write(writer, f"{root}/new/a", b"")
     await writer.make_folder(f"{root}/new", exist_ok=True)
     assert len(server.find(f"{folder}/new")) == 1
@@ -553,7 +588,7 @@ async def test_a_file_in_a_folder_that_was_out_of_sight_for_a_moment_is_not_made
 ) -> None:
     server.put(f"{folder}/sub/a", b"1")
     above = server.find(folder)[0]["id"]
-    server.fail(Fault(kind="list", key=above, status=200, body='{"items": []}'))
+    server.fail(Fault(kind="list", key=above, status=200, body=NO_ITEMS))
     await write(writer, f"{root}/sub/a", b"2")
     assert server.get(f"{folder}/sub/a") == b"2"
     assert len(server.find(f"{folder}/sub/a")) == len(server.find(f"{folder}/sub")) == 1
@@ -570,7 +605,7 @@ async def test_a_file_that_no_query_finds_yet_is_not_made_again(
     elif how == "renamed":
         server.edit(made["id"], title="b")
     above = server.find(folder)[0]["id"]
-    server.fail(Fault(kind="list", key=above, status=200, body='{"items": []}', times=None))
+    server.fail(Fault(kind="list", key=above, status=200, body=NO_ITEMS, times=None))
     await write(writer, f"{root}/a", b"2")
     live = [item for item in server.find(f"{folder}/a") if not item["labels"]["trashed"]]
     assert [(item["md5Checksum"], item["id"] == made["id"]) for item in live] == [(md5(b"2"), how == "there")]
