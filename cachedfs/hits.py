@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 from cachedfs.assembly import Assembly
@@ -15,7 +17,31 @@ from cachedfs.model import ObjectKey, Range
 from cachedfs.plan.blocks import clip, covering
 from cachedfs.source import Source
 
-__all__ = ["Hits"]
+__all__ = ["Hits", "note_version", "versions_read"]
+
+_Versions = dict[str, set[str | None]]
+_noted: ContextVar[_Versions | None] = ContextVar("cachedfs_versions_read", default=None)
+
+
+@contextmanager
+def versions_read() -> Iterator[_Versions]:
+    """Give a dictionary that gets, by path, the fingerprints of the versions that reads in here return bytes of.
+
+    In this thread, and what it waits for. What is known of a path afterwards may already be a newer version.
+    """
+    versions: _Versions = {}
+    token = _noted.set(versions)
+    try:
+        yield versions
+    finally:
+        _noted.reset(token)
+
+
+def note_version(known: Known) -> None:
+    """Tell `versions_read` of a version whose bytes are returned."""
+    versions = _noted.get()
+    if versions is not None and known.info is not None:
+        versions.setdefault(known.path, set()).add(known.info.fingerprint)
 
 
 class _Version(NamedTuple):
@@ -50,6 +76,7 @@ class Hits:
         if data is None:
             data = self.of_version(version.key, want, nowait=nowait)
         if data is not None:
+            note_version(version.known)
             self._follow(version, want)
         return data
 
@@ -86,8 +113,9 @@ class Hits:
                 found.append(error)
                 continue
             found.append(data)
-            if data is not None and want.stop > furthest.stop:
-                furthest = want
+            if data is not None:
+                note_version(version.known)
+                furthest = want if want.stop > furthest.stop else furthest
         self._follow(version, furthest)
         return found
 

@@ -18,7 +18,7 @@ from cachedfs.facts import Known
 from cachedfs.fetcher import OVERDUE_S, Fetcher
 from cachedfs.flights import Flight, FlightStopped
 from cachedfs.habits import Habits
-from cachedfs.hits import Hits
+from cachedfs.hits import Hits, note_version
 from cachedfs.model import ObjectInfo, ObjectKey, Range
 from cachedfs.plan.blocks import align, clip, covering
 from cachedfs.source import Source
@@ -81,7 +81,9 @@ class Reader:
             if known.info is None:
                 raise self.source.not_found(path, known)
             try:
-                return await self._collect(known, start, stop, flight)
+                data = await self._collect(known, start, stop, flight)
+                note_version(known)
+                return data
             except (ObjectChanged, WrongBytes):
                 if not tries_left:
                     raise

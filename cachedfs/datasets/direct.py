@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from cachedfs.datasets.parts import Part, parts_of
 from cachedfs.datasets.pool import Kept, Pool, in_threads
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
+from cachedfs.hits import versions_read
 
 __all__ = ["Direct"]
 
@@ -36,7 +37,7 @@ Naming = Callable[[int, str], AbstractContextManager[None]]
 
 class _Shard(NamedTuple):
     chunks: npt.NDArray[np.uint64] | None  # None: there is no such object
-    fingerprint: str | None  # of the version that the index is of; None where the filesystem does not tell
+    version: str | None  # of the object that the index was read from; None where the filesystem does not tell
 
 
 class _State:
@@ -87,8 +88,9 @@ class Direct:
             for part in parts:
                 mine.append(part)
                 n = part.layout.n_rows(part.number)
-                if part.n_rows < n:  # else nobody needs it again
-                    part.pool = pool
+                is_wanted_again = part.n_rows < n
+                if is_wanted_again and (version := self._version(part.path)) is not None:
+                    part.pool, part.version = pool, version
                     future = pool.take(part.key, part.n_rows, n, part)
                     if future is not part.future:
                         others.append(mine.pop())
@@ -123,7 +125,7 @@ class Direct:
             for layout, index in indexed:
                 for beside in layout.beside:
                     path = layout.object_path(row // layout.chunk[0], beside)
-                    if path not in told and self._here().shards.get(path) is None:
+                    if path not in told and self._kept_index(path) is None:
                         yield path, *index.bounds  # type: ignore[misc]  # one of the bounds may be None
                     told.add(path)
 
@@ -169,17 +171,17 @@ class Direct:
             found = [(part, where) for part, where in zip(parts, wheres, strict=True) if where is not None]
             for part, where in zip(parts, wheres, strict=True):
                 if where is None:
-                    self._finish((part, None))
+                    self._finish((part, None, shards[part.path].version))
             datas: list[Any] = []
+            versions: dict[str, set[str | None]] = {}
             if found:
                 paths, starts, stops = zip(*(where for _, where in found), strict=True)
-                with reading():
-                    datas = self._fs.cat_ranges(list(paths), list(starts), list(stops), on_error="return")
-            changed = self._changed(shards)
+                datas, versions = self._read(paths, starts, stops)
+            changed = {path for path, shard in shards.items() if versions.get(path, set()) - {shard.version}}
             parts = [part for part, _ in found if part.path in changed]
             self._decode(
                 [
-                    (part, self._checked(part, where, data))
+                    (part, self._checked(part, where, data), _only(versions.get(part.path)))
                     for (part, where), data in zip(found, datas, strict=True)
                     if part.path not in changed
                 ]
@@ -187,79 +189,94 @@ class Direct:
             if not parts:
                 return
             if not tries_left:
-                with self._naming(parts[0].sample, self._url(parts[0])):
-                    raise ObjectChanged(
-                        f"{self._fs.unstrip_protocol(parts[0].path)} is replaced faster than it is read"
-                    )
+                self._raise_changed(parts[0])
 
     def _shards(self, parts: list[Part]) -> dict[str, _Shard]:
         """Return the shards that these chunks are in, by path; their indexes are read where they are not known.
 
         Raises what the filesystem raises, and ObjectChanged for a shard that is replaced again and again.
         """
-        kept = self._here().shards
         found: dict[str, _Shard] = {}
         missing: dict[str, Part] = {}
         for part in parts:
             if part.layout.index is None or part.path in found or part.path in missing:
                 continue
-            shard = kept.get(part.path)
+            shard = self._kept_index(part.path)
             if shard is None:
                 missing[part.path] = part
             else:
                 found[part.path] = shard
-        before = {path: self._known_fingerprint(path) for path in missing}
-        for _ in range(2 * TRIES):
+        for _ in range(TRIES):
             if not missing:
                 return found
             bounds = [part.layout.index.bounds for part in missing.values() if part.layout.index is not None]
-            starts, stops = zip(*bounds, strict=True)
-            with reading():
-                datas = self._fs.cat_ranges(list(missing), list(starts), list(stops), on_error="return")
+            datas, versions = self._read([*missing], *zip(*bounds, strict=True))
             for (path, part), data in zip([*missing.items()], datas, strict=True):
+                seen = versions.get(path, set())
+                if len(seen) > 1:
+                    continue  # replaced meanwhile: it is read once more
                 with self._naming(part.sample, self._url(part)):
-                    shard = self._shard(part, data)
-                if shard.chunks is None or shard.fingerprint == before[path]:
-                    found[path] = shard
-                    kept.put(path, shard, 0 if shard.chunks is None else shard.chunks.nbytes)
-                    del missing[path]
-                else:
-                    # Nobody knows which version's index it is: it is read once more, from the cache or, where nothing
-                    # can be stored, from the origin.
-                    before[path] = shard.fingerprint
-        part = next(iter(missing.values()))
+                    found[path] = shard = self._shard(part, data, _only(seen))
+                del missing[path]
+                if shard.chunks is not None and shard.version is not None:
+                    self._here().shards.put(path, shard, shard.chunks.nbytes)
+        if missing:
+            self._raise_changed(next(iter(missing.values())))
+        return found
+
+    def _shard(self, part: Part, data: Any, version: str | None) -> _Shard:
+        assert part.layout.index is not None
+        if isinstance(data, ABSENT) and self._here().shards.get(part.path) is None:
+            return _Shard(None, None)
+        if isinstance(data, BaseException):  # one that was there and is gone is an error, too
+            raise data
+        return _Shard(part.layout.index.decode(data), version)
+
+    def _kept_index(self, path: str) -> _Shard | None:
+        """Return a shard whose index was read before, while a read would give the same version of it."""
+        shard = self._here().shards.get(path)
+        return shard if shard is not None and shard.version == self._version(path) else None
+
+    def _raise_changed(self, part: Part) -> NoReturn:
         with self._naming(part.sample, self._url(part)):
             raise ObjectChanged(f"{self._fs.unstrip_protocol(part.path)} is replaced faster than it is read")
+        raise AssertionError("unreachable")
 
-    def _shard(self, part: Part, data: Any) -> _Shard:
-        assert part.layout.index is not None
-        if isinstance(data, ABSENT):
-            return _Shard(None, None)
-        if isinstance(data, BaseException):
-            raise data
-        return _Shard(part.layout.index.decode(data), self._fingerprint(part.path))
+    # Versions.
 
-    def _fingerprint(self, path: str) -> str | None:
-        # Others would ask their origin each time.
-        return self._fs.ukey(path) if isinstance(self._fs, CachedFileSystem) else None
+    def _version(self, path: str) -> Hashable:
+        """Return the version that a read of an object would give now; nobody is asked.
 
-    def _known_fingerprint(self, path: str) -> str | None:
-        """Return the fingerprint where it is known; nobody is asked."""
-        known = self._fs._source.fresh(path) if isinstance(self._fs, CachedFileSystem) else None
-        return None if known is None or known.info is None else known.info.fingerprint
+        A number where the read would ask first: it differs after each change on this machine. None where nothing of the object
+        can be kept: it is absent, its filesystem tells no versions, or would send a request for each.
+        """
+        fs = self._fs
+        if not isinstance(fs, CachedFileSystem):
+            return self._ukey(path)
+        known = fs._source.fresh(path)
+        if known is not None:
+            return None if known.info is None else known.info.fingerprint
+        return fs._source.facts.mark(path) if fs.config.lifetime_s > 0 else None
 
-    def _changed(self, shards: dict[str, _Shard]) -> set[str]:
-        """Return which shards were replaced since their index was read, and forget these."""
-        changed = set()
-        for path, shard in shards.items():
-            if shard.fingerprint is None:
-                continue
-            # It is gone: what could be read of it was right, and the rest is an error.
-            with contextlib.suppress(*ABSENT):
-                if self._fingerprint(path) != shard.fingerprint:
-                    self._here().shards.drop(path)
-                    changed.add(path)
-        return changed
+    def _ukey(self, path: str) -> str | None:
+        """Return the version of an object of a filesystem without a cache."""
+        if not self._fs.async_impl:  # else it is remote, and each would be a request
+            with contextlib.suppress(OSError):  # the read tells what is wrong
+                return str(self._fs.ukey(path))
+        return None
+
+    def _read(
+        self, paths: Sequence[str], starts: Sequence[Any], stops: Sequence[Any]
+    ) -> tuple[list[Any], dict[str, set[str | None]]]:
+        """Return the bytes or error of each range, and the versions of each object that the bytes are of."""
+        with reading(), versions_read() as versions:
+            before = (
+                {} if isinstance(self._fs, CachedFileSystem) else {path: self._ukey(path) for path in paths}
+            )
+            datas = self._fs.cat_ranges([*paths], [*starts], [*stops], on_error="return")
+            for path, version in before.items():
+                versions[path] = {version, self._ukey(path)}
+        return datas, versions
 
     def _checked(self, part: Part, where: tuple[str, int | None, int | None], data: Any) -> Any:
         """Return the stored bytes of a chunk; None for one that is not there, and may be."""
@@ -278,16 +295,16 @@ class Direct:
 
     # Decoding.
 
-    def _decode(self, found: list[tuple[Part, Any]]) -> None:
-        size = sum(part.layout.decoder.size for part, _ in found)
+    def _decode(self, found: list[tuple[Part, Any, str | None]]) -> None:
+        size = sum(part.layout.decoder.size for part, _, _ in found)
         if len(found) == 1 or size <= INLINE:
             for one in found:
                 self._finish(one)
         else:
             in_threads(self._finish, found)
 
-    def _finish(self, one: tuple[Part, Any]) -> None:
-        part, data = one
+    def _finish(self, one: tuple[Part, Any, str | None]) -> None:
+        part, data, version = one
         try:
             layout, chunk = part.layout, None
             if data is not None and part.pool is None and part.is_all:
@@ -300,11 +317,18 @@ class Direct:
             with self._naming(part.sample, self._url(part)):
                 raise
         if part.pool is not None:
-            part.pool.fill(part.key, chunk, 0 if chunk is None else chunk.nbytes)
+            key, part.version = part.key, version
+            kept_as = None if version is None else part.key
+            part.pool.fill(key, chunk, 0 if chunk is None else chunk.nbytes, kept_as)
 
     def _url(self, part: Part) -> str:
         place = part.number, *part.beside.place
         return f"chunk {place} of {self._fs.unstrip_protocol(part.layout.path)}, in {part.path}"
+
+
+def _only(versions: set[str | None] | None) -> str | None:
+    """Return the version that all bytes are of; None where they may be of several."""
+    return next(iter(versions)) if versions is not None and len(versions) == 1 else None
 
 
 def _where(part: Part, shards: dict[str, _Shard]) -> tuple[str, int | None, int | None] | None:

@@ -23,7 +23,7 @@ from cachedfs.datasets.clock import reading
 from cachedfs.datasets.unreadable import elsewhere, unreadable
 from cachedfs.errors import ObjectChanged
 from cachedfs.file import CachedFile
-from cachedfs.filesystem import CachedFileSystem
+from cachedfs.hits import versions_read
 
 __all__ = ["HDF5Dataset"]
 
@@ -193,14 +193,11 @@ class _Opened:
         if len(pieces) < 2:
             return {}
         starts, stops = [start for start, _ in pieces], [stop for _, stop in pieces]
-        with reading():
+        with reading(), versions_read() as versions:
             found = self._fs.cat_ranges([self._path] * len(pieces), starts, stops, on_error="return")
-        if self._known_version() != self._version:
-            return {}  # of another version, perhaps: the open file says so
+        if versions != {self._path: {self._version}}:
+            return {}  # of another version: the open file says so
         return {start: data for start, data in zip(starts, found, strict=True) if isinstance(data, bytes)}
-
-    def _known_version(self) -> str | None:
-        return self._fs.ukey(self._path) if isinstance(self._fs, CachedFileSystem) else None
 
     def _dataset(self, name: str) -> Any:
         if linked := elsewhere(self._file, name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,7 +23,19 @@ class Part:
     The chunk is the `number`-th along the first axis, and `beside` along the others; `path` is the object that it is in.
     """
 
-    __slots__ = ("beside", "future", "layout", "n_rows", "number", "out", "path", "pool", "rows", "within")
+    __slots__ = (
+        "beside",
+        "future",
+        "layout",
+        "n_rows",
+        "number",
+        "out",
+        "path",
+        "pool",
+        "rows",
+        "version",
+        "within",
+    )
 
     def __init__(
         self, layout: Layout, number: int, beside: Beside, out: Array, n_rows: int, rows: Rows, within: Rows
@@ -32,11 +44,12 @@ class Part:
         self.out, self.n_rows, self.rows, self.within = out, n_rows, rows, within
         self.path = layout.object_path(number, beside)
         self.pool: Pool | None = None  # where others may want the chunk too
+        self.version: Hashable = None  # of the object, as far as it is known
         self.future: Future[Any] | None = None  # of the pool
 
     @property
-    def key(self) -> tuple[str, int, Place]:
-        return self.layout.path, self.number, self.beside.place
+    def key(self) -> tuple[str, int, Place, Hashable]:
+        return self.layout.path, self.number, self.beside.place, self.version
 
     @property
     def sample(self) -> int:

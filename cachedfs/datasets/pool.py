@@ -76,12 +76,12 @@ class Pool:
                 self._chunks.drop(key)
             return chunk.future
 
-    def fill(self, key: Hashable, value: Any, size: int) -> None:
-        """Give a chunk to those that wait for it, and keep it for those who come."""
+    def fill(self, key: Hashable, value: Any, size: int, kept_as: Hashable) -> None:
+        """Give a chunk to those that wait for it, and keep it for those who come for `kept_as`; None: do not."""
         with self._lock:
             chunk = self._awaited.pop(key)
-            if chunk.left > 0:
-                self._chunks.put(key, chunk, size)
+            if chunk.left > 0 and kept_as is not None:
+                self._chunks.put(kept_as, chunk, size)
         chunk.future.set_result(value)
 
     def fail(self, key: Hashable, future: Future[Any]) -> None:

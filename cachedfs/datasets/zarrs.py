@@ -55,6 +55,7 @@ class ZarrDataset(Samples):
 
         `arrays`: names below the group at `url`; one name for one array alone. None: the array at `url`, or all of the group.
         `pool`: memory for decoded chunks whose other samples are to come. For a window shuffle of `window` chunks, twice as many.
+        A chunk that was rewritten is read again: within `max_age`, as with any read of the filesystem.
 
         Raises FileNotFoundError for what is no array, and ValueError for arrays of different lengths and a name that comes twice.
         """

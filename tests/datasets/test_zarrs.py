@@ -24,7 +24,6 @@ from cachedfs.datasets import arrays, codecs, direct, pool  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.zarrs import ZarrDataset  # noqa: E402
 from cachedfs.errors import ObjectChanged  # noqa: E402
-from cachedfs.filesystem import CachedFileSystem  # noqa: E402
 from tests.support import KiB, MiB, noise  # noqa: E402
 
 BYTES = zarr.codecs.BytesCodec
@@ -737,22 +736,92 @@ def test_a_shard_that_was_replaced_is_read_by_its_new_index(cloud, tmp_path):
     same(dataset.batch([4, 29]).numpy(), array[...][[4, 29]])
 
 
+@pytest.mark.parametrize("is_written_here", [False, True])
+@pytest.mark.parametrize("options", [{}, {"shards": (8,)}], ids=str)
+def test_the_samples_of_a_chunk_that_was_rewritten_are_all_new(cloud, tmp_path, options, is_written_here):
+    for value in (1, 2):
+        array = zarr.create_array(tmp_path / f"{value}", shape=(8,), chunks=(4,), dtype="i4", **options)
+        array[...] = value
+    put_folder(cloud, tmp_path / "1", "a.zarr")
+    max_age = 60 if is_written_here else 0
+    dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": max_age}})
+    assert dataset[0] == 1
+    if is_written_here:
+        dataset.fs.put(str(tmp_path / "2" / "c"), cloud.url("a.zarr"), recursive=True)
+    else:
+        put_folder(cloud, tmp_path / "2", "a.zarr")
+    assert [dataset[i] for i in range(1, 8)] == [2] * 7
+
+
+def test_a_chunk_that_is_replaced_while_it_is_decoded_is_not_kept_as_its_new_version(
+    cloud, tmp_path, monkeypatch
+):
+    for value in (1, 2):
+        zarr.create_array(tmp_path / f"{value}", shape=(4,), chunks=(4,), dtype="i4")[...] = value
+    put_folder(cloud, tmp_path / "1", "a.zarr")
+    dataset = ZarrDataset(cloud.url("a.zarr"))
+    array = codecs.Decoder.array
+
+    def then_replaced(self, data):
+        dataset.fs.put(str(tmp_path / "2" / "c"), cloud.url("a.zarr"), recursive=True)
+        dataset.fs.info(cloud.url("a.zarr/c/0"))
+        return array(self, data)
+
+    monkeypatch.setattr(codecs.Decoder, "array", then_replaced)
+    assert dataset[0] == 1
+    monkeypatch.setattr(codecs.Decoder, "array", array)
+    assert [dataset[i] for i in range(1, 4)] == [2] * 3
+
+
+def test_a_kept_chunk_costs_no_request_while_its_version_counts(cloud, tmp_path, decoded):
+    zarr.create_array(tmp_path / "a.zarr", shape=(4,), chunks=(4,), dtype="i4")[...] = 1
+    put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+    dataset = ZarrDataset(cloud.url("a.zarr"))
+    dataset[0]
+    before = dataset.fs.stats().requests
+    assert [dataset[i] for i in range(1, 4)] == [1] * 3
+    assert dataset.fs.stats().requests == before
+    assert decoded["array"] == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"shards": (8,)}], ids=str)
+def test_what_is_kept_of_a_local_array_is_of_its_present_version(tmp_path, options):
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(8,), chunks=(4,), dtype="i4", **options)
+    array[...] = 1
+    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
+    assert dataset[0] == 1
+    array[...] = 2
+    assert [dataset[i] for i in range(1, 8)] == [2] * 7
+
+
+def test_a_shard_or_chunk_that_is_written_after_it_was_found_missing_is_read(cloud, tmp_path):
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(16,), chunks=(4,), shards=(8,), dtype="i4")
+    array[:4] = 1
+    put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+    dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": 0}})
+    assert [dataset[i] for i in (0, 4, 8)] == [1, 0, 0]
+    array[...] = 2
+    put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+    assert [dataset[i] for i in (1, 5, 9)] == [2, 2, 2]
+
+
 @pytest.mark.parametrize("max_age", [0, 60])
 def test_a_shard_that_is_replaced_right_after_its_index_was_read(cloud, tmp_path, monkeypatch, max_age):
     array = sharded(tmp_path / "a.zarr", compressors=zarr.codecs.ZstdCodec())
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": max_age}})
-    ukey, asked = CachedFileSystem.ukey, []
+    decode, read = arrays.Index.decode, []
 
-    def replaced(self, path):
-        asked.append(path)
-        if len(asked) == 1:
+    def then_replaced(self, data):
+        found = decode(self, data)
+        read.append(1)
+        if len(read) == 1:
             array[...] = values_of((32, 1000), "u1")
             put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
-            self.invalidate_cache()
-        return ukey(self, path)
+            dataset.fs.invalidate_cache()
+        return found
 
-    monkeypatch.setattr(CachedFileSystem, "ukey", replaced)
+    monkeypatch.setattr(arrays.Index, "decode", then_replaced)
     for samples in ([3], [4, 5], [29, 3]):
         same(dataset.batch(samples).numpy(), array[...][samples])
 
@@ -770,8 +839,13 @@ def test_a_shard_that_is_replaced_again_and_again_is_an_error(cloud, tmp_path, m
     sharded(tmp_path / "a.zarr")
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": 0}})
-    versions = iter(range(1000))
-    monkeypatch.setattr(type(dataset.fs), "ukey", lambda self, path: str(next(versions)))
+    decode = arrays.Index.decode
+
+    def then_replaced(self, data):
+        put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
+        return decode(self, data)
+
+    monkeypatch.setattr(arrays.Index, "decode", then_replaced)
     with pytest.raises(ObjectChanged, match=r"a\.zarr/c/1/0 is replaced faster than it is read") as error:
         dataset[9]
     assert "in sample 9 of" in notes(error)
@@ -849,7 +923,7 @@ def test_a_chunk_that_failed_does_not_end_another_threads_wait_for_it():
     parts = [types.SimpleNamespace(future=None) for _ in range(2)]
     first = chunks.take("a", 1, 9, parts[0])
     assert first is parts[0].future
-    chunks.fill("a", 1, 2000)  # larger than the pool: not kept
+    chunks.fill("a", 1, 2000, "a")  # larger than the pool: not kept
     second = chunks.take("a", 1, 9, parts[1])
     assert second is parts[1].future
     chunks.fail("a", first)
