@@ -16,6 +16,7 @@ from cachedfs.fetcher import OVERDUE_S, Fetcher
 from cachedfs.flights import Flight
 from cachedfs.listings import Listings, by_folder, by_path, is_nameless
 from cachedfs.model import ObjectInfo, ObjectKey, Range, Suffix
+from cachedfs.origins import is_whole
 from cachedfs.source import Source
 from cachedfs.standby import Standby
 
@@ -48,6 +49,17 @@ class Catalog:
     async def know(self, path: str) -> ObjectInfo:
         """Return what `path` is; asks when that is unknown or too old. Raises ObjectNotFound."""
         known = self.source.fresh(path) or await self.ask(path)
+        if known.info is None:
+            raise self.source.not_found(path, known)
+        return known.info
+
+    async def describe(self, path: str) -> ObjectInfo:
+        """Return what `path` is with all its metadata, as `know` does; asks also when only a read told of it so far."""
+        info = await self.know(path)
+        if is_whole(self.source.identity, info):
+            return info
+        self.source.facts.renewed(path)  # another process may have asked
+        known = self.source.described(path) or await self.ask(path)
         if known.info is None:
             raise self.source.not_found(path, known)
         return known.info

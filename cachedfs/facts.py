@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from cachedfs.cache import Fact, Knowledge, Told, Watch, hash_of
 from cachedfs.model import ObjectInfo, ObjectKey
-from cachedfs.origins import names_a_version
+from cachedfs.origins import is_whole, names_a_version, with_known_details
 
 __all__ = ["Facts", "Known", "folder_of", "key_of"]
 
@@ -141,11 +141,11 @@ class Facts:
         self._shared.changed(self._identity, [path])
 
     def _with_all_details(self, path: str, info: ObjectInfo | None) -> ObjectInfo | None:
-        """A read tells less of an object than a lookup did before: keep what is known of the same version."""
+        """Keep the metadata that a lookup gave before, where a read has fewer."""
         old = self._memory.get(path)
-        if info is None or old is None or old.info is None or old.info.fingerprint != info.fingerprint:
+        if info is None or old is None or old.info is None or is_whole(self._identity, info):
             return info
-        return dataclasses.replace(info, details={**old.info.details, **info.details})
+        return with_known_details(info, old.info)
 
     def _from_cache(self, path: str) -> Known | None:
         slots = self._shared.mark_slots(self._identity, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from cachedfs.errors import ObjectChanged
 from cachedfs.facts import Known
 from cachedfs.flights import Flight
 from cachedfs.model import ObjectInfo
+from cachedfs.origins import is_whole
 from cachedfs.rawreader import BUFFER_SIZE, RawReader
 from cachedfs.reader import Reader
 
@@ -53,8 +55,13 @@ class CachedFile(io.BufferedReader):
         return self.info()
 
     def info(self) -> dict[str, Any]:
-        """Return what `fs.info` says of the version that this handle reads."""
-        return self._object().as_info()
+        """Return what `fs.info` says of the version that this handle reads; what is known of it where it was replaced."""
+        info = self._object()
+        if not is_whole(self.fs._source.identity, info):
+            with contextlib.suppress(FileNotFoundError):  # it may be gone: this handle still has its version
+                now = self.fs._described(self.path)
+                info = now if now.fingerprint == info.fingerprint else info
+        return info.as_info()
 
     def getbuffer(self) -> memoryview:
         """Raise UnsupportedOperation: the object is not in memory."""

@@ -164,18 +164,23 @@ class CachedFileSystem(Caching, Writing):
         A dictionary: `name`; `size` in bytes, 0 of a folder, None where the origin does not tell; `type`, "file" or
         "directory"; and the origin's own details, as JSON values and datetimes.
         """
-        name: str = self._strip(path)
-        known = self._source.existing(name)
-        if known is not None:
-            return known.object.as_info()
-        return self._run(self._reader.catalog.know(name)).as_info()
+        return self._described(path).as_info()
 
     async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         path = self._strip(path)
-        known = self._source.existing(path)
+        known = self._source.described(path)
         if known is not None:
             return known.object.as_info()
-        return (await self._hop(self._reader.catalog.know(path))).as_info()
+        return (await self._hop(self._reader.catalog.describe(path))).as_info()
+
+    def size(self, path: AnyPath) -> int | None:
+        """Return the size in bytes: 0 of a folder, None where the origin does not tell."""
+        size: int | None = self._object(path).as_info()["size"]
+        return size
+
+    async def _size(self, path: Any) -> int | None:
+        size: int | None = (await self._object_at(path)).as_info()["size"]
+        return size
 
     def exists(self, path: AnyPath, **kwargs: Any) -> bool:
         """Return whether there is an object or a folder; an origin that cannot tell raises."""
@@ -191,7 +196,7 @@ class CachedFileSystem(Caching, Writing):
 
     def _kind(self, path: Any) -> str | None:
         try:
-            return str(self.info(path)["type"])
+            return self._object(path).kind
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -206,7 +211,7 @@ class CachedFileSystem(Caching, Writing):
 
     async def _kind_of(self, path: Any) -> str | None:
         try:
-            return str((await self._info(path))["type"])
+            return (await self._object_at(path)).kind
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -370,7 +375,11 @@ class CachedFileSystem(Caching, Writing):
         if refresh:
             self._source.engine.cache.known.changed(self._source.identity, [path])
         found = await self._hop(self._reader.catalog.listing(path))
-        return [info.as_info() for info in found] if detail else [info.path for info in found]
+        if not detail:
+            return [info.path for info in found]
+        if [info.path for info in found] == [path]:  # an object, of which a read may have told
+            return [await self._info(path)]
+        return [info.as_info() for info in found]
 
     async def _find(
         self,
@@ -394,7 +403,7 @@ class CachedFileSystem(Caching, Writing):
             return wanted if detail else list(wanted)
         found = await self._hop(self._reader.catalog.find(path))
         if not found:
-            found = await self._itself(path, withdirs)
+            found = await self._itself(path, withdirs, detail)
         elif withdirs and path:
             found = [ObjectInfo(path, kind="directory", size=0), *found]
         wanted = {
@@ -442,9 +451,10 @@ class CachedFileSystem(Caching, Writing):
         sizes = {name: info["size"] or 0 for name, info in found.items()}  # what has no bytes has no size
         return sum(sizes.values()) if total else sizes
 
-    async def _itself(self, path: str, withdirs: bool) -> list[ObjectInfo]:
+    async def _itself(self, path: str, withdirs: bool, detail: bool) -> list[ObjectInfo]:
+        catalog = self._reader.catalog
         try:
-            info = await self._hop(self._reader.catalog.know(path))
+            info = await self._hop(catalog.describe(path) if detail else catalog.know(path))
         except FileNotFoundError:
             return []
         return [info] if withdirs or info.kind == "file" else []
@@ -468,7 +478,7 @@ class CachedFileSystem(Caching, Writing):
         return self._time(path, "modified", ("mtime", "modified"))
 
     def _time(self, path: Any, method: str, names: tuple[str, ...]) -> Any:
-        details = self._object(path).details
+        details = self._described(path).details
         for name in names:
             if hasattr(details.get(name), "isoformat"):
                 return details[name]
@@ -479,6 +489,16 @@ class CachedFileSystem(Caching, Writing):
         path = self._strip(path)
         known = self._source.existing(path)
         return known.object if known is not None else self._run(self._reader.catalog.know(path))
+
+    async def _object_at(self, path: Any) -> ObjectInfo:
+        path = self._strip(path)
+        known = self._source.existing(path)
+        return known.object if known is not None else await self._hop(self._reader.catalog.know(path))
+
+    def _described(self, path: Any) -> ObjectInfo:
+        path = self._strip(path)
+        known = self._source.described(path)
+        return known.object if known is not None else self._run(self._reader.catalog.describe(path))
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
         """Return a URL, signed by the origin, that opens the object for `expiration` seconds without an account.

@@ -16,7 +16,7 @@ from cachedfs.engines import engine_for
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.facts import Facts, Known
 from cachedfs.model import LinkStats, ObjectKey
-from cachedfs.origins import Origin, identity_of
+from cachedfs.origins import Origin, identity_of, is_whole
 from cachedfs.origins.slots import AHEAD
 from cachedfs.plan import freshness
 
@@ -98,6 +98,11 @@ class Source:
         if known is not None and known.info is None:
             raise self.not_found(path, known)
         return known
+
+    def described(self, path: str) -> Known | None:
+        """Return what is known of the object or folder when that is all its metadata; raises like `existing`."""
+        known = self.existing(path)
+        return known if known is not None and is_whole(self.identity, known.object) else None
 
     def key(self, known: Known) -> ObjectKey | None:
         """Return the key of the version known; None for what cannot be cached."""

@@ -541,6 +541,101 @@ def test_an_empty_object_is_an_object(cloud, fs):
         assert os.path.getsize(local) == 0
 
 
+# The same metadata, whichever way they came.
+
+
+def looks(fs, path):
+    """All that a filesystem says of the metadata of an object."""
+    (listed,) = fs.ls(path, detail=True)
+    with fs.open(path) as file:
+        details = file.info()
+    found = fs.find(path, detail=True)[path]
+    return fs.info(path), fs.modified(path), fs.created(path), listed, found, details
+
+
+def test_metadata_are_the_same_before_and_after_a_read(cloud):
+    cloud.put("a", noise(KiB))
+    before = looks(fsspec.filesystem("cgs"), cloud.path("a"))
+    assert before[0]["etag"]
+    assert before[0] == before[3] == before[4] == before[5]
+    forget()
+    fs = fsspec.filesystem("cgs", max_age=120)
+    fs.evict()
+    fs.invalidate_cache()
+    fs.cat_file(cloud.path("a"))
+    cloud.asked()
+    assert looks(fs, cloud.path("a")) == before
+    assert cloud.asked() == ["list", "metadata"]  # `find` lists
+    fs.invalidate_cache()
+    assert fs.cat_file(cloud.path("a"), 0, 9)
+    forget()
+    fs = fsspec.filesystem("cgs", max_age=120)
+    assert looks(fs, cloud.path("a")) == before
+
+
+@pytest.mark.parametrize("name", ["ls", "find", "modified", "created", "_info"])
+def test_what_a_read_did_not_tell_is_asked_for_once_on_the_machine(cloud, fs, name):
+    path = cloud.path("a")
+    cloud.put("a", b"data")
+    fs.cat_file(path)
+    forget()
+    cloud.asked()
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    options = {"detail": True} if name in ("ls", "find") else {}
+    for _ in range(2):
+        asyncio.run(fs._info(path)) if name == "_info" else getattr(fs, name)(path, **options)
+    assert [kind for kind in cloud.asked() if kind != "list"] == ["metadata"]
+    other = f"""
+        import fsspec
+        print(fsspec.filesystem("cgs").info({path!r})["etag"])
+    """
+    fs._source.engine.drain(120)
+    assert cloud.python(other).strip() == fs.info(path)["etag"]
+    assert cloud.asked() == []
+
+
+def test_size_and_kind_are_known_by_a_read(cloud, fs):
+    path = cloud.path("a")
+    cloud.put("a", b"data")
+    fs.cat_file(path)
+    cloud.asked()
+    assert (fs.size(path), fs.sizes([path]), fs.ukey(path)) == (4, [4], fs.checksum(path))
+    assert (fs.exists(path), fs.isfile(path), fs.isdir(path)) == (True, True, False)
+    assert (fs.ls(path, detail=False), fs.find(path), fs.expand_path(path)) == ([path], [path], [path])
+    assert cloud.asked() == ["list"]  # `find` does
+
+
+def test_metadata_of_a_version_that_was_replaced_or_changed_are_the_new_ones(cloud, fs, clock):
+    path = cloud.path("a")
+    cloud.put("a", b"old")
+    fs.cat_file(path)
+    with fs.open(path) as file:
+        cloud.put("a", b"newer")
+        assert fs.info(path)["size"] == 5
+        assert (file.info()["size"], file.read()) == (3, b"old")
+    assert fs.cat_file(path) == b"newer"
+    fs.origin_fs.setxattrs(path, content_type="text/x-new")
+    clock(61)
+    fs.evict(path)
+    fs.cat_file(path)
+    assert fs.info(path)["contentType"] == "text/x-new"
+    assert fs.info(path) == fs.ls(cloud.bucket, detail=True)[0]
+
+
+@pytest.mark.parametrize("options", [{"offline": True}, {"stale_if_error": True}])
+def test_what_a_read_told_is_shown_where_nobody_can_be_asked(cloud, fs, options):
+    path = cloud.path("a")
+    cloud.put("a", b"data")
+    fs.cat_file(path)
+    fs._source.engine.drain(120)
+    cloud.asked()
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", **options)
+    fs._source.engine.mark_away(fs._source.identity)
+    assert fs.info(path)["size"] == 4
+    assert fs.modified(path).tzinfo
+    assert cloud.asked() == []
+
+
 # Instances.
 
 
@@ -659,7 +754,7 @@ def test_a_hit_of_cgs_imports_no_gcsfs_and_starts_no_thread(cloud):
         with fsspec.open(url) as file:
             assert len(file.read()) == 10240
         fs, path = fsspec.url_to_fs(url)
-        assert fs.info(path)["size"] == 10240
+        assert fs.size(path) == 10240 and fs.isfile(path)
         assert len(fs.cat_file(path)) == 10240
         assert fs.exists(path) and len(fs.cat([path])) == 1
         print(threading.active_count(), "gcsfs" in sys.modules, "google" in sys.modules)

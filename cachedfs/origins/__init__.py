@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -13,12 +14,22 @@ from urllib.parse import urlsplit
 
 from fsspec.config import conf
 
+from cachedfs.model import ObjectInfo
 from cachedfs.origins.base import Alone, Origin, Reply
 
 if TYPE_CHECKING:
     from cachedfs.origins.pacing import Book
 
-__all__ = ["Alone", "Origin", "Reply", "identity_of", "names_a_version", "open_origin"]
+__all__ = [
+    "Alone",
+    "Origin",
+    "Reply",
+    "identity_of",
+    "is_whole",
+    "names_a_version",
+    "open_origin",
+    "with_known_details",
+]
 
 _GCS = ("gs", "gcs")
 _AWARE = "-versions"  # of the account in an identity: its paths may name a generation
@@ -103,6 +114,22 @@ def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[s
 def names_a_version(identity: str, path: str) -> bool:
     """Return whether `path` may name one version of an object, which no listing has, to the origin of this identity."""
     return identity.startswith("gs|") and identity.endswith(_AWARE) and bool(_GENERATION.search(path))
+
+
+def is_whole(identity: str, info: ObjectInfo) -> bool:
+    """Return whether `info` has all the metadata that a lookup gives; the headers of a read from GCS have fewer."""
+    return "bucket" in info.details or "generation" not in info.details or not identity.startswith("gs|")
+
+
+def with_known_details(info: ObjectInfo, known: ObjectInfo) -> ObjectInfo:
+    """Return what the headers of a read say with the metadata that are known, if these are still the same.
+
+    Metadata can change while the bytes stay: GCS counts these changes in `metageneration`.
+    """
+    is_same = info.fingerprint == known.fingerprint and (
+        info.details.get("metageneration") == known.details.get("metageneration")
+    )
+    return dataclasses.replace(info, details=known.details) if is_same else info
 
 
 def _gcs_host(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
