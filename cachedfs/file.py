@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.errors import ObjectChanged
@@ -13,6 +14,7 @@ from cachedfs.model import ObjectInfo
 from cachedfs.origins import is_whole
 from cachedfs.rawreader import BUFFER_SIZE, RawReader
 from cachedfs.reader import Reader
+from cachedfs.shared_file import SharedFile, at_own_seek
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["CachedFile"]
 
 
-class CachedFile(io.BufferedReader):
+class CachedFile(SharedFile, io.BufferedReader):
     """A readable, seekable binary file over one version of one object.
 
     What `fs.open` gives: `read`, `readinto`, `seek`, `tell`, iteration over lines, as a builtin file opened with "rb".
     It stays with the version it opened: a block that is not here after the object was replaced is `ObjectChanged`.
+    Threads may share it: a read begins where its own thread sought last, whatever the others do in between.
     Pickles by path and position. Carries what libraries look for on a fsspec file: `fs`, `path`, `size`, `loc`,
     `blocksize`, `info()`.
     """
@@ -38,6 +41,19 @@ class CachedFile(io.BufferedReader):
         self.path = path
         self.size = raw.size
         self.blocksize = reader.source.config.block_size
+
+    _seek, _tell = io.BufferedReader.seek, io.BufferedReader.tell
+    read = at_own_seek(io.BufferedReader.read)
+    read1 = at_own_seek(io.BufferedReader.read1)
+    readinto = at_own_seek(io.BufferedReader.readinto)
+    readinto1 = at_own_seek(io.BufferedReader.readinto1)
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """Return bytes that the next read of this thread begins with, without moving."""
+        with self._lock:
+            if (thread := get_ident()) != self._mover:
+                self._take_over(thread)
+            return super().peek(size)
 
     @property
     def loc(self) -> int:
@@ -73,9 +89,22 @@ class CachedFile(io.BufferedReader):
     def __repr__(self) -> str:
         return f"<CachedFile {self.full_name!r}>"
 
+    def _meet(self) -> None:
+        if self._mover is not None and not isinstance(self, _CachedFileOfThreads):
+            position = self._sought.get(self._mover)
+            if position is not None and 0 <= position != self._tell():
+                del self._sought[self._mover]  # it has read lines since
+            self.__class__ = _CachedFileOfThreads
+
     def _object(self) -> ObjectInfo:
         info: ObjectInfo = self.raw.info  # type: ignore[attr-defined]  # our RawReader
         return info
+
+
+class _CachedFileOfThreads(CachedFile):
+    """A `CachedFile` from the moment on that a second thread uses it: with one, lines are read by C code alone."""
+
+    readline = at_own_seek(io.BufferedReader.readline)
 
 
 def _reopen(fs: CachedFileSystem, path: str, position: int, fingerprint: str | None) -> CachedFile:

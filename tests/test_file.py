@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gzip
 import io
 import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pytest
@@ -308,3 +310,158 @@ def test_a_handle_that_was_at_home_reads_ahead_again_where_something_is_missing(
         cloud.server.reset()
         read_all(file)
     assert cloud.server.count() == 0
+
+
+@pytest.fixture
+def threads():
+    """Two threads; each makes a call and returns what came of it."""
+    with ThreadPoolExecutor(1) as a, ThreadPoolExecutor(1) as b:
+        yield [lambda call, *args, thread=thread: thread.submit(call, *args).result() for thread in (a, b)]
+
+
+@pytest.fixture(params=["cachedfs", "drive"])
+def shared(request):
+    """A file for threads to share: through the cache, and of drive:// alone."""
+    if request.param == "cachedfs":
+        place, fs = request.getfixturevalue("cloud"), fsspec.filesystem("cachedfs", target_protocol="gs")
+    else:
+        place, fs = request.getfixturevalue("drive"), fsspec.filesystem("drive")
+    place.put("big", DATA)
+    with fs.open(place.path("big")) as file:
+        yield file
+
+
+def filled(readinto):
+    buffer = bytearray(1000)
+    return bytes(buffer[: readinto(buffer)])
+
+
+READS = {
+    "read": lambda file: file.read(1000),
+    "readinto": lambda file: filled(file.readinto),
+    "readinto1": lambda file: filled(file.readinto1),
+    "readline": lambda file: file.readline(),
+    "lines": next,
+}
+OTHERS = {
+    "nothing": lambda file: None,
+    "seek": lambda file: file.seek(MiB),
+    "seek and read": lambda file: (file.seek(MiB), file.read(10)),
+    "seek and read twice": lambda file: (file.seek(MiB), file.read(10), file.read(10)),
+    "seek and read lines": lambda file: (file.seek(MiB), next(file), next(file)),
+    "size": lambda file: file.seek(0, 2),
+    "seek from there": lambda file: file.seek(5, 1),
+    "tell": lambda file: file.tell(),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_read_begins_where_its_own_thread_sought(shared, threads, read, other):
+    a, b = threads
+    for position in (100_000, 2 * MiB):  # the second time both threads are known to the file
+        a(shared.seek, position)
+        b(other, shared)
+        data = a(read, shared)
+        assert data
+        assert data == DATA[position : position + len(data)]
+
+
+def test_all_that_reads_a_cached_file_begins_there(fs, cloud, threads):
+    a, b = threads
+    with fs.open(cloud.path("big")) as file:
+        for read in (file.read1, file.peek, lambda n_bytes: b"".join(file.readlines(n_bytes))):
+            a(file.seek, 100_000)
+            b(file.seek, MiB)
+            assert a(read, 100)[:100] == DATA[100_000:100_100]
+        assert b(file.peek)[:100] == DATA[MiB : MiB + 100]
+        assert b(file.read, 100) == DATA[MiB : MiB + 100]
+
+
+def test_each_thread_is_told_of_its_own_seek(shared, threads):
+    a, b = threads
+    a(shared.seek, 1000)
+    b(shared.seek, 7000)
+    assert (a(shared.tell), b(shared.tell)) == (1000, 7000)
+    assert (a(shared.seek, 5, 1), b(shared.seek, -5, 1)) == (1005, 6995)
+    assert (a(shared.seek, 0, 2), b(shared.seek, 500)) == (SIZE, 500)
+    assert (a(shared.tell), b(shared.tell), shared.tell()) == (SIZE, 500, 500)
+    assert (a(shared.seek, -10, 2), b(shared.read, 5)) == (SIZE - 10, DATA[500:505])
+    assert a(shared.read) == DATA[-10:]
+
+
+def test_a_file_that_is_passed_on_has_one_position(shared, threads):
+    a, b = threads
+    assert shared.seek(100) == 100
+    expected = [DATA[at : at + 10] for at in range(100, 150, 10)]
+    assert [run(shared.read, 10) for run in (a, b, a, b, lambda read, size: read(size))] == expected
+    assert (a(shared.tell), b(shared.tell)) == (150, 150)
+    # Of a seek that another thread has read from, nothing is left; nor of those before it.
+    a(shared.seek, 5000)
+    b(shared.seek, 200)
+    assert shared.read(10) == DATA[200:210]
+    assert (a(shared.read, 10), b(shared.read, 10)) == (DATA[210:220], DATA[220:230])
+
+
+def test_a_thread_that_asked_for_the_size_reads_where_the_file_was_left(shared, threads):
+    a, b = threads
+    assert a(shared.seek, 0, 2) == SIZE
+    b(shared.seek, 300)
+    assert a(shared.read, 10) == DATA[300:310]
+    a(shared.seek, 0, 2)
+    assert a(shared.read) == b""
+
+
+def test_lines_that_were_read_before_another_thread_came_are_read(cloud, threads):
+    a, b = threads
+    text = [b"line %d\n" % i for i in range(100)]
+    cloud.put("lines", b"".join(text))
+    with fsspec.open(cloud.url("lines"), "rb") as file:
+        a(file.seek, 0)
+        assert [a(file.readline), a(next, file), b(file.readline)] == text[:3]
+        b(file.seek, 0)
+        assert b(next, file) == text[0]
+        assert a(file.readline) == text[1]
+
+
+def test_a_read_that_failed_begins_at_the_same_place_again(fs, cloud, threads, monkeypatch):
+    a, b = threads
+    with fs.open(cloud.path("big")) as file:
+        a(file.seek, 2 * MiB)
+        b(file.seek, 100)
+        with monkeypatch.context() as patch:
+            patch.setattr(RawReader, "readinto", lambda raw, buffer: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                a(file.read, 100)
+        assert b(file.read, 100) == DATA[100:200]
+        assert a(file.read, 100) == DATA[2 * MiB : 2 * MiB + 100]
+
+
+def test_what_reads_through_a_file_of_threads_finds_its_place(cloud, threads):
+    a, b = threads
+    text = "".join(f"line {i} äöü\n" for i in range(5000))
+    for name, data in (("text", text.encode()), ("text.gz", gzip.compress(text.encode()))):
+        cloud.put(name, data)
+        with fsspec.open(cloud.url(name), "rb") as file:
+            b(file.seek, 1000)
+            a(file.seek, 0)
+            b(file.seek, 77)
+            inner = gzip.GzipFile(fileobj=file) if name.endswith("gz") else file
+            assert a(list, io.TextIOWrapper(inner, "utf-8")) == text.splitlines(keepends=True)
+    with fsspec.open(cloud.url("text"), "rb") as file:
+        a(file.seek, 10)
+        b(file.seek, 20)
+        with a(pickle.loads, a(pickle.dumps, file)) as copy:
+            assert copy.read(5) == text.encode()[10:15]
+
+
+def test_threads_that_share_a_file_read_right_bytes(shared):
+    """Without a lock of their own, as libraries in C++ do: each seeks, then reads."""
+
+    def wrong(seed):
+        rng = random.Random(seed)
+        places = [(rng.randrange(SIZE - 5000), rng.randrange(1, 5000)) for _ in range(200)]
+        return [at for at, n in places if (shared.seek(at), shared.read(n))[1] != DATA[at : at + n]]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(wrong, range(8))] == [[]] * 8

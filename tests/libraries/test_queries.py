@@ -1,8 +1,13 @@
 """polars and DuckDB: what takes a file or a filesystem, as their own readers of clouds know no others."""
 
+import io
+
+import duckdb
 import fsspec
 import pandas as pd
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from tests.libraries.data import ROWS
@@ -43,7 +48,6 @@ def test_polars_takes_none_of_our_urls(place):
 
 @pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
 def test_duckdb_reads_writes_and_finds_files(place):
-    duckdb = pytest.importorskip("duckdb")
     url, folder = place.url("set/0.parquet"), place.url("set")
     ROWS.to_parquet(url)
     ROWS.to_csv(place.url("a.csv"), index=False)
@@ -60,9 +64,21 @@ def test_duckdb_reads_writes_and_finds_files(place):
     assert pd.read_parquet(f"{folder}/1.parquet")["a"].tolist() == [42]
 
 
+@pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
+def test_duckdb_sums_what_its_threads_read_from_one_file(place):
+    """They share a handle, and each seeks and reads in two calls."""
+    url, fs, data = place.url("big.parquet"), place.fs, io.BytesIO()
+    pq.write_table(pa.table({"a": range(200_000)}), data, row_group_size=5_000)
+    place.machine.put("big.parquet", data.getvalue())
+    expected = sum(range(0, 200_000, 3))
+    for _ in range(10):
+        with duckdb.connect(config={"threads": 8}) as con:
+            con.register_filesystem(fs)
+            assert con.sql(f"SELECT sum(a) FROM '{url}' WHERE a % 3 = 0").fetchall() == [(expected,)]
+
+
 @pytest.mark.parametrize("place", ["cachedfs::gs://", "cachedfs::drive://"], indirect=True)
 def test_duckdb_takes_no_chained_url(place):
-    duckdb = pytest.importorskip("duckdb")
     url = place.url("a.parquet")
     ROWS.to_parquet(url)
     with duckdb.connect() as con:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from fsspec.asyn import sync
@@ -12,6 +13,7 @@ from fsspec.spec import AbstractBufferedFile
 from cachedfs.errors import CachedFSError
 from cachedfs.model import ObjectInfo, Range
 from cachedfs.origins.drive.upload import Content
+from cachedfs.shared_file import SharedFile, at_own_seek
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.filesystem import DriveFileSystem
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["DriveFile", "WrittenDriveFile", "not_kept"]
 
 
-class DriveFile(AbstractBufferedFile):
-    """A file of Drive being read, in the version that it had when it was opened."""
+class DriveFile(SharedFile, AbstractBufferedFile):
+    """A file of Drive being read, in the version that it had when it was opened. Threads may share it."""
+
+    _seek, _tell = AbstractBufferedFile.seek, AbstractBufferedFile.tell
+    _read = at_own_seek(AbstractBufferedFile.read)
 
     def __init__(
         self,
@@ -39,6 +44,15 @@ class DriveFile(AbstractBufferedFile):
     def details(self) -> dict[str, Any]:
         """What was known of the file when it was opened."""
         return self._info.as_info()
+
+    def read(self, length: int = -1) -> bytes:
+        return self._read(length)  # type: ignore[no-any-return]
+
+    def readuntil(self, char: bytes = b"\n", blocks: int | None = None) -> bytes:
+        with self._lock:
+            data: bytes = super().readuntil(char, blocks)
+            self._sought.pop(get_ident(), None)  # its seeks are part of the read
+            return data
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         if self._whole is not None:
