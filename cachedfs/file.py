@@ -1,4 +1,4 @@
-"""An open object: an io.BufferedReader, so that lines and small reads run at C speed, over a raw reader of blocks."""
+"""An open object: an io.BufferedReader, whose buffer and lines are C code, over a raw reader of blocks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class CachedFile(SharedFile, io.BufferedReader):
         return f"<CachedFile {self.full_name!r}>"
 
     def _meet(self) -> None:
-        if self._mover is not None and not isinstance(self, _CachedFileOfThreads):
+        if self._mover is not None and type(self) is CachedFile:
             position = self._sought.get(self._mover)
             if position is not None and 0 <= position != self._tell():
                 del self._sought[self._mover]  # it has read lines since
