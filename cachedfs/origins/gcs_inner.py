@@ -72,6 +72,8 @@ class _CheckedSession:
     @asynccontextmanager
     async def request(self, method: str, url: str, **options: Any) -> AsyncIterator[Any]:
         """Send a request and give its answer; raises ForeignAnswer."""
+        if method == "DELETE":
+            self._uploads.pop(url, None)  # of an upload that is given up
         async with self._session.request(method=method, url=url, **options) as answer:
             if host := other_host(answer):
                 _refuse(f"redirected to {host}, which answered {answer.status}")
@@ -100,7 +102,6 @@ class _CheckedSession:
             if answer.status != 308:
                 del self._uploads[url]
         elif method == "DELETE":
-            self._uploads.pop(url, None)
             if body.strip() not in (b"", b"null"):  # nothing, or what an emulator says
                 _refuse("a removal was answered with a text")
         elif headers.get("Content-Type", "").startswith("multipart/mixed"):  # a batch
