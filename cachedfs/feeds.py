@@ -59,7 +59,9 @@ class Feeds:
             return None
         way, info = list[tuple[str, str]](), folder
         while info is not None:
-            if info.id is None or not is_told(info):
+            if (
+                info.id is None or info.kind != "directory" or not is_told(info)
+            ):  # a file may have a folder's name
                 return None
             way.append((info.path, info.id))
             above = folder_of(info.path)

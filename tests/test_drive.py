@@ -116,6 +116,19 @@ def test_an_answer_that_is_not_drives_hides_no_chunk(drive, monkeypatch, fault):
     assert array[4:].tolist() == [5, 6, 7, 8]
 
 
+def test_a_file_hides_no_folder_of_its_name_and_what_is_in_it_is_seen_when_it_changes(drive, fs, clock):
+    drive.put("x/in", b"1")
+    (inner,) = drive.server.find(f"{drive.name}/x")
+    drive.server.add("x", b"file", parent=drive.server.folder(drive.name))
+    path = drive.path("x")
+    assert fs.cat_file(path) == b"file"
+    assert [fs.cat_file(f"{path}/in"), fs.exists(f"{path}/new")] == [b"1", False]
+    drive.server.put("in", b"22", parent=inner["id"])
+    drive.server.put("new", b"", parent=inner["id"])
+    clock(3600)
+    assert [fs.cat_file(f"{path}/in"), fs.exists(f"{path}/new")] == [b"22", True]
+
+
 def test_a_whole_small_file_needs_no_second_look(drive, fs):
     data = drive.put("small.bin", noise(3 * MiB))
     revisions_hidden(drive, "small.bin")

@@ -62,7 +62,7 @@ __all__ = [
     "key_headers",
     "looks_like",
     "multipart",
-    "newest",
+    "rank",
     "resource_of",
     "shortcut_target",
     "shown",
@@ -308,12 +308,20 @@ def folder_info(path: str, id: str, **details: Any) -> ObjectInfo:
     return ObjectInfo(path, "directory", id=id, details={"id": id, **details})
 
 
-def newest(items: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return which of several items of one name counts: the one modified last, of these the one of least id."""
-    return min(items, key=age)
+def rank(item: Mapping[str, Any], *, for_folder: bool = False) -> tuple[bool, bool, float, str]:
+    """Return the place of an item among those of its name; the least counts.
+
+    Folders and files with bytes come before documents of Google's own; of each the one modified last, then that of least
+    id. `for_folder`: folders come first, as nothing else has names in it.
+    """
+    target = shortcut_target(item)
+    mime = item["mimeType"] if target is None else target.get("targetMimeType", "")
+    is_folder = mime == FOLDER
+    return for_folder and not is_folder, is_native(mime) and not is_folder, *age(item)
 
 
 def age(item: Mapping[str, Any]) -> tuple[float, str]:
+    """Return what sorts items from the one modified last to the oldest."""
     at = item.get("modifiedDate")
     return (-datetime.fromisoformat(at).timestamp() if at else 0.0), item["id"]
 

@@ -53,7 +53,7 @@ class Places:
             ):
                 return known
             try:
-                info = await self._tree.lookup(path, sure=True)
+                info = await self._tree.lookup(path, sure=True, for_folder=True)
             except ObjectNotFound:
                 pass
             else:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -94,26 +94,47 @@ class Tree:
         self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
         self._warned: set[str] = set()
 
-    async def lookup(self, path: str, parent: ObjectInfo | None = None, *, sure: bool = False) -> ObjectInfo:
+    async def lookup(
+        self,
+        path: str,
+        parent: ObjectInfo | None = None,
+        *,
+        sure: bool = False,
+        for_folder: bool = False,
+    ) -> ObjectInfo:
         """Return what `path` is: one request where its folder is known. Raises ObjectNotFound.
 
-        `sure`: the remembered way to it is asked about too, at the same time.
+        `sure`: the remembered way to it is asked about too, at the same time. `for_folder`: a folder of this name counts
+        before all else that has it.
         """
         place = place_of(path)
         if not place.names:
             return await self._top(path, place.top)
-        if parent is None:
-            _, items = await self.at(path, sure=sure)
-        elif parent.kind == "directory":
+        if parent is not None and parent.kind == "directory":
             items = await self.named(path, parent)
         else:
-            raise _missing(path, f"{api.url_of(parent.path)} is a file")
+            if parent is not None:  # a file: a folder may have its name, as it is now
+                self.forget_way(parent.path)
+            _, items = await self.at(path, sure=sure)
         if not items:
             raise _missing(path, "no item of this name is in the folder")
-        info = await self.followed(api.newest(items), path)
-        if len(items) > 1:
-            self._warn(path, len(items))
-        return info
+        return (await self.chosen(items, path, for_folder=for_folder))[1]
+
+    async def chosen(
+        self, items: Sequence[Mapping[str, Any]], path: str, *, for_folder: bool = False
+    ) -> tuple[Mapping[str, Any], ObjectInfo]:
+        """Return which of the items of one name counts, and what it is: the first by `api.rank` that leads somewhere."""
+        ranked = sorted(items, key=lambda item: api.rank(item, for_folder=for_folder))
+        if len(ranked) > 1:
+            self._warn(path, len(ranked))
+        first: tuple[Mapping[str, Any], ObjectInfo] | None = None
+        for item in ranked:
+            info = await self.followed(item, path)
+            first = first or (item, info)
+            if not info.details.get("dangling"):
+                return item, info
+        assert first is not None  # REQUIRES: some item
+        return first
 
     async def named(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
         """Return the items that `path` names in its folder: usually one, or none."""
@@ -198,7 +219,7 @@ class Tree:
         """Return a folder, remembered for half a minute; raises ObjectNotFound."""
         if (known := self.remembered(path)) is not None:
             return known
-        info = await self.lookup(path)
+        info = await self.lookup(path, for_folder=True)
         if info.kind != "directory":
             raise _missing(path, "this is a file, and not a folder")
         self._folders[path] = (info, self._clock())
@@ -231,17 +252,17 @@ class Tree:
         by_name: dict[str, list[dict[str, Any]]] = {}
         for item in {item["id"]: item for item in items}.values():
             by_name.setdefault(api.shown(item["title"]), []).append(item)
-        for name, same in by_name.items():
-            if len(same) > 1:
-                self._warn(f"{folder.path}/{name}", len(same))
-        chosen = {
-            f"{folder.path}/{name}": same[0] if len(same) == 1 else api.newest(same)
+        asked = {  # the others need no request
+            name: same
             for name, same in by_name.items()
+            if len(same) > 1 or api.shortcut_target(same[0]) is not None
         }
-        shortcuts = [path for path, item in chosen.items() if api.shortcut_target(item) is not None]
-        followed = await side_by_side(self.followed(chosen[path], path) for path in shortcuts)
-        targets = dict(zip(shortcuts, followed, strict=True))
-        return [targets.get(path) or api.item_info(item, path) for path, item in chosen.items()]
+        found = await side_by_side(self.chosen(same, f"{folder.path}/{name}") for name, same in asked.items())
+        infos = dict(zip(asked, (info for _, info in found), strict=True))
+        return [
+            infos.get(name) or api.item_info(same[0], f"{folder.path}/{name}")
+            for name, same in by_name.items()
+        ]
 
     async def below(self, folder: ObjectInfo) -> AsyncGenerator[ObjectInfo, None]:
         """Yield all that is below a folder; sibling folders are listed side by side.
@@ -336,8 +357,8 @@ class Tree:
     def _warn(self, path: str, n_items: int) -> None:
         self._say_once(
             path,
-            f"{n_items} items have this name; the one modified last counts. Reach the others by drive://id:ID, or rename "
-            "them",
+            f"{n_items} items have this name; the one modified last counts (a Google document only where nothing else has "
+            "it). Reach the others by drive://id:ID, or rename them",
         )
 
     def _warn_of_look_alikes(self, path: str, name: str, others: Iterable[str]) -> None:

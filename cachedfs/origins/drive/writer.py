@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import mimetypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged, ObjectNotFound
@@ -48,7 +48,7 @@ class Writer:
         to = await self._account.connection()
         if items and exclusive:
             raise FileExistsError(errno.EEXIST, f"{api.url_of(path)}: exists already, and was to be new")
-        before = await self._written_into(to, path, api.newest(items)) if items else None
+        before = await self._written_into(to, path, items) if items else None
         if onto is not None and onto != _fingerprint_of(before, path):
             raise ObjectChanged(
                 f"{api.url_of(path)}: the file changed while it was being appended to; it is left as it is now: open it again"
@@ -89,8 +89,11 @@ class Writer:
             logger.warning("%s: wrong bytes could not be taken back: %s", api.url_of(path), trouble)
         return "They are its newest version now; Drive keeps the ones before under 'Manage versions'"
 
-    async def _written_into(self, to: Connection, path: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _written_into(
+        self, to: Connection, path: str, items: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
         """Return what holds the content for `path`: a shortcut's target, unless that is in the trash."""
+        item = items[0] if len(items) == 1 else (await self._tree.chosen(items, path))[0]
         into = writable(path, item)
         if (target := api.shortcut_target(item)) is None:
             return item

@@ -333,6 +333,65 @@ async def test_a_file_and_a_folder_of_one_name_are_one_name(
     assert (await origin.lookup(f"{root}/x")).id == inner
 
 
+HIDERS = {
+    "document": lambda server, path: server.document(path, "text"),
+    "shortcut that leads nowhere": lambda server, path: server.shortcut(path, "nothing"),
+    "shortcut to a document": lambda server, path: server.shortcut(path, server.document("elsewhere", "")),
+}
+
+
+def newest(server: DriveServer, id: str) -> None:
+    server.edit(id, modifiedDate="2099-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize("hider", HIDERS)
+@pytest.mark.parametrize("hidden", ["file", "folder", "shortcut to a file", "shortcut to a folder"])
+async def test_a_document_or_a_dangling_shortcut_hides_nothing_of_its_name(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str, hidden: str, hider: str
+) -> None:
+    at = "elsewhere" if "shortcut" in hidden else f"{folder}/x"
+    id = server.folder(at) if "folder" in hidden else server.put(at, DATA)
+    if "shortcut" in hidden:
+        server.shortcut(f"{folder}/x", id)
+    newest(server, HIDERS[hider](server, f"{folder}/x"))
+    assert (await origin.lookup(f"{root}/x")).id == id
+    assert (await listed(origin, root))[f"{root}/x"].id == id
+
+
+@pytest.mark.parametrize("hider", [*HIDERS, "file", "shortcut to a file"])
+async def test_nothing_hides_a_folder_on_the_way_down(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str, hider: str
+) -> None:
+    server.put(f"{folder}/x/y/in", DATA)
+    for path in (f"{folder}/x", f"{folder}/x/y"):
+        if hider in HIDERS:
+            newest(server, HIDERS[hider](server, path))
+        else:
+            above = server.folder(path.rpartition("/")[0])
+            id = server.add(path.rpartition("/")[2], b"", parent=above)
+            newest(server, server.shortcut(path, id) if "shortcut" in hider else id)
+    assert (await read(origin, f"{root}/x/y/in"))[0] == DATA
+    a_file = ObjectInfo(f"{root}/x/y", "file", 0, id="of the file")
+    assert (await origin.lookup(f"{root}/x/y/in", a_file)).size == len(DATA)
+    await origin.call("pipe_file", f"{root}/x/y/new", b"new")
+    await origin.call("pipe_file", f"{root}/x/z/new", b"new")
+    await origin.call("makedirs", f"{root}/x/y", exist_ok=True)
+    assert server.get(f"{folder}/x/y/new") == server.get(f"{folder}/x/z/new") == b"new"
+    folders = [item for item in server.find(f"{folder}/x") if item["mimeType"] == api.FOLDER]
+    assert len(folders) == 1
+
+
+async def test_a_file_is_written_beside_a_document_of_its_name(
+    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    file = server.put(f"{folder}/data.csv", b"1")
+    newest(server, server.document(f"{folder}/data.csv", "sheet"))
+    await origin.call("pipe_file", f"{root}/data.csv", b"2")
+    assert server.item(file)["fileSize"] == "1"
+    assert (await read(origin, f"{root}/data.csv"))[0] == b"2"
+    assert len(server.find(f"{folder}/data.csv")) == 2
+
+
 async def test_trashed_items_are_invisible(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
