@@ -161,6 +161,7 @@ class CachedFileSystem(Caching, Writing):
     def info(self, path: AnyPath, **kwargs: Any) -> dict[str, Any]:
         """Return what is known of an object or folder, for `max_age`; without a request where that is young enough.
 
+        Of a GCS object known only by a read, one request asks for what the read's headers did not tell.
         A dictionary: `name`; `size` in bytes, 0 of a folder, None where the origin does not tell; `type`, "file" or
         "directory"; and the origin's own details, as JSON values and datetimes.
         """
