@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+from cachedfs.imports import importing
+
 __all__ = ["Running", "Stated", "combined", "crc32c_of", "has_crc32c", "stated_crc32c", "stated_of"]
 
 
@@ -85,7 +87,8 @@ class Running:
 def has_crc32c() -> bool:
     """Return whether CRC-32C can be computed at the speed of a disk."""
     try:
-        import google_crc32c
+        with importing():
+            import google_crc32c
     except (ImportError, RuntimeWarning):  # it warns where it is pure Python, which some make an error
         return False
     return bool(google_crc32c.implementation == "c")

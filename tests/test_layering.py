@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "cachedfs"
 
 # Row of each module or room; a room's own modules may import each other.
 ROWS = {
-    "errors": 0, "config": 0, "model": 0, "checksums": 0, "workers": 0, "logs": 0, "events": 0, "words": 0, "tables": 0, "localfiles": 0, "names": 0, "shared_file": 0,
+    "errors": 0, "config": 0, "model": 0, "checksums": 0, "workers": 0, "logs": 0, "events": 0, "words": 0, "tables": 0, "localfiles": 0, "names": 0, "shared_file": 0, "imports": 0,
     "plan": 1,
     "cache": 2, "origins": 2,
     "arrivals": 3, "orders": 3, "flights": 3, "ahead": 3, "questions": 3, "refusals": 3, "telling": 3, "facts": 3, "writebehind": 3, "engine": 3, "engines": 3, "source": 3,
@@ -64,7 +64,19 @@ ORDER_IN_ROW = {
         "carrying",
     ],
     4: ["written", "inhand", "rawreader", "file", "caching", "writing", "filesystem"],
-    0: ["errors", "localfiles", "words", "tables", "model", "config", "workers", "logs", "events"],
+    0: [
+        "imports",
+        "errors",
+        "checksums",
+        "localfiles",
+        "words",
+        "tables",
+        "model",
+        "config",
+        "workers",
+        "logs",
+        "events",
+    ],
     6: ["demo_session", "demo", "cli", "__main__"],
 }
 ONLY_IMPORTERS = {

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from fsspec.config import conf
 
+from cachedfs.imports import importing
 from cachedfs.model import ObjectInfo
 from cachedfs.origins.base import Alone, Origin, Reply
 
@@ -61,31 +62,32 @@ def open_origin(
     others off a path: needed where the service would make two objects of one name.
     """
     identity = identity_of(protocol, options)
-    if protocol in _GCS:
-        from cachedfs.origins.gcs import GCSOrigin
+    with importing():
+        if protocol in _GCS:
+            from cachedfs.origins.gcs import GCSOrigin
 
-        return GCSOrigin(
-            options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
+            return GCSOrigin(
+                options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
+            )
+        if protocol == "drive":
+            from cachedfs.origins.drive.origin import DriveOrigin
+            from cachedfs.origins.pacing import OwnBook
+
+            options = {**conf.get("drive", {}), **options}
+            return DriveOrigin(
+                options,
+                identity=identity,
+                loop=loop,
+                on_request=on_request,
+                concurrency=concurrency,
+                book=book or OwnBook,
+                alone=alone and alone(identity),
+            )
+        from cachedfs.origins.generic import GenericOrigin
+
+        return GenericOrigin(
+            protocol, options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
         )
-    if protocol == "drive":
-        from cachedfs.origins.drive.origin import DriveOrigin
-        from cachedfs.origins.pacing import OwnBook
-
-        options = {**conf.get("drive", {}), **options}
-        return DriveOrigin(
-            options,
-            identity=identity,
-            loop=loop,
-            on_request=on_request,
-            concurrency=concurrency,
-            book=book or OwnBook,
-            alone=alone and alone(identity),
-        )
-    from cachedfs.origins.generic import GenericOrigin
-
-    return GenericOrigin(
-        protocol, options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
-    )
 
 
 def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ) -> str:

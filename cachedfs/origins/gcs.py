@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound
+from cachedfs.imports import importing
 from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
 from cachedfs.origins.base import describe, subject_of
@@ -64,7 +65,8 @@ class GCSOrigin:
         return await asyncio.to_thread(make_gcsfs, self._options, self._loop)
 
     async def _connect(self) -> Connection:
-        from cachedfs.origins.http import Client, timeout_of
+        with importing():
+            from cachedfs.origins.http import Client, timeout_of
 
         inner = await self._inner.get()
         session = await inner._set_session()

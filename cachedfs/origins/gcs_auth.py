@@ -13,6 +13,7 @@ from typing import Any
 
 from fsspec.config import conf
 
+from cachedfs.imports import importing
 from cachedfs.origins.failures import without_secrets
 from cachedfs.origins.google import token_server_away
 from cachedfs.origins.inner import make_private, without_listing_cache
@@ -37,9 +38,10 @@ _FSSPECS = {
 def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> Any:
     """Return a `GCSFileSystem` of our own; looking for credentials may take 15 s without a network."""
     try:
-        # Not the package's own class: that one asks for the layout of every bucket, by gRPC.
-        from cachedfs.origins.gcs_inner import CheckedGCSFileSystem
-        from cachedfs.origins.gcs_token import known_token, shown
+        with importing():
+            # Not the package's own class: that one asks for the layout of every bucket, by gRPC.
+            from cachedfs.origins.gcs_inner import CheckedGCSFileSystem
+            from cachedfs.origins.gcs_token import known_token, shown
     except ImportError as error:
         raise ImportError(
             f'gs:// needs gcsfs, which cannot be imported ({error}): pip install "cachedfs[gcs]"'

@@ -12,6 +12,8 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.dircache import DirCache
 from fsspec.spec import AbstractFileSystem
 
+from cachedfs.imports import importing, preload
+
 __all__ = ["Once", "close_session", "invoke", "make_filesystem", "make_private", "without_listing_cache"]
 
 T = TypeVar("T")
@@ -51,6 +53,7 @@ def make_filesystem(
 ) -> AbstractFileSystem:
     """Return a filesystem of our own, never the instance that fsspec shares; blocks, so call it in a thread."""
     cls = _class_of(protocol)
+    preload(["encodings.idna"])  # which looking for a host needs
     given = make_private(options)
     if cls.async_impl:
         given |= {"asynchronous": False, "loop": loop}
@@ -59,7 +62,8 @@ def make_filesystem(
 
 def _class_of(protocol: str) -> Any:
     try:
-        return fsspec.get_filesystem_class(protocol)
+        with importing():
+            return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
         raise ImportError(
             f"{protocol}:// needs a package that is not installed: {error}. "

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cachedfs.imports import importing, preload
 from cachedfs.origins.drive.connection import Connection, judge
 from cachedfs.origins.drive.creates import Creates
 from cachedfs.origins.drive.options import DriveOptions
@@ -62,9 +63,10 @@ class Account:
         return await self._connection.get()
 
     async def _connect(self) -> Connection:
-        import aiohttp
+        with importing():
+            import aiohttp
 
-        from cachedfs.origins.http import Client, timeout_of
+            from cachedfs.origins.http import Client, timeout_of
 
         policy = self._policy
         auth, proxy, tls = await asyncio.to_thread(_signed_in, self.options, policy)
@@ -108,8 +110,10 @@ class Account:
 def _signed_in(options: DriveOptions, policy: Policy) -> tuple[DriveAuth, str | None, SSLContext | bool]:
     """Return who asks, by which proxy, and who is trusted; blocks on files, on imports, and maybe on a metadata server."""
     try:
-        from cachedfs.origins.drive.auth import DriveAuth, sign_in
-        from cachedfs.origins.drive.transport import proxy_of, trusted
+        with importing():
+            from cachedfs.origins.drive.auth import DriveAuth, sign_in
+            from cachedfs.origins.drive.transport import proxy_of, trusted
+        preload(["encodings.idna"])  # which looking for a host needs
     except ImportError as error:
         raise ImportError(
             f'drive:// needs PyDrive2, which cannot be imported ({error}): pip install "cachedfs[drive]"'

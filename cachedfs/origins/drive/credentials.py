@@ -18,6 +18,7 @@ import platformdirs
 from oauth2client.client import OAuth2Credentials
 
 from cachedfs.errors import AccessDenied
+from cachedfs.imports import preload
 from cachedfs.origins.drive.held import (
     SCOPE,
     Found,
@@ -90,6 +91,7 @@ def _from_access_token(token: str) -> Found:
 def _from_default() -> Found:
     """Return what google-auth finds: Colab's sign-in, gcloud's, a key file in the environment, the machine's."""
     try:
+        preload(["google.auth.compute_engine", "google.auth.transport.requests", "google.oauth2.credentials"])
         credentials, _ = google.auth.default(scopes=[SCOPE])
     except google.auth.exceptions.DefaultCredentialsError as error:
         said = without_secrets(str((error.args or ("",))[0])).split("\n")[0]

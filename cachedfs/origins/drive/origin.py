@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 from cachedfs.errors import ObjectNotFound
+from cachedfs.imports import importing
 from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
@@ -67,7 +68,8 @@ class DriveOrigin:
         self._inner = Once(self._make)
 
     async def _make(self) -> Any:
-        from cachedfs.origins.drive.filesystem import DriveFileSystem
+        with importing():
+            from cachedfs.origins.drive.filesystem import DriveFileSystem
 
         return await asyncio.to_thread(DriveFileSystem.over, self, self._options)
 

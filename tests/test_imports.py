@@ -1,0 +1,116 @@
+"""Imports in threads, and forks meanwhile: a child never inherits a module that is half imported."""
+
+import threading
+
+import pytest
+
+from cachedfs import imports
+from tests.support import NAMES
+
+# Fails where a thread other than the main one imports something while a fork could happen.
+IMPORTS = """
+import sys, threading
+from cachedfs import imports
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is not threading.main_thread() and not imports._lock._is_owned():
+            unheld.append(name)
+unheld = []
+sys.meta_path.insert(0, Finder())
+import fsspec
+fsspec.filesystem("memory").pipe("/data/a", b"1")
+fs, path = fsspec.url_to_fs(sys.argv[1])
+assert fs.cat_file(path) == b"1"
+fs.ls(fs._parent(path))
+fs.pipe_file(f"{path}.new", b"2")
+with fs.open(f"{path}.new", "wb") as file:
+    file.write(b"3")
+fs.prefetch([f"{path}.new"]).wait()
+fs.rm(f"{path}.new")
+print(unheld)
+"""
+
+# Forks while another thread, on its first read, is in the midst of importing a module.
+FORK = """
+import fsspec, os, signal, sys, threading, warnings
+from importlib.machinery import PathFinder
+warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)  # Python 3.12 warns where threads are
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[2] and threading.current_thread() is not threading.main_thread():
+            spec = PathFinder.find_spec(name, path)
+            run = spec.loader.exec_module
+            def exec_module(module):
+                begun.set()
+                assert forking.wait(60)
+                run(module)
+            spec.loader.exec_module = exec_module
+            return spec
+begun, forking = threading.Event(), threading.Event()
+sys.meta_path.insert(0, Finder())
+fs, path = fsspec.url_to_fs(sys.argv[1])
+reader = threading.Thread(target=fs.cat_file, args=[path])
+reader.start()
+assert begun.wait(60)
+os.register_at_fork(before=forking.set)  # the last that is registered is called first
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    os._exit(fs.cat_file(f"{path}.other") != b"2")
+reader.join()
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.fixture(params=[*NAMES, "cachedfs::memory://"])
+def url(request):
+    """The URL of an object."""
+    if request.param not in NAMES:
+        return request.getfixturevalue("cloud"), "cachedfs::memory://data/a"
+    machine = request.getfixturevalue("drive" if "drive" in request.param else "cloud")
+    machine.put("data/a", b"1")
+    return machine, machine.url("data/a", request.param)
+
+
+def test_no_thread_imports_while_a_fork_could_happen(url):
+    machine, text = url
+    assert machine.python(IMPORTS, text) == "[]\n"
+
+
+@pytest.mark.parametrize("module", ["gcsfs.core", "aiohttp", "cachedfs.origins.gcs"])
+def test_a_child_forked_during_the_first_read_of_another_thread_reads(cloud, module):
+    cloud.put("a", b"1")
+    cloud.put("a.other", b"2")
+    assert cloud.python(FORK, cloud.url("a", "cgs://"), module) == "0\n"
+
+
+def test_a_child_forked_while_drive_is_imported_reads(drive):
+    drive.put("a", b"1")
+    drive.put("a.other", b"2")
+    assert drive.python(FORK, drive.url("a", "cdrive://"), "pydrive2.auth") == "0\n"
+
+
+def test_a_fork_in_the_midst_of_an_import_and_one_that_waited_in_vain_go_on(monkeypatch):
+    with imports.importing():
+        imports._before_fork()
+        imports._after_fork_in_parent()
+        assert imports._lock._is_owned()
+    assert not imports._lock._is_owned()
+    monkeypatch.setattr(imports, "_MOST_WAIT_S", 0.0)
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold():
+        with imports.importing():
+            is_held.set()
+            is_over.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(60)
+    imports._before_fork()
+    imports._after_fork_in_parent()
+    is_over.set()
+    holder.join()
+    imports._before_fork()
+    assert imports._lock._is_owned()
+    imports._after_fork_in_parent()
