@@ -24,6 +24,7 @@ from cachedfs.file import CachedFile
 from cachedfs.localfiles import filled
 from cachedfs.model import ObjectInfo
 from cachedfs.names import is_pattern, is_url, jsonable, strip, target_of
+from cachedfs.origins.walking import ABSENT
 from cachedfs.reader import TRIES, Reader
 from cachedfs.source import Source
 from cachedfs.tables import shown
@@ -198,22 +199,13 @@ class CachedFileSystem(Caching, Writing):
     def _kind(self, path: Any) -> str | None:
         try:
             return self._object(path).kind
-        except (FileNotFoundError, NotADirectoryError):
+        except ABSENT:
             return None
-
-    async def _exists(self, path: Any, **kwargs: Any) -> bool:
-        return await self._kind_of(path) is not None
-
-    async def _isfile(self, path: Any) -> bool:
-        return await self._kind_of(path) == "file"
-
-    async def _isdir(self, path: Any) -> bool:
-        return await self._kind_of(path) == "directory"
 
     async def _kind_of(self, path: Any) -> str | None:
         try:
             return (await self._object_at(path)).kind
-        except (FileNotFoundError, NotADirectoryError):
+        except ABSENT:
             return None
 
     def cat_file(

@@ -1,5 +1,6 @@
 """Bad input: one error each, of the builtin class that fits, naming the URL or the option and what to do."""
 
+import asyncio
 import errno
 import functools
 import gc
@@ -11,7 +12,7 @@ import fsspec
 import pytest
 
 from cachedfs.cache import FORMAT
-from cachedfs.errors import CachedFSError, OriginUnavailable
+from cachedfs.errors import AccessDenied, CachedFSError, OriginUnavailable
 from cachedfs.origins import gcs
 from cachedfs.origins.retry import Policy
 from cachedfs.sim import Fault
@@ -172,9 +173,39 @@ def test_a_forbidden_bucket_is_a_permission_error(cloud, fs):
         lambda: fs.isfile(cloud.path("a")),
         lambda: fs.isdir(cloud.path("a")),
         lambda: fs.glob(cloud.path("*")),
+        lambda: fs.find(cloud.bucket),
+        lambda: fs.du(cloud.bucket),
+        lambda: list(fs.walk(cloud.bucket)),
         lambda: list(fs.walk(cloud.bucket, on_error="raise")),
+        lambda: list(fsspec.filesystem("cgs").walk(cloud.bucket)),
+        lambda: asyncio.run(levels_of(fs, cloud.bucket)),
     ):
         failure(act, PermissionError)
+    told = []
+    assert list(fs.walk(cloud.bucket, on_error=told.append)) == [(cloud.bucket, [], [])]
+    assert [type(each) for each in told] == [AccessDenied]
+    absent = [(cloud.path("none"), [], [])]
+    cloud.server.forbid(cloud.bucket, False)
+    assert list(fs.walk(cloud.path("none"))) == list(fs.walk(cloud.path("none"), on_error="omit")) == absent
+
+
+async def levels_of(fs, path):
+    return [level async for level in fs._walk(path)]
+
+
+@pytest.mark.parametrize("protocol", ["cachedfs", "cdrive"])
+@pytest.mark.parametrize(("status", "kind"), [(401, AccessDenied), (403, AccessDenied)])
+def test_a_drive_that_may_not_be_asked_is_no_empty_one(drive, protocol, status, kind):
+    options = {"target_protocol": "drive"} if protocol == "cachedfs" else {}
+    fs, path = fsspec.filesystem(protocol, **options), drive.path("a")
+    drive.server.fail(Fault(status=status, times=None))
+    for act in (
+        *(lambda ask=ask: ask(path) for ask in (fs.exists, fs.isfile, fs.isdir, fs.ls, fs.find, fs.du)),
+        lambda: fs.glob(f"{path}/*"),
+        lambda: list(fs.walk(path)),
+        lambda: asyncio.run(levels_of(fs, path)),
+    ):
+        failure(act, kind)
 
 
 def test_a_token_file_that_is_missing_is_not_a_missing_object(cloud, tmp_path):

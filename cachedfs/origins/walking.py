@@ -1,4 +1,4 @@
-"""Walking folders that shortcuts may lead back into."""
+"""Questions and walks of a filesystem that raise what went wrong, and end where shortcuts form a cycle."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, sync
 
-from cachedfs.errors import SignInRefused
+__all__ = ["ABSENT", "WalksCycles"]
 
-__all__ = ["WalksCycles"]
+ABSENT = (FileNotFoundError, NotADirectoryError)  # the errors that say that nothing is there
 
 
 class WalksCycles(AsyncFileSystem):
-    """A filesystem whose walks end: a shortcut to a folder that it lies in is named, and not entered.
+    """A filesystem that raises where it cannot tell, and whose walks end.
 
+    A shortcut to a folder that it lies in is named, and not entered.
     Folders are known by the `id` in their `info`; where there is none, as on GCS, there are no shortcuts either.
     """
 
@@ -28,13 +29,15 @@ class WalksCycles(AsyncFileSystem):
         *,
         detail: bool = False,
         above: frozenset[str | None] | None = None,
-        on_error_below: Any = None,
         **kwargs: Any,
     ) -> AsyncIterator[tuple[str, Any, Any]]:
         """Walk as fsspec does; `above`: the ids of the folders on the way.
 
-        `on_error_below`: `on_error` for all folders but the one that was asked for; None: the same.
+        `on_error="omit"` leaves out folders that are not there. That one cannot be listed raises, where fsspec takes it for
+        empty: an expired sign-in would look like a dataset without files.
         """
+        if on_error == "omit":
+            on_error = _but_for_absence
         if above is None:
             with contextlib.suppress(OSError):  # said below
                 above = frozenset({(await self._info(path)).get("id")} - {None})
@@ -49,7 +52,7 @@ class WalksCycles(AsyncFileSystem):
                     ids = (above or frozenset()) | ({info.get("id")} - {None})
                     options = {
                         "topdown": topdown,
-                        "on_error": on_error_below or on_error,
+                        "on_error": on_error,
                         "detail": detail,
                         "above": ids,
                         **kwargs,
@@ -59,13 +62,21 @@ class WalksCycles(AsyncFileSystem):
             if not topdown:
                 yield level
 
-    async def _find(
-        self, path: Any, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
-    ) -> Any:
-        """Find as fsspec does; that a folder could not be listed is an error, where fsspec takes it for empty."""
-        if "on_error" not in kwargs:
-            kwargs |= {"on_error": _but_for_one_missing, "on_error_below": _but_for_those_out_of_reach}
-        return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, **kwargs)
+    async def _exists(self, path: Any, **kwargs: Any) -> bool:
+        return await self._kind_of(path) is not None
+
+    async def _isfile(self, path: Any) -> bool:
+        return await self._kind_of(path) == "file"
+
+    async def _isdir(self, path: Any) -> bool:
+        return await self._kind_of(path) == "directory"
+
+    async def _kind_of(self, path: Any) -> str | None:
+        """Return the type of what is at a path, None for nothing; who cannot tell raises, where fsspec takes it for nothing."""
+        try:
+            return str((await self._info(path))["type"])
+        except ABSENT:
+            return None
 
     def walk(self, path: Any, *args: Any, **options: Any) -> Iterator[tuple[str, Any, Any]]:
         """Walk as fsspec does; a shortcut to a folder that it lies in is named and not entered."""
@@ -74,14 +85,7 @@ class WalksCycles(AsyncFileSystem):
             yield level
 
 
-def _but_for_one_missing(error: OSError) -> None:
-    """Raise, unless there is no such folder, in which fsspec finds nothing."""
-    if not isinstance(error, FileNotFoundError):
-        raise error
-
-
-def _but_for_those_out_of_reach(error: OSError) -> None:
-    """Raise, unless a folder went meanwhile or is not to be seen, which is as if it were not there."""
-    is_about_one = isinstance(error, FileNotFoundError | PermissionError)
-    if not is_about_one or isinstance(error, SignInRefused):
+def _but_for_absence(error: OSError) -> None:
+    """Raise what went wrong, unless there is no such folder."""
+    if not isinstance(error, ABSENT):
         raise error

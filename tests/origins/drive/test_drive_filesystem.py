@@ -25,9 +25,18 @@ from typing import Any
 import fsspec
 import fsspec.tests.abstract as suites
 import pytest
+from fsspec.asyn import sync
 from fsspec.callbacks import Callback
 
-from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, OriginUnavailable
+from cachedfs.errors import (
+    AccessDenied,
+    IsAFolder,
+    NotDownloadable,
+    ObjectChanged,
+    OriginUnavailable,
+    QuotaExceeded,
+    SignInRefused,
+)
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.sim import DriveServer, Fault
@@ -236,27 +245,50 @@ def test_walk_find_glob_and_du(fs: DriveFileSystem, tree: None, root: str) -> No
     assert list(fs.walk(f"{root}/none")) == [(f"{root}/none", [], [])]
 
 
-def refuse_listing(server: DriveServer, nth: int, status: int, reason: str) -> None:
-    server.heal()
-    server.fail(Fault(kind="list", nth=nth, times=None, status=status, reason=reason))
+REFUSALS = [
+    (401, "authError", AccessDenied),
+    (403, "insufficientFilePermissions", AccessDenied),
+    (403, "dailyLimitExceeded", QuotaExceeded),
+]
 
 
-def test_find_leaves_out_a_folder_that_is_not_to_be_seen_but_is_no_part_of_one_answer(
+@pytest.mark.parametrize(("status", "reason", "error"), REFUSALS)
+def test_who_may_not_ask_is_told_so_by_every_question(
+    fs: DriveFileSystem, server: DriveServer, root: str, status: int, reason: str, error: type[Exception]
+) -> None:
+    server.fail(Fault(status=status, reason=reason, times=None))
+    for act in (
+        *(lambda ask=ask: ask(f"{root}/a") for ask in (fs.exists, fs.lexists, fs.isfile, fs.isdir, fs.info)),
+        *(lambda ask=ask: ask(root) for ask in (fs.ls, fs.find, fs.du)),
+        lambda: fs.find(root, maxdepth=2),
+        lambda: fs.glob(f"{root}/*"),
+        lambda: list(fs.walk(root)),
+        lambda: list(fs.walk(root, on_error="raise")),
+        *(lambda ask=ask: sync(fs.loop, ask, root) for ask in (fs._exists, fs._isfile, fs._isdir)),
+    ):
+        with pytest.raises(error, match="drive://My Drive"):
+            act()
+    told: list[Exception] = []
+    assert list(fs.walk(root, on_error=told.append)) == [(root, [], [])]
+    assert [type(each) for each in told] == [SignInRefused if status == 401 else error]
+
+
+def test_a_folder_below_that_cannot_be_listed_is_an_error_of_walk_and_find(
     fs: DriveFileSystem, server: DriveServer, tree: None, root: str
 ) -> None:
-    everything = fs.find(root, maxdepth=9)  # folder by folder
-    asked = server.count("list")
-    assert fs.find(root, maxdepth=9) == everything
-    n_lists = server.count("list") - asked  # the last is of one of the folders below
-    refuse_listing(server, n_lists, 403, "insufficientFilePermissions")
-    assert fs.find(root, maxdepth=9)
-    refuse_listing(server, n_lists, 401, "authError")
-    with pytest.raises(AccessDenied, match="sign in again"):
-        fs.find(root, maxdepth=9)
-    refuse_listing(server, 1, 403, "insufficientFilePermissions")
-    with pytest.raises(AccessDenied, match="which account signs in"):
-        fs.find(root, maxdepth=9)
-    server.heal()
+    below = server.find(f"{root.removeprefix('My Drive/')}/sub")[0]["id"]
+    server.fail(Fault(kind="list", key=below, status=403, reason="insufficientFilePermissions", times=None))
+    for act in (
+        lambda: fs.find(root),
+        lambda: fs.find(root, maxdepth=9),
+        lambda: fs.glob(f"{root}/*/*"),
+        lambda: list(fs.walk(root)),
+    ):
+        with pytest.raises(AccessDenied, match="which account signs in"):
+            act()
+    told: list[Exception] = []
+    assert len(list(fs.walk(root, on_error=told.append))) == 3
+    assert len(told) == 1
 
 
 def test_walk_can_be_pruned(fs: DriveFileSystem, tree: None, root: str) -> None:
