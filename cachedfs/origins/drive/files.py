@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import tempfile
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ class WrittenDriveFile(io.RawIOBase):
         self._spool, self._onto = spool, onto
         self._trouble: CachedFSError | None = None
         self._is_given_up = False
+        self._handled = id(sys.exc_info()[1])  # the exception that is handled while the file is opened
 
     def writable(self) -> bool:
         return True
@@ -89,10 +91,18 @@ class WrittenDriveFile(io.RawIOBase):
         return int(self._spool.tell())
 
     def close(self) -> None:
-        """Send what was written, unless a transaction shall decide."""
+        """Send what was written, unless a transaction shall decide.
+
+        Called while an exception is handled that was raised after the file was opened, it sends nothing and raises that
+        exception again: a text file closes its bytes so when its writer fails.
+        """
         if self.closed:
             return
+        error = sys.exc_info()[1]
         try:
+            if error is not None and id(error) != self._handled:
+                self.discard()
+                raise error
             if self.autocommit:
                 self.commit()
         finally:

@@ -494,6 +494,16 @@ def test_a_write_that_fails_is_an_error_of_close(
     assert server.find(f"{folder}/a") == []
 
 
+@pytest.mark.parametrize("mode", ["w", "wb"])
+def test_a_writer_that_fails_sends_nothing(
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str, mode: str
+) -> None:
+    with pytest.raises(ZeroDivisionError), fs.open(f"{root}/a", mode) as file:
+        file.write("x" if mode == "w" else b"x")
+        raise ZeroDivisionError
+    assert server.find(f"{folder}/a") == []
+
+
 def test_a_transaction_writes_all_or_nothing(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
