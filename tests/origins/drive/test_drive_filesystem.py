@@ -498,9 +498,13 @@ def test_a_write_that_fails_is_an_error_of_close(
 def test_a_writer_that_fails_sends_nothing(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str, mode: str
 ) -> None:
-    with pytest.raises(ZeroDivisionError), fs.open(f"{root}/a", mode) as file:
-        file.write("x" if mode == "w" else b"x")
-        raise ZeroDivisionError
+    def write() -> None:
+        with fs.open(f"{root}/a", mode) as file:
+            file.write("x" if mode == "w" else b"x")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write()
     assert server.find(f"{folder}/a") == []
 
 
