@@ -59,9 +59,8 @@ class Feeds:
             return None
         way, info = list[tuple[str, str]](), folder
         while info is not None:
-            if (
-                info.id is None or info.kind != "directory" or not is_told(info)
-            ):  # a file may have a folder's name
+            is_file = info.kind != "directory"  # it may have the name of a folder
+            if info.id is None or is_file or not is_told(info):
                 return None
             way.append((info.path, info.id))
             above = folder_of(info.path)

@@ -7,7 +7,18 @@ import re
 
 __all__ = ["ROOMS", "public_text", "public_url"]
 
-ROOMS = ("cache", "carrying", "cli", "datasets", "engine", "events", "origins", "prefetch", "reader")
+ROOMS = (
+    "cache",
+    "carrying",
+    "cli",
+    "datasets",
+    "engine",
+    "events",
+    "filesystem",
+    "origins",
+    "prefetch",
+    "reader",
+)
 
 _NAMES = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
 _NAMED = ("gs", "gcs", "drive", "file")  # where "?" and "#" are letters of a name

@@ -80,4 +80,5 @@ def at_own_seek(read: _Read) -> _Read:
             self._sought.pop(thread, None)  # not after an error: the next try reads there too
             return data
 
+    reading.__doc__ = f"As `{read.__qualname__}`, from where the calling thread sought."
     return cast("_Read", reading)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WrittenFile"]
 
-logger = logging.getLogger("cachedfs.written")
+logger = logging.getLogger("cachedfs.filesystem")
 
 _NEW = ("wb", "xb")  # modes that write the whole object
 _PIECE = 8 << 20  # bytes of what was held back that are in memory at once

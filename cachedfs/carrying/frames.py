@@ -13,9 +13,8 @@ __all__ = ["BadBundle", "Unframer", "framed"]
 _HEAD = struct.Struct("<II")  # length of the compressed rows, their CRC-32
 _ROWS = 2048  # in a frame
 _PLAIN = 1 << 20  # bytes of rows after which a frame ends
-_MOST = (
-    (1 << 20) + _PLAIN + _ROWS
-)  # bytes that a frame may have, and its last row 1 MiB: the details of one object are some 3 kB
+_LONGEST_ROW = 1 << 20  # bytes: the details of one object are some 3 kB
+_MOST = _PLAIN + _LONGEST_ROW + _ROWS  # bytes of rows, and of the ends of their lines, that a frame may have
 
 
 class BadBundle(Exception):

@@ -22,9 +22,8 @@ __all__ = ["Adoption", "age_kept", "told_of"]
 
 _AT_ONCE = 4096  # facts that are stored in one transaction,
 _MOST_AT_ONCE = 4 << 20  # and the length of their text
-_MOST_HELD = (
-    256 << 20
-)  # bytes of memory, about, for the children of one listing, and for the ways to all folders
+# Bytes of memory, about, for the children of one listing, and for the ways to all folders.
+_MOST_HELD = 256 << 20
 _MOST_FEEDS = 1000  # far more than an account has drives
 _DEEPEST = 16  # details in details: who reads them later may be deep in calls
 
@@ -199,9 +198,8 @@ class Adoption:
 
     def _folder(self, path: Any, way: Any) -> None:
         steps = tuple((_text(folder), _text(id)) for folder, id in way)
-        self._size_of_ways += (
-            len(_text(path)) + sum(200 + len(folder) + len(id) for folder, id in steps) + 200
-        )
+        self._size_of_ways += 200 + len(_text(path))
+        self._size_of_ways += sum(200 + len(folder) + len(id) for folder, id in steps)
         if self._size_of_ways <= _MOST_HELD:  # without its way a folder is only watched by nobody
             self._ways[path] = steps
 

@@ -284,6 +284,9 @@ async def test_a_list_cannot_be_stale_by_an_inner_cache() -> None:
 async def test_nothing_is_made_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gcsfs", "gcsfs.core"):
         monkeypatch.setitem(sys.modules, name, None)  # any import of it fails
+    monkeypatch.delitem(
+        sys.modules, "cachedfs.origins.gcs_inner", raising=False
+    )  # it would not import gcsfs again
     origin = open_origin("gs", {"token": "anon"}, loop=asyncio.get_running_loop(), on_request=lambda: None)
     assert origin.identity == "gs|storage.googleapis.com|anon"
     with pytest.raises(ImportError, match=r"gs:// needs gcsfs.*pip install \"cachedfs\[gcs\]\""):
