@@ -7,7 +7,7 @@ import io
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.errors import ObjectChanged
+from cachedfs.errors import ObjectChanged, OriginUnavailable
 from cachedfs.facts import Known
 from cachedfs.flights import Flight
 from cachedfs.model import ObjectInfo
@@ -47,6 +47,7 @@ class CachedFile(SharedFile, io.BufferedReader):
     read1 = at_own_seek(io.BufferedReader.read1)
     readinto = at_own_seek(io.BufferedReader.readinto)
     readinto1 = at_own_seek(io.BufferedReader.readinto1)
+    readline = at_own_seek(io.BufferedReader.readline)  # iteration calls it too
 
     def peek(self, size: int = 0, /) -> bytes:
         """Return bytes that the next read of this thread begins with, without moving."""
@@ -74,7 +75,9 @@ class CachedFile(SharedFile, io.BufferedReader):
         """Return what `fs.info` says of the version that this handle reads; what is known of it where it was replaced."""
         info = self._object()
         if not is_whole(self.fs._source.identity, info):
-            with contextlib.suppress(FileNotFoundError):  # it may be gone: this handle still has its version
+            with contextlib.suppress(
+                FileNotFoundError, OriginUnavailable
+            ):  # this handle still has its version
                 now = self.fs._described(self.path)
                 info = now if now.fingerprint == info.fingerprint else info
         return info.as_info()
@@ -89,22 +92,9 @@ class CachedFile(SharedFile, io.BufferedReader):
     def __repr__(self) -> str:
         return f"<CachedFile {self.full_name!r}>"
 
-    def _meet(self) -> None:
-        if self._mover is not None and type(self) is CachedFile:
-            position = self._sought.get(self._mover)
-            if position is not None and 0 <= position != self._tell():
-                del self._sought[self._mover]  # it has read lines since
-            self.__class__ = _CachedFileOfThreads
-
     def _object(self) -> ObjectInfo:
         info: ObjectInfo = self.raw.info  # type: ignore[attr-defined]  # our RawReader
         return info
-
-
-class _CachedFileOfThreads(CachedFile):
-    """A `CachedFile` from the moment on that a second thread uses it: with one, lines are read by C code alone."""
-
-    readline = at_own_seek(io.BufferedReader.readline)
 
 
 def _reopen(fs: CachedFileSystem, path: str, position: int, fingerprint: str | None) -> CachedFile:

@@ -34,38 +34,33 @@ class SharedFile:
         self._sought: dict[int, int] = {}  # by thread: where its last seek went, until it reads
         super().__init__(*args, **kwargs)
 
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move to `offset`. The next read of this thread begins there."""
+    def seek(self, loc: int, whence: int = 0) -> int:
+        """Move to `loc`. The next read of this thread begins there."""
         with self._lock:
-            if (thread := get_ident()) != self._mover:
-                if whence == 1:
-                    offset, whence = self.tell() + offset, 0
-                self._meet()
-            position = self._seek(offset, whence)
+            if (thread := get_ident()) != self._mover and whence == 1:
+                loc, whence = self.tell() + loc, 0
+            position = self._seek(loc, whence)
             self._mover = thread
-            self._sought[thread] = _SIZE if whence == 2 and not offset else position
+            self._sought[thread] = _SIZE if whence == 2 and not loc else position
             return position
 
     def tell(self) -> int:
         """Return where the next read of this thread begins."""
         with self._lock:
+            now = self._tell()  # raises where the file is closed
             if (thread := get_ident()) == self._mover or thread not in self._sought:
-                return self._tell()
+                return now
             position = self._sought[thread]
             return int(self.size) if position == _SIZE else position
 
     def _take_over(self, thread: int) -> None:
         """Go where `thread` sought, or stay where another thread left the file. The lock is held."""
-        self._meet()
         position = self._sought.get(thread, _SIZE)
         if position == _SIZE:
             self._sought.clear()
         else:
             self._seek(position)
         self._mover = thread
-
-    def _meet(self) -> None:
-        """Prepare for a thread that is not the last that moved the file. The lock is held."""
 
 
 def at_own_seek(read: _Read) -> _Read:

@@ -8,7 +8,6 @@ import io
 import logging
 import posixpath
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from cachedfs.errors import CachedFSError, CacheError, OriginUnavailable
 from cachedfs.names import GCS_PROTOCOLS
-from cachedfs.origins.failures import mapped
+from cachedfs.origins.failures import failure_since, handled_exceptions, is_failure, mapped
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -49,7 +48,7 @@ class WrittenFile(io.IOBase):
         self.mode = mode
         self.autocommit = autocommit
         self._is_begun = mode not in _NEW
-        self._handled = id(sys.exc_info()[1])  # the exception that is handled while the file is opened
+        self._handled = handled_exceptions()  # while the file is opened
         if "a" in mode and fs.target_protocol in GCS_PROTOCOLS:
             # gcsfs would write a new object with the new bytes alone.
             raise ValueError(
@@ -106,7 +105,7 @@ class WrittenFile(io.IOBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None = None, *traceback: object
     ) -> None:
-        if kind is None:
+        if kind is None or not is_failure(error or kind()):
             self.close()
         elif not self.closed:
             try:
@@ -119,13 +118,13 @@ class WrittenFile(io.IOBase):
 
         Called while an exception is handled that was raised after the file was opened, it gives up what was written and
         raises that exception again: text files and libraries close a file so when its writer fails, and do not pass the
-        exception on.
+        exception on. What ends an iteration, and `sys.exit(0)`, are no failures.
         """
         if self.closed:
             return
-        error = sys.exc_info()[1]
+        error = failure_since(self._handled)
         try:
-            if error is not None and id(error) != self._handled and self.mode in _NEW:
+            if error is not None and self.mode in _NEW:
                 self._give_up(error)
                 error.add_note(
                     f"{self.fs.unstrip_protocol(self.path)}: its file was closed because of this exception, and what was "
@@ -137,6 +136,12 @@ class WrittenFile(io.IOBase):
         finally:
             # Over, also where it failed: else the bytes would be sent again when this file is collected.
             super().close()
+            self._handled = ()  # they hold the frames that hold this file
+
+    def __del__(self) -> None:
+        # Nobody hears an exception that leaves here.
+        error = failure_since(self.__dict__.get("_handled", ()))
+        self.__exit__(None if error is None else type(error), error)
 
     def _give_up(self, error: BaseException) -> None:
         """Close the inner file because of `error`: the object stays what it was, where its filesystem can do that."""

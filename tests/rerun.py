@@ -7,29 +7,43 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 REPORT = pathlib.Path("flaky.txt")
-TESTS_FAILED = 1  # pytest's exit code; others mean that the run itself went wrong
 
 
-def run(args, report=REPORT):
+class Failures:
+    """A plugin of pytest that notes the tests that fail."""
+
+    def __init__(self):
+        self.names = []
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed and report.nodeid not in self.names:
+            self.names.append(report.nodeid)
+
+
+def run(args):
     """Return the exit code of pytest, or 0 where every failed test passes when it is run again alone."""
-    pytest = [sys.executable, "-m", "pytest"]
-    code = subprocess.call([*pytest, "--cache-clear", *args])
-    if code != TESTS_FAILED:
+    failures = Failures()
+    code = pytest.main(args, plugins=[failures])
+    is_cut_short = any(arg == "-x" or arg.startswith(("--exitfirst", "--maxfail")) for arg in args)
+    if code != pytest.ExitCode.TESTS_FAILED or is_cut_short or not failures.names:
         return code
     print("\nThe tests that failed are run once more, alone.", flush=True)
     again = subprocess.run(
-        [*pytest, *args, "-n", "0", "--last-failed", "--last-failed-no-failures=none", "-rp"],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-m", "pytest", "-n", "0", "-rp", *failures.names], stdout=subprocess.PIPE, text=True
     )
     print(again.stdout)
-    flaky = [line.removeprefix("PASSED ") for line in again.stdout.splitlines() if line.startswith("PASSED ")]
+    passed = {
+        line.removeprefix("PASSED ") for line in again.stdout.splitlines() if line.startswith("PASSED ")
+    }
+    flaky = [name for name in failures.names if name in passed]
     if flaky:
         print("FLAKY", *flaky, sep="\n")
-        with report.open("a") as file:
+        with REPORT.open("a") as file:
             file.writelines(f"{name}\n" for name in flaky)
-    return again.returncode
+    return 0 if flaky == failures.names else code
 
 
 if __name__ == "__main__":

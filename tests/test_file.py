@@ -424,6 +424,18 @@ def test_lines_that_were_read_before_another_thread_came_are_read(cloud, threads
         assert a(file.readline) == text[1]
 
 
+def test_a_thread_that_reads_lines_without_a_seek_moves_no_other(cloud, threads):
+    a, b = threads
+    text = [b"line %d\n" % i for i in range(100)]
+    cloud.put("lines", b"".join(text))
+    with fsspec.open(cloud.url("lines"), "rb") as file:
+        assert a(next, file) == text[0]
+        b(file.seek, 0)
+        a(file.seek, len(text[0]))
+        assert a(next, file) == text[1]
+        assert b(file.readline) == text[0]
+
+
 def test_a_read_that_failed_begins_at_the_same_place_again(fs, cloud, threads, monkeypatch):
     a, b = threads
     with fs.open(cloud.path("big")) as file:

@@ -23,7 +23,7 @@ __all__ = ["Adoption", "age_kept", "told_of"]
 _AT_ONCE = 4096  # facts that are stored in one transaction,
 _MOST_AT_ONCE = 4 << 20  # and the length of their text
 # Bytes of memory, about, for the children of one listing, and for the ways to all folders.
-_MOST_HELD = 256 << 20
+_MOST_HELD = 512 << 20
 _MOST_FEEDS = 1000  # far more than an account has drives
 _DEEPEST = 16  # details in details: who reads them later may be deep in calls
 

@@ -9,6 +9,7 @@ import errno
 import json
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,7 +23,7 @@ from cachedfs.errors import (
     SignInRefused,
 )
 
-__all__ = ["mapped", "translate", "without_secrets"]
+__all__ = ["failure_since", "handled_exceptions", "is_failure", "mapped", "translate", "without_secrets"]
 
 _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...] = (
     ((FileNotFoundError, NotADirectoryError), ObjectNotFound),
@@ -156,3 +157,29 @@ def _status_of(error: Exception) -> int | None:
 def _text(error: Exception) -> str:
     name, text = type(error).__name__, without_secrets(str(error))
     return f"{name}: {text}" if text else name
+
+
+# Writers that fail
+def handled_exceptions() -> tuple[BaseException, ...]:
+    """Return the exceptions that are being handled here, the innermost first."""
+    found: list[BaseException] = []
+    error = sys.exc_info()[1]
+    while error is not None and not any(error is known for known in found):
+        found.append(error)
+        error = error.__context__
+    return tuple(found)
+
+
+def failure_since(before: tuple[BaseException, ...]) -> BaseException | None:
+    """Return the failure that is being handled here, unless it was among the handled exceptions `before`."""
+    error = sys.exc_info()[1]
+    if error is None or not is_failure(error) or any(error is known for known in before):
+        return None
+    return error
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return whether an exception says that something failed: the end of an iteration and `sys.exit(0)` do not."""
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return not isinstance(error, (StopIteration, StopAsyncIteration, GeneratorExit))

@@ -234,7 +234,7 @@ def is_absence(headers: Mapping[str, str], body: bytes) -> bool:
     try:
         error = json.loads(text)["error"]
         return str(error["code"]) in ("404", "410")
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         is_text = 0 < len(text) <= _LONGEST_WORDS and not text.startswith(("<", "{", "["))
         return is_text and (text.startswith(_ABSENT) or "X-GUploader-UploadID" in headers)
 

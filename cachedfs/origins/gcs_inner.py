@@ -163,7 +163,7 @@ def _bytes(data: Any) -> bytes:
 def _json(body: bytes) -> Any:
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

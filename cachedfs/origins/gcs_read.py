@@ -46,7 +46,11 @@ class MediaRead(ResumedRead):
         await self._to.client.pause(failed, ask, self._tries)
 
         async def attempt() -> None:
-            self._offset = (await self._headers(ask, left, self.info)).offset
+            try:
+                self._offset = (await self._headers(ask, left, self.info)).offset
+            except Failed as failed:
+                await self._ask_of_absence(failed)
+                raise
 
         await self._to.client.retried(attempt, ask, self._tries)
 
@@ -70,8 +74,7 @@ class MediaRead(ResumedRead):
             self._settle_empty(info)
             return
         except Failed as failed:
-            if failed.trouble.is_absence:
-                await self._current()  # the JSON API's word counts
+            await self._ask_of_absence(failed)
             raise
         if known is None and head.generation is None:
             await self._open_blind()
@@ -80,6 +83,11 @@ class MediaRead(ResumedRead):
         self._offset = head.offset
         if head.span.size == head.size <= WHOLE:
             self._proof = stated_of(head.details) or stated_of(self.info.details)
+
+    async def _ask_of_absence(self, failed: Failed) -> None:
+        """Ask the JSON API, whose word counts, whether the object is missing as an answer in other words says."""
+        if failed.trouble.is_absence:
+            await self._current()
 
     async def _doubt(self) -> None:
         """Nothing explains them: the service keeps to the generation by itself."""

@@ -1,6 +1,8 @@
 """Writes to Google Cloud Storage: success is believed where the answer proves it, and half a file is never published."""
 
+import contextlib
 import json
+import sys
 import types
 
 import fsspec
@@ -225,6 +227,53 @@ def test_a_write_while_an_exception_is_handled_is_published(cloud, fs):
             with_text(fs, cloud.path("other"))
     assert fs.cat_file(cloud.path("k")) == b"a"
     assert not fs.exists(cloud.path("other"))
+
+
+def with_exit(file):
+    with file:
+        file.write(b"all")
+        sys.exit(0)
+
+
+def with_the_end_of_an_iteration(file):
+    try:
+        for data in (b"all", next(iter(()))):
+            file.write(data)
+    except StopIteration:
+        file.write(b"all")
+        file.close()
+
+
+def with_a_generator(file):
+    def sink():
+        with file:
+            while True:
+                file.write((yield))
+
+    writer = sink()
+    next(writer)
+    writer.send(b"all")
+    writer.close()
+
+
+@pytest.mark.parametrize("act", [with_exit, with_the_end_of_an_iteration, with_a_generator])
+def test_what_is_no_failure_of_the_writer_publishes(cloud, fs, act):
+    with contextlib.suppress(SystemExit):
+        act(fs.open(cloud.path("k"), "wb"))
+    assert fs.cat_file(cloud.path("k")) == b"all"
+
+
+def test_a_file_opened_while_two_exceptions_are_handled_is_published(cloud, fs):
+    try:
+        raise KeyError
+    except KeyError:
+        try:
+            raise FileNotFoundError
+        except FileNotFoundError:
+            file = fs.open(cloud.path("k"), "wb")
+        file.write(b"all")
+        file.close()
+    assert fs.cat_file(cloud.path("k")) == b"all"
 
 
 def closed_while_handling(file):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 import tempfile
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from fsspec.spec import AbstractBufferedFile
 from cachedfs.errors import CachedFSError
 from cachedfs.model import ObjectInfo, Range
 from cachedfs.origins.drive.upload import Content
+from cachedfs.origins.failures import failure_since, handled_exceptions, is_failure
 from cachedfs.shared_file import SharedFile, at_own_seek
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class WrittenDriveFile(io.RawIOBase):
         self._spool, self._onto = spool, onto
         self._trouble: CachedFSError | None = None
         self._is_given_up = False
-        self._handled = id(sys.exc_info()[1])  # the exception that is handled while the file is opened
+        self._handled = handled_exceptions()  # while the file is opened
 
     def writable(self) -> bool:
         return True
@@ -98,9 +98,10 @@ class WrittenDriveFile(io.RawIOBase):
         """
         if self.closed:
             return
-        error = sys.exc_info()[1]
+        error = failure_since(self._handled)
+        self._handled = ()  # they hold the frames that hold this file
         try:
-            if error is not None and id(error) != self._handled:
+            if error is not None:
                 self.discard()
                 raise error
             if self.autocommit:
@@ -108,8 +109,10 @@ class WrittenDriveFile(io.RawIOBase):
         finally:
             super().close()
 
-    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        if kind is not None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None = None, *traceback: object
+    ) -> None:
+        if kind is not None and is_failure(error or kind()):
             self.discard()  # half a file is nobody's file
             super().close()
         self.close()
