@@ -1,4 +1,4 @@
-"""An open object: an io.BufferedReader, whose buffer and lines are C code, over a raw reader of blocks."""
+"""An open object: an io.BufferedReader that threads may share, over a raw reader of blocks."""
 
 from __future__ import annotations
 
