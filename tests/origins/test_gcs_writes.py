@@ -7,6 +7,7 @@ import types
 
 import fsspec
 import gcsfs.retry
+import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -184,6 +185,16 @@ def with_parquet(fs, url):
         raise ZeroDivisionError
 
 
+class Unprintable:
+    def __str__(self):
+        raise ZeroDivisionError
+
+
+def with_pandas(fs, url):
+    with fs.open(url, "w") as file:
+        pd.DataFrame({"a": ["b"] * 5000 + [Unprintable()]}).to_csv(file)
+
+
 def in_a_transaction(fs, url):
     with fs.transaction, fs.open(url, "w") as file:
         file.write("a")
@@ -199,6 +210,7 @@ FAILING = [
     with_open_text_file,
     with_finally,
     with_parquet,
+    with_pandas,
     in_a_transaction,
 ]
 
