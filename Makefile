@@ -47,9 +47,9 @@ endif
 
 # What a Python or zarr may change: reading, writing, processes, libraries. The simulated servers, the origins' own
 # tests, faults, kills, sharing, plans, exports, pages, the command line and the demo have had their run: twice all of it would take too long.
-NOT_AGAIN = sim origins plan test_demo.py test_docs.py test_reference.py test_examples.py test_cli.py test_cli_cache.py test_origin_faults.py test_verify.py \
-	test_model.py test_habits.py test_ahead.py test_orders.py test_hostile.py test_changes.py test_crash.py test_feeds.py test_quota.py test_probes.py test_sharing.py test_drive.py libraries/test_page.py test_carrying.py test_release.py \
-	$(addprefix datasets/test_pack_,plan.py resume.py) test_prefetch.py \
+NOT_AGAIN = sim origins plan carrying cli project report benchmarks libraries/test_page.py test_demo.py test_habits.py test_ahead.py test_orders.py test_feeds.py test_prefetch.py \
+	$(addprefix integration/test_,origin_faults.py verify.py model.py hostile.py changes.py crash.py quota.py probes.py sharing.py drive.py) \
+	$(addprefix datasets/packing/test_pack_,plan.py resume.py) \
 	$(addprefix cache/test_,admission.py bound.py crash.py faults.py feeds.py hostile.py model.py plans.py size.py store.py)
 newer-suite: $(STAMP)
 	$(BIN)/python -m tests.rerun -m "not live and not stress and not works" -k "not OverDrive" $(TOGETHER) $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
@@ -57,7 +57,7 @@ newer-suite: $(STAMP)
 # What reads and writes, with the oldest releases that are accepted. Not of the tests: what their own deprecations say, and
 # what their namespace packages import when Python starts; fsspec's memory and xarray's Zarr were others then.
 OLDEST = $(VENV)-oldest
-OLDEST_TESTS = origins cache/test_store.py cache/test_fork.py test_filesystem.py test_file.py test_reader.py test_drive.py test_config.py
+OLDEST_TESTS = origins cache/test_store.py cache/test_fork.py test_filesystem.py test_file.py test_reader.py integration/test_drive.py test_config.py
 oldest:  ## The same reads and writes with the oldest dependencies that pyproject.toml accepts
 	$(PYTHON) -m venv --clear $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/release/oldest.txt --editable ".[gcs,drive,zarr,hdf5,sim,cli]" \
@@ -84,7 +84,7 @@ check: $(STAMP)  ## Format, lint, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_layering.py
+	$(BIN)/python -m pytest tests/project/test_layering.py
 
 $(VENV)/.rivals: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) --editable ".[dev,rivals]"
@@ -104,7 +104,7 @@ $(DOCS_STAMP): pyproject.toml | $(STAMP)
 	@touch $@
 
 docs: $(STAMP) site  ## Run every code block of the documentation, and build it as a site in site/
-	$(BIN)/python -m pytest tests/test_docs.py tests/test_reference.py
+	$(BIN)/python -m pytest tests/project/test_docs.py tests/project/test_reference.py
 
 # Not --quiet, which would hide warnings from --strict as well; the variable leaves out an advertisement of mkdocs-material's.
 site: $(DOCS_STAMP)  ## The documentation as a site, in site/; any warning is an error

@@ -18,7 +18,7 @@ from cachedfs.origins.retry import Policy
 from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
-from tests.nursery import Nursery
+from tests.fork_server import ForkServer
 from tests.support import NAMES, OURS, Cloud, Drive, takers, tallied, tally, until
 
 _numbers = itertools.count()
@@ -104,11 +104,11 @@ def real_pace(no_pace, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def nursery():
+def fork_server():
     """Processes by the dozen: see there."""
-    nursery = Nursery("tests.cache.kills", "cachedfs.filesystem")
-    yield nursery
-    nursery.close()
+    fork_server = ForkServer("tests.cache.kills", "cachedfs.filesystem")
+    yield fork_server
+    fork_server.close()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 KiB, MiB = 1 << 10, 1 << 20
 AGE_S = 600  # `max_age` where a second pass follows a first one that may be slow: processes that import all of torch
 NAMES = ["cachedfs::gs://", "cgs://", "cachedfs::drive://"]  # of clouds, in front of a path
-PATIENTLY = "import tests.patient\n"  # first of all in the code of a process
+LONG_TIMEOUTS = "import tests.long_timeouts\n"  # first of all in the code of a process
 OURS = (CachedFileSystem, CachedGCSFileSystem, CachedDriveFileSystem, DriveFileSystem)
 
 
@@ -113,7 +113,7 @@ class Machine:
 
     def python(self, code: str, *arguments: str, timeout: float = 600) -> str:
         """Run `code` in a new process that is configured like this one by its environment; return what it printed."""
-        command = [sys.executable, "-c", PATIENTLY + textwrap.dedent(code), *arguments]
+        command = [sys.executable, "-c", LONG_TIMEOUTS + textwrap.dedent(code), *arguments]
         done = subprocess.run(
             command, env=self._environment(), capture_output=True, text=True, timeout=timeout
         )
@@ -124,7 +124,7 @@ class Machine:
     @contextlib.contextmanager
     def talking(self, code: str, *arguments: str) -> Iterator[Callable[[str], str]]:
         """Give a function that sends a line to a process running `code` and returns the line that it answers."""
-        command = [sys.executable, "-c", PATIENTLY + textwrap.dedent(code), *arguments]
+        command = [sys.executable, "-c", LONG_TIMEOUTS + textwrap.dedent(code), *arguments]
         pipe = subprocess.PIPE
         with subprocess.Popen(
             command, env=self._environment(), text=True, stdin=pipe, stdout=pipe

@@ -139,13 +139,15 @@ def test_who_opens_an_object_before_the_listing_is_here_costs_nothing_more(origi
 
 
 @pytest.mark.parametrize("n", [3, pytest.param(8, marks=pytest.mark.stress)])
-def test_processes_that_prefetch_one_folder_download_it_once(cloud, nursery, n):
+def test_processes_that_prefetch_one_folder_download_it_once(cloud, fork_server, n):
     small_files(cloud, 24, size=100 * KiB)
     big = cloud.put("d/big", noise(12 * MiB))
     options = {"cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}, **cloud.options}
-    crowd = [nursery.start("tests.test_prefetch:prefetch_below", cloud.url("d"), options) for _ in range(n)]
+    crowd = [
+        fork_server.start("tests.test_prefetch:prefetch_below", cloud.url("d"), options) for _ in range(n)
+    ]
     total = 24 * 100 * KiB + len(big)
-    assert [nursery.wait(pid).result for pid in crowd] == [[25, total]] * n
+    assert [fork_server.wait(pid).result for pid in crowd] == [[25, total]] * n
     assert cloud.server.bytes_sent() <= 1.02 * total
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.vision import torchvision
+from tests.import_torchvision import torchvision
 
 __all__ = ["RIVALS", "epochs", "is_here", "make_chunks", "make_shards", "python_of"]
 

@@ -20,7 +20,7 @@ from cachedfs.errors import CacheError
 from cachedfs.flights import Flight
 from cachedfs.model import Bounds, Change, Changes, ObjectInfo, ObjectKey
 from cachedfs.writebehind import Arrived, WriteBehind
-from tests.cache.rig import BLOCK, content, disk_usage, file_of, flip, key_of, put, room_for, whole
+from tests.cache.helpers import BLOCK, content, disk_usage, file_of, flip, key_of, put, room_for, whole
 from tests.support import until
 
 IDENTITY = "gs://test"

@@ -13,7 +13,7 @@ from cachedfs.cache.touches import Touches
 from cachedfs.model import Bounds
 from cachedfs.plan import admission
 from cachedfs.plan.admission import Claimant
-from tests.cache.rig import start
+from tests.cache.helpers import start
 from tests.support import noise
 
 BLOCKS = 1000  # of the data set

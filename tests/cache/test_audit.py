@@ -9,7 +9,7 @@ import pytest
 
 from cachedfs.cache import disk
 from cachedfs.model import Bounds
-from tests.cache.rig import content, file_of, flip, key_of, put, whole
+from tests.cache.helpers import content, file_of, flip, key_of, put, whole
 from tests.support import until
 
 

@@ -8,7 +8,7 @@ import pytest
 from cachedfs.cache import disk, store
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds
-from tests.cache.rig import AMPLE, BLOCK, content, disk_usage, key_of, put, room_for, whole
+from tests.cache.helpers import AMPLE, BLOCK, content, disk_usage, key_of, put, room_for, whole
 from tests.support import MiB, until
 
 
@@ -104,24 +104,26 @@ def test_each_makes_room_for_its_own_bound_before_its_own_write(open_cache, fold
             assert whole(wide, key_of("narrow"), step) == content(key_of("narrow"), step)
 
 
-def test_a_restart_changes_nothing_about_the_bound(open_cache, folder, nursery):
+def test_a_restart_changes_nothing_about_the_bound(open_cache, folder, fork_server):
     cache = open_cache(folder)
     bounds = room_for(cache, 8)
     cache.pin("gs://test", "pinned")
     put(cache, key_of("pinned"), 0, bounds=bounds)
     for step in range(30):
-        nursery.run("tests.cache.kills:put_one", str(folder), f"b/{step}", bounds.size)
+        fork_server.run("tests.cache.kills:put_one", str(folder), f"b/{step}", bounds.size)
         assert disk_usage(cache) <= bounds.size
     assert cache.usage()[0] >= 7
     assert whole(cache, key_of("pinned"), 0) == content(key_of("pinned"), 0)
     assert whole(cache, key_of("b/29"), 0) == content(key_of("b/29"), 0)
 
 
-def test_who_makes_room_never_stops_a_reader(open_cache, folder, nursery):
+def test_who_makes_room_never_stops_a_reader(open_cache, folder, fork_server):
     """Another process is in the middle of an eviction, with all that it locks, for as long as we read."""
     cache, key, ready, go_on = open_cache(folder / "c"), key_of(), folder / "ready", folder / "go on"
     put(cache, key, *range(8))
-    process = nursery.start("tests.cache.kills:hold_the_index", str(folder / "c"), 2, str(ready), str(go_on))
+    process = fork_server.start(
+        "tests.cache.kills:hold_the_index", str(folder / "c"), 2, str(ready), str(go_on)
+    )
     until(ready.exists)
     reader = open_cache(folder / "c")
     buffer = bytearray(BLOCK)
@@ -137,6 +139,6 @@ def test_who_makes_room_never_stops_a_reader(open_cache, folder, nursery):
         put(reader, key, 9)
     assert whole(reader, key, 2) == content(key, 2)
     go_on.touch()
-    nursery.wait(process)
+    fork_server.wait(process)
     put(reader, key, 9, bounds=AMPLE)
     assert reader.check().ok

@@ -9,7 +9,7 @@ import pytest
 
 from cachedfs.cache import budgets, disk
 from cachedfs.cache.budgets import N_NUMBERS, _File
-from tests.cache.rig import finish, start
+from tests.cache.helpers import finish, start
 
 ACCOUNT = "drive|www.googleapis.com|auth|requests"
 

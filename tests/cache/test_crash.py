@@ -15,8 +15,8 @@ import pytest
 from cachedfs.cache import BlockCache
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds
+from tests.cache.helpers import AMPLE, content, disk_usage, whole
 from tests.cache.kills import N_OLD, NEW, OLD, OPERATIONS, Step, put_after_noticing
-from tests.cache.rig import AMPLE, content, disk_usage, whole
 from tests.support import tally
 
 HOUR_S = 3600
@@ -42,10 +42,10 @@ class Start:
         yield str(directory)
         shutil.rmtree(directory)
 
-    def steps(self, nursery, *, all_of_them=False):
+    def steps(self, fork_server, *, all_of_them=False):
         """Return the steps to die at: of the calls of one name before the first and after the last, or all."""
         with self.copied() as directory:
-            calls = nursery.run(
+            calls = fork_server.run(
                 "tests.cache.kills:record", self.operation, directory, self.bounds.size
             ).result
         return [
@@ -123,13 +123,13 @@ def assert_no_temporary_file_outlives_an_hour(directory):
         assert list(Path(directory).glob("*/tmp/*")) == []
 
 
-def killed_at_all(steps, start, nursery):
+def killed_at_all(steps, start, fork_server):
     """Kill one child at each of the steps, and look over what it left; return the kills by named step."""
     kills = collections.Counter()
     for step in steps:
         with start.copied() as directory:
             arguments = (step.operation, directory, start.bounds.size, *step[1:])
-            ended = nursery.run("tests.cache.kills:die", *arguments)
+            ended = fork_server.run("tests.cache.kills:die", *arguments)
             try:
                 assert_sound(directory, start)
             except BaseException as error:
@@ -147,19 +147,19 @@ def assert_every_step_was_hit(operation, steps, kills):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_process_may_be_killed_at_every_step(operation, nursery, folder):
+def test_a_process_may_be_killed_at_every_step(operation, fork_server, folder):
     start = Start(folder, operation)
-    steps = start.steps(nursery)
-    kills = killed_at_all(steps, start, nursery)
+    steps = start.steps(fork_server)
+    kills = killed_at_all(steps, start, fork_server)
     assert_every_step_was_hit(operation, steps, kills)
 
 
-def test_the_steps_are_many_and_named_by_what_is_called(nursery, folder):
+def test_the_steps_are_many_and_named_by_what_is_called(fork_server, folder):
     """Fails when the steps are no longer seen: a room that calls the system past `disk` would have no kills."""
     steps = []
     for n, operation in enumerate(OPERATIONS):
         start = Start(folder / str(n), operation)
-        steps += start.steps(nursery)
+        steps += start.steps(fork_server)
     seen = {(step.operation, step.call) for step in steps}
     for call in ("create", "write_all", "rename", "exists", "SQL BEGIN", "SQL INSERT", "SQL COMMIT"):
         assert ("put", call) in seen
@@ -170,15 +170,15 @@ def test_the_steps_are_many_and_named_by_what_is_called(nursery, folder):
     assert len(steps) >= 300
 
 
-def assert_killed_at_any_moment_is_sound(operation, start, nursery, *, n, seed):
+def assert_killed_at_any_moment_is_sound(operation, start, fork_server, *, n, seed):
     """Kill `n` processes one after the other on one cache, as fast as they come."""
     chance = random.Random(seed)
     with start.copied() as directory:
         for _ in range(n):
-            pid = nursery.start("tests.cache.kills:repeat", operation, directory, start.bounds.size)
+            pid = fork_server.start("tests.cache.kills:repeat", operation, directory, start.bounds.size)
             time.sleep(chance.uniform(0.001, 0.03))  # the moment is the matter of this test
             os.kill(pid, signal.SIGKILL)
-            tally("kills at any moment", nursery.wait(pid).signal == signal.SIGKILL)
+            tally("kills at any moment", fork_server.wait(pid).signal == signal.SIGKILL)
             with opened(directory) as cache:
                 assert_reads_are_right(cache)
                 put_in_order(cache, start.bounds)
@@ -191,37 +191,37 @@ REPEATED = sorted(set(OPERATIONS) - {"discard", "repair"})  # those need damage 
 
 
 @pytest.mark.parametrize("operation", REPEATED)
-def test_a_process_may_be_killed_at_any_moment(operation, nursery, folder):
+def test_a_process_may_be_killed_at_any_moment(operation, fork_server, folder):
     start = Start(folder, operation)
-    assert_killed_at_any_moment_is_sound(operation, start, nursery, n=AT_ANY_MOMENT, seed=1)
+    assert_killed_at_any_moment_is_sound(operation, start, fork_server, n=AT_ANY_MOMENT, seed=1)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_process_may_be_killed_at_every_single_call(operation, nursery, folder):
+def test_a_process_may_be_killed_at_every_single_call(operation, fork_server, folder):
     start = Start(folder, operation)
-    steps = start.steps(nursery, all_of_them=True)
-    kills = killed_at_all(steps, start, nursery)
+    steps = start.steps(fork_server, all_of_them=True)
+    kills = killed_at_all(steps, start, fork_server)
     # It took minutes: what is done only while somebody wrote lately may not be done any more.
-    done = {(step.call, step.when) for step in start.steps(nursery, all_of_them=True)}
+    done = {(step.call, step.when) for step in start.steps(fork_server, all_of_them=True)}
     assert_every_step_was_hit(operation, [step for step in steps if step[1::2] in done], kills)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operation", REPEATED)
-def test_thousands_of_processes_may_be_killed_at_any_moment(operation, nursery, folder):
+def test_thousands_of_processes_may_be_killed_at_any_moment(operation, fork_server, folder):
     start = Start(folder, operation)
-    assert_killed_at_any_moment_is_sound(operation, start, nursery, n=100 * AT_ANY_MOMENT, seed=2)
+    assert_killed_at_any_moment_is_sound(operation, start, fork_server, n=100 * AT_ANY_MOMENT, seed=2)
 
 
-def assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, nursery, *, kills, seed):
+def assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, fork_server, *, kills, seed):
     """Eight processes read and write at full speed; every 50 ms one is killed and another takes its place."""
     chance, bound = random.Random(seed), 64 << 20
 
     def join(me):
-        return nursery.start("tests.cache.kills:churn", str(folder), me, bound, 120, 1 << 30)
+        return fork_server.start("tests.cache.kills:churn", str(folder), me, bound, 120, 1 << 30)
 
     crowd = [join(me) for me in range(8)]
     with opened(str(folder)) as cache:
@@ -229,12 +229,12 @@ def assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, nursery, *, kills,
             time.sleep(0.05)  # the pace is the matter of the test
             unlucky = chance.randrange(8)
             os.kill(crowd[unlucky], signal.SIGKILL)
-            tally("kills in a crowd", nursery.wait(crowd[unlucky]).signal == signal.SIGKILL)
+            tally("kills in a crowd", fork_server.wait(crowd[unlucky]).signal == signal.SIGKILL)
             crowd[unlucky] = join(8 + n)
             assert disk_usage(cache) <= bound
         for process in crowd:
             os.kill(process, signal.SIGKILL)
-            nursery.wait(process)
+            fork_server.wait(process)
         put_in_order(cache, Bounds(size=bound, keep_free=0))
         assert uncounted(cache) <= 0
         report = cache.check()
@@ -242,11 +242,11 @@ def assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, nursery, *, kills,
         assert report.blocks > 8
 
 
-def test_a_crowd_that_is_killed_one_by_one_leaves_a_sound_cache(folder, nursery):
-    assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, nursery, kills=20, seed=1)
+def test_a_crowd_that_is_killed_one_by_one_leaves_a_sound_cache(folder, fork_server):
+    assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, fork_server, kills=20, seed=1)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
-def test_a_crowd_that_is_killed_a_thousand_times_leaves_a_sound_cache(folder, nursery):
-    assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, nursery, kills=1000, seed=2)
+def test_a_crowd_that_is_killed_a_thousand_times_leaves_a_sound_cache(folder, fork_server):
+    assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, fork_server, kills=1000, seed=2)

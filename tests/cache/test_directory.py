@@ -13,7 +13,7 @@ import pytest
 from cachedfs.cache import FORMAT, BlockCache, Fact, disk
 from cachedfs.cache.claims import Claims
 from cachedfs.errors import CacheError
-from tests.cache.rig import content, file_of, flip, key_of, put, whole
+from tests.cache.helpers import content, file_of, flip, key_of, put, whole
 
 NAME = f"cachedfs-{FORMAT}-{os.getuid()}"
 

@@ -18,7 +18,7 @@ import pytest
 from cachedfs.cache import BlockCache, Fact, blocks, claims, disk
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds, ObjectInfo
-from tests.cache.rig import BLOCK, content, file_of, flip, key_of, put, whole
+from tests.cache.helpers import BLOCK, content, file_of, flip, key_of, put, whole
 
 E = errno
 FULL = (E.ENOSPC, E.EDQUOT)

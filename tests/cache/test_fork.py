@@ -8,7 +8,7 @@ import pytest
 
 from cachedfs.cache import Fact, database
 from cachedfs.cache.database import _after_fork_in_child
-from tests.cache.rig import content, finish, key_of, put, start, whole
+from tests.cache.helpers import content, finish, key_of, put, start, whole
 from tests.support import until
 
 FORKER = """

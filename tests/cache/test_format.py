@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cachedfs.cache import BlockCache, blocks
 from cachedfs.cache.blocks import BadBlock
 from cachedfs.model import ObjectKey
-from tests.cache.rig import AMPLE, BLOCK, PAGE, content, file_of, flip, key_of, put, whole
+from tests.cache.helpers import AMPLE, BLOCK, PAGE, content, file_of, flip, key_of, put, whole
 
 
 def test_the_bytes_of_a_block_do_not_change():

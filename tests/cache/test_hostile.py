@@ -13,7 +13,7 @@ import pytest
 from cachedfs.cache import FORMAT, Fact
 from cachedfs.errors import CacheError
 from cachedfs.model import ObjectInfo
-from tests.cache.rig import AMPLE, content, file_of, finish, key_of, put, start, whole
+from tests.cache.helpers import AMPLE, content, file_of, finish, key_of, put, start, whole
 
 ORIGIN, NOW = "gs://test", 1.7e9
 US, THEM = 12345, 12346  # users of no name

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from cachedfs.cache import BlockCache
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds
-from tests.cache.rig import content, disk_usage, finish, flip, key_of, put, start
+from tests.cache.helpers import content, disk_usage, finish, flip, key_of, put, start
 
 SIZE = 3 * 65536 + 100  # bytes of a block: four pages, the last one short
 BOUNDS = Bounds(size=9 << 19, keep_free=0)  # about ten such blocks beside the bookkeeping

@@ -7,7 +7,7 @@ import pytest
 
 from cachedfs.model import Bounds
 from cachedfs.orders import Order
-from tests.cache.rig import AMPLE, content, finish, key_of, put, room_for, start
+from tests.cache.helpers import AMPLE, content, finish, key_of, put, room_for, start
 from tests.support import tally
 
 BLOCK = 16 << 10

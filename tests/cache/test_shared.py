@@ -14,7 +14,7 @@ from cachedfs.cache import claims, disk
 from cachedfs.cache.shared import Marks
 from cachedfs.cache.touches import Touches, Use, touch_slots
 from cachedfs.model import Bounds
-from tests.cache.rig import finish, key_of, put, start
+from tests.cache.helpers import finish, key_of, put, start
 from tests.support import until
 
 ORIGIN = "gs://test"

@@ -13,7 +13,7 @@ import pytest
 
 from cachedfs.cache import BlockCache, Fact, block_rows
 from cachedfs.model import Bounds, ObjectInfo, ObjectKey
-from tests.cache.rig import put, start
+from tests.cache.helpers import put, start
 
 BLOCK = 1 << 20
 FILE = 150  # bytes of each on the disk: as many as a block of 10 bytes has with its trailer

@@ -15,7 +15,7 @@ from cachedfs.cache import disk
 from cachedfs.cache.space import wal_pages_of
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds
-from tests.cache.rig import (
+from tests.cache.helpers import (
     AMPLE,
     BLOCK,
     content,
@@ -295,7 +295,7 @@ def test_leases_alone_do_not_fill_a_small_cache_with_the_log_of_its_index(cache)
     assert disk_usage(cache) <= bounds.size
 
 
-def test_a_lease_outlives_the_loss_of_the_file_of_the_claims(cache, nursery):
+def test_a_lease_outlives_the_loss_of_the_file_of_the_claims(cache, fork_server):
     """Whoever tidies a folder by age removes that file, as nobody ever writes it."""
     bounds = room_for(cache, 4)
     with cache.lease(2 * BLOCK, bounds) as lease:
@@ -303,7 +303,7 @@ def test_a_lease_outlives_the_loss_of_the_file_of_the_claims(cache, nursery):
         cache._own._look_at = 0.0
         cache.known.lookup("gs://test", "b/x")  # anything that looks around
         for n in range(4):
-            nursery.run("tests.cache.kills:put_one", os.path.dirname(cache.root), f"b/{n}", bounds.size)
+            fork_server.run("tests.cache.kills:put_one", os.path.dirname(cache.root), f"b/{n}", bounds.size)
         assert os.path.exists(lease.path)
         assert cache.usage()[1] > lease.size
 
@@ -670,14 +670,14 @@ def test_nowait_is_a_hit_a_miss_or_a_blocking_error(cache, monkeypatch):
     assert whole(cache, key, 0) == content(key, 0)
 
 
-def test_many_processes_never_pass_the_bound(open_cache, folder, nursery):
+def test_many_processes_never_pass_the_bound(open_cache, folder, fork_server):
     """Eight that read and write at full speed; each looks at the files now and then, and so do we."""
     cache, bounds = open_cache(folder), 64 * MIB
     processes = [
-        nursery.start("tests.cache.kills:churn", str(folder), me, bounds, 120, 60) for me in range(8)
+        fork_server.start("tests.cache.kills:churn", str(folder), me, bounds, 120, 60) for me in range(8)
     ]
     seen = [disk_usage(cache) for _ in range(10)]
-    most = max(*seen, *(nursery.wait(process).result for process in processes))
+    most = max(*seen, *(fork_server.wait(process).result for process in processes))
     assert 56 * MIB < most <= bounds
     assert cache.check().ok
 

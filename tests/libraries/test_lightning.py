@@ -5,10 +5,10 @@ import contextlib
 import fsspec
 import pytest
 
-from tests import vision
+from tests import import_torchvision
 
 with contextlib.suppress(ImportError):
-    vision.torchvision()  # Lightning imports it where it is there
+    import_torchvision.torchvision()  # Lightning imports it where it is there
 torch = pytest.importorskip("torch")
 L = pytest.importorskip("pytorch_lightning")
 

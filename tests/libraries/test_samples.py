@@ -8,7 +8,7 @@ import tarfile
 import fsspec
 import pytest
 
-from tests import vision
+from tests import import_torchvision
 from tests.libraries.data import ROWS, forking
 
 # WebDataset.
@@ -175,7 +175,7 @@ def two_classes(place):
 def torchvision():
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
-    return vision.torchvision()
+    return import_torchvision.torchvision()
 
 
 @forking

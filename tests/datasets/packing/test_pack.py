@@ -24,7 +24,7 @@ from cachedfs.datasets import pack
 from cachedfs.datasets.packing import job, store
 from cachedfs.datasets.packing import packs as room
 from cachedfs.datasets.packing.sources import blocks, hdf5, parquet
-from tests.datasets import packs
+from tests.datasets.packing import packs
 from tests.support import KiB, noise
 
 SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}  # so that a little is many shards

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tests.support import ROOT
 
-__all__ = ["Ended", "Nursery"]
+__all__ = ["Ended", "ForkServer"]
 
 
 class Ended(NamedTuple):
@@ -27,11 +27,11 @@ class Ended(NamedTuple):
     result: Any
 
 
-class Nursery:
+class ForkServer:
     """The process that forks; to be used by one thread, and closed."""
 
     def __init__(self, *modules: str) -> None:
-        command = [sys.executable, "-W", "error", "-m", "tests.nursery", *modules]
+        command = [sys.executable, "-W", "error", "-m", "tests.fork_server", *modules]
         pipe = subprocess.PIPE
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(

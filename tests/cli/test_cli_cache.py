@@ -19,8 +19,8 @@ from cachedfs.cli import advice, completion
 from cachedfs.cli.stats import folders_of, said_of_counts
 from cachedfs.model import Counted
 from cachedfs.sim import Fault
+from tests.cli.test_cli import in_terminal, json_of, run, start
 from tests.support import MiB, forget, noise, until
-from tests.test_cli import in_terminal, json_of, run, start
 
 # What all processes counted.
 

@@ -21,7 +21,7 @@ from cachedfs.origins import retry
 from cachedfs.origins.gcs_api import media_url
 from cachedfs.sim import Fault
 from cachedfs.writebehind import Arrived, WriteBehind
-from tests.cache.rig import flip
+from tests.cache.helpers import flip
 from tests.support import KiB, MiB, forget, noise
 
 SIZE = 3 * MiB + 17  # four blocks

@@ -27,7 +27,7 @@ from cachedfs.cli.given import Given
 from cachedfs.cli.pack import naming
 from cachedfs.localfiles import filled
 from cachedfs.sim import Fault, GCSServer
-from tests.cache.rig import flip
+from tests.cache.helpers import flip
 from tests.support import ROOT, MiB, forget, noise, until
 
 COMMANDS = [

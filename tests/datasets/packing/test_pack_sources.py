@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from cachedfs.datasets.packing.sources import blocks, hdf5, objects, parquet, tars
 from cachedfs.datasets.packing.store import Store
-from tests.datasets import packs, virtual
+from tests.datasets import virtual
+from tests.datasets.packing import packs
 from tests.support import ROOT
 
 # Names.

@@ -24,7 +24,7 @@ from cachedfs.carrying.knowledge import Adoption, age_kept
 from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound, OriginUnavailable
 from cachedfs.model import ObjectKey
 from cachedfs.sim import Fault
-from tests.cache.rig import flip
+from tests.cache.helpers import flip
 from tests.support import KiB, MiB, forget, noise, tally
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # gcsfs to aiohttp

@@ -3,7 +3,7 @@
 import ast
 import pathlib
 
-ROOT = pathlib.Path(__file__).parent.parent / "cachedfs"
+ROOT = pathlib.Path(__file__).parents[2] / "cachedfs"
 
 # Row of each module or room; a room's own modules may import each other.
 ROWS = {

@@ -11,8 +11,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from cachedfs.cache import BlockCache
+from tests.cache.helpers import disk_usage
 from tests.cache.kills import watch
-from tests.cache.rig import disk_usage
 from tests.support import KiB, MiB, forget, noise, tally
 
 N_FILES, SIZE, BOUND = 6, 3 * MiB // 2 + 5, 6 * MiB
@@ -111,18 +111,18 @@ def assert_cache_is_sound(folder):
     cache.close()
 
 
-def kill_after(nursery, pid, chance, longest_s):
+def kill_after(fork_server, pid, chance, longest_s):
     time.sleep(chance.uniform(0.005, longest_s))  # the moment is the matter of the test
     os.kill(pid, signal.SIGKILL)
-    assert nursery.wait(pid).signal == signal.SIGKILL
+    assert fork_server.wait(pid).signal == signal.SIGKILL
     tally("kills of the whole stack")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_reader_killed_at_a_call_of_the_cache_leaves_it_right(stocked, nursery, when):
+def test_a_reader_killed_at_a_call_of_the_cache_leaves_it_right(stocked, fork_server, when):
     for n, call in enumerate(CALLS):
         file_at(stocked, n % N_FILES).write_bytes(noise(SIZE, 100 + n))
-        ended = nursery.run("tests.test_crash:read_until", str(stocked), n, call, 3, when)
+        ended = fork_server.run("tests.integration.test_crash:read_until", str(stocked), n, call, 3, when)
         assert ended.signal == signal.SIGKILL
         tally("kills of the whole stack")
         assert_all_is_right(stocked, filesystem(stocked, max_age=0))
@@ -130,47 +130,47 @@ def test_a_reader_killed_at_a_call_of_the_cache_leaves_it_right(stocked, nursery
         forget()
 
 
-def killed_readers_leave_it_right(folder, nursery, *, n, seed):
+def killed_readers_leave_it_right(folder, fork_server, *, n, seed):
     chance = random.Random(seed)
     for step in range(n):
         file_at(folder, step % N_FILES).write_bytes(noise(SIZE, 200 + step))
-        pid = nursery.start("tests.test_crash:read_on", str(folder), step)
-        kill_after(nursery, pid, chance, 0.2)
+        pid = fork_server.start("tests.integration.test_crash:read_on", str(folder), step)
+        kill_after(fork_server, pid, chance, 0.2)
         assert_all_is_right(folder, filesystem(folder, max_age=0))
         assert_cache_is_sound(folder)
         forget()
 
 
-def test_a_reader_killed_at_any_moment_leaves_the_cache_right(stocked, nursery):
-    killed_readers_leave_it_right(stocked, nursery, n=6, seed=1)
+def test_a_reader_killed_at_any_moment_leaves_the_cache_right(stocked, fork_server):
+    killed_readers_leave_it_right(stocked, fork_server, n=6, seed=1)
 
 
-def killed_writers_leave_no_old_bytes(folder, nursery, *, n, seed):
+def killed_writers_leave_no_old_bytes(folder, fork_server, *, n, seed):
     """We knew every object, for a minute: but who writes says so before it writes."""
     fs, chance = filesystem(folder), random.Random(seed)
     for step in range(n):
         assert_all_is_right(folder, fs)
-        pid = nursery.start("tests.test_crash:write_on", str(folder), step)
-        kill_after(nursery, pid, chance, 0.1)
+        pid = fork_server.start("tests.integration.test_crash:write_on", str(folder), step)
+        kill_after(fork_server, pid, chance, 0.1)
         assert_all_is_right(folder, fs)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_writer_killed_beside_its_write_leaves_nobody_with_old_bytes(stocked, nursery, when):
+def test_a_writer_killed_beside_its_write_leaves_nobody_with_old_bytes(stocked, fork_server, when):
     fs = filesystem(stocked)
     assert_all_is_right(stocked, fs)
-    ended = nursery.run("tests.test_crash:write_and_die", str(stocked), 2, when)
+    ended = fork_server.run("tests.integration.test_crash:write_and_die", str(stocked), 2, when)
     assert ended.signal == signal.SIGKILL
     assert (file_at(stocked, 2).read_bytes() == noise(SIZE, 99)) == (when == "after")
     assert_all_is_right(stocked, fs)
 
 
-def test_a_writer_killed_at_any_moment_leaves_nobody_with_old_bytes(stocked, nursery):
-    killed_writers_leave_no_old_bytes(stocked, nursery, n=6, seed=1)
+def test_a_writer_killed_at_any_moment_leaves_nobody_with_old_bytes(stocked, fork_server):
+    killed_writers_leave_no_old_bytes(stocked, fork_server, n=6, seed=1)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(3600)
-def test_hundreds_of_readers_and_writers_are_killed(stocked, nursery):
-    killed_readers_leave_it_right(stocked, nursery, n=300, seed=2)
-    killed_writers_leave_no_old_bytes(stocked, nursery, n=300, seed=2)
+def test_hundreds_of_readers_and_writers_are_killed(stocked, fork_server):
+    killed_readers_leave_it_right(stocked, fork_server, n=300, seed=2)
+    killed_writers_leave_no_old_bytes(stocked, fork_server, n=300, seed=2)

@@ -86,7 +86,7 @@ def room_for(cache: BlockCache, n_blocks: int) -> Bounds:
 
 def start(code: str, *args: object) -> subprocess.Popen[str]:
     """Run `code` in another process; it finds this module's names imported and its arguments in `sys.argv[1:]`."""
-    prelude = "import os, sys\nimport tests.patient\nfrom tests.cache.rig import *\nfrom cachedfs.cache import BlockCache\n"
+    prelude = "import os, sys\nimport tests.long_timeouts\nfrom tests.cache.helpers import *\nfrom cachedfs.cache import BlockCache\n"
     command = [sys.executable, "-W", "error", "-c", prelude + code, *map(str, args)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)

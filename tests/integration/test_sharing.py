@@ -24,7 +24,7 @@ N = 8  # processes
 READERS = """
 import asyncio, json, multiprocessing, os, random, sys, threading, time
 import fsspec, gcsfs
-import tests.patient
+import tests.long_timeouts
 from cachedfs import engines
 from tests.support import noise, until
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from cachedfs.engine import Engine
 from cachedfs.errors import CachedFSError, ObjectChanged, OriginAway, OriginUnavailable
-from tests.cache.rig import flip
+from tests.cache.helpers import flip
 from tests.fakes import FakeOrigin
 from tests.support import KiB, forget
 

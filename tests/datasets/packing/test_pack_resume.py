@@ -20,8 +20,8 @@ from cachedfs.datasets import pack
 from cachedfs.datasets.packing.sources import blocks
 from cachedfs.datasets.packing.store import BESIDE, Store
 from cachedfs.datasets.packing.workers import Cluster, Threads
-from tests.datasets import packs
-from tests.nursery import Nursery
+from tests.datasets.packing import packs
+from tests.fork_server import ForkServer
 from tests.support import KiB, forget, noise, until
 
 # Dask leaves sockets of its own open when it chooses a port.
@@ -31,15 +31,17 @@ SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
 
 
 @pytest.fixture(scope="module")
-def nursery():
+def fork_server():
     """Processes that have all of packing imported."""
-    nursery = Nursery("tests.datasets.packs", "tests.datasets.packing_kills", "gcsfs", "zarr")
-    yield nursery
-    nursery.close()
+    fork_server = ForkServer(
+        "tests.datasets.packing.packs", "tests.datasets.packing.packing_kills", "gcsfs", "zarr"
+    )
+    yield fork_server
+    fork_server.close()
 
 
 @pytest.fixture
-def killed(nursery, cloud):
+def killed(fork_server, cloud):
     """Give a function that packs in a process that dies at its n-th write."""
     options = {
         "gs": {"token": "anon", "endpoint_url": cloud.server.endpoint_url},
@@ -48,7 +50,7 @@ def killed(nursery, cloud):
 
     def run(source, target, number, when="after"):
         given = (source, target, number, when, options if "://" in source else {})
-        ended = nursery.run("tests.datasets.packing_kills:pack_and_die", *given)
+        ended = fork_server.run("tests.datasets.packing.packing_kills:pack_and_die", *given)
         assert ended.signal == signal.SIGKILL, ended
         forget()
 

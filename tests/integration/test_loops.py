@@ -19,7 +19,7 @@ import asyncio, functools, gc, json, os, signal, sys, threading, time, weakref
 import fsspec
 from cachedfs import engine, engines
 from cachedfs.origins import gcs, retry
-import tests.patient
+import tests.long_timeouts
 from tests.support import KiB, MiB, noise, until
 
 gcs.Policy = functools.partial(retry.Policy, stall_s=3600.0)  # what does not come is not given up by itself
@@ -511,10 +511,10 @@ def test_a_data_loader_of_four_workers_reads_an_array_that_was_opened_before(clo
         cloud,
         """
         import multiprocessing, warnings
-        multiprocessing.set_forkserver_preload(["torch", "zarr", "tests.test_loops", "tests.patient"])  # once, not in each worker
+        multiprocessing.set_forkserver_preload(["torch", "zarr", "tests.integration.test_loops", "tests.long_timeouts"])  # once, not in each worker
         import numpy as np, torch.utils.data, zarr
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than there are cores
-        from tests.test_loops import Samples
+        from tests.integration.test_loops import Samples
         url, n = f"cgs://{bucket}/a.zarr", 32
         array = zarr.create_array(url, shape=(n, 1000), chunks=(1, 1000), dtype="i4")
         array[:] = np.arange(n * 1000).reshape(n, 1000)
