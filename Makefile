@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 DOCS_STAMP = $(VENV)/.installed-docs
-# The suite also runs on a newer Python where there is one (zarr 3.4 needs it): on the path, or kept by pyenv.
+# Part of the suite also runs on a newer Python where there is one (zarr 3.4 needs it): on the path, or kept by pyenv.
 NEWER := $(shell for each in $(OTHER_PYTHON) python3.13 $(HOME)/.pyenv/versions/3.13.*/bin/python3 python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python3; do \
 	"$$each" -c 'import sys; sys.exit(sys.version_info[:2] == ('"$$($(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")')"'))' \
 	>/dev/null 2>&1 && echo "$$each" && break; done)
@@ -18,8 +18,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Three files of tests at a time: two cores are busy with them, as many of them wait.
 TOGETHER = -n 3 --dist loadfile
+SUITE = "not live and not stress and not works"
 
-.PHONY: demo test live check bench docs site dist stress oldest works mosaic clean other-python newer-suite
+.PHONY: demo test newer-suite live check bench docs site dist stress oldest works mosaic clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -32,27 +33,23 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## The main job, on an embedded simulated cloud
 	$(BIN)/python -m cachedfs.demo
 
-test: $(STAMP)  ## All tests but the stress runs; also on a newer Python where there is one
+test: $(STAMP)  ## All tests but the stress runs; some of them also on a newer Python where there is one
 	@rm -f flaky.txt
-	$(BIN)/python -m tests.rerun -m "not live and not stress and not works" $(TOGETHER) $(ARGS)
-	@$(MAKE) --no-print-directory other-python
-
-other-python:
 ifeq ($(NEWER),)
 	@echo "skipped: the suite on a newer Python, as there is no python3.12 or python3.13 here (OTHER_PYTHON= names one)"
+	$(BIN)/python -m tests.rerun -m $(SUITE) $(TOGETHER) $(ARGS)
 else
-	@echo "the suite on $$($(NEWER) --version), with $(NEWER)"
-	@$(MAKE) --no-print-directory newer-suite PYTHON=$(NEWER) VENV=$(VENV)-newer
+	@$(MAKE) --no-print-directory $(VENV)-newer/.installed PYTHON=$(NEWER) VENV=$(VENV)-newer
+	$(BIN)/python -m tests.rerun --beside "$(MAKE) --no-print-directory newer-suite PYTHON=$(NEWER) VENV=$(VENV)-newer" -m $(SUITE) $(TOGETHER) $(ARGS)
 endif
 
-# What a Python or zarr may change: reading, writing, processes, libraries. The simulated servers, the origins' own
-# tests, faults, kills, sharing, plans, exports, pages, the command line and the demo have had their run: twice all of it would take too long.
-NOT_AGAIN = sim origins plan carrying cli project report benchmarks libraries/test_page.py test_demo.py test_habits.py test_ahead.py test_orders.py test_feeds.py test_prefetch.py \
-	$(addprefix integration/test_,origin_faults.py verify.py model.py hostile.py changes.py crash.py quota.py probes.py sharing.py drive.py) \
-	$(addprefix datasets/packing/test_pack_,plan.py resume.py) \
-	$(addprefix cache/test_,admission.py bound.py crash.py faults.py feeds.py hostile.py model.py plans.py size.py store.py)
+# What a Python or zarr version may change: reading, writing, processes, zarr.
+AGAIN = test_errors.py test_file.py test_filesystem.py test_imports.py test_workers.py test_chunks.py \
+	$(addprefix integration/test_,conformance.py processes.py urls.py) $(addprefix cache/test_,directory.py fork.py format.py shared.py) \
+	$(addprefix datasets/,test_files.py test_zarrs.py packing/test_pack.py) $(addprefix libraries/test_,xarray.py zarr.py)
 newer-suite: $(STAMP)
-	$(BIN)/python -m tests.rerun -m "not live and not stress and not works" -k "not OverDrive" $(TOGETHER) $(NOT_AGAIN:%=--ignore=tests/%) $(ARGS)
+	$(BIN)/python --version
+	$(BIN)/python -m tests.rerun -m $(SUITE) -k "not OverDrive" -n 2 --dist loadfile $(AGAIN:%=tests/%)
 
 # What reads and writes, with the oldest releases that are accepted. Not of the tests: what their own deprecations say, and
 # what their namespace packages import when Python starts; fsspec's memory and xarray's Zarr were others then.
@@ -62,7 +59,7 @@ oldest:  ## The same reads and writes with the oldest dependencies that pyprojec
 	$(PYTHON) -m venv --clear $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/release/oldest.txt --editable ".[gcs,drive,zarr,hdf5,sim,cli]" \
 		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis pandas pyarrow psutil xarray
-	$(OLDEST)/bin/python -m pytest -m "not live and not stress and not works" -W default::DeprecationWarning $(TOGETHER) \
+	$(OLDEST)/bin/python -m pytest -m $(SUITE) -W default::DeprecationWarning $(TOGETHER) \
 		-k "not OverDrive and not emory and not xarray and not imports" $(OLDEST_TESTS:%=tests/%) $(ARGS)
 
 stress: $(STAMP)  ## Long runs of what the suite runs short: thousands of kills, other examples; ends with what was counted

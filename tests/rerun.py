@@ -1,50 +1,75 @@
-"""Run pytest, and run failed tests once more alone: `python -m tests.rerun ARGS`.
+"""Run pytest, and run failed tests once more alone: `python -m tests.rerun [--beside COMMAND] ARGS`.
 
 A test that passes the second time does not fail the run. Its name is printed under "FLAKY" and added to `flaky.txt`.
+COMMAND runs at the same time; its output is shown afterwards, and its failure fails the run.
 """
 
+import collections
 import pathlib
+import shlex
 import subprocess
 import sys
+import tempfile
+import time
 
 import pytest
 
 REPORT = pathlib.Path("flaky.txt")
+N_SLOWEST = 10
 
 
-class Failures:
-    """A plugin of pytest that notes the tests that fail."""
+class Recorder:
+    """A plugin of pytest that records which tests fail, and how long each one takes."""
 
     def __init__(self):
-        self.names = []
+        self.failed = []
+        self.seconds = collections.Counter()
 
     def pytest_runtest_logreport(self, report):
-        if report.failed and report.nodeid not in self.names:
-            self.names.append(report.nodeid)
+        self.seconds[report.nodeid] += report.duration
+        if report.failed and report.nodeid not in self.failed:
+            self.failed.append(report.nodeid)
 
 
-def run(args):
+def run(args, command=None):
     """Return the exit code of pytest, or 0 where every failed test passes when it is run again alone."""
-    failures = Failures()
-    code = pytest.main(args, plugins=[failures])
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        beside = command and subprocess.Popen(shlex.split(command), stdout=output, stderr=subprocess.STDOUT)
+        recorder = Recorder()
+        code = pytest.main(args, plugins=[recorder])
+        if beside:
+            beside.wait()
+            output.seek(0)
+            print(output.read(), flush=True)
     is_cut_short = any(arg == "-x" or arg.startswith(("--exitfirst", "--maxfail")) for arg in args)
-    if code != pytest.ExitCode.TESTS_FAILED or is_cut_short or not failures.names:
-        return code
+    if code == pytest.ExitCode.TESTS_FAILED and recorder.failed and not is_cut_short:
+        code = rerun(recorder.failed, code)
+    print(f"\nThe {N_SLOWEST} slowest tests of {time.monotonic() - began:.0f} s:")
+    for name, seconds in recorder.seconds.most_common(N_SLOWEST):
+        print(f"{seconds:6.1f} s  {name}")
+    return code or (beside.returncode if beside else 0)
+
+
+def rerun(names, code):
+    """Run tests again alone; return 0 where all pass, else `code`."""
     print("\nThe tests that failed are run once more, alone.", flush=True)
     again = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-rp", *failures.names], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "pytest", "-n", "0", "-rp", *names], stdout=subprocess.PIPE, text=True
     )
     print(again.stdout)
     passed = {
         line.removeprefix("PASSED ") for line in again.stdout.splitlines() if line.startswith("PASSED ")
     }
-    flaky = [name for name in failures.names if name in passed]
+    flaky = [name for name in names if name in passed]
     if flaky:
         print("FLAKY", *flaky, sep="\n")
         with REPORT.open("a") as file:
             file.writelines(f"{name}\n" for name in flaky)
-    return 0 if flaky == failures.names else code
+    return 0 if flaky == names else code
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    arguments = sys.argv[1:]
+    beside = arguments.pop(1) if arguments[:1] == ["--beside"] else None
+    sys.exit(run(arguments[1:] if beside else arguments, beside))
