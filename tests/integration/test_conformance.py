@@ -1,14 +1,18 @@
-"""The suites that others wrote: fsspec's for filesystems, zarr's for stores, on cachedfs over memory and the simulated clouds.
+"""The conformance suites of fsspec and zarr on cachedfs over memory and the simulated clouds.
 
-One thing is excluded, a defect of zarr's own (`test_clear_removes_what_lies_deep`). How many tests each suite brings is asserted, so that a suite that shrank is noticed.
+All glob edge cases run over memory here, and over plain `drive://` in tests/origins/drive; the clouds here run those of
+`FEW_GLOBS`. One test of zarr's is excluded, for a defect of zarr's own (`test_clear_removes_what_lies_deep`). The number of tests in each suite
+is asserted, to notice a suite that shrank.
 """
 
+import functools
 import inspect
 
 import fsspec
 import fsspec.tests.abstract as suites
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.tests.abstract.common import GLOB_EDGE_CASES_TESTS
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from zarr.core.buffer import cpu
@@ -108,15 +112,54 @@ class TestOpenOverMemory(suites.AbstractOpenTests, OverMemory):
     pass
 
 
-class TestCopyOverGCS(suites.AbstractCopyTests, OverGCS):
+# One of each kind of pattern; with and without `recursive` and `maxdepth`; and one that finds nothing.
+FEW_GLOBS = [
+    case
+    for case in GLOB_EDGE_CASES_TESTS["argvalues"]
+    if case[:3]
+    in {
+        ("fil?1", False, None),
+        ("*", True, 2),
+        ("**", False, 2),
+        ("**/*1", True, None),
+        ("**/subdir0/nested*", False, 2),
+        ("subdir[0-1]", True, None),
+    }
+]
+
+
+def few(test):
+    """Return a test of glob edge cases that runs over `FEW_GLOBS` only."""
+
+    @functools.wraps(test)
+    def of_few(self, **fixtures):
+        test(self, **fixtures)
+
+    of_few.pytestmark = [pytest.mark.parametrize(GLOB_EDGE_CASES_TESTS["argnames"], FEW_GLOBS).mark]
+    return of_few
+
+
+class CopyFewGlobs(suites.AbstractCopyTests):
+    test_copy_glob_edge_cases = few(suites.AbstractCopyTests.test_copy_glob_edge_cases)
+
+
+class GetFewGlobs(suites.AbstractGetTests):
+    test_get_glob_edge_cases = few(suites.AbstractGetTests.test_get_glob_edge_cases)
+
+
+class PutFewGlobs(suites.AbstractPutTests):
+    test_put_glob_edge_cases = few(suites.AbstractPutTests.test_put_glob_edge_cases)
+
+
+class TestCopyOverGCS(CopyFewGlobs, OverGCS):
     pass
 
 
-class TestGetOverGCS(suites.AbstractGetTests, OverGCS):
+class TestGetOverGCS(GetFewGlobs, OverGCS):
     pass
 
 
-class TestPutOverGCS(suites.AbstractPutTests, OverGCS):
+class TestPutOverGCS(PutFewGlobs, OverGCS):
     pass
 
 
@@ -128,15 +171,15 @@ class TestOpenOverGCS(suites.AbstractOpenTests, OverGCS):
     pass
 
 
-class TestCopyOverDrive(suites.AbstractCopyTests, OverDrive):
+class TestCopyOverDrive(CopyFewGlobs, OverDrive):
     pass
 
 
-class TestGetOverDrive(suites.AbstractGetTests, OverDrive):
+class TestGetOverDrive(GetFewGlobs, OverDrive):
     pass
 
 
-class TestPutOverDrive(suites.AbstractPutTests, OverDrive):
+class TestPutOverDrive(PutFewGlobs, OverDrive):
     pass
 
 
@@ -150,6 +193,7 @@ class TestOpenOverDrive(suites.AbstractOpenTests, OverDrive):
 
 @pytest.mark.parametrize("name", LEAST)
 def test_the_suites_of_fsspec_bring_as_many_tests_as_ever(name):
+    assert len(FEW_GLOBS) == 6
     for derived in (f"Test{name}OverMemory", f"Test{name}OverGCS", f"Test{name}OverDrive"):
         assert number_of_tests(globals()[derived]) >= LEAST[name]
 
@@ -203,7 +247,7 @@ def test_the_suite_of_zarr_brings_as_many_tests_as_ever():
 
 
 few = settings(
-    max_examples=20,
+    max_examples=6,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(HealthCheck),

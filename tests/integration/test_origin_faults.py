@@ -1,7 +1,7 @@
-"""An origin that fails in every way at every moment: right bytes or the right error, and nothing wrong is kept.
+"""Faults of the origin during reads, listings and writes: right bytes or the right error, and nothing wrong is cached.
 
-One table: each fault with what must come of it, times each moment of a read, a listing or a write, times the clouds. What is
-not in the product is in `IMPOSSIBLE`, with its reason.
+One table gives the expected outcome of each fault at each moment of each service. The suite runs `COVERING`: every fault in
+every group of moments. The stress test runs the whole product, except for `IMPOSSIBLE`.
 """
 
 import concurrent.futures
@@ -46,7 +46,7 @@ OPTIONS = {"block_size": BLOCK, "request_size": 2 * BLOCK, "read_ahead": 4 * BLO
 TRIES = 6
 ONCE, FOR_EVER = 1, None
 STALL_S = {ONCE: 0.2, FOR_EVER: 0.04}  # patience with a stall that passes, and with one that stays
-HANGS_S = 60.0  # a call that takes longer hangs: a machine that stood still for as long as 10 s was met
+HANGS_S = 120.0  # a call that takes longer hangs
 BYTES = None  # the outcome: what the object holds
 EITHER = (BYTES, OriginUnavailable)
 FAR = 1 << 40  # behind the end of every body
@@ -228,8 +228,7 @@ FAMILIES: dict[str, dict[str, Row]] = {
     "spoilt byte": passing(always(flip=5), sends_again=True),
     **{
         f"{status} as {name}": {"": Row(always(status=status, html=name == "html"))}
-        for status in (408, 429, 500, 502, 503, 504)
-        for name in ("json", "html")
+        for status, name in zip((408, 429, 500, 502, 503, 504), ("json", "html") * 3, strict=True)
     },
     "503": {" for ever": passing(always(status=503))[" for ever"]},
     "429": {" for ever": passing(always(status=429))[" for ever"]},
@@ -372,6 +371,24 @@ CELLS = [
     for fault in FAULTS
     if (service, moment, fault) not in IMPOSSIBLE
 ]
+
+
+def covering() -> list[tuple[str, str, str]]:
+    """Return cells with every fault for reads of each service, for listings of one and writes of the other, with each moment in turn."""
+    chosen = [(service, "hit", "refused for ever") for service in CLOUDS]
+    for n, fault in enumerate(FAULTS):
+        one, other = CLOUDS if (n + n // 2) % 2 else CLOUDS[::-1]
+        clouds = {"media": SERVICES, "json": [one], "write": [other]}
+        for group, services in clouds.items():
+            moments = [name for name, told in MOMENTS.items() if told.group == group and name != "hit"]
+            in_turn = moments[n % len(moments) :] + moments[: n % len(moments)]
+            for service in services:
+                possible = [(service, moment, fault) for moment in in_turn]
+                chosen += [cell for cell in possible if cell not in IMPOSSIBLE][:1]
+    return chosen
+
+
+COVERING = covering()
 
 
 # What holds in every cell
@@ -553,11 +570,9 @@ class Cell:
         return "" if got == self.held() else f"leaves {got!r:.150}"
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("service", SERVICES)
-def test_a_fault_gives_right_bytes_or_the_right_error_and_leaves_nothing_wrong(
-    service, moment, request, policy, claimed, clock
-):
+def check(chosen: list[tuple[str, str, str]], request, policy, claimed, clock) -> None:
+    """Run cells of one service and one moment, and fail with what is wrong in any of them."""
+    service, moment, _ = chosen[0]
     machine = request.getfixturevalue("cloud" if service == "gs" else "drive")
     make = functools.partial(fsspec.filesystem, "cachedfs", target_protocol=machine.protocol, **OPTIONS)
     patient = make()
@@ -569,13 +584,12 @@ def test_a_fault_gives_right_bytes_or_the_right_error_and_leaves_nothing_wrong(
         hasty[times] = make(concurrency=n, target_options={"requests_timeout": stall_s} if limited else {})
         hasty[times]._source.origin("")
     cells, wrong = [], {}
-    for each in CELLS:
-        if each[:2] == (service, moment):
-            fs = hasty[FAULTS[each[2]].times] if "stalled" in each[2] else patient
-            cells.append(Cell(machine, *each, fs))
-            if cells[-1].told.group == "write":
-                patient.cat_file(cells[-1].path("big"))  # what is here may not be served for what is written
-            wrong[each] = cells[-1].run(claimed)
+    for each in chosen:
+        fs = hasty[FAULTS[each[2]].times] if "stalled" in each[2] else patient
+        cells.append(Cell(machine, *each, fs))
+        if cells[-1].told.group == "write":
+            patient.cat_file(cells[-1].path("big"))  # what is here may not be served for what is written
+        wrong[each] = cells[-1].run(claimed)
     clock(11)  # an absence is over
     for cell in cells:
         wrong[service, moment, cell.fault] = wrong[service, moment, cell.fault] or cell.reads_wrong(patient)
@@ -588,13 +602,33 @@ def test_a_fault_gives_right_bytes_or_the_right_error_and_leaves_nothing_wrong(
         pytest.fail(found, pytrace=False)
 
 
-def test_the_table_is_the_full_product_but_for_what_cannot_be():
-    whole = len(SERVICES) * len(MOMENTS) * len(FAULTS)
-    assert (len(FAULTS), len(MOMENTS), len(set(CELLS))) == (66, 12, whole - len(IMPOSSIBLE))
-    assert {cell for cell in IMPOSSIBLE if cell not in itertools.product(SERVICES, MOMENTS, FAULTS)} == set()
-    assert {cell for cell in EXCEPTIONS if cell not in itertools.product(CLOUDS, MOMENTS, FAULTS)} == set()
-    for reason, n in Counter(IMPOSSIBLE.values()).items():
-        tally(f"faults not tried, as {reason}", n)
+def by_moment(cells: list[tuple[str, str, str]]) -> Any:
+    """Parametrize with the cells of each service and moment."""
+    groups: dict[str, list[tuple[str, str, str]]] = {}
+    for cell in cells:
+        groups.setdefault(f"{cell[0]}-{cell[1]}", []).append(cell)
+    return pytest.mark.parametrize("cells", groups.values(), ids=groups.keys())
+
+
+@by_moment(COVERING)
+def test_a_fault_gives_right_bytes_or_the_right_error_and_leaves_nothing_wrong(
+    cells, request, policy, claimed, clock
+):
+    check(cells, request, policy, claimed, clock)
+
+
+@pytest.mark.stress
+@by_moment(CELLS)
+def test_every_fault_at_every_moment(cells, request, policy, claimed, clock):
+    check(cells, request, policy, claimed, clock)
+
+
+def test_the_table_has_a_place_for_every_cell():
+    product = set(itertools.product(SERVICES, MOMENTS, FAULTS))
+    assert set(CELLS) == product - set(IMPOSSIBLE)
+    assert set(IMPOSSIBLE) | set(EXCEPTIONS) <= product
+    assert {cell[2] for cell in COVERING} == set(FAULTS)
+    assert {cell[:2] for cell in COVERING} == {cell[:2] for cell in CELLS}
 
 
 @pytest.mark.parametrize("service", ["gs", "drive"])
@@ -670,13 +704,12 @@ def read_by_chance(machine: Machine, n_reads: int, seed: int, claimed: set[int])
     return outcomes
 
 
-@pytest.mark.parametrize("seed", [0, 2])
 @pytest.mark.parametrize("service", ["gs", "drive"])
-def test_one_request_in_ten_fails_and_no_read_is_wrong(service, seed, request, policy, claimed):
+def test_one_request_in_ten_fails_and_no_read_is_wrong(service, request, policy, claimed):
     machine = request.getfixturevalue("cloud" if service == "gs" else "drive")
-    outcomes = read_by_chance(machine, 200, seed, claimed)
+    outcomes = read_by_chance(machine, 100, 0, claimed)
     assert set(outcomes) <= {"right", "OriginUnavailable"}
-    assert outcomes["right"] >= 190  # six failures in a row are one in a million
+    assert outcomes["right"] >= 95  # six failures in a row are one in a million
 
 
 @pytest.mark.stress
