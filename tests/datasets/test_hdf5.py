@@ -1,4 +1,4 @@
-"""Rows of HDF5 datasets: the right ones in any order, each chunk once, in any process."""
+"""HDF5Dataset: rows in any order, chunks, requests, workers, links and errors."""
 
 import contextlib
 import gc
@@ -27,7 +27,6 @@ from cachedfs.filesystem import CachedFileSystem  # noqa: E402
 from tests.datasets import virtual  # noqa: E402
 from tests.support import MiB, forget  # noqa: E402
 
-METHODS = ["fork", "spawn"]
 N = 203
 IMAGES = np.random.default_rng(0).integers(0, 255, (N, 8, 6), dtype="u1")
 LABELS = np.arange(N, dtype="i8") * 10
@@ -328,8 +327,7 @@ def test_items_hold_the_bytes_of_the_rows(cloud, layout):
 # Processes and threads.
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_workers_open_the_file_for_themselves(cloud, method):
+def test_workers_open_the_file_for_themselves(cloud):
     cloud.put("a.h5", pairs(chunks=(10, 8, 6)))
     rows = HDF5Dataset(cloud.url("a.h5"), transform=label_of, storage_options=options(cloud))
     loader = DataLoader(
@@ -337,7 +335,7 @@ def test_workers_open_the_file_for_themselves(cloud, method):
         batch_size=16,
         shuffle=True,
         num_workers=2,
-        multiprocessing_context=multiprocessing.get_context(method),
+        multiprocessing_context=multiprocessing.get_context("fork"),
         persistent_workers=True,
     )
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Lines of large files: each exactly once, whatever reads them, and on from where they were left."""
+"""LineDataset: spans, ranks and workers, compressed files, resuming, requests and errors."""
 
 import bz2
 import gzip
@@ -22,7 +22,6 @@ from cachedfs.datasets.spans import END, first_line, lines_from, spans_of  # noq
 from cachedfs.errors import ObjectChanged, ObjectNotFound  # noqa: E402
 from tests.support import KiB, MiB, noise  # noqa: E402
 
-METHODS = ["fork", "spawn"]
 N = 3000
 
 
@@ -147,7 +146,6 @@ def test_a_line_longer_than_every_part_and_every_read_is_whole(size, read_size, 
 # What a line is.
 
 
-@pytest.mark.parametrize("prefix", ["cachedfs::gs://", "cgs://"])
 @pytest.mark.parametrize(
     ("content", "kept"),
     [
@@ -161,9 +159,9 @@ def test_a_line_longer_than_every_part_and_every_read_is_whole(size, read_size, 
         ("é\u2028\x85\x0b\n".encode(), ["é\u2028\x85\x0b"]),
     ],
 )
-def test_what_a_line_is(cloud, content, kept, prefix):
+def test_what_a_line_is(cloud, content, kept):
     cloud.put("a.txt", content)
-    url = cloud.url("a.txt", prefix=prefix)
+    url = cloud.url("a.txt", prefix="cgs://")
     assert list(LineDataset(url, keep_empty=True)) == kept
     assert list(LineDataset(url)) == [each for each in kept if each]
     assert list(LineDataset(url, encoding=None)) == [each.encode() for each in kept if each]
@@ -195,7 +193,7 @@ def test_from_drive(drive):
 # Every line exactly once.
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("n_ranks", [1, 3, 8])
 def test_ranks_get_every_line_once_and_in_order(cloud, n_ranks):
     url = put(cloud)
     ranks = [LineDataset(url, decode=json.loads, rank=r, world_size=n_ranks) for r in range(n_ranks)]
@@ -204,43 +202,29 @@ def test_ranks_get_every_line_once_and_in_order(cloud, n_ranks):
     assert min(map(len, found)) > 0.8 * N / n_ranks
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
-def test_ranks_with_workers_get_every_line_once(cloud, n_ranks, method):
-    if method == "spawn" and n_ranks > 1:
-        pytest.skip("each spawned worker imports torch: the arithmetic is that of forked ones")
+def test_ranks_with_workers_get_every_line_once_in_each_epoch(cloud):
     url = put(cloud, 600)
     found = []
-    for rank in range(n_ranks):
+    for rank in range(2):
         dataset = LineDataset(
             url,
             decode=json.loads,
             transform=number_of,
             rank=rank,
-            world_size=n_ranks,
+            world_size=2,
             storage_options=options(cloud),
         )
         loader = DataLoader(
-            dataset, batch_size=32, num_workers=2, multiprocessing_context=multiprocessing.get_context(method)
+            dataset,
+            batch_size=32,
+            num_workers=2,
+            multiprocessing_context=multiprocessing.get_context("fork"),
+            persistent_workers=True,
         )
-        found += torch.cat(list(loader)).tolist()
-    assert sorted(found) == list(range(600))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_workers_that_stay_begin_anew(cloud, method):
-    dataset = LineDataset(
-        put(cloud, 600), decode=json.loads, transform=number_of, storage_options=options(cloud)
-    )
-    loader = DataLoader(
-        dataset,
-        batch_size=32,
-        num_workers=2,
-        multiprocessing_context=multiprocessing.get_context(method),
-        persistent_workers=True,
-    )
-    for _ in range(2):
-        assert sorted(torch.cat(list(loader)).tolist()) == list(range(600))
+        found += [sorted(torch.cat(list(loader)).tolist()) for _ in range(2)]
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert sorted(found[0] + found[2]) == list(range(600))
 
 
 def test_more_readers_than_lines(cloud):
@@ -341,8 +325,9 @@ def resumed(dataset, state):
     return copy
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-@pytest.mark.parametrize("ending", [b"\n", b"\r\n\r\n"])
+@pytest.mark.parametrize(
+    ("suffix", "ending"), [("", b"\n"), ("", b"\r\n\r\n"), (".gz", b"\r\n\r\n"), (".zst", b"\n")]
+)
 def test_an_iterator_goes_on_where_another_stood(cloud, suffix, ending):
     pack = PACKS.get(suffix, bytes)
     url = put(cloud, 60, suffix=suffix, pack=lambda data: pack(data.replace(b"\n", ending)))
@@ -426,7 +411,7 @@ def test_torchdata_resumes_in_the_middle_of_an_epoch(cloud, n_workers):
         batches.append(batch.tolist())
         states.append(first.state_dict())
     assert sorted(i for batch in batches for i in batch) == list(range(200))
-    for n in (1, len(batches) // 2, len(batches) - 1):
+    for n in (1, len(batches) - 1):
         second = loader()
         second.load_state_dict(states[n - 1])
         assert [batch.tolist() for batch in second] == batches[n:]
