@@ -1,4 +1,4 @@
-"""What is known of objects and listings: never older than a write of this machine, never more than was said."""
+"""The metadata cache: what listings and lookups say, after writes and between concurrent requests."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,6 @@ from google.auth.exceptions import RefreshError
 from google.oauth2.credentials import Credentials
 
 from cachedfs.errors import AccessDenied, OriginUnavailable
-from cachedfs.sim import Fault
 from tests.support import noise, until
 
 
@@ -73,34 +72,52 @@ def test_a_missing_folder_is_told_every_time(cloud, fs):
         assert fs.find(cloud.path("nothing")) == []
 
 
-def test_a_question_from_before_a_write_does_not_answer_one_from_after_it(cloud, fs):
-    path = cloud.path("late")
-    cloud.server.fail(Fault(kind="metadata", key="late", stall_s=5.0))
-    first: list[bool] = []
-    asking = threading.Thread(target=lambda: first.append(fs.exists(path)))
+@pytest.fixture
+def held(origin, monkeypatch):
+    """Hold back the answer of the first lookup until this event is set."""
+    lookup, may_answer = origin.lookup, threading.Event()
+
+    async def late(path, parent=None):
+        is_first = not origin.log
+        try:
+            return await lookup(path, parent)
+        finally:
+            if is_first:
+                await asyncio.to_thread(may_answer.wait, 120)
+
+    monkeypatch.setattr(origin, "lookup", late)
+    yield may_answer
+    may_answer.set()
+
+
+def test_a_question_from_before_a_write_does_not_answer_one_from_after_it(origin, held):
+    fs, first = fsspec.filesystem("cachedfs", target_protocol="gs"), []
+    asking = threading.Thread(target=lambda: first.append(fs.exists("b/late")))
     asking.start()
-    while not cloud.server.count(kind="metadata"):
-        pass  # until the question is on its way
-    fs.pipe_file(path, b"here")
-    assert fs.exists(path)
+    until(lambda: origin.log)
+    fs.pipe_file("b/late", b"here")
+    assert fs.exists("b/late")
     assert asking.is_alive(), "the second answer did not wait for the first one"
+    held.set()
     asking.join()
-    assert fs.exists(path)
-    assert fs.cat_file(path) == b"here"
+    assert fs.exists("b/late")
+    assert fs.cat_file("b/late") == b"here"
 
 
-def test_a_question_goes_on_for_those_who_still_wait_for_it(cloud, fs):
-    cloud.put("asked", b"twice")
-    cloud.server.fail(Fault(kind="metadata", key="asked", stall_s=5.0))
+def test_a_question_goes_on_for_those_who_still_wait_for_it(origin, held):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    origin.put("b/asked", b"twice")
 
     async def ask_twice():
-        first, second = (asyncio.create_task(fs._info(cloud.path("asked"))) for _ in range(2))
-        await asyncio.to_thread(until, lambda: cloud.server.count(kind="metadata"))
+        first, second = (asyncio.create_task(fs._info("b/asked")) for _ in range(2))
+        await asyncio.to_thread(until, lambda: origin.log)
         first.cancel()
+        await asyncio.wait([first])
+        held.set()
         return (await second)["size"], first.cancelled()
 
     assert asyncio.run(ask_twice()) == (5, True)
-    assert cloud.server.count(kind="metadata") == 1
+    assert len(origin.log) == 1
 
 
 def test_what_is_written_is_read_at_once_by_every_instance(cloud, fs):

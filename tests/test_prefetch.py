@@ -1,4 +1,4 @@
-"""What is declared is fetched in its order, once, within its window; and a plan that is over leaves nothing behind."""
+"""Prefetch plans: order, requests, window, cancellation, errors, progress."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ import fsspec
 import pytest
 from fsspec.callbacks import Callback
 
-from cachedfs import distance
+from cachedfs import distance, plans
 from cachedfs.cache import BlockCache, disk
 from cachedfs.errors import (
     AccessDenied,
@@ -42,6 +42,11 @@ def fs(cloud):
 
 def fake_fs(**options):
     return fsspec.filesystem("cachedfs", target_protocol="gs", **options)
+
+
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch):
+    monkeypatch.setattr(plans, "POLL_S", (0.001, 0.005))
 
 
 def small_files(cloud, n, folder="d", size=2000):
@@ -96,7 +101,7 @@ def test_a_folder_costs_its_listing_and_its_objects_and_again_nothing(cloud, fs)
 
 
 def test_a_large_object_comes_in_whole_requests_each_byte_once(cloud, fs):
-    data = cloud.put("big", noise(20 * MiB + 5))
+    data = cloud.put("big", noise(18 * MiB + 5))
     done = fs.prefetch(cloud.path("big")).wait(120)
     assert cloud.asked() == ["media"] * 3
     assert done.bytes_fetched == done.bytes_total == len(data)
@@ -138,7 +143,7 @@ def test_who_opens_an_object_before_the_listing_is_here_costs_nothing_more(origi
     assert len(reads(origin)) == 5
 
 
-@pytest.mark.parametrize("n", [3, pytest.param(8, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("n", [2, pytest.param(8, marks=pytest.mark.stress)])
 def test_processes_that_prefetch_one_folder_download_it_once(cloud, fork_server, n):
     small_files(cloud, 24, size=100 * KiB)
     big = cloud.put("d/big", noise(12 * MiB))
@@ -166,7 +171,6 @@ def test_objects_are_asked_for_in_exactly_the_order_given(origin):
 
 @pytest.mark.parametrize("is_known", [False, True])
 def test_with_several_slots_the_order_holds_but_for_what_is_in_them(origin, is_known):
-    origin.piece_s = 0.02  # longer than a busy machine takes to send one: the others would overtake it
     fs = fake_fs(concurrency=4)
     paths = [f"b/{name}" for name in "hgfedcbaqponmlkjizyxwvutsr"]
     for path in paths:
@@ -315,8 +319,7 @@ def test_what_is_no_item_is_told(cloud, fs):
     assert cloud.asked() == []
 
 
-@pytest.mark.parametrize("kind", [list, iter])
-@pytest.mark.parametrize("item", [5, "nowhere://b/k"])
+@pytest.mark.parametrize(("kind", "item"), [(list, 5), (iter, "nowhere://b/k")])
 def test_what_is_no_item_ends_the_plan_only_once_it_gets_there(origin, item, kind):
     """What is looked at ahead, to see what is used when, is not taken yet."""
     fs = fake_fs(concurrency=1)
@@ -345,18 +348,18 @@ def read(fs, path, seed=None):
 def test_what_is_fetched_and_not_read_never_exceeds_the_window(cloud, is_known):
     # Numbered files come ahead by themselves, too.
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=0)
-    paths = small_files(cloud, 60, size=100_000)
+    paths = small_files(cloud, 30, size=100_000)
     if is_known:
         fs.find(cloud.path("d"))
-    window = 1_000_000 if is_known else 3_000_000  # of an object that nobody knows a block may come
+    window = 1_000_000 if is_known else 2_000_000  # of an object that nobody knows a block may come
     plan = fs.prefetch(paths, window=window)
     sent = cloud.server.bytes_sent()
     for i, path in enumerate(paths):
-        until(lambda i=i: plan.progress.bytes_fetched >= 100_000 * min(60, i + 10))
+        until(lambda i=i: plan.progress.bytes_fetched >= 100_000 * min(30, i + 10))
         assert cloud.server.bytes_sent() - sent <= window + i * 100_000
         read(fs, path, i)
-    assert plan.wait(120).bytes_fetched == 6_000_000
-    assert cloud.asked().count("media") == 60
+    assert plan.wait(120).bytes_fetched == 3_000_000
+    assert cloud.asked().count("media") == 30
 
 
 def test_a_large_object_is_fetched_as_far_as_the_window_is_ahead_of_its_reader(cloud, fs):
@@ -372,21 +375,22 @@ def test_a_large_object_is_fetched_as_far_as_the_window_is_ahead_of_its_reader(c
     assert cloud.server.bytes_sent() == len(data)
 
 
-def test_another_process_that_reads_moves_the_window(cloud, fs):
-    paths = small_files(cloud, 10, size=MiB)
+def n_bytes(url, options):
+    with fsspec.open(url, cachedfs=options["cachedfs"], gs=options["gs"]) as file:
+        return len(file.read())
+
+
+def test_another_process_that_reads_moves_the_window(cloud, fork_server, fs):
+    paths = small_files(cloud, 6, size=MiB)
+    options = {"cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}, **cloud.options}
     fs.find(cloud.path("d"))
-    code = """if True:
-        import sys, fsspec
-        for line in sys.stdin:
-            print(len(fsspec.open("cachedfs::gs://" + line.strip()).open().read()), flush=True)
-    """
     plan = fs.prefetch(paths, window="4MiB")
-    with cloud.talking(code) as read_there:
-        for i in range(6):
-            until(lambda i=i: plan.progress.bytes_fetched == (4 + i) * MiB)
-            assert read_there(paths[i]) == str(MiB)
-        assert plan.wait(120).bytes_fetched == 10 * MiB
-    assert cloud.asked().count("media") == 10
+    for i in range(2):
+        until(lambda i=i: plan.progress.bytes_fetched == (4 + i) * MiB)
+        pid = fork_server.start("tests.test_prefetch:n_bytes", f"cachedfs::gs://{paths[i]}", options)
+        assert fork_server.wait(pid).result == MiB
+    assert plan.wait(120).bytes_fetched == 6 * MiB
+    assert cloud.asked().count("media") == 6
 
 
 def test_who_skips_or_reads_out_of_order_does_not_stop_the_plan(cloud, fs, monkeypatch):
@@ -403,16 +407,15 @@ def test_who_skips_or_reads_out_of_order_does_not_stop_the_plan(cloud, fs, monke
 
 @pytest.mark.parametrize("is_list", [True, False])
 def test_a_reader_far_beyond_the_window_is_followed(cloud, fs, monkeypatch, is_list):
-    monkeypatch.setattr(distance, "STALL_S", 0.01)
-    paths = small_files(cloud, 200)
+    monkeypatch.setattr(distance, "STALL_S", 0.0)
+    paths = small_files(cloud, 100)
     fs.find(cloud.path("d"))
     plan = fs.prefetch(paths if is_list else iter(paths), window="10KB")
     until(lambda: plan.progress.state == "held")
-    for i in range(120, 200):
-        time.sleep(0.005)  # as somebody does who works on each: what is behind is fetched by the plan
-        read(fs, paths[i], i)
-    assert plan.wait(120).items == 200
-    assert plan.progress.bytes_fetched < 100 * 2000
+    for i in range(60, 100):
+        read_and_wait(fs, paths[i], i, plan)
+    assert plan.wait(120).items == 100
+    assert plan.progress.bytes_fetched < 60 * 2000
 
 
 def test_the_same_list_twice_is_two_passes(cloud, fs):
@@ -427,36 +430,39 @@ def test_the_same_list_twice_is_two_passes(cloud, fs):
 def read_and_wait(fs, path, seed, plan):
     """Read an object, and let the plan do what it does then."""
     read(fs, path, seed)
-    source, distance = fs._source, plan._plan._distance
-    until(
-        lambda: distance._clock == source.engine.cache.clock(source.config.bounds) or plan._plan.ended.done()
-    )
-    time.sleep(0.03)  # it has looked since: what follows from that takes it a moment
-    until(lambda: plan.progress.state in ("held", "done"))
-    source.engine.drain(120)
+    runner, engine = plan._plan, fs._source.engine
+
+    async def has_reacted():
+        """Whether the plan has looked since, and sent what follows from it. On the loop, between two of its steps."""
+        has_looked = runner._distance._clock == engine.cache.clock(fs._source.config.bounds)
+        is_waiting = plan.progress.state == "held" and not runner._changed.is_set()
+        return runner.ended.done() or (has_looked and is_waiting)
+
+    until(lambda: engine.run(has_reacted()))
+    engine.drain(120)
 
 
 def test_without_a_window_it_stops_before_it_drives_out_what_nobody_read(cloud, own_cache):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_size="24MiB", **cloud.options)
-    paths = small_files(cloud, 40, size=MiB)
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_size="16MiB", **cloud.options)
+    paths = small_files(cloud, 30, size=MiB)
     plan = fs.prefetch(paths)
     until(lambda: plan.progress.state == "held")
     fs._source.engine.drain(120)
     n = plan.progress.items
-    assert 12 <= n <= 24
-    assert [bool(fs.cached_extent(path)) for path in paths] == [True] * n + [False] * (40 - n)
+    assert 8 <= n <= 16
+    assert [bool(fs.cached_extent(path)) for path in paths] == [True] * n + [False] * (30 - n)
     sent = cloud.server.bytes_sent()
     for i, path in enumerate(paths):
         read_and_wait(fs, path, i, plan)
-    assert plan.wait(120).items == 40
+    assert plan.wait(120).items == 30
     assert sent == n * MiB
-    assert cloud.server.bytes_sent() == 40 * MiB
+    assert cloud.server.bytes_sent() == 30 * MiB
 
 
 def test_what_leaves_the_cache_before_it_is_read_makes_the_window_smaller(cloud, own_cache):
     """Such as in a cache that is full of what may not go."""
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_size="40MiB", **cloud.options)
-    pinned = small_files(cloud, 28, "pinned", size=MiB)
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_size="28MiB", **cloud.options)
+    pinned = small_files(cloud, 20, "pinned", size=MiB)
     for path in pinned:
         fs.pin(path)
         fs.cat_file(path)
@@ -467,8 +473,8 @@ def test_what_leaves_the_cache_before_it_is_read_makes_the_window_smaller(cloud,
         read_and_wait(fs, path, i, plan)
     plan.wait(120)
     assert all(fs.cached_extent(path) for path in pinned)
-    # Each is lost once at most, in the mean: 13 to 23 of them are, and 47 while the window stays as it is.
-    assert cloud.server.bytes_sent() <= (28 + 2 * 30) * MiB
+    # Each is lost once at most, in the mean.
+    assert cloud.server.bytes_sent() <= (20 + 2 * 30) * MiB
 
 
 def test_what_is_stored_while_it_is_looked_for_has_not_left_the_cache(origin, monkeypatch):
@@ -557,15 +563,16 @@ def test_a_plan_that_is_given_up_sends_nothing_more_and_holds_no_claim(origin, h
     given_up(origin, fs)
 
 
-def test_a_plan_that_is_given_up_does_not_try_again_what_failed(cloud, fs):
+def test_a_plan_that_is_given_up_does_not_try_again_what_failed(cloud, fs, monkeypatch):
+    monkeypatch.setattr("cachedfs.origins.retry.delay", lambda *_, **__: 3600.0)
     paths = small_files(cloud, 8)
     fs.ls(cloud.path("d"))
     cloud.server.fail(Fault(kind="media", status=503, times=None))
     plan = fs.prefetch(paths)
-    until(lambda: len(cloud.server.requests) > 8)
+    until(lambda: cloud.server.count(kind="media") == 8)
     plan.cancel()
     assert plan.wait(120).state == "cancelled"
-    until(lambda: is_idle(fs), within_s=0.5)  # the next tries were a second away, and further
+    until(lambda: is_idle(fs))  # the next tries were an hour away
 
 
 def test_a_handle_that_is_dropped_at_once_fetches_nothing(cloud, fs):
@@ -647,7 +654,7 @@ def test_the_end_of_the_process_ends_a_plan_and_who_waits_for_it(cloud, fs):
 
 
 def test_a_process_that_exits_in_the_middle_ends_well_and_at_once(cloud):
-    small_files(cloud, 40)
+    small_files(cloud, 20)
     cloud.server.fail(Fault(kind="media", stall_s=3600, nth=10, times=None))
     code = """
     import itertools, sys, time, fsspec
@@ -688,32 +695,8 @@ def test_a_child_of_a_fork_leaves_the_plan_to_its_parent(cloud, fs, monkeypatch)
     plan.wait(120)
 
 
-def test_a_child_sees_how_far_an_inherited_plan_is_whatever_its_threads_held(origin):
-    fs = fake_fs()
-    origin.put("b/x", noise(10))
-    plan = fs.prefetch(iter(["b/x"]))
-    plan.wait(120)
-    is_held, may_end = threading.Event(), threading.Event()
-
-    def hold():
-        with plan._plan._items._lock:
-            is_held.set()
-            may_end.wait(120)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    is_held.wait(120)
-    child = os.fork()
-    if not child:
-        signal.alarm(120)
-        os._exit(0 if "prefetch" in repr(plan).lower() else 1)
-    may_end.set()
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
-
-
 def test_after_a_kill_the_rest_is_fetched_and_what_is_here_is_not(cloud):
-    small_files(cloud, 60, size=50_000)
+    small_files(cloud, 40, size=50_000)
     code = """
     import sys, time, fsspec
     fs, path = fsspec.url_to_fs(sys.argv[1], cachedfs={"concurrency": 2})
@@ -732,9 +715,9 @@ def test_after_a_kill_the_rest_is_fetched_and_what_is_here_is_not(cloud):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options)
     done = fs.prefetch(cloud.path("d/")).wait(120)
     assert done.bytes_here >= 20 * 50_000
-    assert done.bytes_fetched + done.bytes_here == 60 * 50_000
+    assert done.bytes_fetched + done.bytes_here == 40 * 50_000
     assert cloud.server.bytes_sent() - sent == done.bytes_fetched
-    assert [fs.cat_file(cloud.path(f"d/{i:03}")) for i in range(60)] == [noise(50_000, i) for i in range(60)]
+    assert [fs.cat_file(cloud.path(f"d/{i:03}")) for i in range(40)] == [noise(50_000, i) for i in range(40)]
 
 
 def test_a_plan_under_way_does_not_pickle(cloud, fs):
@@ -864,7 +847,7 @@ def test_a_plan_that_ends_before_it_gets_to_a_failed_folder_leaves_asyncio_nothi
 
     async def find(folder):
         if folder == "b/d1":
-            await asyncio.sleep(120)
+            await asyncio.Event().wait()
         has_failed.set()
         raise AccessDenied(f"no {folder}")
 
@@ -908,7 +891,7 @@ def test_an_origin_that_is_away_is_waited_for_and_then_the_plan_ends(origin, mon
     assert len(origin.log) < 100
 
 
-@pytest.mark.parametrize("name", ["b/d", "b/d/", "b/d/*"])
+@pytest.mark.parametrize("name", ["b/d", "b/d/*"])
 def test_a_folder_of_an_origin_that_is_away_is_waited_for_too(origin, monkeypatch, name):
     monkeypatch.setattr(patience, "PAUSE_S", (0.01, 0.01))
     names = [f"b/d/{i}" for i in range(4)]
@@ -1114,7 +1097,7 @@ def test_a_wait_that_takes_too_long_says_so_and_the_plan_goes_on(cloud, fs):
     paths = small_files(cloud, 4)
     plan = fs.prefetch(paths, window="3KB")
     with pytest.raises(TimeoutError, match="still prefetching"):
-        plan.wait(0.01)
+        plan.wait(0)
     for path in paths:
         read(fs, path)
     assert plan.wait(120).state == "done"
@@ -1126,7 +1109,7 @@ def test_async_callers_wait_on_their_own_loop(cloud, fs):
     async def main():
         plan = await fs._prefetch(paths)
         with pytest.raises(TimeoutError):
-            await (await fs._prefetch(itertools.cycle(paths), window="3KB"))._wait(0.01)
+            await (await fs._prefetch(itertools.cycle(paths), window="3KB"))._wait(0)
         return await plan._wait(30)
 
     assert asyncio.run(main()).items == 5
@@ -1171,6 +1154,6 @@ def test_two_hundred_thousand_items_take_no_more_memory_than_the_window(cloud, f
         )
         return plan.progress.is_over
 
-    until(is_over, within_s=300)
+    until(is_over)
     assert plan.wait().items == 200_000
     assert max(most) < 10_000
