@@ -1,9 +1,9 @@
-"""The documentation is true: its code runs and prints what it shows, its links lead somewhere, its names exist.
+"""Documentation: the code of the pages runs and prints what they show; links, names, commands and messages exist.
 
-A ```python block runs, page by page in one namespace, in a new process with a fresh home directory, against a simulated
-GCS and a simulated Google Drive. A ```text block right behind it is what it prints: "..." stands for anything, and after `text about` a number may be up to
-twice or half of what is shown (zeros are zeros), after `text measured` up to ten times or a tenth. `python needs torch` runs where torch is installed, `python not run: <reason>`
-never does.
+The ```python blocks of a page run in one namespace, with an empty home directory, against a simulated GCS and a simulated
+Google Drive. A ```text block right behind one is what it prints: "..." stands for anything; after `text about` a number may
+be up to twice or half of what is shown, after `text measured` up to ten times or a tenth (zeros are zeros, times are
+anything). `python needs torch` runs where torch is installed, `python not run: <reason>` never does.
 """
 
 import ast
@@ -12,9 +12,13 @@ import contextlib
 import dataclasses
 import doctest
 import errno
+import functools
+import gc
 import importlib.util
 import inspect
+import io
 import json
+import logging
 import os
 import pickle
 import re
@@ -23,12 +27,16 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fsspec
+import gcsfs.core
 import pytest
+from fsspec.registry import _registry
 from pydrive2.auth import GoogleAuth
 
 from cachedfs import engines
@@ -37,8 +45,8 @@ from cachedfs.filesystem import CachedFileSystem
 from cachedfs.origins.drive import upload
 from cachedfs.origins.drive.options import SIGN_IN, DriveOptions
 from cachedfs.plan import quota
-from cachedfs.sim import DriveServer, Fault, GCSServer
-from tests.support import ROOT, noise
+from cachedfs.sim import PROFILES, DriveServer, Fault, GCSServer, SimServer
+from tests.support import ROOT, noise, until
 
 PAGES = [
     "README.md",
@@ -64,29 +72,6 @@ LATITUDE = {"about": 2, "measured": 10}  # how far what is printed may be from w
 TIME = re.compile(r"(m?s|times)\b")  # behind a number: how long something takes says how busy the machine is
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 OUTPUT_CHECKER = doctest.OutputChecker()
-
-# What a page's process does with the blocks that it is told; line numbers in a traceback are those of the page. Who types
-# them takes a moment between two, in which what is in the air arrives and what arrived is stored.
-RUNNER = """
-import contextlib, io, json, sys, time
-from cachedfs import engines
-from cachedfs.plan import quota
-
-quota.CREATES = (quota.Limit(1e6),)  # pages show what is asked, not how long 200 new files take at Drive
-
-def _run(page, blocks):
-    for line, code in blocks:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            exec(compile("\\n" * line + code, page, "exec"), globals())
-        print(json.dumps(out.getvalue()), flush=True)
-        for each in list(engines._engines.values()):
-            while each.airborne:
-                time.sleep(0.005)
-            each.drain()
-
-_run(*json.load(sys.stdin))
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +127,7 @@ def prose(page: str) -> str:
 
 
 LINES = b"".join(b'{"text": "line %d"}\n' % i for i in range(1000))
+BIG = noise(32 << 20)
 
 
 @contextlib.contextmanager
@@ -151,7 +137,7 @@ def cloud_with_data() -> Iterator[GCSServer]:
         for bucket in ("my-bucket", "private-bucket"):
             server.make_bucket(bucket)
         server.put("my-bucket", "train.jsonl", LINES)
-        server.put("my-bucket", "big.bin", noise(32 << 20))
+        server.put("my-bucket", "big.bin", BIG)
         for i in range(100):
             server.put("my-bucket", f"texts/{i:03}.txt", b"text %d" % i)
         server.forbid("private-bucket")
@@ -163,7 +149,7 @@ def drive_with_data() -> Iterator[DriveServer]:
     """A simulated Google Drive with the files that the pages name."""
     with DriveServer(profile="off") as server:
         server.put("data/train.jsonl", LINES)
-        server.put("data/big.bin", noise(32 << 20))
+        server.put("data/big.bin", BIG)
         for i in range(100):
             server.put(f"data/texts/{i:03}.txt", b"text %d" % i)
         yield server
@@ -201,38 +187,57 @@ def numbers_of(text: str) -> tuple[list[int], list[str]]:
     ]
 
 
+@pytest.fixture
+def new_home(tmp_path, monkeypatch, haste):
+    """An empty home directory and the configuration of a new user, in which a page runs as in a process of its own."""
+    monkeypatch.chdir(tmp_path)
+    # Pages show how many requests are sent; simulated latency would only make the test wait.
+    for profile in ("drive-typical", "table"):
+        monkeypatch.setitem(PROFILES, profile, PROFILES["off"])
+    # A variable that a page sets has gcsfs register this class, where gcsfs was not imported before.
+    monkeypatch.setitem(_registry, "gs", gcsfs.core.GCSFileSystem)
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("FSSPEC_", "GCSFS_", "XDG_"))}
+    with cloud_with_data() as server, drive_with_data() as drive:
+        conf = {
+            "gs": {"token": "anon", "endpoint_url": server.endpoint_url},
+            "drive": {"token": "anon", "endpoint_url": drive.endpoint_url},
+            "cachedfs": {"keep_free": 0},  # the disk under the tests may be nearly full
+        }
+        with (
+            mock.patch.dict(os.environ, {**variables, "HOME": str(tmp_path)}, clear=True),
+            mock.patch.dict(fsspec.config.conf, conf, clear=True),
+        ):
+            yield
+            engines._close_all()
+
+
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("page", [page for page in PAGES if page in RUN])
-def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, tmp_path):
+def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, new_home, monkeypatch):
     expected = expectations(page)
     missing = [block for block in blocks_of(read(page)) if block.lacks]
     assert len(expected) + len(missing) == RUN[page]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FSSPEC_", "GCSFS_", "XDG_"))}
-    with cloud_with_data() as server, drive_with_data() as drive:
-        environment = {
-            **kept,
-            "HOME": str(tmp_path),
-            "FSSPEC_GS_TOKEN": "anon",
-            "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url,
-            "FSSPEC_DRIVE_TOKEN": "anon",
-            "FSSPEC_DRIVE_ENDPOINT_URL": drive.endpoint_url,
-            "FSSPEC_CACHEDFS_KEEP_FREE": "0",  # the disk under the tests may be nearly full
-            "PYTHONPATH": str(ROOT),
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", RUNNER],
-            input=json.dumps([page, [(block.line, block.text) for block, _ in expected]]),
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-    assert done.returncode == 0, done.stderr
-    for (block, shown), line in zip(expected, done.stdout.splitlines(), strict=True):
-        printed = json.loads(line)
-        assert is_shown(printed, shown), (
-            f"{page}, line {block.line}, prints\n{printed}\nand not\n{shown and shown.text}"
-        )
+    monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest are there by now
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # where processes of a pool find its functions
+    try:
+        for block, shown in expected:
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                code = compile("\n" * block.line + block.text, page, "exec", dont_inherit=True)
+                exec(code, vars(module))  # a traceback has the line numbers of the page
+            assert is_shown(out.getvalue(), shown), (
+                f"{page}, line {block.line}, prints\n{out.getvalue()}\nand not\n{shown and shown.text}"
+            )
+            # Who types the blocks takes a moment between two, in which all that was asked for arrives and is stored.
+            for engine in list(engines._engines.values()):
+                until(lambda engine=engine: not engine.airborne)
+                engine.drain(120)
+    finally:
+        servers = [value for value in vars(module).values() if isinstance(value, SimServer)]
+        vars(module).clear()
+        gc.collect()  # loaders end their threads
+        for server in servers:
+            server.close()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -354,17 +359,16 @@ def check_python(arguments: list[str]) -> None:
     module = arguments[1]
     assert importlib.util.find_spec(module) is not None, module
     if module in ("cachedfs.sim", "tests.benchmarks"):
-        told = subprocess.run(
-            [sys.executable, "-m", module, "--help"],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=True,
-            cwd=ROOT,
-        ).stdout
+        told = help_of(module)
         for option in filter(lambda text: text.startswith("--"), arguments):
             assert option in told, option
         assert module != "cachedfs.sim" or arguments[2] in told
+
+
+@functools.cache
+def help_of(module: str) -> str:
+    command = [sys.executable, "-m", module, "--help"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
 def check_export(arguments: list[str]) -> None:
