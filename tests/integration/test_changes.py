@@ -477,8 +477,7 @@ LOOK = """
 """
 
 
-@pytest.mark.parametrize("protocol", ["cachedfs", "own"])
-@pytest.mark.parametrize("place", ["cloud", "drive"])
+@pytest.mark.parametrize(("place", "protocol"), [("cloud", "cachedfs"), ("drive", "own")])
 def test_whatever_is_written_is_seen_at_once_by_another_process(request, tmp_path, place, protocol):
     place = request.getfixturevalue(place)
     own = {"gs": "cgs", "drive": "cdrive"}[place.protocol]

@@ -13,7 +13,6 @@ import textwrap
 import threading
 
 import fsspec
-import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -33,18 +32,10 @@ from cachedfs.origins.retry import Policy
 from cachedfs.sim import DriveServer, Fault
 from tests.support import KiB, MiB, forget, noise, tally, until
 
-FORMS = ["cachedfs::drive://", "cdrive://"]
-
 
 @pytest.fixture
 def fs(drive):
     return fsspec.filesystem("cdrive")
-
-
-@pytest.fixture(params=FORMS)
-def base(request, drive):
-    """A URL, in each form, under which a test may write and read."""
-    return drive.url("data", prefix=request.param)
 
 
 def revisions_hidden(drive, key):
@@ -316,42 +307,22 @@ def test_a_folder_that_another_takes_the_name_of_is_seen_after_max_age(drive):
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_handle_never_mixes_two_versions(drive, hidden):
-    old, new = noise(24 * MiB, seed=1), noise(24 * MiB, seed=2)
+    old, new = noise(4 * MiB, seed=1), noise(4 * MiB, seed=2)
     drive.put("a.bin", old)
     if hidden:
         revisions_hidden(drive, "a.bin")
-    fs = fsspec.filesystem("cdrive", read_ahead=0)
+    fs = fsspec.filesystem("cdrive", read_ahead=0, request_size=MiB)
     with fs.open(drive.path("a.bin")) as file:
         assert file.read(MiB) == old[:MiB]
         drive.put("a.bin", new)
-        file.seek(20 * MiB)
+        file.seek(3 * MiB)
         if hidden:
             with pytest.raises(ObjectChanged, match=r"a\.bin"):
                 file.read(MiB)
         else:  # the revision is still there
-            assert file.read(MiB) == old[20 * MiB : 21 * MiB]
+            assert file.read(MiB) == old[3 * MiB :]
     fs.invalidate_cache()
     assert fs.cat_file(drive.path("a.bin")) == new
-
-
-def test_a_write_is_seen_at_once_here_and_by_another_process(drive, fs):
-    path = drive.path("new/folder/a.txt")
-    assert not fs.exists(path)
-    ask = f"""
-        import fsspec, sys
-        fs = fsspec.filesystem("cdrive")
-        for line in sys.stdin:
-            print(fs.cat_file({path!r}).decode() if fs.exists({path!r}) else "nothing", flush=True)
-    """
-    with drive.talking(ask) as other:
-        assert other("?") == "nothing"
-        for text in (b"one", b"two"):
-            fs.pipe_file(path, text)
-            assert fs.cat_file(path) == text
-            assert other("?") == text.decode()
-        fs.rm(drive.path("new"), recursive=True)
-        assert other("?") == "nothing"
-    assert not fs.exists(path)
 
 
 def test_many_writes_into_a_new_folder_make_one_folder(drive, fs):
@@ -490,16 +461,15 @@ def one_after_the_other(changes, orders):
     return outcomes
 
 
-@pytest.mark.parametrize("protocol", ["drive", "cdrive"])
 @pytest.mark.parametrize(
-    "changes",
+    ("protocol", "changes"),
     [
-        ("mv a b", "mv b a"),
-        ("mv a b", "mv a c"),
-        ("mv a b", "rm a"),
-        ("mv a b", "cp b a"),
+        ("drive", ("mv a b", "mv b a")),
+        ("cdrive", ("mv a b", "mv a c")),
+        ("drive", ("mv a b", "rm a")),
+        ("cdrive", ("mv a b", "cp b a")),
     ],
-    ids=" | ".join,
+    ids=str,
 )
 def test_changes_of_the_same_names_at_once_end_as_one_after_the_other(drive, protocol, changes):
     fs = fsspec.filesystem(protocol)
@@ -716,17 +686,10 @@ def test_an_id_is_a_path(drive, fs):
 # What libraries do.
 
 
-def test_pandas_reads_and_writes(base):
-    frame = pd.DataFrame({"n": range(100), "x": np.linspace(0, 1, 100)})
-    frame.to_parquet(f"{base}/x.parquet")
-    frame.to_csv(f"{base}/x.csv", index=False)
-    assert pd.read_parquet(f"{base}/x.parquet").equals(frame)
-    assert len(pd.read_csv(f"{base}/x.csv")) == 100
-
-
-@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize(("form", "zarr_format"), [("cachedfs::drive://", 2), ("cdrive://", 3)])
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
-def test_xarray_writes_and_reads_zarr_with_no_other_argument(base, drive, zarr_format):
+def test_xarray_writes_and_reads_zarr_with_no_other_argument(drive, form, zarr_format):
+    base = drive.url("data", prefix=form)
     cube = xr.Dataset({"t": (("y", "x"), np.arange(48.0).reshape(6, 8))})
     cube.to_zarr(f"{base}/a.zarr", zarr_format=zarr_format)
     drive.asked()
@@ -737,22 +700,6 @@ def test_xarray_writes_and_reads_zarr_with_no_other_argument(base, drive, zarr_f
     with xr.open_zarr(f"{base}/a.zarr") as found:
         assert found.load().identical(cube)
     assert drive.asked() == []
-
-
-def test_a_sharded_array_is_written_and_read(base):
-    array = zarr.create_array(f"{base}/s.zarr", shape=(64, 64), chunks=(8, 8), shards=(32, 32), dtype="i4")
-    data = np.arange(64 * 64, dtype="i4").reshape(64, 64)
-    array[:] = data
-    forget()
-    assert (zarr.open_array(f"{base}/s.zarr", mode="r")[:] == data).all()
-
-
-def test_an_hdf5_file_is_read(drive, tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("d", data=np.arange(100_000))
-    drive.put("a.h5", (tmp_path / "a.h5").read_bytes())
-    with fsspec.open(drive.url("a.h5")) as raw, h5py.File(raw, "r") as file:
-        assert file["d"][4242] == 4242
 
 
 def test_moving_is_done_by_drive_and_keeps_the_id(drive, fs):
@@ -827,7 +774,7 @@ def test_a_name_that_is_there_is_moved_whatever_is_in_it(drive, fs, name):
 
 @pytest.mark.parametrize("evidence", ["revision", "time"])
 def test_a_file_that_was_replaced_and_put_back_is_never_a_mixture(drive, evidence):
-    first, second = noise(20 * MiB, seed=1), noise(20 * MiB, seed=2)
+    first, second = noise(4 * MiB, seed=1), noise(4 * MiB, seed=2)
     drive.put("a.bin", first)
     revisions_hidden(drive, "a.bin")
     (item,) = drive.server.find(f"{drive.name}/a.bin")
@@ -840,7 +787,7 @@ def test_a_file_that_was_replaced_and_put_back_is_never_a_mixture(drive, evidenc
         drive.put("a.bin", first)
         if evidence == "time":
             drive.server.edit(item["id"], headRevisionId=None)
-        file.seek(10 * MiB)
+        file.seek(3 * MiB)
         with pytest.raises(ObjectChanged):
             file.read(MiB)
     fs.invalidate_cache()
@@ -888,10 +835,8 @@ def test_listings_that_are_known_are_served_at_once_while_drive_is_away(tmp_path
     assert fs.stats().requests == requests
 
 
-@pytest.mark.parametrize("protocol", ["drive", "cdrive"])
-def test_half_a_file_is_not_sent_when_its_writer_fails(drive, protocol):
+def test_half_a_file_is_not_sent_when_its_writer_fails(drive, fs):
     drive.put("a.txt", b"whole")
-    fs = fsspec.filesystem(protocol)
     file = fs.open(drive.path("a.txt"), "wb")
     file.write(b"ha")
     file.__exit__(ZeroDivisionError, ZeroDivisionError(), None)

@@ -1,4 +1,4 @@
-"""Every URL form of the design, and fsspec's own methods. What other libraries make of them: tests/libraries."""
+"""URL forms and the methods of fsspec. Other libraries are in tests/libraries."""
 
 import functools
 import gzip
@@ -293,7 +293,7 @@ def web(tmp_path):
 
     handler = functools.partial(Silent, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, args=[0.01]).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:

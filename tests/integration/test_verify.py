@@ -1,10 +1,10 @@
-"""What is cached is what the origin has: looked over on demand, and checked as whole objects arrive."""
+"""Checksums: `verify` of cached objects, and checks of whole objects as they arrive."""
 
 import dataclasses
 import os
 import pathlib
 import sys
-import time
+import threading
 import types
 import urllib.request
 from collections.abc import Callable
@@ -330,15 +330,24 @@ def read_to_the_end(fs, path, target):
             pass
 
 
-def test_a_handle_whose_last_bytes_came_ahead_of_it_learns_that_all_of_them_are_wrong(cloud):
-    text = noise(24 * MiB)
-    cloud.put("large", text)
+def test_a_handle_whose_last_bytes_came_ahead_of_it_learns_that_all_of_them_are_wrong(cloud, monkeypatch):
+    cloud.put("large", noise(24 * MiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     cloud.server.fail(Fault(kind="media", key="large", flip=100, times=None))
+    landed, is_whole = arrivals.Arrivals.landed, threading.Event()
+
+    def noting(*args):
+        if (found := landed(*args)) is not None:
+            is_whole.set()
+        return found
+
+    monkeypatch.setattr(arrivals.Arrivals, "landed", noting)
 
     def read_slowly(file):
+        assert len(file.read(16 * MiB)) == 16 * MiB
+        assert is_whole.wait(120)
         while file.read(MiB):
-            time.sleep(0.01)  # what is read ahead comes first
+            pass
 
     with fs.open(cloud.path("large")) as file, pytest.raises(OriginUnavailable, match="CRC32C"):
         read_slowly(file)
