@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -32,7 +31,7 @@ from cachedfs.plan import patience
 from cachedfs.sim import Fault
 from cachedfs.source import Source
 from tests.fakes import gate
-from tests.support import ROOT, KiB, MiB, forget, noise, takers, until
+from tests.support import KiB, MiB, forget, noise, takers, until
 
 
 @pytest.fixture
@@ -594,30 +593,6 @@ def test_a_plan_that_comes_too_late_to_begin_lets_go_of_its_iterator(origin):
     with pytest.raises(OriginUnavailable, match="shutting down"):
         plan.wait(120)
     until(lambda: not takers())
-
-
-INTERRUPTED = """
-    import itertools, os, sys
-    import fsspec
-    from cachedfs.items import _Iterated
-    from tests.interrupts import interrupt_within
-
-    fs = fsspec.filesystem("cachedfs", target_protocol="file", cache_dir=sys.argv[1])
-    plan = fs.prefetch((sys.argv[1] for _ in itertools.count()), window=1)
-    items = plan._plan._items
-    interrupt_within(_Iterated.n_left.fget.__code__, lambda: items.n_left)  # what the progress of a plan asks
-    plan.cancel()
-    print(plan.wait(120).state, flush=True)
-    os._exit(0)
-"""
-
-
-def test_ctrl_c_at_any_moment_of_a_look_at_the_progress_leaves_a_plan_that_ends(tmp_path):
-    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), str(tmp_path)]
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600
-    )
-    assert done.stdout == "cancelled\n", done.stderr
 
 
 def test_who_reads_what_a_cancelled_plan_was_fetching_gets_it(origin):

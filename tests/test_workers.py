@@ -1,17 +1,13 @@
 """Threads for what blocks: as many as are needed, never more than allowed, and every job is answered."""
 
 import asyncio
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 from concurrent.futures import CancelledError
 
 import pytest
 
 from cachedfs.workers import Workers
-from tests.support import ROOT, until
+from tests.support import until
 
 
 @pytest.fixture
@@ -90,23 +86,3 @@ def test_where_no_thread_can_be_started_those_that_run_do_the_work(workers, monk
     assert workers.submit(int).result() == 0
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert list(workers.map(abs, range(-3, 0))) == [3, 2, 1]
-
-
-INTERRUPTED = """
-    import os
-    from cachedfs.workers import Workers
-    from tests.interrupts import interrupt_within
-
-    pool = Workers(3, "pool")
-    interrupt_within(Workers.submit.__code__, lambda: pool.submit(int))
-    print(pool.submit(int).result(120), flush=True)
-    os._exit(0)
-"""
-
-
-def test_ctrl_c_at_any_moment_of_a_submit_leaves_threads_that_serve():
-    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED)]
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600
-    )
-    assert done.stdout == "0\n", done.stderr

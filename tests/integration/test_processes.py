@@ -1,13 +1,11 @@
-"""Processes and threads: fork, spawn, forkserver, workers that end, writers and readers of one machine."""
+"""Processes and threads: fork, spawn, forkserver, workers that end, several processes on one machine."""
 
 import contextlib
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
-import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -16,12 +14,10 @@ import numpy as np
 import pytest
 import zarr
 
-from cachedfs.sim import Delay, Fault, GCSServer, Profile
-from tests.support import ROOT, Cloud, KiB, MiB, forget, noise, until
+from cachedfs.sim import Fault
+from tests.support import KiB, MiB, forget, noise, until
 
 SIZE = 3 * MiB + 5
-SLOW = Profile(name="slow", media=Delay(0.05), stream_rate=20 * MiB, total_rate=20 * MiB)
-NEAR = Profile(name="near", media=Delay(0.03), stream_rate=40 * MiB, total_rate=100 * MiB)
 
 
 @pytest.fixture
@@ -84,14 +80,10 @@ def fetch(fs, path):
 # Fork.
 
 
-@pytest.mark.parametrize("warm", [False, True])
-def test_a_filesystem_used_before_a_fork_works_in_children(cloud, fs, forking, warm):
+def test_a_filesystem_used_before_a_fork_works_in_children(cloud, fs, forking):
     for i, name in enumerate("ab"):
         cloud.put(f"d/{name}", noise(SIZE, i))
-    if warm:
-        assert fs.cat_file(cloud.path("d/a")) == noise(SIZE)
-    else:
-        fs.ls(cloud.path("d"))
+    assert fs.cat_file(cloud.path("d/a")) == noise(SIZE)
     run(forking, check_everything, fs, cloud.path("d/a"), cloud.path("d/b"), n=2)
     assert fs.cat_file(cloud.path("d/b")) == noise(SIZE, 1)
 
@@ -99,24 +91,21 @@ def test_a_filesystem_used_before_a_fork_works_in_children(cloud, fs, forking, w
 @pytest.mark.usefixtures("haste")
 @pytest.mark.parametrize("before", ["nothing", "a part", "everything"])
 def test_a_handle_opened_before_a_fork_is_read_in_children(cloud, fs, forking, before):
-    cloud.put("a", noise(20 * MiB))
+    cloud.put("a", noise(10 * MiB))
     with fs.open(cloud.path("a")) as file:
         if before == "a part":
             file.read(100 * KiB)
         elif before == "everything":
             file.read()
-        run(forking, check_handle, file, 20 * MiB, 0, n=2)
-        check_handle(file, 20 * MiB, 0)
+        run(forking, check_handle, file, 10 * MiB, 0, n=2)
+        check_handle(file, 10 * MiB, 0)
 
 
-@pytest.mark.parametrize("touched", [False, True])
-def test_an_array_opened_before_a_fork_is_read_in_children(cloud, forking, touched):
+def test_an_array_opened_before_a_fork_is_read_in_children(cloud, forking):
     array = zarr.create_array(cloud.url("a.zarr"), shape=(100,), chunks=(10,), dtype="i4")
     array[:] = np.arange(100)
     forget()
     opened = zarr.open_array(cloud.url("a.zarr"), mode="r")
-    if touched:
-        assert opened[:].tolist() == list(range(100))
     run(forking, check_array, opened, list(range(100)), n=2)
     assert opened[:].tolist() == list(range(100))
 
@@ -168,37 +157,10 @@ def test_a_child_of_a_child_reads(cloud, fs, forking):
     run(forking, child)
 
 
-def test_a_fork_in_the_middle_of_reads_by_other_threads(cloud, fs, forking):
-    for i in range(8):
-        cloud.put(f"{i}", noise(SIZE, i))
-    wrong, end = [], threading.Event()
-
-    def keep_reading():
-        i = 0
-        while not end.is_set():
-            fs.invalidate_cache()
-            fs.evict(cloud.path(str(i % 8)))
-            if fs.cat_file(cloud.path(str(i % 8))) != noise(SIZE, i % 8):
-                wrong.append(i)
-            i += 1
-
-    threads = [threading.Thread(target=keep_reading) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for i in range(4):
-            run(forking, check_cat, fs, cloud.path(str(i)), SIZE, i, n=2)
-    finally:
-        end.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-
-
 # Spawn and forkserver.
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.stress)])
 def test_pickled_filesystems_handles_and_arrays_work_in_new_processes(cloud, method):
     fs, _ = fsspec.url_to_fs(cloud.url(), **options(cloud))
     cloud.put("d/a", noise(SIZE))
@@ -223,47 +185,38 @@ def options(cloud):
 # Workers that end.
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_a_worker_fetched_is_on_the_disk_when_it_has_ended(cloud, forking, method):
-    cloud.put("a", noise(40 * MiB))
+    cloud.put("a", noise(10 * MiB))
     fs, path = fsspec.url_to_fs(cloud.url("a"), **options(cloud))
     run(multiprocessing.get_context(method), fetch, fs, path)
     cloud.asked()
-    assert fs.cat_file(path) == noise(40 * MiB)
+    assert fs.cat_file(path) == noise(10 * MiB)
     assert cloud.asked() == []
 
 
 def test_what_a_script_fetched_is_on_the_disk_when_it_has_ended(cloud, fs):
-    cloud.put("a", noise(40 * MiB))
+    cloud.put("a", noise(10 * MiB))
     cloud.python("""
         import fsspec, os
         fsspec.filesystem("cgs").cat_file(f"{os.environ['BUCKET']}/a")
     """)
     cloud.asked()
-    assert fs.cat_file(cloud.path("a")) == noise(40 * MiB)
+    assert fs.cat_file(cloud.path("a")) == noise(10 * MiB)
     assert cloud.asked() == []
 
 
-def test_a_worker_that_is_killed_while_it_fetches_leaves_nothing_that_stops_others(cloud, tmp_path):
-    with GCSServer(profile=SLOW) as server:
-        server.make_bucket("b")
-        server.put("b", "a", noise(30 * MiB))
-        gs = {"token": "anon", "endpoint_url": server.endpoint_url}
-        fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs=gs)
-        context = multiprocessing.get_context("spawn")
-        worker = context.Process(
-            target=fetch,
-            args=(
-                fsspec.filesystem("cachedfs", target_protocol="gs", gs=gs, **options(cloud)["cachedfs"]),
-                "b/a",
-            ),
-        )
-        worker.start()
-        while not server.bytes_sent():
-            time.sleep(0.01)
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
-        assert fs.cat_file("b/a") == noise(30 * MiB)
+def test_a_worker_that_is_killed_while_it_fetches_leaves_nothing_that_stops_others(cloud, fs, forking):
+    cloud.put("a", noise(SIZE))
+    cloud.server.fail(Fault(kind="media", stall_after=2 * MiB, stall_s=3600))
+    worker = forking.Process(target=fetch, args=(fs, cloud.path("a")))
+    worker.start()
+    until(lambda: cloud.server.bytes_sent() >= 2 * MiB)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    assert fs.cat_file(cloud.path("a")) == noise(SIZE)
+    forget()
+    assert fs.cat_file(cloud.path("a")) == noise(SIZE)
 
 
 # Several processes on one machine.
@@ -306,53 +259,12 @@ def test_a_write_by_another_process_is_seen_at_once(cloud, fs):
         assert not fs.exists(cloud.path("d"))
 
 
-def test_our_own_write_is_seen_by_another_process_at_once(cloud, fs):
-    code = """
-        import fsspec, os, sys
-        fs = fsspec.filesystem("cgs")
-        for line in sys.stdin:
-            path = f"{os.environ['BUCKET']}/d/a"
-            print(fs.cat_file(path).decode() if fs.exists(path) else "absent", len(fs.find(f"{os.environ['BUCKET']}/d")), flush=True)
-    """
-    with cloud.talking(code) as other:
-        assert other("look") == "absent 0"
-        fs.pipe_file(cloud.path("d/a"), b"one")
-        assert other("look") == "one 1"
-        with fs.open(cloud.path("d/a"), "wb") as file:
-            file.write(b"two")
-        assert other("look") == "two 1"
-        fs.rm(cloud.path("d/a"))
-        assert other("look") == "absent 0"
-
-
-def test_four_processes_that_read_one_unknown_object_download_it_once(cloud):
-    size = 24 * MiB
-    with GCSServer(profile=NEAR) as server:
-        server.make_bucket("b")
-        server.put("b", "a", noise(size))
-        code = """
-            import fsspec, sys
-            fs = fsspec.filesystem("cgs")
-            for line in sys.stdin:
-                with fs.open("b/a") as file:
-                    first = file.read(100_000)
-                    data = first + file.read()
-                print(len(data), hash(data) == hash(fs.cat_file("b/a")), flush=True)
-        """
-        there = Cloud(server, "b", cloud.cache_dir)
-        with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as pool:
-            readers = [stack.enter_context(there.talking(code)) for _ in range(4)]
-            answers = list(pool.map(lambda ask: ask("read"), readers))
-        assert answers == [f"{size} True"] * 4
-        assert server.bytes_sent() <= 1.02 * size
-
-
 # Threads.
 
 
-def test_two_hundred_threads_read_the_right_bytes_once(cloud, fs):
+def test_many_threads_read_the_right_bytes_once(cloud, fs):
     objects = {cloud.path(f"{i}"): cloud.put(f"{i}", noise(MiB + i, i)) for i in range(10)}
-    paths, barrier, wrong = list(objects), threading.Barrier(200), []
+    paths, barrier, wrong = list(objects), threading.Barrier(50), []
 
     def read(i):
         path = paths[i % 10]
@@ -365,7 +277,7 @@ def test_two_hundred_threads_read_the_right_bytes_once(cloud, fs):
         if data != objects[path]:
             wrong.append(i)
 
-    threads = [threading.Thread(target=read, args=(i,)) for i in range(200)]
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(50)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -387,67 +299,24 @@ def test_a_loop_whose_thread_ends_late_is_closed_all_the_same(cloud, fs, monkeyp
     engine, go_on = fs._source.engine, threading.Event()
     loop, stop = engine.loop, engine.loop.stop
     monkeypatch.setattr(loop, "stop", lambda: (go_on.wait(120), stop()))
-    forget()  # waits for the thread for a second
+    monkeypatch.setattr(engine._thread, "join", lambda timeout: None)  # for a second, in truth
+    forget()
     assert not loop.is_closed()
     go_on.set()
     until(loop.is_closed)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_whose_thread_still_reads_ends(cloud, method, tmp_path):
+def read_in_a_thread(fs, path):
+    def read():
+        with contextlib.suppress(OSError):  # "shutting down"
+            fs.cat_file(path)
+
+    # Since Python 3.13 a worker joins its threads before anything else may run at its end, as programs always did.
+    threading.Thread(target=read, daemon=sys.version_info >= (3, 13)).start()
+    until(lambda: fs._source.engine.airborne)
+
+
+def test_a_worker_whose_thread_still_reads_ends(cloud, fs, forking):
     cloud.put("slow", b"data")
     cloud.server.fail(Fault(kind="media", key="slow", stall_s=3600))
-    script = tmp_path / "main.py"
-    script.write_text(
-        """
-import fsspec, multiprocessing, os, sys, threading, time
-
-def read(fs):
-    try:
-        fs.cat_file(os.environ["BUCKET"] + "/slow")
-    except OSError as error:
-        assert "shutting down" in str(error), error
-
-def work():
-    fs = fsspec.filesystem("cgs")
-    # Since Python 3.13 a worker joins its threads before anything else may run at its end, as programs always did.
-    threading.Thread(target=read, args=(fs,), daemon=sys.version_info >= (3, 13)).start()
-    time.sleep(0.5)
-
-if __name__ == "__main__":
-    worker = multiprocessing.get_context(sys.argv[1]).Process(target=work)
-    worker.start()
-    worker.join(120)
-    print(worker.exitcode)
-    worker.kill()
-"""
-    )
-    code = f"import runpy, sys; sys.argv = [{str(script)!r}, {method!r}]; runpy.run_path({str(script)!r}, run_name='__main__')"
-    assert cloud.python(code) == "0\n"
-
-
-SIGNAL_WHILE_MADE = """
-import signal, sys
-import fsspec
-from cachedfs import engines
-
-fsspec.filesystem("memory").pipe_file("/a", b"1")
-outer, inner = (fsspec.filesystem("cachedfs", target_protocol="memory", max_age=age) for age in (1, 2))
-honest = engines.Engine
-
-def interrupted(*args, **options):
-    engines.Engine = honest
-    made = honest(*args, **options)
-    signal.raise_signal(signal.SIGTERM)
-    return made
-
-signal.signal(signal.SIGTERM, lambda *_: inner.cat_file("/a"))
-engines.Engine = interrupted
-assert outer.cat_file("/a") == b"1"
-assert list(engines._engines.values()) == [outer._source.engine] == [inner._source.engine]
-"""
-
-
-def test_a_signal_handler_that_reads_while_the_engine_is_made_shares_it(own_cache):
-    environ = {**os.environ, "FSSPEC_CACHEDFS_CACHE_DIR": str(own_cache)}
-    subprocess.run([sys.executable, "-c", SIGNAL_WHILE_MADE], env=environ, cwd=ROOT, check=True, timeout=600)
+    run(forking, read_in_a_thread, fs, cloud.path("slow"))

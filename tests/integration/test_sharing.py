@@ -22,7 +22,7 @@ N = 8  # processes
 
 # Runs in a process of its own, which forks the readers before it has used anything.
 READERS = """
-import asyncio, json, multiprocessing, os, random, sys, threading, time
+import asyncio, json, multiprocessing, os, random, sys, threading
 import fsspec, gcsfs
 import tests.long_timeouts
 from cachedfs import engines
@@ -117,7 +117,6 @@ def read_by_all(there, size, block, ways, code="", timeout=600, **options):
     printed = there.python(READERS + (code or end), *arguments, timeout=timeout)
     if not code:
         assert json.loads(printed) == [0] * len(ways)
-    return printed
 
 
 def left_on_disk(cache_dir):
@@ -149,22 +148,20 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("ways", WAYS, ids=["cat_file", "handles", "threads, tasks and both"])
-def test_eight_processes_in_random_order_download_each_block_once(own_cache, ways):
-    size = 16 * MiB + 5
+def test_eight_processes_in_random_order_download_each_block_once(own_cache):
+    size = 8 * MiB + 5
     with serving(size, own_cache) as (server, there):
         # A handle that opens an unknown object asks for as much as a request may bring, and breaks it off when it jumps.
-        read_by_all(there, size, 64 * KiB, ways, request_size=256 * KiB)
+        read_by_all(there, size, 64 * KiB, WAYS[-1], request_size=256 * KiB)
         assert server.bytes_sent() <= 1.02 * size
     assert left_on_disk(own_cache) == []
 
 
-@pytest.mark.parametrize("way", ["cat_file", "handle"])
-def test_in_step_eight_processes_download_an_object_twice_the_bound_once(own_cache, way):
+def test_in_step_eight_processes_download_an_object_twice_the_bound_once(own_cache):
     """What is read ahead is not what goes to make room, before its readers came."""
     size, bound = 16 * MiB + 5, 8 * MiB
     with serving(size, own_cache) as (server, there):
-        ways = [f"{way} in step"] * N
+        ways = ["cat_file in step", "handle in step"] * (N // 2)
         read_by_all(there, size, 256 * KiB, ways, request_size=512 * KiB, cache_size=bound)
         assert server.bytes_sent() <= 1.1 * size
     assert left_on_disk(own_cache) == []
@@ -228,40 +225,22 @@ readers = run(wait, range(len(ways)))
 assert all(event.wait(120) for event in waiting)
 assert all(process.is_alive() for process in readers)
 fetcher.kill()
-at = time.monotonic()
 assert [process.join(120) or process.exitcode for process in readers] == [0] * len(ways)
-print(time.monotonic() - at)
 """
 
 
 @pytest.mark.parametrize("begun", [0, 512 * KiB], ids=["asks what it is", "reads"])
 def test_when_the_process_that_fetches_is_killed_the_others_go_on(own_cache, monkeypatch, begun):
-    """Its claims die with it: who waited fetches, once, what it had not stored. The promise is a second; machines may be busy."""
+    """Its claims die with it: who waited fetches, once, what it had not stored."""
     size = 4 * MiB + 5
     monkeypatch.setenv("BEGUN", str(begun))
     with serving(size, own_cache) as (server, there):
         server.fail(Fault(kind="media", stall_s=100, stall_after=MiB if begun else None))
-        took = float(read_by_all(there, size, 64 * KiB, ["waits"] * (N - 1), code=KILL))
-        assert took < 20
+        read_by_all(there, size, 64 * KiB, ["waits"] * (N - 1), code=KILL)
         lost = max(request.bytes_sent for request in server.requests[:1])
         assert lost <= MiB
         assert server.bytes_sent() - lost <= 1.02 * size
     assert left_on_disk(own_cache) == []
-
-
-STOPPED = """
-import os, sys
-import fsspec
-from cachedfs.model import ObjectKey
-fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-path, engine = sys.argv[1], fs._source.engine
-sys.stdin.readline()
-hashes = [ObjectKey(fs._source.identity, path, "what is it?", 0).hash64(0)]
-if known := fs._source.known(path):
-    hashes += [fs._source.key(known).hash64(index) for index in range(4)]
-print(all([engine.cache.take_claim(hash64) for hash64 in hashes]), flush=True)
-sys.stdin.read()
-"""
 
 
 SLOW = """
@@ -316,23 +295,37 @@ def test_what_another_process_fetches_slowly_is_waited_for_as_long_as_something_
         assert cloud.asked() == []
 
 
-@pytest.mark.parametrize("how", ["cat_file", "open", "prefetch", "unknown"])
-def test_what_a_stopped_process_was_fetching_is_fetched_after_a_while(cloud, monkeypatch, how):
-    """As a process has it that got SIGSTOP, or Ctrl-Z: it lives, and its claims with it."""
+STOPPED = """
+import sys
+import fsspec
+from cachedfs.model import ObjectKey
+fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+sys.stdin.readline()
+hashes = []
+for path in sys.argv[1:]:
+    hashes.append(ObjectKey(fs._source.identity, path, "what is it?", 0).hash64(0))
+    if known := fs._source.known(path):
+        hashes += [fs._source.key(known).hash64(index) for index in range(2)]
+print(len(hashes), all([fs._source.engine.cache.take_claim(hash64) for hash64 in hashes]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_stopped_process_was_fetching_is_fetched_after_a_while(cloud, monkeypatch):
+    """It lives, as after Ctrl-Z, and its claims with it."""
     for room in ("reader", "catalog", "sending"):
-        monkeypatch.setattr(f"cachedfs.{room}.OVERDUE_S", 0.3)
-    path, data = cloud.path("big"), cloud.put("big", noise(4 * MiB))
+        monkeypatch.setattr(f"cachedfs.{room}.OVERDUE_S", 0.0)
+    data = {cloud.path(key): cloud.put(key, noise(2 * MiB, n)) for n, key in enumerate("abc")}
+    read, prefetched, unknown = data
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    if how != "unknown":
-        fs.info(path)
-        fs._source.engine.drain(120)
-    with cloud.talking(STOPPED, path) as ask:
-        assert ask("claim") == "True"
+    fs.info(read)
+    fs.info(prefetched)
+    fs._source.engine.drain(120)
+    with cloud.talking(STOPPED, *data) as ask:
+        assert ask("claim") == "7 True"
         cloud.asked()
-        if how == "open":
-            with fs.open(path) as file:
-                assert file.read() == data
-        elif how == "prefetch":
-            assert fs.prefetch(path).wait(120).errors == 0
-        assert fs.cat_file(path) == data
-        assert cloud.server.bytes_sent() == len(data)
+        assert fs.cat_file(read) == data[read]
+        assert fs.prefetch(prefetched).wait(120).errors == 0
+        assert fs.cat_file(prefetched) == data[prefetched]
+        assert fs.cat_file(unknown) == data[unknown]
+        assert cloud.server.bytes_sent() == 6 * MiB
