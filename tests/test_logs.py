@@ -1,6 +1,7 @@
-"""What is logged: by which loggers, a line for every request, and nothing that is secret."""
+"""Logs: the loggers, one line for every request, and no secrets."""
 
 import contextlib
+import functools
 import http.server
 import logging
 import pathlib
@@ -14,6 +15,7 @@ import pytest
 from cachedfs.errors import CachedFSError
 from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 from cachedfs.logs import ROOMS, public_text, public_url
+from cachedfs.origins.retry import Policy
 from tests.support import ROOT, MiB, forget, noise
 
 LINE = re.compile(
@@ -67,7 +69,8 @@ def test_a_refusal_is_a_line_with_its_status(cloud, told):
     assert [line["status"] for line in told()] == ["404"]
 
 
-def test_what_is_not_answered_is_a_line_with_the_error(told):
+def test_what_is_not_answered_is_a_line_with_the_error(told, monkeypatch):
+    monkeypatch.setattr("cachedfs.origins.gcs.Policy", functools.partial(Policy, connect_s=0.0))
     fs = CachedFileSystem(target_protocol="gs", gs={"token": "anon", "endpoint_url": "http://127.0.0.1:1"})
     with pytest.raises(CachedFSError):
         fs.cat_file("bucket/key")
@@ -112,7 +115,7 @@ class Signed(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def signed_url():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Signed) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/{{}}?X-Goog-Signature={SECRET}"
         server.shutdown()
 

@@ -1,4 +1,4 @@
-"""The filesystem against a list of versions: what is read was true at some time that `max_age` allows, and stays so."""
+"""The filesystem against a model: a read returns a version that `max_age` allows."""
 
 import asyncio
 import contextlib
@@ -355,7 +355,7 @@ class FilesystemMachine(RuleBasedStateMachine):
 
 
 few = settings(
-    max_examples=80,
+    max_examples=30,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
