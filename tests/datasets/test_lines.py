@@ -497,10 +497,3 @@ def test_an_error_of_decode_keeps_its_type_and_names_the_line(cloud):
     assert caught.traceback[-1].name == "fail_on_seven"
     with pytest.raises(RuntimeError, match="StopIteration"):
         list(LineDataset(cloud.url("a.jsonl"), decode=stop_on_seven))
-
-
-def test_an_error_in_a_worker_names_the_line(cloud):
-    dataset = LineDataset(put(cloud, 30), decode=fail_on_seven, storage_options=options(cloud))
-    fork = multiprocessing.get_context("fork")
-    with pytest.raises(ZeroDivisionError, match=r"in the line at byte .*0\.jsonl"):
-        list(DataLoader(dataset, num_workers=1, multiprocessing_context=fork))

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 
 from cachedfs.datasets import FileDataset  # noqa: E402
 from cachedfs.datasets.base import Samples  # noqa: E402
-from cachedfs.datasets.feed import UNKNOWN, Feed  # noqa: E402
+from cachedfs.datasets.feed import Feed  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.order import epoch_order  # noqa: E402
 from tests.support import MiB, forget, noise, takers, tally, until  # noqa: E402
@@ -139,11 +139,6 @@ def test_an_empty_dataset_is_an_empty_epoch():
     loader = Loader(Numbers(0), batch_size=4)
     assert list(loader) == []
     assert (len(loader), loader.epoch) == (0, 1)
-
-
-def test_fewer_samples_than_ranks():
-    ranks = [list(Loader(Numbers(2), batch_size=4, rank=r, world_size=5)) for r in range(5)]
-    assert [flat(rank) for rank in ranks] == [[0], [1], [0], [1], [0]]
 
 
 # What it takes samples from.
@@ -348,27 +343,6 @@ def test_bytes_ahead_are_bounded_by_what_batches_turned_out_to_be():
     for step, _ in enumerate(loader, 1):
         until(lambda: loader._feed is None or all(future.done() for future in loader._feed._ahead))
         assert begun.qsize() == min(40, step + 3)
-
-
-def test_before_the_first_size_is_known_few_are_begun():
-    gate, begun = threading.Event(), Queue()
-
-    def before(index):
-        begun.put(index)
-        gate.wait(120)
-
-    iterator = iter(Loader(Numbers(40, before), n_threads=8))
-    thread = threading.Thread(target=next, args=(iterator,))
-    thread.start()
-    until(lambda: begun.qsize() == UNKNOWN)
-    gate.set()
-    thread.join()
-    iterator.close()
-
-
-def test_a_batch_larger_than_the_bound_comes_all_the_same():
-    loader = Loader(Numbers(20), batch_size=4, prefetch_bytes=1)
-    assert flat(loader) == list(range(20))
 
 
 def test_batches_come_in_order_however_late_one_of_them_is():

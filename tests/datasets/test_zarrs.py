@@ -978,16 +978,6 @@ def test_in_a_data_loader_of_torch(cloud, tmp_path, context, options):
     assert sorted(seen) == list(range(64))
 
 
-def test_it_reads_through_the_simulated_drive(drive, tmp_path):
-    group = make_group(tmp_path / "g.zarr", n=32, shards=(16, 4, 3))
-    for path in (tmp_path / "g.zarr").rglob("*"):
-        if path.is_file():
-            drive.put(f"g.zarr/{path.relative_to(tmp_path / 'g.zarr')}", path.read_bytes())
-    image, label = ZarrDataset(drive.url("g.zarr")).batch(range(32))
-    same(image.numpy(), group["image"][...])
-    assert label.tolist() == list(range(32))
-
-
 @pytest.mark.parametrize(
     ("codec", "says"),
     [(numcodecs.Zstd(), True), (numcodecs.LZ4(), True), (numcodecs.Blosc(), True), (numcodecs.Zlib(), False)],
