@@ -38,7 +38,8 @@ class Desk:
 
     async def asked(self) -> None:
         """Wait until every lookup has its answer, and what follows from it is done."""
-        await asyncio.wait(list(self.ahead._asking))  # their own callbacks come first
+        if asking := list(self.ahead._asking):
+            await asyncio.wait(asking)  # whose own callbacks come first
 
     def arrive(self, name: str, *, is_stored: bool = True) -> None:
         """The bytes of `name` came, and the request is over."""

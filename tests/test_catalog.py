@@ -146,13 +146,6 @@ def test_a_removed_tree_is_gone_from_all_that_was_known_of_it(cloud, fs):
     assert fs.find(cloud.path("tree")) == []
 
 
-def test_reading_an_object_keeps_the_details_that_a_lookup_told(cloud, fs):
-    cloud.put("a", b"data")
-    before = fs.info(cloud.path("a"))
-    assert fs.cat_file(cloud.path("a")) == b"data"
-    assert fs.info(cloud.path("a")) == before
-
-
 def test_a_folder_made_by_hand_is_a_folder_before_and_after_a_find(cloud, fs):
     cloud.put("d/", b"")
     cloud.put("e/", b"")

@@ -220,15 +220,6 @@ def test_a_block_that_is_bad_on_disk_is_fetched_again(fs, cloud, own_cache, capl
     assert "damaged" in caplog.text
 
 
-def test_an_empty_object_is_empty(fs, cloud):
-    cloud.put("empty", b"")
-    with fs.open(cloud.path("empty")) as file:
-        assert file.read() == b""
-        assert file.size == 0
-    assert fs.cat_file(cloud.path("empty")) == b""
-    assert fs.cat_file(cloud.path("empty"), -5) == b""
-
-
 def test_a_hundred_open_handles_do_not_wait_for_one_another(fs, cloud):
     for i in range(40):
         cloud.put(f"many/{i}", noise(9 * MiB // 4, seed=i))
