@@ -1,4 +1,4 @@
-"""Reads of one object by many hands, and the requests that they cost: blocks of 64 KiB, requests of 8, windows of 64."""
+"""Access patterns: what reads of one object cost, with blocks of 64 KiB, requests of 8 blocks and windows of 64."""
 
 import asyncio
 import random
@@ -91,15 +91,16 @@ def test_an_index_at_the_end_and_one_piece_bring_all_of_a_small_object(fs, origi
 @HOW
 def test_random_reads_of_an_object_bring_the_rest_of_it_in_large_requests(fs, origin, how):
     data, rng = put(fs, origin, 192), random.Random(1)
-    for _ in range(300):
+    for _ in range(120):
         read_block(fs, data, rng.randrange(192), how)
         landed(fs)
     assert 150 * BLOCK < landed(fs) <= 192 * BLOCK, "no byte twice"
     assert len(asked(origin)) <= 70
 
 
-@HOW
-@pytest.mark.parametrize("n_reads", [5, 11, 12, 16])
+@pytest.mark.parametrize(
+    ("how", "n_reads"), [("ranges", 11), ("handles", 11), ("ranges", 12), ("handles", 16)]
+)
 def test_who_stops_reading_here_and_there_has_cost_a_window_at_most(fs, origin, how, n_reads):
     data = put(fs, origin, 192)
     for index in random.Random(2).sample(range(192), n_reads):
@@ -112,7 +113,7 @@ def test_one_handle_that_jumps_about_brings_the_rest_as_many_do(fs, origin):
     data = put(fs, origin, 192)
     rng = random.Random(3)
     with fs.open("b/k") as file:
-        for _ in range(300):
+        for _ in range(120):
             at = rng.randrange(191 * BLOCK)
             file.seek(at)
             assert file.read(5000) == data[at : at + 5000]
@@ -129,9 +130,9 @@ def test_the_rest_is_not_fetched_where_it_does_not_fit_or_nothing_may_be_read_ah
     assert landed(fs) == 30 * BLOCK
 
 
-@pytest.mark.parametrize("step", [1, 3, 16])
+@pytest.mark.parametrize("step", [1, 16])
 def test_ranges_that_follow_one_another_are_read_ahead(fs, origin, step):
-    n = 240
+    n = 96
     data = put(fs, origin, n)
     for start in range(0, n, step):
         stop = start + step
@@ -141,11 +142,11 @@ def test_ranges_that_follow_one_another_are_read_ahead(fs, origin, step):
 
 
 def test_ranges_at_one_distance_are_read_ahead_and_nothing_between_them(fs, origin):
-    data = put(fs, origin, 1600)
-    for start in range(0, 1600, 20):
+    data = put(fs, origin, 400)
+    for start in range(0, 400, 20):
         want = Range(start * BLOCK + 100, (start + 2) * BLOCK - 100)
         assert fs.cat_file("b/k", want.start, want.stop) == data[want.start : want.stop]
-    assert landed(fs) <= 1.05 * 160 * BLOCK
+    assert landed(fs) <= 1.05 * 40 * BLOCK
 
 
 def test_a_wrong_version_is_not_sent_for_again(fs, origin):
