@@ -74,10 +74,10 @@ def is_idle(fs):
 
 
 def test_unknown_small_objects_cost_one_request_each_and_then_none(cloud, fs):
-    paths = small_files(cloud, 40)
+    paths = small_files(cloud, 20)
     done = fs.prefetch(paths).wait(120)
-    assert cloud.asked() == ["media"] * 40
-    assert (done.state, done.items, done.requests, done.bytes_fetched) == ("done", 40, 40, 80_000)
+    assert cloud.asked() == ["media"] * 20
+    assert (done.state, done.items, done.requests, done.bytes_fetched) == ("done", 20, 20, 40_000)
     for i, path in enumerate(paths):
         with fs.open(path) as file:
             assert file.read() == noise(2000, i)
@@ -144,14 +144,14 @@ def test_who_opens_an_object_before_the_listing_is_here_costs_nothing_more(origi
 
 @pytest.mark.parametrize("n", [2, pytest.param(8, marks=pytest.mark.stress)])
 def test_processes_that_prefetch_one_folder_download_it_once(cloud, fork_server, n):
-    small_files(cloud, 24, size=100 * KiB)
-    big = cloud.put("d/big", noise(12 * MiB))
+    small_files(cloud, 12, size=100 * KiB)
+    big = cloud.put("d/big", noise(9 * MiB))
     options = {"cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}, **cloud.options}
     crowd = [
         fork_server.start("tests.test_prefetch:prefetch_below", cloud.url("d"), options) for _ in range(n)
     ]
-    total = 24 * 100 * KiB + len(big)
-    assert [fork_server.wait(pid).result for pid in crowd] == [[25, total]] * n
+    total = 12 * 100 * KiB + len(big)
+    assert [fork_server.wait(pid).result for pid in crowd] == [[13, total]] * n
     assert cloud.server.bytes_sent() <= 1.02 * total
 
 
@@ -362,14 +362,14 @@ def test_what_is_fetched_and_not_read_never_exceeds_the_window(cloud, is_known):
 
 
 def test_a_large_object_is_fetched_as_far_as_the_window_is_ahead_of_its_reader(cloud, fs):
-    data = cloud.put("big", noise(40 * MiB))
-    plan = fs.prefetch(cloud.path("big"), window="16MiB")
+    data = cloud.put("big", noise(20 * MiB))
+    plan = fs.prefetch(cloud.path("big"), window="8MiB")
     until(lambda: plan.progress.state == "held")
-    assert cloud.server.bytes_sent() <= 16 * MiB
-    for i in range(40):
+    assert cloud.server.bytes_sent() <= 8 * MiB
+    for i in range(20):
         assert fs.cat_file(cloud.path("big"), i * MiB, i * MiB + 9) == data[i * MiB : i * MiB + 9]
-        assert cloud.server.bytes_sent() <= (16 + i + 1) * MiB
-        until(lambda i=i: plan.progress.bytes_fetched >= min(40, i + 12) * MiB)
+        assert cloud.server.bytes_sent() <= (8 + i + 1) * MiB
+        until(lambda i=i: plan.progress.bytes_fetched >= min(20, i + 6) * MiB)
     plan.wait(120)
     assert cloud.server.bytes_sent() == len(data)
 
@@ -859,7 +859,7 @@ def test_an_origin_that_is_away_is_waited_for_and_then_the_plan_ends(origin, mon
     origin.fail_with = {2: OriginAway("refused"), 3: OriginAway("refused")}
     assert fs.prefetch([f"b/{i}" for i in range(4)]).wait(120).items == 4
     assert "goes on when it answers" in caplog.text
-    monkeypatch.setattr(patience, "AWAY_S", 0.05)
+    monkeypatch.setattr(patience, "AWAY_S", 0.0)
     origin.fail_with = {n: OriginAway("refused") for n in range(len(origin.log), 1000)}
     with pytest.raises(OriginAway, match="refused"):
         fs.prefetch([f"b/x{i}" for i in range(4)]).wait(120)
@@ -876,7 +876,7 @@ def test_a_folder_of_an_origin_that_is_away_is_waited_for_too(origin, monkeypatc
     progress = fake_fs(concurrency=1).prefetch([name, "b/x"]).wait(120)
     assert (progress.items, progress.items_total, progress.errors) == (5, 5, 0)
     assert {path for path, _ in reads(origin)} - {"b/d"} == {*names, "b/x"}
-    monkeypatch.setattr(patience, "AWAY_S", 0.05)
+    monkeypatch.setattr(patience, "AWAY_S", 0.0)
     forget()
     origin.fail_with = {n: OriginAway("refused") for n in range(len(origin.log), 1000)}
     plan = fake_fs(max_age=0, stale_if_error=False).prefetch([name, "b/x"])
@@ -888,7 +888,7 @@ def test_a_folder_of_an_origin_that_is_away_is_waited_for_too(origin, monkeypatc
 
 def test_folders_that_are_known_do_not_keep_a_plan_going_whose_origin_is_away(origin, monkeypatch):
     monkeypatch.setattr(patience, "PAUSE_S", (0.01, 0.01))
-    monkeypatch.setattr(patience, "AWAY_S", 0.05)
+    monkeypatch.setattr(patience, "AWAY_S", 0.0)
     fs = fake_fs(concurrency=1)
     for name in ("b/d/1", "b/x"):
         origin.put(name, b"1")
@@ -917,7 +917,8 @@ def test_folders_that_cannot_be_listed_are_told_each_and_end_the_plan_when_they_
     assert len(origin.log) < 50
 
 
-def test_a_plan_goes_on_at_once_when_another_answer_comes_in_the_pause(origin):
+def test_a_plan_goes_on_at_once_when_another_answer_comes_in_the_pause(origin, monkeypatch):
+    monkeypatch.setattr(patience, "PAUSE_S", (3600.0, 3600.0))
     fs = fake_fs()
     names = [f"b/{i}" for i in range(4)]
     for name in names:
@@ -938,20 +939,19 @@ def test_an_origin_that_fails_again_and_again_ends_the_plan(origin):
     assert len(origin.log) <= 50
 
 
-@pytest.mark.parametrize("error", [OriginUnavailable("not here"), ImportError("no such package")], ids=repr)
-def test_a_plan_whose_origin_cannot_be_had_any_more_ends_with_that_error(origin, monkeypatch, error):
+def test_a_plan_whose_origin_cannot_be_had_any_more_ends_with_that_error(origin, monkeypatch):
     fs, found = fake_fs(), Source.origin
 
     def lost(source, path):
         if path:
-            raise error
+            raise ImportError("no such package")
         return found(source, path)
 
     for i in range(9):
         origin.put(f"b/{i}", b"1")
         fs.info(f"b/{i}")
     monkeypatch.setattr(Source, "origin", lost)
-    with pytest.raises(type(error), match=str(error.args[-1])):
+    with pytest.raises(ImportError, match="no such package"):
         fs.prefetch([f"b/{i}" for i in range(9)]).wait(120)
     until(lambda: is_idle(fs))
     monkeypatch.undo()
@@ -995,12 +995,12 @@ def test_what_came_and_was_not_stored_is_an_error_though_the_next_was(origin, mo
         return put(cache, given, bounds, plan=plan)
 
     monkeypatch.setattr(BlockCache, "put", full_once)
-    data = origin.put("b/big", noise(64 * MiB))
+    data = origin.put("b/big", noise(32 * MiB))
     origin.put("b/small", noise(MiB))
     with pytest.raises(CacheError, match=r"b/big.*could not be stored.*prefetch it again"):
         fs.prefetch(["b/big", "b/small"]).wait(120)
     again = fs.prefetch(["b/big", "b/small"]).wait(120)
-    assert (again.errors, again.bytes_here) == (0, 65 * MiB - again.bytes_fetched)
+    assert (again.errors, again.bytes_here) == (0, 33 * MiB - again.bytes_fetched)
     assert again.bytes_fetched > 0
     n = len(origin.log)
     assert fs.cat_file("b/big") == data
@@ -1102,17 +1102,16 @@ def test_two_plans_over_the_same_objects_fetch_them_once(cloud, fs):
 
 def test_a_folder_of_drive_costs_its_way_its_listing_and_one_request_a_file(drive):
     fs = fsspec.filesystem("cachedfs", target_protocol="drive", **drive.options)
-    for i in range(30):
+    for i in range(12):
         drive.put(f"d/{i % 3}/{i:02}", noise(2000, i))
     done = fs.prefetch(drive.path("d")).wait(120)
-    assert (done.items, done.bytes_fetched, done.requests) == (30, 60_000, 30)
+    assert (done.items, done.bytes_fetched, done.requests) == (12, 24_000, 12)
     asked = drive.asked()
-    assert asked.count("media") == 30
+    assert asked.count("media") == 12
     assert asked.count("list") <= 4 + 3  # of the folder and those below it; of the way to it
-    assert [fs.cat_file(drive.path(f"d/{i % 3}/{i:02}")) for i in range(30)] == [
-        noise(2000, i) for i in range(30)
-    ]
-    assert fs.prefetch(drive.path("d/")).wait(120).bytes_here == 60_000
+    for i in range(12):
+        assert fs.cat_file(drive.path(f"d/{i % 3}/{i:02}")) == noise(2000, i)
+    assert fs.prefetch(drive.path("d/")).wait(120).bytes_here == 24_000
     assert drive.asked() == []
 
 
