@@ -169,14 +169,6 @@ def test_an_array_read_step_by_step_along_any_axis_is_read_ahead(
         assert ahead
 
 
-def test_the_chunks_of_the_next_step_are_here_before_they_are_read(cloud, tmp_path):
-    values = make(cloud, tmp_path, shape=(20, 3, 3))
-    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
-    for t in range(4):
-        np.testing.assert_array_equal(array[t], values[t])
-    until(lambda: sum("/c/4/" in request.key for request in cloud.server.requests) == 9)
-
-
 def test_a_part_that_is_read_of_every_step_is_all_that_is_asked_for(cloud, tmp_path, ahead, one_at_a_time):
     values = make(cloud, tmp_path, shape=(12, 4, 5))
     array = zarr.open_array(cloud.url("a.zarr"), mode="r")

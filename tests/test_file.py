@@ -66,13 +66,6 @@ def test_any_sequence_of_reads_gives_the_bytes_that_a_builtin_file_gives(fs, clo
         assert file.read() == model.read()
 
 
-def test_lines_are_those_of_the_object(cloud):
-    text = "\n".join(f"line {i} äöü" for i in range(50_000))
-    cloud.put("lines", text.encode())
-    with fsspec.open(cloud.url("lines"), "rt") as file:
-        assert [line.rstrip("\n") for line in file] == text.split("\n")
-
-
 def test_a_file_carries_what_libraries_look_for(fs, cloud):
     with fs.open(
         cloud.path("big"), block_size=5 * MiB, cache_type="readahead", cache_options={"x": 1}

@@ -20,7 +20,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.localfiles import filled
 from cachedfs.origins.retry import Policy
@@ -228,10 +228,10 @@ def test_the_fingerprint_changes_with_the_bytes(cloud, fs):
 
 def test_times_are_the_origins(cloud, fs):
     cloud.put("a", b"1")
-    now = datetime.datetime.now(datetime.UTC)
-    for moment in (fs.created(cloud.path("a")), fs.modified(cloud.path("a"))):
+    for ask in ("created", "modified"):
+        moment = getattr(fs, ask)(cloud.path("a"))
+        assert moment == getattr(fs.origin_fs, ask)(cloud.path("a"))
         assert moment.tzinfo is not None
-        assert abs(moment - now) < datetime.timedelta(minutes=5)
 
 
 def test_signed_urls_are_the_targets_own(tmp_path):
@@ -663,15 +663,6 @@ def test_a_filesystem_survives_pickle_and_json(cloud, tmp_path):
         json.loads(fs.to_json())
 
 
-def test_an_opened_url_survives_pickle_and_json(cloud):
-    cloud.put("a", b"abc")
-    opened = fsspec.open(cloud.url("a"))
-    with pickle.loads(pickle.dumps(opened)) as file:
-        assert file.read() == b"abc"
-    again = fsspec.AbstractFileSystem.from_json(opened.fs.to_json())
-    assert again.cat_file(opened.path) == b"abc"
-
-
 def test_json_without_passwords_has_no_other_secret_either(tmp_path):
     """Where they are nested too; what is no secret stays, a token that is a word or a file's name among it."""
     file = tmp_path / "token.json"
@@ -762,15 +753,6 @@ def test_options_come_from_argument_then_configuration_then_default(cloud, monke
         fs = fsspec.filesystem(protocol, **target, max_age="immutable", skip_instance_cache=True)
         assert fs.config.max_age == float("inf")
         assert fs.config.block_size == MiB
-
-
-def test_the_environment_is_read_by_both_classes(cloud):
-    code = """
-        import fsspec
-        for fs in (fsspec.filesystem("cgs"), fsspec.filesystem("cachedfs", target_protocol="gs")):
-            print(fs.config.cache_dir[0], fs.config.keep_free)
-    """
-    assert cloud.python(code) == f"{cloud.cache_dir} 0\n" * 2
 
 
 # Any event loop, any thread.
@@ -1077,17 +1059,6 @@ def test_immutable_never_checks(cloud, clock):
     assert cloud.asked() == []
 
 
-def test_a_handle_stays_with_the_version_it_opened(cloud, fs):
-    old = cloud.put("a", noise(10 * MiB, 1))
-    with fs.open(cloud.path("a")) as file:
-        assert file.read(100) == old[:100]
-        cloud.put("a", noise(10 * MiB, 2))
-        file.seek(9 * MiB)
-        with pytest.raises(ObjectChanged) as caught:
-            file.read(MiB)
-    assert cloud.path("a") in str(caught.value)
-
-
 def test_offline_reads_what_is_here_and_never_asks(cloud, own_cache):
     data = noise(100 * KiB)
     server = GCSServer(profile="off")
@@ -1214,11 +1185,11 @@ async def test_a_copy_into_a_pipe_is_written_to_its_reader(tmp_path):
     os.link(pipe, tmp_path / "same")
     reading = asyncio.create_task(asyncio.to_thread(pipe.read_bytes))
     try:
-        await asyncio.wait_for(filled(pipe, write), 60)
+        await asyncio.wait_for(filled(pipe, write), 120)
         assert pipe.is_fifo()
     finally:  # where nobody wrote, the reader would wait for ever
         os.close(os.open(tmp_path / "same", os.O_RDWR | os.O_NONBLOCK))
-    assert await asyncio.wait_for(reading, 60) == data
+    assert await asyncio.wait_for(reading, 120) == data
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="root alone makes devices")

@@ -586,7 +586,7 @@ def test_a_plan_that_comes_too_late_to_begin_lets_go_of_its_iterator(origin):
     fs, may_go_on = fake_fs(), threading.Event()
     engine = fs._source.engine
     _ = engine.loop
-    engine.call_soon(may_go_on.wait, 30)
+    engine.call_soon(may_go_on.wait, 120)
     plan = fs.prefetch(f"b/{i}" for i in itertools.count())
     engine.pid = 0  # as the end of the process has it
     may_go_on.set()
@@ -1085,7 +1085,7 @@ def test_async_callers_wait_on_their_own_loop(cloud, fs):
         plan = await fs._prefetch(paths)
         with pytest.raises(TimeoutError):
             await (await fs._prefetch(itertools.cycle(paths), window="3KB"))._wait(0)
-        return await plan._wait(30)
+        return await plan._wait(120)
 
     assert asyncio.run(main()).items == 5
 
