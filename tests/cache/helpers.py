@@ -1,8 +1,9 @@
-"""What the tests of the cache share: keys, bytes, other processes, and a look at the files."""
+"""Helpers of the tests of the cache: keys, bytes, other processes, files."""
 
 from __future__ import annotations
 
 import contextlib
+import encodings.unicode_escape  # noqa: F401 - Python itself may be for root alone to read: see `use_as`
 import os
 import random
 import sqlite3
@@ -82,6 +83,34 @@ def room_for(cache: BlockCache, n_blocks: int) -> Bounds:
     cache.evict(key.identity, None)
     overhead = sum(cache._own.store.room._overhead(32 * 4096))
     return Bounds(size=overhead + n_blocks * (size + 64) + BLOCK // 2, keep_free=0)
+
+
+def use_as(cache_dir: str, user: int, umask: int, kind: str) -> str:
+    """Use all of a cache as another user, by the real or the effective user id; return its root."""
+    if kind == "effective":
+        os.setegid(user)
+        os.seteuid(user)
+    else:
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
+    os.umask(umask)
+    cache, key = BlockCache([cache_dir], explicit=True), key_of()
+    blocks = [content(key, 0), content(key, 1)]
+    assert [whole(cache, key, index) for index in (0, 1)] in ([None, None], blocks)
+    put(cache, key, 0, 1)
+    assert [whole(cache, key, index) for index in (0, 1)] == blocks
+    cache.pin("gs://test", "b/x")
+    cache.known.mark("gs://test", "b/x")
+    assert not cache._mapped.marks.is_private
+    assert not cache._mapped.touches.is_private
+    assert cache.take_claim(7)
+    assert cache._own.claims.works_across_processes
+    with cache.lease(1000, AMPLE) as lease:
+        lease.seal()
+        assert len(Path(lease.path).read_bytes()) == 1000
+    assert cache.check().ok
+    return str(cache.root)
 
 
 def start(code: str, *args: object) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""Operations on a cache, their steps, and children that die at one of them.
+"""Operations on a cache, their steps, and child processes that die at one of them.
 
 The steps of an operation are what it was seen to do: every function of `disk` that it calls and every statement that
 it gives to SQLite, in order. So a call that is new has its kill without being named here.
@@ -244,6 +244,11 @@ def record(operation: str, directory: str, size: int) -> list[str]:
 
 def die(operation: str, directory: str, size: int, call: str, nth: int, when: str) -> None:
     """Do it up to one call, and die there by SIGKILL."""
+    _do(operation, directory, size, killer(call, nth, when))
+
+
+def killer(call: str, nth: int, when: str) -> Callable[[str, str], None]:
+    """Return a function for `watch` that kills the process before or after the nth call of this name."""
     seen = {"before": 0, "after": 0}
 
     def hit(name: str, at: str) -> None:
@@ -252,7 +257,7 @@ def die(operation: str, directory: str, size: int, call: str, nth: int, when: st
             if at == when and seen[at] == nth:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    _do(operation, directory, size, hit)
+    return hit
 
 
 def repeat(operation: str, directory: str, size: int) -> None:
@@ -264,8 +269,12 @@ def repeat(operation: str, directory: str, size: int) -> None:
         cache.evict(IDENTITY, NEW.path)
 
 
-def churn(directory: str, me: int, size: int, n_blocks: int, n: int) -> int:
+def churn(
+    directory: str, me: int, size: int, n_blocks: int, n: int, death: tuple[str, int, str] | None = None
+) -> int:
     """Read `n` blocks, and put those that are not there; return the most bytes that the cache was seen to have."""
+    if death is not None:
+        watch(killer(*death))
     cache, bounds, most = BlockCache([directory], explicit=True), Bounds(size=size, keep_free=0), 0
     for step in range(n):
         key = key_of(f"b/{(step * 7 + me * 13) % n_blocks}", block_size=1 << 20)

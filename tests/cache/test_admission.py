@@ -1,4 +1,4 @@
-"""Which blocks stay: the rule and its records simulated beside others, then through the whole stack in four processes."""
+"""Admission to the cache: simulated beside other policies, then through the whole stack."""
 
 import bisect
 import collections
@@ -117,7 +117,7 @@ def passes(cache, n, times, *, first=0, shuffled=True, seed=0):
     return ratios
 
 
-def zipf(cache, *, n=20_000, touches=200_000):
+def zipf(cache, *, n=20_000, touches=60_000):
     """Return the hit ratio of the second half of touches that follow Zipf's law, exponent 1."""
     chance = random.Random(3)
     sums = list(itertools.accumulate(1 / (rank + 1) for rank in range(n)))
@@ -128,8 +128,7 @@ def zipf(cache, *, n=20_000, touches=200_000):
     return sum(hits[touches // 2 :]) / (touches / 2)
 
 
-@pytest.mark.parametrize("shuffled", [True, False], ids=["random", "loop"])
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.25, 0.5, 0.75, 0.9])
+@pytest.mark.parametrize(("share", "shuffled"), [(0.05, False), (0.25, True), (0.75, False), (0.9, True)])
 def test_forty_epochs_over_more_than_fits_hit_the_part_that_fits(share, shuffled):
     size, staging = round(BLOCKS * share), round(BLOCKS * share * 0.05)
     for ours, part in (
@@ -152,12 +151,11 @@ def test_who_knows_the_future_is_never_beaten():
     assert 0.49 * 9 * 300 <= hits <= belady(order, 150)
 
 
-@pytest.mark.parametrize("size", [2000, 400])
-def test_what_follows_zipfs_law_hits_clearly_more_than_by_lru(size):
-    assert zipf(Ours(size)) >= zipf(LRU(size)) + 0.02
+def test_what_follows_zipfs_law_hits_clearly_more_than_by_lru():
+    assert zipf(Ours(400)) >= zipf(LRU(400)) + 0.02
 
 
-@pytest.mark.parametrize("n", [500, 1000, 2000, 4000])
+@pytest.mark.parametrize("n", [500, 2000])
 def test_a_new_data_set_is_warm_on_its_second_pass_as_far_as_it_fits(n):
     cache = Ours(1000)
     passes(cache, 2000, 10)
@@ -196,17 +194,17 @@ for line in sys.stdin:
 """
 
 
-def test_four_processes_hit_as_much_as_the_simulation(tmp_path):
-    folder, n, bound = tmp_path / "data", 800, 33 << 20
+def test_two_processes_hit_as_much_as_the_simulation(tmp_path):
+    folder, n, bound = tmp_path / "data", 400, 18 << 20
     folder.mkdir()
     for number in range(n):
         (folder / str(number)).write_bytes(noise(60_000, seed=number))
-    readers = [start(READER, tmp_path / "cache", folder, bound) for _ in range(4)]
+    readers = [start(READER, tmp_path / "cache", folder, bound) for _ in range(2)]
     chance, order, simulated, ratios = random.Random(5), list(range(n)), None, []
-    for _ in range(7):
+    for _ in range(5):
         chance.shuffle(order)
         for rank, reader in enumerate(readers):
-            reader.stdin.write(" ".join(map(str, order[rank::4])) + "\n")
+            reader.stdin.write(" ".join(map(str, order[rank::2])) + "\n")
             reader.stdin.flush()
         counts = [tuple(map(int, reader.stdout.readline().split())) for reader in readers]
         assert sum(map(sum, counts)) == n
@@ -219,23 +217,23 @@ def test_four_processes_hit_as_much_as_the_simulation(tmp_path):
     for reader in readers:
         reader.communicate(timeout=600)
     assert simulated.size + simulated.staging < 0.7 * n
-    ours, expected = (sum(column[2:]) / 5 for column in zip(*ratios, strict=True))
-    assert ours == pytest.approx(expected, abs=0.02)
-    assert ours >= simulated.size / n - 0.02
+    ours, expected = (sum(column[2:]) / 3 for column in zip(*ratios, strict=True))
+    assert ours == pytest.approx(expected, abs=0.04)
+    assert ours >= simulated.size / n - 0.04
 
 
 def test_one_object_larger_than_the_cache_does_not_drive_the_others_out(tmp_path):
     """The first time, nor later where the others are read in between."""
     folder, bound = tmp_path / "data", 24 << 20
     folder.mkdir()
-    for number in range(60):
+    for number in range(30):
         (folder / str(number)).write_bytes(noise(60_000, seed=number))
-    (folder / "large").write_bytes(noise(3 * bound, seed=99))
+    (folder / "large").write_bytes(noise(2 * bound, seed=99))
     (folder / "filler").write_bytes(noise(bound, seed=98))
     fs = fsspec.filesystem(
         "cachedfs", target_protocol="file", cache_size=bound, block_size=65536, max_age="immutable"
     )
-    names, engine = [f"{folder}/{number}" for number in range(60)], fs._source.engine
+    names, engine = [f"{folder}/{number}" for number in range(30)], fs._source.engine
 
     def missed(read):
         """Return how many blocks were fetched for a read; what waits for the disk is no hit of the next one."""
@@ -244,9 +242,9 @@ def test_one_object_larger_than_the_cache_does_not_drive_the_others_out(tmp_path
         assert engine.drain(120)
         return fs.stats().misses - before
 
-    assert [missed(lambda: fs.cat(names)) for _ in range(3)] == [60, 0, 0]
+    assert [missed(lambda: fs.cat(names)) for _ in range(3)] == [30, 0, 0]
     assert missed(lambda: fs.cat_file(f"{folder}/filler")) == bound // 65536  # what is in staging goes first
     assert missed(lambda: fs.cat(names)) == 0
-    for _ in range(3):
-        assert missed(lambda: fs.get_file(f"{folder}/large", str(tmp_path / "copy"))) > 2 * bound // 65536
+    for _ in range(2):
+        assert missed(lambda: fs.get_file(f"{folder}/large", str(tmp_path / "copy"))) > 1.5 * bound // 65536
         assert missed(lambda: fs.cat(names)) == 0

@@ -1,4 +1,4 @@
-"""The audit finds what does not fit, repairs it, and finds nothing afterwards."""
+"""The audit of a cache: it finds damage, repairs it, and finds nothing afterwards."""
 
 import os
 import threading

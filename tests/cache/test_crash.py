@@ -1,4 +1,4 @@
-"""Processes that are killed: at every step of everything that writes, and at any moment."""
+"""Killed processes: the cache stays sound wherever a process dies."""
 
 import collections
 import contextlib
@@ -20,7 +20,19 @@ from tests.cache.kills import N_OLD, NEW, OLD, OPERATIONS, Step, put_after_notic
 from tests.support import tally
 
 HOUR_S = 3600
-AT_ANY_MOMENT = 4  # kills of each operation; the long version has a hundred times as many
+# The calls that leave something to other processes: to die before or after any other is to die at one of these.
+CHANGES = {
+    "allocate",
+    "create",
+    "link",
+    "make_folder",
+    "make_folders",
+    "remove_tree",
+    "rename",
+    "unlink",
+    "write_all",
+    "SQL COMMIT",
+}
 
 
 class Start:
@@ -42,21 +54,17 @@ class Start:
         yield str(directory)
         shutil.rmtree(directory)
 
-    def steps(self, fork_server, *, all_of_them=False):
-        """Return the steps to die at: of the calls of one name before the first and after the last, or all."""
+    def steps(self, fork_server):
+        """Return all steps to die at: before and after each call."""
         with self.copied() as directory:
-            calls = fork_server.run(
-                "tests.cache.kills:record", self.operation, directory, self.bounds.size
-            ).result
+            arguments = self.operation, directory, self.bounds.size
+            calls = fork_server.run("tests.cache.kills:record", *arguments).result
         return [
             Step(self.operation, call, nth, when)
             for call, n in collections.Counter(calls).items()
-            for nth, when in (every_one(n) if all_of_them else ((1, "before"), (n, "after")))
+            for nth in range(1, n + 1)
+            for when in ("before", "after")
         ]
-
-
-def every_one(n):
-    return [(nth, when) for nth in range(1, n + 1) for when in ("before", "after")]
 
 
 @contextlib.contextmanager
@@ -147,27 +155,56 @@ def assert_every_step_was_hit(operation, steps, kills):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_process_may_be_killed_at_every_step(operation, fork_server, folder):
+def test_a_process_may_be_killed_at_every_kind_of_step(operation, fork_server, folder):
+    """After the first call of each kind, and before the transaction's end."""
     start = Start(folder, operation)
-    steps = start.steps(fork_server)
+    steps = [
+        step
+        for step in start.steps(fork_server)
+        if step.call in CHANGES and step.nth == 1 and (step.when == "after" or step.call == "SQL COMMIT")
+    ]
     kills = killed_at_all(steps, start, fork_server)
     assert_every_step_was_hit(operation, steps, kills)
 
 
-def test_the_steps_are_many_and_named_by_what_is_called(fork_server, folder):
-    """Fails when the steps are no longer seen: a room that calls the system past `disk` would have no kills."""
-    steps = []
-    for n, operation in enumerate(OPERATIONS):
-        start = Start(folder / str(n), operation)
-        steps += start.steps(fork_server)
-    seen = {(step.operation, step.call) for step in steps}
-    for call in ("create", "write_all", "rename", "exists", "SQL BEGIN", "SQL INSERT", "SQL COMMIT"):
-        assert ("put", call) in seen
-    for operation in ("put that evicts", "evict", "discard", "lease", "repair", "open"):
-        assert (operation, "unlink") in seen
-    assert ("first put", "make_folder") in seen
-    assert ("facts", "SQL COMMIT") in seen
-    assert len(steps) >= 300
+def test_the_steps_are_named_by_what_is_called(fork_server, folder):
+    """Fails when the steps are no longer seen: a cache that calls the system past `disk` would have no kills."""
+    for operation, calls in {
+        "put": {"create", "write_all", "rename", "exists", "SQL BEGIN", "SQL INSERT", "SQL COMMIT"},
+        "first put": {"make_folder"},
+        "facts": {"SQL COMMIT"},
+        **{each: {"unlink"} for each in ("put that evicts", "evict", "discard", "lease", "repair", "open")},
+    }.items():
+        assert calls <= {step.call for step in Start(folder / operation, operation).steps(fork_server)}
+
+
+@pytest.mark.parametrize("call", ["create", "write_all", "rename", "SQL COMMIT"])
+def test_processes_that_are_killed_beside_others_leave_a_sound_cache(folder, fork_server, call):
+    """Two of four processes that read and write one cache die at one kind of call, early and late."""
+    bounds = Bounds(size=8 << 20, keep_free=0)
+    deaths = [(call, 3, "before"), (call, 9, "after"), None, None]
+    crowd = [
+        fork_server.start(
+            "tests.cache.kills:churn", str(folder), me, bounds.size, 12, 1 << 30 if death else 40, death
+        )
+        for me, death in enumerate(deaths)
+    ]
+    signals = [fork_server.wait(process).signal for process in crowd]
+    assert signals == [signal.SIGKILL, signal.SIGKILL, 0, 0]
+    assert_crowd_left_a_sound_cache(folder, bounds)
+
+
+def assert_crowd_left_a_sound_cache(folder, bounds):
+    with opened(str(folder)) as cache:
+        assert disk_usage(cache) <= bounds.size
+        put_in_order(cache, bounds)
+        assert uncounted(cache) <= 0
+        report = cache.check()
+        assert (report.orphans, report.wrong_size, report.corrupt, report.wrong_sums) == ((), (), (), ())
+        assert report.blocks > 2
+
+
+# At moments of chance: for hours.
 
 
 def assert_killed_at_any_moment_is_sound(operation, start, fork_server, *, n, seed):
@@ -190,21 +227,15 @@ def assert_killed_at_any_moment_is_sound(operation, start, fork_server, *, n, se
 REPEATED = sorted(set(OPERATIONS) - {"discard", "repair"})  # those need damage that nobody does again
 
 
-@pytest.mark.parametrize("operation", REPEATED)
-def test_a_process_may_be_killed_at_any_moment(operation, fork_server, folder):
-    start = Start(folder, operation)
-    assert_killed_at_any_moment_is_sound(operation, start, fork_server, n=AT_ANY_MOMENT, seed=1)
-
-
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_process_may_be_killed_at_every_single_call(operation, fork_server, folder):
     start = Start(folder, operation)
-    steps = start.steps(fork_server, all_of_them=True)
+    steps = start.steps(fork_server)
     kills = killed_at_all(steps, start, fork_server)
     # It took minutes: what is done only while somebody wrote lately may not be done any more.
-    done = {(step.call, step.when) for step in start.steps(fork_server, all_of_them=True)}
+    done = {(step.call, step.when) for step in start.steps(fork_server)}
     assert_every_step_was_hit(operation, [step for step in steps if step[1::2] in done], kills)
 
 
@@ -213,40 +244,28 @@ def test_a_process_may_be_killed_at_every_single_call(operation, fork_server, fo
 @pytest.mark.parametrize("operation", REPEATED)
 def test_thousands_of_processes_may_be_killed_at_any_moment(operation, fork_server, folder):
     start = Start(folder, operation)
-    assert_killed_at_any_moment_is_sound(operation, start, fork_server, n=100 * AT_ANY_MOMENT, seed=2)
-
-
-def assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, fork_server, *, kills, seed):
-    """Eight processes read and write at full speed; every 50 ms one is killed and another takes its place."""
-    chance, bound = random.Random(seed), 64 << 20
-
-    def join(me):
-        return fork_server.start("tests.cache.kills:churn", str(folder), me, bound, 120, 1 << 30)
-
-    crowd = [join(me) for me in range(8)]
-    with opened(str(folder)) as cache:
-        for n in range(kills):
-            time.sleep(0.05)  # the pace is the matter of the test
-            unlucky = chance.randrange(8)
-            os.kill(crowd[unlucky], signal.SIGKILL)
-            tally("kills in a crowd", fork_server.wait(crowd[unlucky]).signal == signal.SIGKILL)
-            crowd[unlucky] = join(8 + n)
-            assert disk_usage(cache) <= bound
-        for process in crowd:
-            os.kill(process, signal.SIGKILL)
-            fork_server.wait(process)
-        put_in_order(cache, Bounds(size=bound, keep_free=0))
-        assert uncounted(cache) <= 0
-        report = cache.check()
-        assert (report.orphans, report.wrong_size, report.corrupt, report.wrong_sums) == ((), (), (), ())
-        assert report.blocks > 8
-
-
-def test_a_crowd_that_is_killed_one_by_one_leaves_a_sound_cache(folder, fork_server):
-    assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, fork_server, kills=20, seed=1)
+    assert_killed_at_any_moment_is_sound(operation, start, fork_server, n=400, seed=2)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
 def test_a_crowd_that_is_killed_a_thousand_times_leaves_a_sound_cache(folder, fork_server):
-    assert_a_crowd_that_is_killed_one_by_one_is_sound(folder, fork_server, kills=1000, seed=2)
+    """Eight processes read and write at full speed; every 50 ms one is killed and another takes its place."""
+    chance, bounds = random.Random(2), Bounds(size=64 << 20, keep_free=0)
+
+    def join(me):
+        return fork_server.start("tests.cache.kills:churn", str(folder), me, bounds.size, 120, 1 << 30)
+
+    crowd = [join(me) for me in range(8)]
+    with opened(str(folder)) as cache:
+        for n in range(1000):
+            time.sleep(0.05)  # the pace is the matter of the test
+            unlucky = chance.randrange(8)
+            os.kill(crowd[unlucky], signal.SIGKILL)
+            tally("kills in a crowd", fork_server.wait(crowd[unlucky]).signal == signal.SIGKILL)
+            crowd[unlucky] = join(8 + n)
+            assert disk_usage(cache) <= bounds.size
+        for process in crowd:
+            os.kill(process, signal.SIGKILL)
+            fork_server.wait(process)
+    assert_crowd_left_a_sound_cache(folder, bounds)

@@ -1,4 +1,4 @@
-"""Which directories are used, which are refused, and read-only layers beside the one that is written."""
+"""Cache directories: which are used or refused, and read-only layers."""
 
 import contextlib
 import errno

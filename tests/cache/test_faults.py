@@ -1,4 +1,4 @@
-"""A faulty disk: whatever call fails, and whenever, a read is right or a miss, and the cache heals when the disk does."""
+"""Disk errors: reads stay right or miss, and the cache recovers when the disk does."""
 
 import contextlib
 import errno
@@ -7,7 +7,6 @@ import logging
 import os
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cachedfs.cache import BlockCache, Fact, blocks, claims, disk
+from cachedfs.cache import BlockCache, Fact, blocks, claims, database, disk
 from cachedfs.errors import CacheError
 from cachedfs.model import Bounds, ObjectInfo
 from tests.cache.helpers import BLOCK, content, file_of, flip, key_of, put, whole
@@ -31,15 +30,14 @@ class Case(NamedTuple):
     errors: tuple[int, ...] = ()
     answer: object = None
     why_not: str = ""
-    may_die: bool = True  # a process may be killed at this call: what it changes outlives the process
 
 
 def reads(*errors, **options):
-    return Case((E.EIO, *errors), may_die=False, **options)
+    return Case((E.EIO, *errors), **options)
 
 
 def cannot_fail(why):
-    return Case(why_not=why, may_die=False)
+    return Case(why_not=why)
 
 
 CASES = {
@@ -47,11 +45,11 @@ CASES = {
     "allocate": Case((*FULL, E.EIO)),
     "close": Case((E.EIO, *FULL)),
     "create": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ENOENT)),
-    "exists": Case(answer=False, may_die=False),
+    "exists": Case(answer=False),
     "file_limit": cannot_fail("the kernel knows it"),
     "host_name": cannot_fail("the kernel knows it"),
     "is_alive": cannot_fail("the kernel knows it"),
-    "is_network": Case(answer=True, may_die=False),
+    "is_network": Case(answer=True),
     "link": Case((*FULL, E.EIO, *REFUSED)),
     "lock_byte": Case((E.ENOLCK, E.EIO)),
     "make_folder": Case((*FULL, E.EIO, *REFUSED)),
@@ -73,14 +71,14 @@ CASES = {
     "remove_tree": Case((E.EIO, *REFUSED)),
     "rename": Case((*FULL, E.EIO, *REFUSED)),
     "scan": reads(*REFUSED, E.EMFILE),
-    "size_of": Case(answer=0, may_die=False),
+    "size_of": Case(answer=0),
     "space": reads(*REFUSED),
     "state": reads(*REFUSED),
     "state_of_open": reads(E.ESTALE),
     "unlink": Case((E.EIO, *REFUSED)),
     "unlock_byte": Case((E.ENOLCK, E.EIO)),
     "user_id": cannot_fail("the kernel knows it"),
-    "writable": Case(answer=False, may_die=False),
+    "writable": Case(answer=False),
     "write_all": Case((*FULL, E.EIO)),
 }
 
@@ -254,23 +252,32 @@ def schedules(name, n_calls, *, every):
     """Yield (error or answer, first call that fails, whether all after it fail too)."""
     case = CASES[name]
     faults = case.errors or ((lambda: case.answer),)
-    for fault in faults:
-        yield fault, 1, True
-    calls = range(1, n_calls + 1)
-    for first in calls if every else sorted(random.Random(name).sample(calls, min(n_calls, 2))):
-        for fault in faults if every else faults[:1]:
+    if not every:  # one error at all calls, another at one call: `make stress` has every error at every call
+        yield faults[0], 1, True
+        yield faults[-1], random.Random(name).randint(1, n_calls), False
+        return
+    for first in range(1, n_calls + 1):
+        for fault in faults:
             yield fault, first, False
-            if every:
-                yield fault, first, True
+            yield fault, first, True
 
 
-def run_days(faults, tmp_path, caplog, *, every):
-    """Live days on a disk that fails in all ways; return how many, and how many calls failed."""
-    day(tmp_path / "warm")  # what a process opens once
-    faults.calls = 0
-    day(tmp_path / "clean")
+@pytest.fixture(scope="module")
+def calls_of_a_day(tmp_path_factory):
+    """Count the calls of each function of the disk in one day."""
+    day(tmp_path_factory.mktemp("warm"))  # what a process opens once
+    with pytest.MonkeyPatch.context() as patch:
+        counts = {name: Faults(name) for name in CASES}
+        for name, faults in counts.items():
+            patch.setattr(disk, name, faults)
+        day(tmp_path_factory.mktemp("clean"))
+    return {name: faults.calls for name, faults in counts.items()}
+
+
+def run_days(faults, n_calls, tmp_path, caplog, *, every):
+    """Live days on a disk that fails in all ways; return how many."""
     n_days = 0
-    for fault, first, for_ever in list(schedules(faults.name, faults.calls, every=every)):
+    for fault, first, for_ever in schedules(faults.name, n_calls, every=every):
         n_days += 1
         directory = tmp_path / str(n_days)
         caplog.clear()
@@ -313,18 +320,20 @@ FALLIBLE = [name for name, case in CASES.items() if not case.why_not]
 
 
 @pytest.mark.parametrize("name", FALLIBLE)
-def test_a_disk_that_fails_costs_no_read_and_the_cache_heals_with_it(faulty, tmp_path, caplog, name):
+def test_a_disk_that_fails_costs_no_read_and_the_cache_heals_with_it(
+    faulty, calls_of_a_day, tmp_path, caplog, name
+):
     faults = faulty(name)
-    run_days(faults, tmp_path, caplog, every=False)
+    run_days(faults, calls_of_a_day[name], tmp_path, caplog, every=False)
     assert faults.failed
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", FALLIBLE)
-def test_a_disk_may_fail_at_every_call_in_every_way(faulty, tmp_path, caplog, name):
+def test_a_disk_may_fail_at_every_call_in_every_way(faulty, calls_of_a_day, tmp_path, caplog, name):
     faults = faulty(name)
-    n_days = run_days(faults, tmp_path, caplog, every=True)
+    n_days = run_days(faults, calls_of_a_day[name], tmp_path, caplog, every=True)
     print(f"{name}: {n_days} days, {faults.failed} calls failed")  # noqa: T201 - a long run says what it did
 
 
@@ -358,10 +367,8 @@ def test_a_block_that_could_not_be_read_for_a_moment_is_there_again_in_a_minute(
             patch.setattr(disk, name, failing(number))
             assert whole(cache, KEY, 0) is None
         now += 59
-        assert (cache.has(KEY, 0), whole(cache, KEY, 0)) == (
-            False,
-            None,
-        )  # asked for elsewhere, not again and again
+        assert not cache.has(KEY, 0)  # asked for elsewhere, not again and again
+        assert whole(cache, KEY, 0) is None
         now += 2
     assert (cache.has(KEY, 0), whole(cache, KEY, 0)) == (True, content(KEY, 0))
 
@@ -478,10 +485,16 @@ def test_who_writes_waits_for_an_index_that_is_locked_for_a_moment(
     other = sqlite3.connect(Path(cache.root, "index.db"), isolation_level=None, check_same_thread=False)
     for statement in statements:
         other.execute(statement).fetchone()
-    letting_go = threading.Timer(0.5, other.close)
-    letting_go.start()
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        other.close()
+
+    monkeypatch.setattr(database, "_TRY_S", 0.001)
+    monkeypatch.setattr(disk, "pause", pause)
     put(cache, KEY, 1)
-    letting_go.join()
+    assert len(pauses) == 1
     assert cache.usage()[0] == 2
 
 

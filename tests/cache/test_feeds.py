@@ -1,4 +1,4 @@
-"""Feeds of changes as the cache keeps them: what they watch, and what is forgotten for them."""
+"""Change feeds in the cache: what they watch, and the metadata that a change removes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Blocks as bytes on disk: the format does not change unnoticed, and nothing but the right block is ever believed."""
+"""The format of blocks on the disk: it does not change unnoticed, and damage is a miss."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.cache import BlockCache, blocks
+from cachedfs.cache import blocks
 from cachedfs.cache.blocks import BadBlock
 from cachedfs.model import ObjectKey
 from tests.cache.helpers import AMPLE, BLOCK, PAGE, content, file_of, flip, key_of, put, whole
@@ -210,7 +210,7 @@ def test_a_flipped_bit_in_any_page_is_a_miss_of_that_page(open_cache):
     path = file_of(writer, key, 0)
     everything = path.read_bytes()
     for page in range(8):
-        for _ in range(8):
+        for _ in range(2):
             damaged = bytearray(everything)
             damaged[page * PAGE + rng.randrange(PAGE)] ^= 1 << rng.randrange(8)
             path.write_bytes(damaged)
@@ -240,13 +240,6 @@ def mutated(changes, is_sealed):
     return sealed(trailer[:-8]) if is_sealed else bytes(trailer)
 
 
-@pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory):
-    cache = BlockCache([str(tmp_path_factory.mktemp("fuzzed"))], explicit=True)
-    yield cache
-    cache.close()
-
-
 def _fuzz(cache, changes, is_sealed):
     trailer = mutated(changes, is_sealed)
     with contextlib.suppress(BadBlock):
@@ -260,21 +253,21 @@ def _fuzz(cache, changes, is_sealed):
 
 
 @given(st.lists(splices, min_size=1, max_size=3), st.booleans())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_trailer_whatever_it_says_makes_wrong_bytes_or_another_error(fuzzed, changes, is_sealed):
-    _fuzz(fuzzed, changes, is_sealed)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_trailer_whatever_it_says_makes_wrong_bytes_or_another_error(cache, changes, is_sealed):
+    _fuzz(cache, changes, is_sealed)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(900)
-def test_no_trailer_of_many_makes_wrong_bytes_or_another_error(fuzzed):
+def test_no_trailer_of_many_makes_wrong_bytes_or_another_error(cache):
     examples = [0]
 
     @given(st.lists(splices, min_size=1, max_size=5), st.booleans())
     @settings(max_examples=20_000, deadline=None)
     def run(changes, is_sealed):
         examples[0] += 1
-        _fuzz(fuzzed, changes, is_sealed)
+        _fuzz(cache, changes, is_sealed)
 
     run()
     print(f"{examples[0]} trailers")  # noqa: T201 - a long run says what it did
@@ -286,14 +279,6 @@ def test_the_block_of_another_key_is_a_miss(cache):
     put(cache, other, 0)
     file_of(cache, other, 0).replace(file_of(cache, key, 0))
     assert whole(cache, key, 0) is None
-
-
-def test_a_flipped_byte_of_one_page_does_not_spoil_the_others(cache):
-    key = key_of(block_size=4 * PAGE)
-    put(cache, key, 0)
-    flip(file_of(cache, key, 0), 2 * PAGE + 5)
-    assert cache.read(key, 0, 0, PAGE) == content(key, 0)[:PAGE]
-    assert cache.read(key, 0, 2 * PAGE, 2 * PAGE + 1) is None
 
 
 @pytest.mark.parametrize("at", [0, PAGE - 1, PAGE, 2 * PAGE + 99])

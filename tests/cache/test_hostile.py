@@ -1,4 +1,4 @@
-"""Hostile surroundings: other users, strange umasks, planted symlinks, names made to break things."""
+"""Hostile surroundings: other users, strange umasks, planted symlinks, odd names."""
 
 import contextlib
 import os
@@ -17,6 +17,7 @@ from tests.cache.helpers import AMPLE, content, file_of, finish, key_of, put, st
 
 ORIGIN, NOW = "gs://test", 1.7e9
 US, THEM = 12345, 12346  # users of no name
+USE = "tests.cache.helpers:use_as"
 NAME = f"cachedfs-{FORMAT}-{os.geteuid()}"
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -59,41 +60,18 @@ def volume_of_another(folder):
     yield folder
 
 
-DAY = """
-import encodings.unicode_escape  # of what only root may read
-cache_dir, user, umask, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-if kind == "effective":
-    os.setegid(user); os.seteuid(user)
-else:
-    os.setgroups([]); os.setgid(user); os.setuid(user)
-os.umask(umask)
-cache = BlockCache([cache_dir], explicit=True)
-key = key_of()
-assert [whole(cache, key, index) for index in (0, 1)] in ([None, None], [content(key, 0), content(key, 1)])
-put(cache, key, 0, 1)
-assert [whole(cache, key, index) for index in (0, 1)] == [content(key, 0), content(key, 1)]
-cache.pin("gs://test", "b/x")
-cache.known.mark("gs://test", "b/x")
-assert not cache._mapped.marks.is_private and not cache._mapped.touches.is_private
-assert cache.take_claim(7) and cache._own.claims.works_across_processes
-with cache.lease(1000, AMPLE) as lease:
-    lease.seal()
-    assert len(open(lease.path, "rb").read()) == 1000
-assert cache.check().ok
-print(cache.root)
-"""
-
-
 @needs_root
 @pytest.mark.parametrize(
     ("place", "umask"),
-    [(scratch, 0), (scratch, 0o077), (scratch, 0o777), (tmpfs, 0o777), (volume_of_another, 0o777)],
+    [(scratch, 0), (tmpfs, 0o077), (volume_of_another, 0o777)],
     ids=lambda value: oct(value) if isinstance(value, int) else value.__name__,
 )
-def test_under_any_umask_and_in_anybody_s_folder_the_cache_works_and_is_ours_alone(shared, place, umask):
+def test_under_any_umask_and_in_anybody_s_folder_the_cache_works_and_is_ours_alone(
+    shared, fork_server, place, umask
+):
     with place(shared) as folder:
         for _ in range(2):  # the second process finds what the first one made
-            root = Path(finish(start(DAY, folder, US, umask, "real")).strip())
+            root = Path(fork_server.run(USE, str(folder), US, umask, "real").result)
         assert root == folder / f"cachedfs-{FORMAT}-{US}"
         for path in [root, *root.rglob("*")]:
             status = path.lstat()
@@ -101,9 +79,9 @@ def test_under_any_umask_and_in_anybody_s_folder_the_cache_works_and_is_ours_alo
 
 
 @needs_root
-def test_the_effective_user_s_cache_is_used(shared):
+def test_the_effective_user_s_cache_is_used(shared, fork_server):
     with scratch(shared) as folder:
-        assert finish(start(DAY, folder, US, 0o022, "effective")).strip().endswith(f"-{US}")
+        assert fork_server.run(USE, str(folder), US, 0o022, "effective").result.endswith(f"-{US}")
 
 
 @needs_root
@@ -249,8 +227,13 @@ def use_all(cache):
     cache.close()
 
 
-@pytest.mark.parametrize("dangling", [False, True], ids=["leads_somewhere", "leads_nowhere"])
-@pytest.mark.parametrize("name", [*FOLDERS, *FILES])
+@pytest.mark.parametrize(
+    ("name", "dangling"),
+    [
+        *((name, False) for name in [*FOLDERS, *FILES]),
+        *((name, True) for name in ["blocks", "leases", "index.db-journal", "claims"]),
+    ],
+)
 def test_a_planted_symlink_is_never_followed_to_write_outside(open_cache, tmp_path, name, dangling):
     cache = open_cache(tmp_path / "c")
     put(cache, key_of(), 0, 1)
@@ -292,7 +275,8 @@ def test_a_symlink_that_leads_nowhere_makes_way(open_cache, tmp_path, name):
     cache.close()
     if place.exists():
         place.rename(tmp_path / "away")
-    place.symlink_to(tmp_path / "nowhere")
+    nowhere = tmp_path / "nowhere"
+    place.symlink_to(nowhere)
     cache._own._look_at = 0.0
     with contextlib.suppress(CacheError):  # where it is noticed only now
         put(cache, key_of(), 1)
@@ -302,6 +286,7 @@ def test_a_symlink_that_leads_nowhere_makes_way(open_cache, tmp_path, name):
     assert not cache._mapped.marks.is_private
     assert not cache._mapped.touches.is_private
     assert not place.is_symlink()
+    assert not nowhere.exists()
 
 
 # Names made to break things

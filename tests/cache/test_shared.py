@@ -1,4 +1,4 @@
-"""Change marks, touch records and claims: what processes share without a database."""
+"""State that processes share without a database: change counters, use records, fetch locks."""
 
 import errno
 import itertools

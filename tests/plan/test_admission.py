@@ -1,4 +1,4 @@
-"""Which blocks go first, and how much room there is: for all numbers."""
+"""Eviction and admission rules: which blocks go first, and the sizes of the parts of a cache."""
 
 from hypothesis import given
 from hypothesis import strategies as st

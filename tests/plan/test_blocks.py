@@ -1,4 +1,4 @@
-"""Ranges to blocks and back."""
+"""Byte ranges to blocks and back."""
 
 import itertools
 

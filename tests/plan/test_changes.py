@@ -1,4 +1,4 @@
-"""What is forgotten when an item changed: all that might be otherwise now, and nothing that is as it was."""
+"""Change feeds: which metadata a change of an item removes."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""How long an answer counts."""
+"""Freshness: how long metadata stays valid."""
 
 import math
 

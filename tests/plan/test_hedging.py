@@ -1,4 +1,4 @@
-"""When a second request is worth its price."""
+"""Hedging: when a late request is sent a second time."""
 
 from hypothesis import given
 from hypothesis import strategies as st

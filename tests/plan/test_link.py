@@ -1,4 +1,4 @@
-"""How many bodies are sent ahead at a time: enough to fill the link, and so few that who waits hardly notices."""
+"""Concurrent background requests: enough to fill the link, and few enough not to delay reads."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""How long a plan goes on while what it asks for fails."""
+"""How long a prefetch plan goes on while its requests fail."""
 
 from cachedfs.plan import patience
 from cachedfs.plan.patience import Patience

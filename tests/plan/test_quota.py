@@ -1,4 +1,4 @@
-"""What may be sent when, against a service that counts: nothing here waits, the clock is a number."""
+"""Request rates under a quota, against a simulated service and clock."""
 
 import heapq
 import itertools
@@ -71,13 +71,13 @@ def test_an_old_quota_is_never_exceeded_however_many_processes_share_the_budget(
     assert good_per_s(sent, 1, 8) == pytest.approx(190, rel=0.02)
 
 
-@pytest.mark.parametrize("in_flight", [16, 64])
-def test_a_new_quota_is_found_within_a_second_and_then_nothing_is_refused(in_flight):
-    sent, pace = drive(Service(NEW, 200), seconds=120, in_flight=in_flight)
+def test_a_new_quota_is_found_within_a_second_and_then_nothing_is_refused():
+    in_flight = 64
+    sent, pace = drive(Service(NEW, 200), seconds=60, in_flight=in_flight)
     assert pace.rung == 1
     assert 0 < len(refusals(sent)) <= 6 + 2 * in_flight
     assert not refusals(sent, after_s=2)
-    assert good_per_s(sent, 10, 120) >= 0.9 * 27
+    assert good_per_s(sent, 10, 60) >= 0.9 * 27
 
 
 def test_a_budget_that_was_learnt_costs_the_next_process_no_refusal_for_an_hour():
@@ -90,7 +90,7 @@ def test_a_budget_that_was_learnt_costs_the_next_process_no_refusal_for_an_hour(
     )  # an hour is over: it may have been somebody's mistake
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_refusals_now_and_then_say_nothing(seed):
     sent, pace = drive(Service(OLD, noise=0.014, seed=seed), seconds=10)
     assert refusals(sent)
@@ -98,7 +98,7 @@ def test_refusals_now_and_then_say_nothing(seed):
     assert good_per_s(sent, 0, 10) >= 70
 
 
-@pytest.mark.parametrize("share", [0.5, 0.2, 0.1])
+@pytest.mark.parametrize("share", [0.5, 0.1])
 def test_what_others_take_of_a_quota_is_left_to_them(share):
     sent, pace = drive(Service(NEW * share, 200), seconds=300)
     assert good_per_s(sent, 60, 300) >= 0.55 * 27 * share

@@ -1,4 +1,4 @@
-"""What is read ahead of one open file, or of one object: simulated readers of every kind, and what they find."""
+"""Readahead of one open file or object: simulated readers of every kind, and what they find."""
 
 import dataclasses
 import random
@@ -82,7 +82,7 @@ def test_the_window_starts_at_one_request_and_doubles_to_its_limit():
     assert max(reader.known) <= 6 + WINDOW
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 400), st.sampled_from([0.008, 0.06, 0.3, 1, 2.5, 16]))
 def test_a_sequential_read_by_steps_of_any_size_asks_for_every_block_once_and_in_order(n, step):
     reader = Reader(n)
@@ -95,7 +95,7 @@ def test_a_sequential_read_by_steps_of_any_size_asks_for_every_block_once_and_in
 
 
 PIECES = [  # how long each is, and from the start of one to that of the next; in blocks
-    (1, 2), (1, 10), (2, 5), (3, 6), (3, 20), (5, 9), (9, 10), (12, 40), (0.05, 1.9), (0.3, 2.7), (1.5, 3.1), (2.5, 10.3),
+    (1, 2), (3, 20), (9, 10), (0.05, 1.9), (1.5, 3.1), (2.5, 10.3),
 ]  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def test_pieces_at_one_distance_are_asked_for_ahead_and_nothing_between_them(len
     assert reader.n_wasted < 0.05 * len(reader.read)
 
 
-@pytest.mark.parametrize("step", [0.0625, 0.3, 0.5, 1, 4, 16])
+@pytest.mark.parametrize("step", [0.3, 1, 16])
 def test_a_file_that_is_read_backwards_is_asked_for_ahead_in_large_requests(step):
     n = 320
     reader = Reader(n)
@@ -121,8 +121,7 @@ def test_a_file_that_is_read_backwards_is_asked_for_ahead_in_large_requests(step
     assert len(reader.asked) <= 1.1 * n / REQUEST + step
 
 
-@pytest.mark.parametrize("burst", [1, 2, 4, 10])
-@pytest.mark.parametrize("n_readers", range(2, MOST_RUNS + 1))
+@pytest.mark.parametrize(("n_readers", "burst"), [(2, 10), (3, 1), (MOST_RUNS, 2), (MOST_RUNS, 4)])
 def test_readers_that_take_turns_in_one_file_do_not_fool_it(n_readers, burst):
     reader, at = Reader(400 * n_readers), [400 * number for number in range(n_readers)]
     for _ in range(320 // burst):
@@ -143,7 +142,7 @@ def test_small_gaps_are_tolerated():
     assert reader.n_wasted < 0.05 * len(reader.read)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_random_reads_ask_for_next_to_nothing_ahead(seed):
     rng, reader = random.Random(seed), Reader(10_000)
@@ -172,16 +171,14 @@ def patterns(rng: random.Random, n_blocks: int):
                 yield at, min(n_blocks, at + length)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([20, 300, 3000]),
     st.sampled_from([8, WINDOW]),
     st.sampled_from([0, 1, 2, 2 * WINDOW]),
 )
-@example(
-    9720, 3000, WINDOW, 2 * WINDOW
-)  # goes on with a run that was over, and not with all that was asked for then
+@example(9720, 3000, WINDOW, 2 * WINDOW)  # goes on with a run that was over, and not with all of its requests
 @example(7799, 3000, 8, 2 * WINDOW)  # a gap within what was asked for, where pieces were to come
 def test_whatever_is_read_less_than_a_window_and_a_twentieth_is_asked_for_in_vain(seed, n_blocks, most, pace):
     reader = Reader(n_blocks, most, pace)
@@ -196,8 +193,8 @@ def test_whatever_is_read_less_than_a_window_and_a_twentieth_is_asked_for_in_vai
 @pytest.mark.parametrize(
     ("pace", "most_wasted"), [(1, REQUEST), (2, 1.25 * WINDOW), (2 * WINDOW, 1.25 * WINDOW)]
 )
-@pytest.mark.parametrize("n_segments", [2, 10])
-def test_reading_on_elsewhere_is_read_ahead_too_however_often(n_segments, pace, most_wasted):
+def test_reading_on_elsewhere_is_read_ahead_too_however_often(pace, most_wasted):
+    n_segments = 10
     reader = Reader(3000, pace=pace)
     for number in range(n_segments):
         reader.take(300 * number, 300 * number + 100)

@@ -1,4 +1,4 @@
-"""When the rest of an object is worth fetching: simulated readers, and what they save."""
+"""Fetching the rest of an object: when it pays, by simulated readers."""
 
 import math
 import random

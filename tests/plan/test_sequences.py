@@ -1,4 +1,4 @@
-"""What is asked for ahead across the chunks of an array."""
+"""Readahead across the chunks of an array: orders of axes, strides, parts, random reads."""
 
 import itertools
 import math
@@ -80,7 +80,7 @@ def test_the_window_starts_at_one_and_doubles_up_to_what_was_read_and_to_its_lim
     assert max(windows) == 8
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(passes())
 def test_a_pass_over_a_grid_in_any_order_of_its_axes_misses_its_first_places_and_reads_all_that_was_asked(
     case,
@@ -93,7 +93,7 @@ def test_a_pass_over_a_grid_in_any_order_of_its_axes_misses_its_first_places_and
     assert out.most_unread <= MOST
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(passes(), st.integers(1, MOST))
 def test_a_small_window_is_kept(case, most):
     extents, places = case
@@ -102,7 +102,7 @@ def test_a_small_window_is_kept(case, most):
     assert out.unread == []
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 7), st.integers(40, 400), st.booleans())
 def test_strides_are_followed_in_both_directions(step, n, is_backwards):
     places = grid(n)[:: -step if is_backwards else step]
@@ -111,7 +111,7 @@ def test_strides_are_followed_in_both_directions(step, n, is_backwards):
     assert len(out.unread) == 0
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_part_of_every_step_is_known_after_two_steps(data):
     """`for t in ...: a[t, y0:y1, x0:x1]`: of the rest of each step nothing is asked for."""
@@ -128,10 +128,13 @@ def test_a_part_of_every_step_is_known_after_two_steps(data):
     assert len(out.unread) <= size + high[1] - low[1]
 
 
-@pytest.mark.parametrize("extents", [(360,), (36, 10), (100, 12), (5, 6, 7), (50, 30), (12, 4, 4)], ids=str)
-@pytest.mark.parametrize("by", [2, 5, 10])
+@pytest.mark.parametrize(
+    ("extents", "by"),
+    [((360,), 2), ((36, 10), 5), ((100, 12), 10), ((5, 6, 7), 2), ((12, 4, 4), 10)],
+    ids=str,
+)
 def test_places_that_are_read_a_little_out_of_order_are_in_order(extents, by):
-    for seed in range(3):
+    for seed in range(2):
         out = replay(out_of_order(grid(*extents), by, random.Random(seed)), extents)
         assert len(out.missed) <= 0.15 * math.prod(extents), seed
         assert out.unread == []
@@ -169,7 +172,7 @@ def test_an_array_whose_shape_nobody_knows_is_followed_along_what_was_seen():
 # At random.
 
 
-@pytest.mark.parametrize("extents", [(64,), (360,), (2000,), (20, 18), (6, 6, 10), (40, 40)], ids=str)
+@pytest.mark.parametrize("extents", [(64,), (360,), (20, 18), (6, 6, 10)], ids=str)
 def test_random_orders_ask_for_nothing_but_by_chance(extents):
     n_asked = 0
     for seed in range(5):
@@ -179,7 +182,7 @@ def test_random_orders_ask_for_nothing_but_by_chance(extents):
     assert n_asked <= 0.004 * 5 * math.prod(extents)
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 999), max_size=60))
 def test_without_neighbours_in_order_nothing_is_asked_for(numbers):
     assume(all(abs(a - b) > 20 for a, b in itertools.combinations(numbers, 2)))
@@ -204,9 +207,9 @@ def test_steps_in_random_order_are_read_ahead_to_their_ends_and_no_further():
     assert len(out.missed) <= 6 + len(steps)
 
 
-@pytest.mark.parametrize("most", [4, 16, 64])
+@pytest.mark.parametrize("most", [4, 64])
 def test_random_crops_cost_one_window_at_most(most):
-    for seed in range(5):
+    for seed in range(2):
         rng = random.Random(seed)
         corners = [(rng.randrange(50), rng.randrange(36), rng.randrange(36)) for _ in range(200)]
         places = [(t, y + dy, x + dx) for t, y, x in corners for dy in range(4) for dx in range(4)]
@@ -214,7 +217,7 @@ def test_random_crops_cost_one_window_at_most(most):
         assert len(out.unread) <= most + len(places) * 0.05
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=150),
     st.integers(0, 12),

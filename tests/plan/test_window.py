@@ -1,4 +1,4 @@
-"""How far ahead of its reader a plan may be."""
+"""The window of a prefetch plan: how far ahead of its reader it may be."""
 
 import random
 

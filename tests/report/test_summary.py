@@ -1,4 +1,4 @@
-"""What events come to: exact sums, spans of time by their definition, folders."""
+"""The summary of events: exact sums, spans of time, folders."""
 
 import dataclasses
 import itertools
