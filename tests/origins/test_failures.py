@@ -125,14 +125,14 @@ class Answers(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize("trouble", [401, 403, 429, 500, 503, "gone"])
+@pytest.mark.parametrize("trouble", [403, 429, 503, "gone"])
 def test_what_a_web_server_fails_to_give_is_no_fill_value_of_an_array(
     tmp_path, own_cache, monkeypatch, trouble
 ):
     array = zarr.create_array(tmp_path / "a.zarr", shape=(8,), chunks=(2,), dtype="i4", fill_value=0)
     array[:6] = [1, 2, 3, 4, 5, 6]  # the last chunk is not there
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Answers, directory=str(tmp_path)))
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         fs, path = url_to_fs(f"cachedfs::http://127.0.0.1:{server.server_port}/a.zarr")

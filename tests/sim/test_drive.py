@@ -7,11 +7,9 @@ import io
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -21,7 +19,7 @@ import pytest
 from cachedfs.sim import DriveServer, Fault, Profile, Quota
 from cachedfs.sim.drive.query import parse_mask, parse_query, project
 from cachedfs.sim.drive.show import V2_FIELDS, V3_FIELDS
-from cachedfs.sim.network import PROFILES, Delay
+from cachedfs.sim.network import PROFILES, Delay, Network
 from cachedfs.sim.quota import QUOTAS, Meter
 from tests.sim.discovery import problems_of_reply
 
@@ -476,14 +474,15 @@ def test_a_change_is_in_the_feed_after_a_delay_and_never_lost(server: DriveServe
         assert news(after)[0] == [seen]
 
 
-def test_the_delay_of_the_feed_is_simulated_time() -> None:
-    with DriveServer(time_scale=1e4) as server:
+def test_the_delay_of_the_feed_is_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(Network, "now", lambda _: now[0])
+    with DriveServer() as server:
         server.delay_changes(100)
         item_id = server.put("f", b"x")
-        began = time.monotonic()
-        while not (rows := ask_json(server, "/drive/v2/changes")["items"]):
-            assert time.monotonic() < began + 120
-        assert [row["fileId"] for row in rows][-1] == item_id
+        assert ask_json(server, "/drive/v2/changes")["items"] == []
+        now[0] = 101
+        assert ask_json(server, "/drive/v2/changes")["items"][-1]["fileId"] == item_id
 
 
 def test_a_rejected_token_of_the_feed_is_a_bad_request(server: DriveServer, v3: Any) -> None:
@@ -839,47 +838,6 @@ def test_a_page_holds_100_by_default_and_1000_at_most(server: DriveServer) -> No
     assert len(ask_json(server, V3, q=q, pageSize=5000)["files"]) == 1000
     assert ask_json(server, V2, q=q, maxResults=0)["status"] == 400
     assert server.get("d/x001199") == b"x00"
-
-
-def test_200_000_children_are_listed_and_found_as_quickly_as_2000(server: DriveServer) -> None:
-    """A page, and a name, takes what it takes in a small folder: in one run, whatever the machine's speed."""
-
-    def timed(question: Callable[[], Any]) -> tuple[Any, float]:
-        began = time.monotonic()
-        return question(), time.monotonic() - began
-
-    def pages(folder: str) -> Iterator[tuple[int, float]]:
-        query: dict[str, Any] = {"q": f"'{folder}' in parents and trashed=false", "maxResults": 1000}
-        query["fields"] = "nextPageToken,items(id,title,mimeType,fileSize,modifiedDate)"
-        while True:
-            page, seconds = timed(lambda: ask_json(server, V2, **query))
-            yield len(page["items"]), seconds
-            if "nextPageToken" not in page:
-                return
-            query["pageToken"] = page["nextPageToken"]
-
-    sizes = {server.folder("small"): 2000, server.folder("big"): 200_000}
-    for folder, size in sizes.items():
-        server.fill(folder, size)
-    small, big = sizes
-    n, took = 0, dict[str, list[float]]({small: [], big: []})
-    for n_pages, (n_items, seconds) in enumerate(pages(big), 1):
-        n += n_items
-        took[big].append(seconds)
-        if n_pages % 10 == 0:  # in turn: a machine is not as fast all the time
-            took[small] += [seconds for _, seconds in pages(small)]
-    assert (n, server.count("list")) == (200_000, 200 + 20 * 2)
-    assert statistics.median(took[big]) < 2 * statistics.median(took[small])
-    by_name: dict[str, list[float]] = {small: [], big: []}
-    for i in range(100):
-        for folder, size in sizes.items():
-            at = i * size // 100
-            found, seconds = timed(
-                lambda folder=folder, at=at: titles(server, f"'{folder}' in parents and title='F{at:06d}'")
-            )
-            assert found == [f"f{at:06d}"]
-            by_name[folder].append(seconds)
-    assert statistics.median(by_name[big]) < 2 * statistics.median(by_name[small])
 
 
 # Fields
@@ -1418,17 +1376,17 @@ def test_tokens_are_issued_expire_and_are_refused(server: DriveServer) -> None:
     assert ask(server, "/token", "POST", b"grant_type=x")[0] == 400
 
 
-def test_a_token_expires_by_itself_in_simulated_time() -> None:
-    with DriveServer(time_scale=1e4) as server:
+def test_a_token_expires_by_itself_in_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(Network, "now", lambda _: now[0])
+    with DriveServer() as server:
         server.require_token()
-        server.token_life(30_000)
+        server.token_life(3600)
         form = b"grant_type=refresh_token&refresh_token=r"
         token = json.loads(ask(server, "/token", "POST", form)[2])["access_token"]
-        statuses = list[int]()
-        while not statuses or statuses[-1] == 200:
-            statuses.append(ask(server, V2, authorization=f"Bearer {token}")[0])
-            assert len(statuses) < 100_000
-        assert (statuses[0], statuses[-1]) == (200, 401)
+        for seconds, status in ((3599, 200), (3601, 401)):
+            now[0] = seconds
+            assert ask(server, V2, authorization=f"Bearer {token}")[0] == status
 
 
 def test_a_service_account_gets_a_token(server: DriveServer) -> None:

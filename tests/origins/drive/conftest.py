@@ -19,7 +19,7 @@ from tests.sim.discovery import problems_of_request
 
 # A busy machine may seem to hang, and a request that it held up is not to be sent a second time.
 PATIENT = Policy(base_s=0.001, cap_s=0.001, hedge_least_s=3600.0, hedge_early_s=3600.0)
-QUICK = dataclasses.replace(PATIENT, stall_s=2.0)  # where a request does hang
+QUICK = dataclasses.replace(PATIENT, stall_s=0.3)  # where a request does hang
 _numbers = itertools.count()
 
 

@@ -194,8 +194,8 @@ async def test_an_export_that_is_long_in_the_making_is_waited_for_and_asked_for_
     """Drive sends nothing before the conversion is done."""
     server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
     known = await make().lookup(f"{root}/sheet")
-    hasty = Policy(base_s=0.001, cap_s=0.001, stall_s=0.2, hedge_least_s=0.05, hedge_early_s=0.05)
-    server.fail(Fault(kind="export", stall_s=1.0, times=None))
+    hasty = Policy(base_s=0.001, cap_s=0.001, stall_s=0.1, hedge_least_s=0.05, hedge_early_s=0.05)
+    server.fail(Fault(kind="export", stall_s=0.3, times=None))
     assert (await read(make(hasty, export="csv"), f"{root}/sheet", None, known))[0] == b"0123456789"
     assert len(exported(server)) == 1
 

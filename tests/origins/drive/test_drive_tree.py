@@ -198,11 +198,11 @@ async def test_a_shortcut_costs_one_request_more(
     assert sorted(kinds(server)) == ["get", "get", "get", "list"]
 
 
-async def test_200_000_children_are_listed_each_once(
+async def test_many_children_are_listed_each_once(
     make: MakeOrigin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     item = {"mimeType": "a/b", "fileSize": "1", "md5Checksum": "m", "modifiedDate": "2026-01-01T00:00:00Z"}
-    many = [{**item, "id": f"i{i}", "title": f"f{i}"} for i in range(200_000)]
+    many = [{**item, "id": f"i{i}", "title": f"f{i}"} for i in range(3000)]
 
     async def items(*_: Any) -> list[dict[str, Any]]:
         return many + many[:1000]  # a page that came twice
@@ -215,10 +215,10 @@ async def test_200_000_children_are_listed_each_once(
 
 async def test_a_big_folder_is_listed_over_the_network(make: MakeOrigin) -> None:
     with DriveServer("off") as server:
-        server.fill(server.folder("many"), 20_000, size=1)
+        server.fill(server.folder("many"), 3000, size=1)
         origin = make(endpoint_url=server.endpoint_url)
-        assert len(await listed(origin, "My Drive/many")) == 20_000
-        assert server.count("list") == 21
+        assert len(await listed(origin, "My Drive/many")) == 3000
+        assert server.count("list") == 4
         await origin.aclose()
 
 
