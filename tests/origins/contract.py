@@ -1,4 +1,4 @@
-"""What every origin promises, one test a promise; an origin's own test class subclasses `OriginContract`."""
+"""The contract of an origin, one test for each promise: test classes subclass `OriginContract`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What libraries raise becomes an error of ours, which names the URL and quotes no secret."""
+"""Errors of other libraries: each becomes a cachedfs error that names the URL and no secret."""
 
 import asyncio
 import http.server

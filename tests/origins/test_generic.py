@@ -1,4 +1,4 @@
-"""The generic origin over memory and local files; its fingerprint; filesystems that misbehave."""
+"""The generic origin: the contract over memory and local files, fingerprints, misbehaving filesystems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries as decisions: the clock and chance are arguments."""
+"""Retry policy: waits, limits and jitter, with a given clock and random generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cachedfs asks of Drive is documented; the judge of that is Google's own description of its API."""
+"""Requests of cachedfs to Drive, checked against Google's discovery documents."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""The simulated Google Drive, asked by clients that we did not write."""
+"""The simulated Google Drive, used by PyDrive2 and the Google API client."""
 
 import dataclasses
 import gzip

@@ -1,4 +1,4 @@
-"""The network model: every promise about time is checked on the model's own clock, never on the wall."""
+"""The network model of the simulated services: delays, bandwidth and quota, on a simulated clock."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Keys and certificates of nobody, for tests."""
+"""Private keys and self-signed certificates for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated Drive with an empty folder for every test, and what makes origins over it."""
+"""Fixtures: a simulated Drive, an empty folder for each test, and origins that read it."""
 
 from __future__ import annotations
 

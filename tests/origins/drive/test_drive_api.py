@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import random
 import socket
@@ -100,7 +101,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("status", "reason", "error", "says", "code"), REFUSED)
+@pytest.mark.parametrize(
+    ("kind", "status", "reason", "error", "says", "code"),
+    [(kind, *refused) for kind, refused in zip(itertools.cycle(["media", "list"]), REFUSED, strict=False)],
+)
 async def test_a_refusal_is_an_error_of_its_kind_and_not_repeated(
     make: MakeOrigin,
     server: DriveServer,
@@ -244,11 +248,11 @@ def test_a_wait_that_is_asked_for_is_waited_at_least() -> None:
 NOT_DRIVES: list[tuple[str, dict[str, Any]]] = [
     ("list", {"status": 200, "html": True}),
     *(("list", {"status": 200, "body": body}) for body in NO_LISTS),
+    *((kind, {"status": status, "html": True}) for kind in ("list", "media") for status in (403, 404, 410)),
     *(
-        (kind, {"status": status, **fault})
+        (kind, {"status": 404, "body": body})
         for kind in ("list", "media")
-        for status in (403, 404, 410)
-        for fault in ({"html": True}, {"body": ""}, {"body": "Not Found"}, {"body": '{"error": "Not Found"}'})
+        for body in ("", "Not Found", '{"error": "Not Found"}')
     ),
 ]
 

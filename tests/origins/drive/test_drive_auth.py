@@ -1,4 +1,4 @@
-"""The sign-in to Google Drive, with the real PyDrive2, google-auth and oauth2client against a token endpoint here."""
+"""Sign-in to Google Drive: PyDrive2, google-auth and oauth2client against a local token server."""
 
 from __future__ import annotations
 
@@ -803,8 +803,7 @@ class TestRenewal:
             await sent_by(signed_in(credentials=credentials))
         assert caught.value.trouble.is_unreachable
 
-    @pytest.mark.parametrize("kind", ["google-auth", "oauth2client"])
-    @pytest.mark.parametrize("expired_s", [60.0, -3000.0])
+    @pytest.mark.parametrize(("kind", "expired_s"), [("google-auth", 60.0), ("oauth2client", -3000.0)])
     def test_eight_threads_renew_once(
         self, google_server: Google, kind: str, expired_s: float, tmp_path: Any
     ) -> None:

@@ -1,4 +1,4 @@
-"""Documents of Google's own: exported when a type is asked for, whole, and as they are at that moment."""
+"""Reads of Google documents: export to a requested type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One read is of one version, whatever happens meanwhile; and what it costs."""
+"""Reads of Drive files: one version per read, resumed bodies, and the number of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Google Drive as an origin, against the simulated one: the contract, and what it costs."""
+"""The Drive origin over the simulated Drive: the contract of an origin, and request counts."""
 
 from __future__ import annotations
 

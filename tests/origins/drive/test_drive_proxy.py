@@ -1,4 +1,4 @@
-"""A network whose only way out is a proxy: tokens, names, listings and bytes go by it, without another package."""
+"""Drive through an HTTP proxy: tokens, listings and bytes."""
 
 from __future__ import annotations
 

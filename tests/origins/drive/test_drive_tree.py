@@ -1,4 +1,4 @@
-"""From paths to items: names, duplicates, shortcuts, shared drives; what is asked, and how often."""
+"""Paths of Drive: names, duplicates, shortcuts, shared drives, listings, and the number of requests."""
 
 from __future__ import annotations
 
