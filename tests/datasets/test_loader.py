@@ -618,10 +618,14 @@ def test_ctrl_c_leaves_nothing(where):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     loader = Loader(Numbers(before=before), batch_size=2)
-    with pytest.raises(KeyboardInterrupt):
+
+    def train():
         for batch in loader:
             if where == "in the body" and batch[0] == 10:
                 signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
     assert our_threads() == []
     assert loader.epoch == 0
 
