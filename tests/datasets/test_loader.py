@@ -295,7 +295,12 @@ def test_after_a_kill_the_rest_comes_in_the_same_order_with_any_number_of_ranks(
     loaders = [
         Loader(range(1000), batch_size=16, shuffle=True, seed=9, rank=rank, world_size=2) for rank in range(2)
     ]
-    given = [i for _, *batches in zip(range(12), *loaders, strict=False) for batch in batches for i in batch.tolist()]
+    given = [
+        i
+        for _, *batches in zip(range(12), *loaders, strict=False)
+        for batch in batches
+        for i in batch.tolist()
+    ]
     state = json.dumps(loaders[0].state_dict())  # all that a killed process leaves
     assert given == order[: 12 * 32]
     ranks = []
