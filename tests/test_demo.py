@@ -1,26 +1,72 @@
-"""The demo's job on little data: what it prints is true, and it says so when it is not."""
+"""The demo on little data: right bytes, exact counts of requests, the printed table, failures."""
 
 import dataclasses
 import io
 import os
-import pathlib
 import subprocess
 import sys
-import time
+import textwrap
+import warnings
 
+import fsspec
 import pytest
 from rich.console import Console
 
 from cachedfs import demo, demo_session
+from tests.fork_server import ForkServer
+from tests.support import ROOT, forget, until
 
-ROOT = pathlib.Path(__file__).parent.parent
 N_TEXTS, N_IMAGES, SIDE = 100, 100, 64
+ORIGINS = ["cachedfs.origins.gcs", "cachedfs.origins.drive.filesystem", "xarray.backends.zarr"]
 COUNTS = {"n_texts": N_TEXTS, "n_images": N_IMAGES, "side": SIDE}
+
+
+class ForkedReader:
+    """What a Session needs of subprocess.Popen, for a reader that is forked with its modules imported."""
+
+    def __init__(self, server, folder, command, env):
+        self._server = server
+        paths = [str(folder / name) for name in ("orders", "answers")]
+        for path in paths:
+            os.mkfifo(path)
+        self._pid = server.start("tests.test_demo:serve", command[-1], env, *paths)
+        self.stdin, self.stdout = open(paths[0], "w"), open(paths[1])  # noqa: SIM115 - until `communicate`
+
+    def communicate(self):
+        self.stdin.close()
+        self._server.wait(self._pid)
+        self.stdout.close()
+
+
+def serve(job, env, orders, answers):
+    """Be the process of a Session, configured by its environment."""
+    warnings.simplefilter("default")
+    os.environ.clear()
+    os.environ.update(env)
+    fsspec.config.set_conf_env(fsspec.config.conf)
+    with open(orders) as received, open(answers, "w") as sent:
+        demo_session.main(job, received, sent)
+    forget()
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return list(demo.run(tmp_path_factory.mktemp("demo"), profile="off", **COUNTS))
+    popen = subprocess.Popen
+
+    def start(command, env, **pipes):
+        if "cachedfs.demo_session" in command:
+            return ForkedReader(server, tmp_path_factory.mktemp("pipes"), command, env)
+        return popen(command, env=env, **pipes)  # a simulated cloud
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # as a Session without cachedfs sets it
+        server = ForkServer(
+            "tests.test_demo", "sklearn.datasets", "xarray", "zarr.storage", "gcsfs", *ORIGINS
+        )
+        patch.setattr(subprocess, "Popen", start)
+        found = list(demo.run(tmp_path_factory.mktemp("demo"), profile="off", **COUNTS))
+    server.close()
+    return found
 
 
 @pytest.fixture
@@ -171,13 +217,19 @@ def test_pydrive2_is_asked_again_where_it_gives_up():
 def test_a_missing_package_is_one_sentence_with_the_command(monkeypatch):
     monkeypatch.setattr(demo, "NEEDED", {"no_such_module": "no-such-package"})
     with pytest.raises(SystemExit) as exit_:
-        demo.main([])
+        sys.exit(demo.main([]))
     assert exit_.value.code == "The demo needs no-such-package: pip install no-such-package"
 
 
 def test_interrupted_it_leaves_nothing_behind(tmp_path):
     environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "cachedfs.demo"]
+    code = """
+        import functools, sys
+        from cachedfs import demo
+        demo.run = functools.partial(demo.run, n_texts=10, n_images=10, side=64)
+        sys.exit(demo.main([]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environ, start_new_session=True
     )
@@ -189,10 +241,7 @@ def test_interrupted_it_leaves_nothing_behind(tmp_path):
         assert process.wait(120) == 130
     assert list(tmp_path.iterdir()) == []
     # A reader that was just being started notices that nobody gives it orders, and ends.
-    deadline = time.monotonic() + 120
-    while is_alive(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_alive(process.pid)
+    until(lambda: not is_alive(process.pid))
 
 
 def is_alive(group):

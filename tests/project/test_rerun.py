@@ -20,21 +20,22 @@ def test_fails_once():
     marker.touch()
     assert ran
 """
-FAILS_TWICE = FAILS_ONCE + "\ndef test_fails(): assert False\n"
-FAILS_THEN_SKIPS = (
+ALSO_OTHERS = (
     FAILS_ONCE
     + """
+def test_fails(): assert False
+
 def test_skips(): pytest.skip() if pathlib.Path("skip").exists() else (pathlib.Path("skip").touch(), pytest.fail())
 """
 )
 
 
-@pytest.mark.parametrize(("code", "status"), [(FAILS_ONCE, 0), (FAILS_TWICE, 1), (FAILS_THEN_SKIPS, 1)])
-def test_only_a_test_that_passes_the_second_time_does_not_fail_the_run(tmp_path, code, status):
+@pytest.mark.parametrize(("code", "processes", "status"), [(FAILS_ONCE, 1, 0), (ALSO_OTHERS, 0, 1)])
+def test_only_a_test_that_passes_the_second_time_does_not_fail_the_run(tmp_path, code, processes, status):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "test_example.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.rerun", "test_example.py", "-n", "2"],
+        [sys.executable, "-m", "tests.rerun", "test_example.py", "-n", str(processes)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
