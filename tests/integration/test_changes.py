@@ -519,9 +519,7 @@ def test_whatever_is_written_is_seen_at_once_by_another_process(request, tmp_pat
 # Zarr, for which what is not found is fill values.
 
 
-@pytest.mark.parametrize(
-    ("at", "is_sharded"), [("fake", False), ("fake", True), ("cloud", True), ("drive", False)]
-)
+@pytest.mark.parametrize(("at", "is_sharded"), [("fake", False), ("cloud", True), ("drive", False)])
 def test_zarr_reads_no_fill_values_for_chunks_that_are_replaced(
     request, steps, clock, tmp_path, at, is_sharded
 ):

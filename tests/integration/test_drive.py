@@ -741,12 +741,11 @@ def test_a_file_that_nothing_tells_the_versions_of_is_not_cached_and_said_so_onc
     assert drive.path("a.bin") in said[0]
 
 
-@pytest.mark.parametrize("name", ["google_auth", "credentials"])
-def test_a_live_sign_in_does_not_travel(name):
+def test_a_live_sign_in_does_not_travel():
     from google.oauth2.credentials import Credentials
 
-    fs = fsspec.filesystem("cdrive", drive={name: Credentials("secret")}, skip_instance_cache=True)
-    with pytest.raises(TypeError, match=f"{name}=: a live Credentials cannot travel.*token="):
+    fs = fsspec.filesystem("cdrive", drive={"google_auth": Credentials("secret")}, skip_instance_cache=True)
+    with pytest.raises(TypeError, match=r"google_auth=: a live Credentials cannot travel.*token="):
         pickle.dumps(fs)
 
 
@@ -763,13 +762,13 @@ def test_what_is_moved_leaves_nothing_of_its_name_behind(drive, fs):
     assert fs.find(drive.path()) == [drive.path("b.txt")]
 
 
-@pytest.mark.parametrize("name", ["b[1].txt", "b?.txt"])
-def test_a_name_that_is_there_is_moved_whatever_is_in_it(drive, fs, name):
-    drive.put(name, b"mine")
+def test_a_name_that_is_there_is_moved_whatever_is_in_it(drive, fs):
     drive.put("b1.txt", b"another's")
-    fs.mv(drive.path(name), drive.path("c.txt"))
-    assert fs.cat_file(drive.path("c.txt")) == b"mine"
-    assert fs.find(drive.path()) == [drive.path("b1.txt"), drive.path("c.txt")]
+    for name, target in (("b[1].txt", "c.txt"), ("b?.txt", "d.txt")):
+        drive.put(name, name.encode())
+        fs.mv(drive.path(name), drive.path(target))
+        assert fs.cat_file(drive.path(target)) == name.encode()
+    assert fs.find(drive.path()) == [drive.path(name) for name in ("b1.txt", "c.txt", "d.txt")]
 
 
 @pytest.mark.parametrize("evidence", ["revision", "time"])

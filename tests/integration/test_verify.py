@@ -72,7 +72,7 @@ def test_a_sound_object_is_whole_and_costs_no_request(cloud, fs):
         found.blocks = 5
 
 
-@pytest.mark.parametrize("at", [0, MiB - 1, MiB + 40, -1, -5], ids=["first", "last", "key", "end", "tail"])
+@pytest.mark.parametrize("at", [MiB - 1, MiB + 40], ids=["data", "trailer"])
 def test_a_flipped_byte_of_a_block_that_was_read_before_is_found_named_and_fetched_again(cloud, fs, at):
     data, path = cloud.put("x", noise(SIZE)), cloud.path("x")
     assert fs.cat_file(path) == data
@@ -107,14 +107,13 @@ def test_blocks_that_are_sound_but_not_what_the_origin_has_are_dropped(cloud, fs
     assert fs.cat_file(path) == data
 
 
-@pytest.mark.parametrize("left", [MiB - 10, 0])
 @pytest.mark.parametrize(
-    ("read", "start", "stop"),
+    ("left", "read", "start", "stop"),
     [
-        ("cat_file", 0, SIZE),
-        ("cat_file", 2 * MiB - 20, 2 * MiB),
-        ("open", MiB - 5, 3 * MiB),
-        ("open", 2 * MiB - 5, 3 * MiB),
+        (0, "cat_file", 0, SIZE),
+        (MiB - 10, "cat_file", 2 * MiB - 20, 2 * MiB),
+        (MiB - 10, "open", MiB - 5, 3 * MiB),
+        (0, "open", 2 * MiB - 5, 3 * MiB),
     ],
     ids=["all", "range", "file", "its end"],
 )
@@ -303,8 +302,11 @@ def lie_about(cloud, start, stop, size, times=1):
     cloud.server.reset()
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["one request", "a request a block"])
-@pytest.mark.parametrize("is_copied", [False, True], ids=["cat_file", "get"])
+@pytest.mark.parametrize(
+    ("whole", "is_copied"),
+    [(True, False), (False, True)],
+    ids=["cat_file, one request", "get, a request a block"],
+)
 def test_a_big_object_that_came_with_wrong_bytes_is_fetched_once_more(
     cloud, text, tmp_path, whole, is_copied
 ):
@@ -459,9 +461,9 @@ def test_objects_of_one_block_each_cost_no_more_than_their_own_bytes(monkeypatch
         )
 
 
-@pytest.mark.parametrize("text", [None, "", "!", "AAAA", 5, "AAAAAAAAAA=="])
-def test_a_checksum_that_makes_no_sense_is_none(text):
-    assert checksums.stated_of({"crc32c": text, "md5Hash": text}) is None
+def test_a_checksum_that_makes_no_sense_is_none():
+    for text in (None, "", "!", "AAAA", 5, "AAAAAAAAAA=="):
+        assert checksums.stated_of({"crc32c": text, "md5Hash": text}) is None
 
 
 def test_the_value_says_whether_anything_was_wrong():

@@ -171,25 +171,13 @@ def test_a_handle_stays_with_the_version_that_it_opened(
             file.read(10)
 
 
-@pytest.mark.parametrize(
-    ("start", "end"),
-    [
-        (None, None),
-        (5, 10),
-        (0, 0),
-        (-5, None),
-        (-10, -5),
-        (5, -5),
-        (None, -1),
-        (9_000, 99_999),
-        (99_999, None),
-    ],
-)
 def test_cat_file_slices_as_python_does(
-    fs: DriveFileSystem, server: DriveServer, folder: str, root: str, start: int | None, end: int | None
+    fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", DATA)
-    assert fs.cat_file(f"{root}/a", start, end) == DATA[start:end]
+    inside = [(None, None), (5, 10), (0, 0), (-5, None), (-10, -5), (5, -5), (None, -1)]
+    for start, end in [*inside, (9_000, 99_999), (99_999, None)]:
+        assert fs.cat_file(f"{root}/a", start, end) == DATA[start:end]
 
 
 def test_cat_and_cat_ranges_return_what_failed(
@@ -342,11 +330,11 @@ def test_what_things_are(fs: DriveFileSystem, tree: None, root: str) -> None:
         fs.sign(f"{root}/a.txt")
 
 
-@pytest.mark.parametrize("path", ["My Drive//a", "drive://id:", "shared:", "somewhere/a", "My Drive/\udcff"])
-def test_a_path_that_means_nothing_is_said_to(fs: DriveFileSystem, path: str) -> None:
-    for ask in (fs.info, fs.ls, fs.cat_file, fs.exists, fs.open):
-        with pytest.raises(ValueError, match=r"drive://"):
-            ask(path)
+def test_a_path_that_means_nothing_is_said_to(fs: DriveFileSystem) -> None:
+    for path in ("My Drive//a", "drive://id:", "shared:", "somewhere/a", "My Drive/\udcff"):
+        for ask in (fs.info, fs.ls, fs.cat_file, fs.exists, fs.open):
+            with pytest.raises(ValueError, match=r"drive://"):
+                ask(path)
 
 
 # Writing
