@@ -1,4 +1,4 @@
-"""Processes that cost two milliseconds and not three hundred: forks of one that has everything imported, and no thread.
+"""A process that forks children for tests: a fork takes two milliseconds, a new interpreter three hundred.
 
 A child runs one module-level function, named as "module:function", with JSON for arguments and result. It may be killed
 at any moment by `os.kill`: its number stays its own until `wait` has told how it ended.

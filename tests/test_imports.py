@@ -1,4 +1,4 @@
-"""Imports in threads, and forks meanwhile: a child never inherits a module that is half imported."""
+"""Imports in threads while a process forks: a child never inherits a module that is half imported."""
 
 import json
 import threading
@@ -44,7 +44,7 @@ class Finder:
             run = spec.loader.exec_module
             def exec_module(module):
                 begun.set()
-                assert forking.wait(60)
+                assert forking.wait(120)
                 run(module)
             spec.loader.exec_module = exec_module
             return spec
@@ -53,11 +53,11 @@ sys.meta_path.insert(0, Finder())
 fs, path = fsspec.url_to_fs(sys.argv[1])
 reader = threading.Thread(target=fs.cat_file, args=[path])
 reader.start()
-assert begun.wait(60)
+assert begun.wait(120)
 os.register_at_fork(before=forking.set)  # the last that is registered is called first
 pid = os.fork()
 if pid == 0:
-    signal.alarm(60)
+    signal.alarm(300)
     os._exit(fs.cat_file(f"{path}.other") != b"2")
 reader.join()
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -90,11 +90,11 @@ def test_a_fork_in_the_midst_of_an_import_and_one_that_waited_in_vain_go_on(monk
     def hold():
         with imports.importing():
             is_held.set()
-            is_over.wait(60)
+            is_over.wait(120)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert is_held.wait(60)
+    assert is_held.wait(120)
     imports._before_fork()
     imports._after_fork_in_parent()
     is_over.set()

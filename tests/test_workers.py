@@ -1,4 +1,4 @@
-"""Threads for what blocks: as many as are needed, never more than allowed, and every job is answered."""
+"""The thread pool: number of threads, errors, cancellation, shutdown."""
 
 import asyncio
 import threading

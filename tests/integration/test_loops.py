@@ -160,8 +160,7 @@ def test_an_interrupt_ends_a_read_and_the_process(cloud):
         until(lambda: not left(fs))  # what nobody waits for is not asked any more
         interrupted(lambda: asyncio.run(there._cat_file(f"{bucket}/slow")), airborne)
         until(lambda: not left(fs))
-        file = fs.open(f"{bucket}/half")
-        interrupted(file.read, lambda: fs._source.engine.bytes_fetched >= MiB)
+        interrupted(lambda: fs.open(f"{bucket}/half").read(), lambda: fs._source.engine.bytes_fetched >= MiB)
         interrupted(lambda: target.cat_file("/d/slow"), stuck.is_set)
         """,
     )

@@ -1,4 +1,4 @@
-"""One download per block and machine: processes, threads, tasks, sync and async instances share what they fetch."""
+"""Processes, threads and tasks of one machine share downloads: each block is fetched once."""
 
 import concurrent.futures
 import contextlib
