@@ -1,4 +1,4 @@
-"""What batches take, and how they are moved; what may be ahead."""
+"""Batches: size in bytes, moving to a device, how many are prefetched."""
 
 import collections
 import types

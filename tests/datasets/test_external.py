@@ -1,4 +1,4 @@
-"""What DALI takes of a Loader: epochs of arrays, by iterating and by calling."""
+"""External sources for DALI: epochs of arrays, by iterating and by calling."""
 
 import contextlib
 import io

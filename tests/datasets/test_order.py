@@ -1,4 +1,4 @@
-"""The order of an epoch: each sample once, the same for ever, and as well mixed as is promised."""
+"""Epoch order: each sample once, stable across versions, well mixed."""
 
 import numpy as np
 import pytest

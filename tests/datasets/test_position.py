@@ -1,4 +1,4 @@
-"""How an epoch is divided: whatever the ranks, the batches and the interruptions, each sample once, in its order."""
+"""Division of an epoch by ranks, batches and interruptions, and saved states."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The report of a Loader: what limits, how near it came, and nothing that was not measured."""
+"""Loader reports: the limiting part, the text, the picture, and real epochs."""
 
 import json
 import multiprocessing

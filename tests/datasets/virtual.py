@@ -1,4 +1,4 @@
-"""An HDF5 file of which much is in another one."""
+"""Write an HDF5 file with virtual datasets and links to another file."""
 
 import h5py
 import numpy as np

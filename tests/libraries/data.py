@@ -1,4 +1,4 @@
-"""What the tests write and read: a table, a cube, and a file of HDF5."""
+"""Data for library tests: a table, a cube, and an HDF5 file."""
 
 import io
 

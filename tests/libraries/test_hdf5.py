@@ -1,4 +1,4 @@
-"""h5py, and what makes references to chunks in files of HDF5: kerchunk and VirtualiZarr."""
+"""h5py, and references to HDF5 chunks by kerchunk and VirtualiZarr."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The tables of docs/works-with.md: each line of code in them is in a test here, and each test has one in them."""
+"""docs/works-with.md: each line of code in its tables is in a test here, and each test is in a table."""
 
 import ast
 import pathlib

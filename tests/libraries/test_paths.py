@@ -1,4 +1,4 @@
-"""NumPy and universal_pathlib: arrays of one file, mapped from a path; and paths that are no local ones."""
+"""NumPy and universal_pathlib: arrays in one file, memory-mapped arrays, remote paths."""
 
 import pickle
 

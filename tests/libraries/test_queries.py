@@ -1,4 +1,4 @@
-"""polars and DuckDB: what takes a file or a filesystem, as their own readers of clouds know no others."""
+"""polars and DuckDB: files and filesystems handed to their readers."""
 
 import io
 

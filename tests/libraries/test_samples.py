@@ -1,4 +1,4 @@
-"""Samples of a training: tars of WebDataset, data sets of Hugging Face, images in folders."""
+"""WebDataset tars, Hugging Face datasets, and images in folders."""
 
 import importlib.util
 import io

@@ -1,4 +1,4 @@
-"""A process that packs, and dies at a write of its choice."""
+"""Packing in a process that kills itself at the n-th write."""
 
 import os
 import signal

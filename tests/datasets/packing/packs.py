@@ -1,4 +1,4 @@
-"""What tests of packing share: sources of every kind, and what is in a store by zarr alone."""
+"""Helpers for packing tests: sources of every kind, and reading a store with zarr alone."""
 
 import io
 import itertools
