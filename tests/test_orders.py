@@ -92,25 +92,24 @@ def with_room_for_half(cloud, **options):
     return fs, path, 2 * n_fit
 
 
-def best_hit_ratio(order, room):
-    """Return how often a cache of `room` blocks hits that knows all of the order: by Belady's rule, with bypass."""
+def fewest(order, room):
+    """Return how many blocks a cache of `room` blocks that knows all of the order fetches: by Belady's rule, with bypass."""
     following, after = [0] * len(order), {}
     for at in reversed(range(len(order))):
         following[at] = after.get(order[at], len(order))
         after[order[at]] = at
-    here, n_hits = {}, 0
+    here, n_misses = {}, 0
     for block, use in zip(order, following, strict=True):
-        n_hits += block in here
+        n_misses += block not in here
         here[block] = use
         if len(here) > room:
             del here[max(here, key=here.get)]
-    return n_hits / len(order)
+    return n_misses
 
 
 def is_best(order, room, sent, window):
-    """Whether so little was sent as can be: at best with all the room, at worst with half a window less, for what comes."""
-    hit_ratio = 1 - sent / len(order)
-    return best_hit_ratio(order, room - window // 2) < hit_ratio <= best_hit_ratio(order, room)
+    """Whether so little was sent as can be: at best with all the room, at worst with a window less, for what comes."""
+    return fewest(order, room) <= sent <= fewest(order, room - window)
 
 
 def test_an_epoch_of_more_items_than_are_known_at_first_is_given_up_by_its_order_too(cloud, monkeypatch):
