@@ -133,7 +133,7 @@ V2 = {
 }
 
 
-@pytest.mark.parametrize(("kind", "order"), zip(V2, "CF" * 6, strict=True))
+@pytest.mark.parametrize(("kind", "order"), [*zip(V2, "CF" * 6, strict=True)])
 def test_every_codec_of_the_second_version_is_decoded_as_zarr_does(tmp_path, kind, order):
     array = zarr.create_array(
         tmp_path / "a.zarr", shape=SHAPE, chunks=CHUNK, dtype="<i4", zarr_format=2, order=order, **V2[kind]
