@@ -246,7 +246,7 @@ def test_the_suite_of_zarr_brings_as_many_tests_as_ever():
     assert number_of_tests(TestStore) >= 40
 
 
-few = settings(
+FEW_EXAMPLES = settings(
     max_examples=6,
     stateful_step_count=20,
     deadline=None,
@@ -272,7 +272,7 @@ def make(store_cls, prefix, options):
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
 @pytest.mark.parametrize("machine", [ZarrHierarchyStateMachine, ZarrStoreStateMachine])
 def test_zarrs_state_machines_find_no_difference_from_a_model(machine, prefix, options):
-    run_state_machine_as_test(lambda: machine(make(Clearing, prefix, options)), settings=few)
+    run_state_machine_as_test(lambda: machine(make(Clearing, prefix, options)), settings=FEW_EXAMPLES)
 
 
 @pytest.mark.xfail(
