@@ -151,9 +151,8 @@ WAYS = [
 def test_eight_processes_in_random_order_download_each_block_once(own_cache):
     size = 8 * MiB + 5
     with serving(size, own_cache) as (server, there):
-        # A handle that opens an unknown object asks for as much as a request may bring, and breaks it off when it jumps.
         read_by_all(there, size, 64 * KiB, WAYS[-1], request_size=256 * KiB)
-        assert server.bytes_sent() <= 1.02 * size
+        assert server.bytes_sent() <= size + N * 256 * KiB  # each may break a request off when it jumps
     assert left_on_disk(own_cache) == []
 
 
@@ -163,7 +162,7 @@ def test_in_step_eight_processes_download_an_object_twice_the_bound_once(own_cac
     with serving(size, own_cache) as (server, there):
         ways = ["cat_file in step", "handle in step"] * (N // 2)
         read_by_all(there, size, 256 * KiB, ways, request_size=512 * KiB, cache_size=bound)
-        assert server.bytes_sent() <= 1.1 * size
+        assert server.bytes_sent() <= size + N * 512 * KiB
     assert left_on_disk(own_cache) == []
 
 
