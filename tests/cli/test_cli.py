@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it: what is printed, where, with which exit status and how many requests."""
+"""The command line: output, exit status, requests, interrupts and errors."""
 
 import asyncio
 import contextlib

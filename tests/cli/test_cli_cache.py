@@ -1,4 +1,4 @@
-"""What the command line says of the cache and makes of it: sums of all processes, pins, advice, and what shells complete."""
+"""Commands about the cache: statistics, pins, advice, and shell completion."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Which measurements are kept where other machines of the host take processor time, and what is shown of them."""
+"""The benchmark harness: which measurements it keeps, and what it prints."""
 
 from __future__ import annotations
 

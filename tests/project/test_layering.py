@@ -1,4 +1,4 @@
-"""The picture in docs/design.md holds: imports point down, and some libraries have one importer."""
+"""The layers of docs/design.md: imports point down, and some libraries have one importer."""
 
 import ast
 import pathlib

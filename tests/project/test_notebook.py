@@ -1,4 +1,4 @@
-"""What a notebook shows: a real one is run by a kernel and rendered, and looked at in a browser."""
+"""Notebook output: a notebook is run by a kernel, rendered, and looked at in a browser."""
 
 import ast
 import importlib.util

@@ -1,4 +1,4 @@
-"""The reference shows every public name, and each says what it is: docs/api*.md name what the site takes docstrings of."""
+"""The API reference: docs/api*.md name every public name, and each has a docstring."""
 
 import contextlib
 import importlib

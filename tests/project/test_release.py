@@ -1,4 +1,4 @@
-"""What is stated of a release is what pyproject.toml, the Makefile and the package say; `make dist` tries the release itself."""
+"""Release metadata: pyproject.toml, the Makefile and the package agree."""
 
 import re
 import tomllib

@@ -1,6 +1,7 @@
-"""`tests.rerun`: a test that fails once is named as flaky; one that fails twice, or does not run again, fails the run."""
+"""`tests.rerun`: a test that passes the second time is flaky; any other failure fails the run."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,17 +31,29 @@ def test_skips(): pytest.skip() if pathlib.Path("skip").exists() else (pathlib.P
 )
 
 
-@pytest.mark.parametrize(("code", "processes", "status"), [(FAILS_ONCE, 1, 0), (ALSO_OTHERS, 0, 1)])
-def test_only_a_test_that_passes_the_second_time_does_not_fail_the_run(tmp_path, code, processes, status):
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (tmp_path / "test_example.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.rerun", "test_example.py", "-n", str(processes)],
-        cwd=tmp_path,
+def rerun(folder, code, *arguments):
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / "test_example.py").write_text(code)
+    return subprocess.run(
+        [sys.executable, "-m", "tests.rerun", *arguments],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
+
+
+@pytest.mark.parametrize(("code", "processes", "status"), [(FAILS_ONCE, 1, 0), (ALSO_OTHERS, 0, 1)])
+def test_only_a_test_that_passes_the_second_time_does_not_fail_the_run(tmp_path, code, processes, status):
+    done = rerun(tmp_path, code, "test_example.py", "-n", str(processes))
     assert done.returncode == status, done.stdout
     assert (tmp_path / "flaky.txt").read_text() == "test_example.py::test_fails_once\n"
     assert "FLAKY\ntest_example.py::test_fails_once\n" in done.stdout
+
+
+def test_a_failure_of_the_command_beside_it_fails_the_run(tmp_path):
+    command = shlex.join([sys.executable, "-c", "print('beside'); raise SystemExit(3)"])
+    done = rerun(tmp_path, "def test_passes(): pass", "--beside", command, "test_example.py")
+    assert done.returncode == 3
+    assert "\nbeside\n" in done.stdout
+    assert "  test_example.py::test_passes\n" in done.stdout  # of the slowest

@@ -1,4 +1,4 @@
-"""Packing: what comes out is what went in, for every kind of source, by readers that know nothing of us."""
+"""Packing: every kind of source comes out as it went in, read by zarr alone."""
 
 import bz2
 import gzip

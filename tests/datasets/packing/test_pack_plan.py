@@ -1,4 +1,4 @@
-"""What packing decides before it writes, and how much memory it takes."""
+"""The plan of a pack: chunk and shard shapes, and the memory it takes."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""A pack that is killed at any moment goes on where it was; on a cluster too. No sample is lost, none comes twice."""
+"""Killed packs go on where they were, also on a cluster: no sample is lost or doubled."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""Sources of packing: what a source has is packed as it is, to the last digit, or an error names it and the way out."""
+"""Sources of packing: values are kept exactly, or an error names the source and what to do."""
 
 import gzip
 import os
