@@ -367,6 +367,7 @@ def test_a_large_object_is_fetched_as_far_as_the_window_is_ahead_of_its_reader(c
     until(lambda: plan.progress.state == "held")
     assert cloud.server.bytes_sent() <= 8 * MiB
     for i in range(20):
+        assert fs._source.engine.drain(120)  # the reader finds on the disk what the plan fetched
         assert fs.cat_file(cloud.path("big"), i * MiB, i * MiB + 9) == data[i * MiB : i * MiB + 9]
         assert cloud.server.bytes_sent() <= (8 + i + 1) * MiB
         until(lambda i=i: plan.progress.bytes_fetched >= min(20, i + 6) * MiB)
