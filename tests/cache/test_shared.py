@@ -436,23 +436,27 @@ def test_a_claim_that_is_taken_and_dropped_while_another_is_being_dropped_is_fre
 
 def test_threads_that_claim_at_once_open_one_file(tmp_path, monkeypatch):
     """No process may close it: every further one would stay open as long as the process."""
-    one, started, n_opened, open_lockable = (
-        claims.Claims(str(tmp_path / "claims")),
-        [],
-        [],
-        disk.open_lockable,
-    )
+    one, n_opened, open_lockable = claims.Claims(str(tmp_path / "claims")), [], disk.open_lockable
+    arrived, lock = [], one._held().opening
 
-    def slowly(path):
+    class Counted:
+        def acquire(self, **options):
+            arrived.append(None)
+            return lock.acquire(**options)
+
+        def release(self):
+            lock.release()
+
+    def when_all_want_it(path):
         n_opened.append(path)
-        until(lambda: len(started) == 8)
-        threading.Event().wait(0.1)  # those who would open it too do so now
+        until(lambda: len(arrived) == 8)
         return open_lockable(path)
 
-    monkeypatch.setattr(disk, "open_lockable", slowly)
+    one._held().opening = Counted()
+    monkeypatch.setattr(claims, "_OPEN_WAIT_S", 600)
+    monkeypatch.setattr(disk, "open_lockable", when_all_want_it)
 
     def take(number):
-        started.append(number)
         assert one.take(number)
 
     threads = [threading.Thread(target=take, args=(number,)) for number in range(8)]

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
@@ -288,7 +287,14 @@ def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
     assert [each.tobytes() for each in found] == list(files.values())
 
 
-def test_a_pack_on_a_cluster_that_failed_writes_nothing_any_more(cluster, tmp_path):
+def test_a_pack_on_a_cluster_that_failed_writes_nothing_any_more(cluster, tmp_path, monkeypatch):
+    close = Cluster.close
+
+    def closed(self, **options):
+        (tmp_path / "closing").touch()
+        close(self, **options)
+
+    monkeypatch.setattr(Cluster, "close", closed)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a").write_bytes(noise(32 * KiB))
     cluster.wait_for_workers(2, timeout=600)  # one was lost, perhaps
@@ -302,7 +308,7 @@ def _fail_beside_a_late_one(folder):
     """Have one worker fail to write the second shard while another still writes the first."""
     from cachedfs.datasets.packing import store
 
-    put, failed = store.Store.put, os.path.join(folder, "failed")
+    put, failed, closing = store.Store.put, os.path.join(folder, "failed"), os.path.join(folder, "closing")
 
     def late_or_broken(self, name, data):
         if name.endswith("c.1") and not os.path.exists(failed):
@@ -310,10 +316,7 @@ def _fail_beside_a_late_one(folder):
             raise OSError("the disk is full")
         put(self, name, data)
         if name.endswith("c.0") and self.path.startswith(folder):
-            deadline = time.monotonic() + 20
-            while not os.path.exists(failed) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(0.5)
+            until(lambda: os.path.exists(closing))
             open(os.path.join(folder, "late"), "w").close()
 
     store.Store.put = late_or_broken
