@@ -53,7 +53,8 @@ class Workers(ThreadPoolExecutor):
             self._jobs = deque() if cancel_futures else self._jobs
             self._changed.notify_all()
         for future, _ in given_up:
-            future.cancel()
+            if future.cancel():
+                future.set_running_or_notify_cancel()  # else `concurrent.futures.wait` waits for it for ever
         for thread in self._started if wait else ():
             thread.join()
 

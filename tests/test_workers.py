@@ -1,6 +1,7 @@
 """The thread pool: number of threads, errors, cancellation, shutdown."""
 
 import asyncio
+import concurrent.futures
 import threading
 from concurrent.futures import CancelledError
 
@@ -64,6 +65,7 @@ def test_a_shutdown_ends_the_threads_and_gives_up_what_has_not_begun():
     running, waiting = workers.submit(go_on.wait), workers.submit(int)
     until(running.running)
     workers.shutdown(wait=False, cancel_futures=True)
+    assert concurrent.futures.wait([waiting], timeout=0).done == {waiting}
     with pytest.raises(CancelledError):
         waiting.result()
     with pytest.raises(RuntimeError, match="shut down"):
