@@ -105,18 +105,18 @@ def real_pace(no_pace, monkeypatch):
 
 @pytest.fixture(scope="session")
 def fork_server():
-    """Processes by the dozen: see there."""
+    """A process that forks many cheap ones."""
     fork_server = ForkServer("tests.cache.kills", "cachedfs.filesystem")
     yield fork_server
     fork_server.close()
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path_factory):
     """A folder in memory where there is one: SQLite waits for the disk whenever an index is closed."""
     memory = pathlib.Path("/dev/shm")
     if not os.access(memory, os.W_OK):
-        yield tmp_path
+        yield tmp_path_factory.mktemp("folder")
         return
     with tempfile.TemporaryDirectory(dir=memory, prefix="cachedfs-") as name:
         yield pathlib.Path(name)

@@ -73,7 +73,7 @@ class ForkServer:
         return json.loads(self._process.stdout.readline())
 
 
-def _bear(function: str, arguments: list[Any]) -> tuple[int, int]:
+def _fork(function: str, arguments: list[Any]) -> tuple[int, int]:
     """Fork a child; return its number and the descriptor from which its result is read."""
     result, answer = os.pipe()
     pid = os.fork()
@@ -102,7 +102,7 @@ def _serve() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if "function" in order:
-            pid, results[pid] = _bear(**order)
+            pid, results[pid] = _fork(**order)
             answer: Any = pid
         else:
             text = _read_all(results.pop(order["pid"]))

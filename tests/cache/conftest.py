@@ -1,26 +1,13 @@
 """Caches in memory: SQLite waits for the disk whenever an index is closed."""
 
-import contextlib
-import os
-import pathlib
-import tempfile
-
 import pytest
 
 from cachedfs.cache import BlockCache
 
-MEMORY = pathlib.Path("/dev/shm")
-
 
 @pytest.fixture
-def tmp_path(tmp_path):
-    """A folder in memory, where the system has one."""
-    with contextlib.ExitStack() as stack:
-        if os.access(MEMORY, os.W_OK):
-            tmp_path = pathlib.Path(
-                stack.enter_context(tempfile.TemporaryDirectory(dir=MEMORY, prefix="cachedfs-"))
-            )
-        yield tmp_path
+def tmp_path(folder):
+    return folder
 
 
 @pytest.fixture
