@@ -11,7 +11,7 @@ from cachedfs.facts import Known
 from cachedfs.fetcher import Fetcher
 from cachedfs.flights import Flight
 from cachedfs.model import ObjectKey, Range
-from cachedfs.plan import rest
+from cachedfs.plan.rest import is_rest_worth_it
 from cachedfs.plan.blocks import covering
 from cachedfs.plan.link import Link
 from cachedfs.plan.readahead import History, ahead
@@ -139,7 +139,7 @@ class Habits:
         per_request = self._per_request(key, self._source.engine.window(config) // size)
 
         def is_worth_it(n_missing: int) -> bool:
-            return rest.is_worth_it(
+            return is_rest_worth_it(
                 habit.n_misses, n_missing, block_size=size, blocks_per_request=per_request, link=Link()
             )
 

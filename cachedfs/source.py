@@ -18,7 +18,7 @@ from cachedfs.facts import Facts, Known
 from cachedfs.model import LinkStats, ObjectKey
 from cachedfs.origins import Origin, identity_of, is_whole
 from cachedfs.origins.slots import AHEAD
-from cachedfs.plan import freshness
+from cachedfs.plan.freshness import is_fresh
 
 __all__ = ["Source"]
 
@@ -109,7 +109,7 @@ class Source:
         return known.key(self.identity, self.config.block_size)
 
     def is_fresh(self, known: Known) -> bool:
-        return freshness.is_fresh(
+        return is_fresh(
             known.checked_at,
             time.time(),
             lifetime_s=self.config.lifetime_s,

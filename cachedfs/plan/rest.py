@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from cachedfs.plan.link import Link
 
-__all__ = ["GOES_ON", "LEAST", "is_worth_it"]
+__all__ = ["GOES_ON", "LEAST", "is_rest_worth_it"]
 
 GOES_ON = 2
 LEAST = 6  # reads that waited: a table's footer and a few of its columns are fewer
 
 
-def is_worth_it(
+def is_rest_worth_it(
     n_misses: int, n_missing: int, *, block_size: int, blocks_per_request: int, link: Link
 ) -> bool:
     """Return whether to fetch the `n_missing` blocks of an object in which `n_misses` reads had to wait.

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.plan.link import Link
-from cachedfs.plan.rest import LEAST, is_worth_it
+from cachedfs.plan.rest import LEAST, is_rest_worth_it
 
 B, REQUEST, WINDOW = 1 << 20, 8, 64
 LINK = Link()
 
 
 def worth(n_misses: int, n_missing: int, link: Link = LINK) -> bool:
-    return is_worth_it(n_misses, n_missing, block_size=B, blocks_per_request=REQUEST, link=link)
+    return is_rest_worth_it(n_misses, n_missing, block_size=B, blocks_per_request=REQUEST, link=link)
 
 
 def cost(n_blocks: int, n_reads: int, seed: int, *, with_rest: bool) -> tuple[float, int]:
