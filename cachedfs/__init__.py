@@ -6,6 +6,7 @@ The filesystems register themselves with fsspec (`cachedfs`, `cgs`, `cdrive`, `d
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cachedfs.common.event_log import log_events
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -16,7 +17,6 @@ from cachedfs.errors import (
     OriginUnavailable,
     QuotaExceeded,
 )
-from cachedfs.events import log_events
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem

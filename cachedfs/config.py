@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from cachedfs.model import Bounds
+from cachedfs.common.types import Bounds
 
 __all__ = ["Config", "parse_size"]
 

@@ -13,7 +13,7 @@ import fsspec.config
 import hypothesis
 import pytest
 
-from cachedfs import engines
+from cachedfs.fetch import runtimes
 from cachedfs.origins.retry import Policy
 from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, GCSServer
@@ -64,7 +64,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_dir": str(directory), "keep_free": 0})
     before = takers()
     yield directory
-    engines._close_all()
+    runtimes._close_all()
     until(lambda: takers() <= before)
     for cls in OURS:
         cls.clear_instance_cache()
@@ -87,13 +87,13 @@ def no_hedge(monkeypatch):
 @pytest.fixture(autouse=True)
 def no_haste(monkeypatch):
     """Let a request wait for who reads on: a machine that paused would make two requests of one."""
-    monkeypatch.setattr("cachedfs.fetcher.PATIENCE_S", 60.0)
+    monkeypatch.setattr("cachedfs.fetch.fetcher.PATIENCE_S", 60.0)
 
 
 @pytest.fixture
 def haste(no_haste, monkeypatch):
     """A handle that reads no more ends its request soon, as for everybody."""
-    monkeypatch.setattr("cachedfs.fetcher.PATIENCE_S", 0.2)
+    monkeypatch.setattr("cachedfs.fetch.fetcher.PATIENCE_S", 0.2)
 
 
 @pytest.fixture

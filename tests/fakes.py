@@ -7,10 +7,10 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
-from cachedfs import engine
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound
+from cachedfs.fetch import runtime
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.model import ObjectInfo, Range, Suffix
 
 
 @dataclasses.dataclass
@@ -59,7 +59,7 @@ class FakeOrigin:
             self.on_request, self.concurrency = on_request, concurrency
             return self
 
-        monkeypatch.setattr(engine, "open_origin", open_origin)
+        monkeypatch.setattr(runtime, "open_origin", open_origin)
 
     def spare_s(self) -> float:
         return self.spare_in_s

@@ -2,8 +2,8 @@
 however long the machine pauses.
 """
 
-from cachedfs import fetcher
 from cachedfs.cache import database
+from cachedfs.fetch import fetcher
 
 database._WRITER_WAIT_S = 60.0
 fetcher.PATIENCE_S = 60.0

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import fsspec
 
-from cachedfs import engines
+from cachedfs.fetch import runtimes
 from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.sim import DriveServer, GCSServer, SimServer
@@ -64,7 +64,7 @@ def standing() -> str:
         f"thread {names.get(ident)}:\n{''.join(traceback.format_stack(frame, limit=12))}"
         for ident, frame in sys._current_frames().items()
     ]
-    for engine in engines._engines.values():
+    for engine in runtimes._engines.values():
         for task in asyncio.all_tasks(engine._loop) if engine._loop is not None else ():
             out = io.StringIO()
             task.print_stack(limit=12, file=out)
@@ -84,8 +84,8 @@ def takers() -> set[threading.Thread]:
 def forget() -> None:
     """Do what the end of this process would: store everything, drop all memory. The next use starts afresh."""
     # The end itself waits for five seconds: a machine may pause for longer.
-    assert all(engine.drain(120) for engine in list(engines._engines.values()))
-    engines._close_all()
+    assert all(engine.drain(120) for engine in list(runtimes._engines.values()))
+    runtimes._close_all()
     for cls in OURS:
         cls.clear_instance_cache()
 

@@ -5,11 +5,11 @@ import contextlib
 
 import pytest
 
-from cachedfs import ahead
-from cachedfs.ahead import Ahead, Wish
+from cachedfs.common.types import LinkStats, ObjectInfo, Range
 from cachedfs.errors import OriginUnavailable
-from cachedfs.flights import Flight
-from cachedfs.model import LinkStats, ObjectInfo, Range
+from cachedfs.fetch import fetch_queue
+from cachedfs.fetch.fetch_queue import Ahead, Wish
+from cachedfs.fetch.inflight import Flight
 from cachedfs.origins.slots import Slots, sent_ahead
 from tests.fakes import FakeOrigin
 from tests.support import MiB
@@ -143,7 +143,7 @@ async def test_what_somebody_fetched_meanwhile_is_forgotten(desk):
 
 
 async def test_a_wish_that_finds_all_of_it_here_takes_nothing_of_what_the_next_needs(monkeypatch):
-    monkeypatch.setattr(ahead, "MEMORY", MiB)
+    monkeypatch.setattr(fetch_queue, "MEMORY", MiB)
     desk = Desk(concurrency=1)
     for _ in range(3):
         desk.ahead.submit(Wish("owner", MiB, list, lambda: desk.origin))
@@ -153,7 +153,7 @@ async def test_a_wish_that_finds_all_of_it_here_takes_nothing_of_what_the_next_n
 
 
 async def test_memory_is_bounded_until_the_bytes_are_on_the_disk(monkeypatch):
-    monkeypatch.setattr(ahead, "MEMORY", 3 * MiB)
+    monkeypatch.setattr(fetch_queue, "MEMORY", 3 * MiB)
     desk = Desk(concurrency=16)
     for name in "abcde":
         desk.wish(name)
@@ -170,7 +170,7 @@ async def test_memory_is_bounded_until_the_bytes_are_on_the_disk(monkeypatch):
 
 
 async def test_what_could_not_be_stored_gives_way_to_what_is_sent_for_oldest_first(monkeypatch):
-    monkeypatch.setattr(ahead, "MEMORY", 3 * MiB)
+    monkeypatch.setattr(fetch_queue, "MEMORY", 3 * MiB)
     desk = Desk(concurrency=16)
     for name in "abcde":
         desk.wish(name)
@@ -187,7 +187,7 @@ async def test_what_could_not_be_stored_gives_way_to_what_is_sent_for_oldest_fir
 
 
 async def test_a_request_that_broke_takes_the_memory_of_what_came(monkeypatch):
-    monkeypatch.setattr(ahead, "MEMORY", 3 * MiB)
+    monkeypatch.setattr(fetch_queue, "MEMORY", 3 * MiB)
     desk = Desk(concurrency=16)
     for name in "abcd":
         desk.wish(name)
@@ -199,7 +199,7 @@ async def test_a_request_that_broke_takes_the_memory_of_what_came(monkeypatch):
 
 
 async def test_what_is_larger_than_the_memory_is_sent_alone(monkeypatch):
-    monkeypatch.setattr(ahead, "MEMORY", 3 * MiB)
+    monkeypatch.setattr(fetch_queue, "MEMORY", 3 * MiB)
     desk = Desk(concurrency=16)
     desk.wish("big", size=4 * MiB)
     desk.wish("small")

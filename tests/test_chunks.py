@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from cachedfs.fetcher import Fetcher
+from cachedfs.fetch.fetcher import Fetcher
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.sim import Fault
 from tests.support import KiB, MiB, noise, until

@@ -15,8 +15,9 @@ import warnings
 import fsspec
 import pytest
 
-from cachedfs import events, log_events
+from cachedfs import log_events
 from cachedfs.cache import BlockCache
+from cachedfs.common import event_log
 from cachedfs.filesystem import CachedGCSFileSystem
 from cachedfs.report import read, summary_of
 from tests.support import ROOT, MiB, forget, noise, until
@@ -25,21 +26,21 @@ from tests.support import ROOT, MiB, forget, noise, until
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder that events go to, until the test is over."""
-    monkeypatch.setenv(events.VARIABLE, "")  # put back as it was
+    monkeypatch.setenv(event_log.VARIABLE, "")  # put back as it was
     log_events(tmp_path / "events")
     yield tmp_path / "events"
     log_events(None)
 
 
 def lines(folder):
-    events.current().write()
+    event_log.current().write()
     return [
         json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()
     ]
 
 
 def test_nothing_is_written_unless_somebody_asks(cloud, tmp_path):
-    assert events.current() is None
+    assert event_log.current() is None
     cloud.put("key", b"data")
     CachedGCSFileSystem().cat_file(cloud.path("key"))
     assert "cachedfs-events" not in {thread.name for thread in threading.enumerate()}
@@ -84,7 +85,7 @@ def later(monkeypatch):
     moved = types.SimpleNamespace(
         monotonic=lambda: time.monotonic() + shift[0], time=time.time, sleep=time.sleep
     )
-    monkeypatch.setattr(events, "time", moved)
+    monkeypatch.setattr(event_log, "time", moved)
 
     def move(seconds):
         shift[0] += seconds
@@ -185,7 +186,7 @@ def test_what_a_killed_process_wrote_is_read(cloud, folder):
 
 
 def test_nothing_is_lost_between_who_notes_and_who_writes(tmp_path):
-    log = events.Log(str(tmp_path))
+    log = event_log.Log(str(tmp_path))
     interval = sys.getswitchinterval()
 
     def note(name):
@@ -212,7 +213,7 @@ def test_nothing_is_lost_between_who_notes_and_who_writes(tmp_path):
 
 def test_a_program_that_ends_writes_what_it_noted(tmp_path):
     code = "from cachedfs import events\nevents.LEAST_S = 0\nwith events.waiting('b/k'):\n    pass"
-    environ = {**os.environ, events.VARIABLE: str(tmp_path)}
+    environ = {**os.environ, event_log.VARIABLE: str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environ, cwd=ROOT, check=True)
     assert [wait.path for wait in read(tmp_path).waits] == ["b/k"]
 
@@ -230,7 +231,7 @@ def test_a_line_that_was_cut_off_is_passed_over(cloud, folder):
 
 @pytest.mark.parametrize("n_together", [1, 7, 1000])
 def test_a_file_is_bounded(tmp_path, n_together):
-    log = events.Log(str(tmp_path), most=2000)
+    log = event_log.Log(str(tmp_path), most=2000)
     for number in range(100):
         log.note("wait", 0.0, path=f"bucket/{number}", took_s=1.0)
         if number % n_together == 0:
@@ -244,7 +245,7 @@ def test_a_file_is_bounded(tmp_path, n_together):
 
 
 def test_trouble_with_the_file_is_one_warning(cloud, tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv(events.VARIABLE, "")
+    monkeypatch.setenv(event_log.VARIABLE, "")
     (tmp_path / "file").touch()
     log_events(tmp_path / "file")
     cloud.put("key", b"data")
@@ -258,15 +259,15 @@ def test_trouble_with_the_file_is_one_warning(cloud, tmp_path, monkeypatch, capl
 
 
 def test_switching_on_later_counts_from_there(cloud, tmp_path, monkeypatch):
-    monkeypatch.setenv(events.VARIABLE, "")
+    monkeypatch.setenv(event_log.VARIABLE, "")
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"))
     fs._source.engine.drain(120)
     log_events(tmp_path / "events")
-    assert os.environ[events.VARIABLE] == str(tmp_path / "events")
+    assert os.environ[event_log.VARIABLE] == str(tmp_path / "events")
     fs.cat_file(cloud.path("key"))
     log_events(None)
-    assert events.VARIABLE not in os.environ
+    assert event_log.VARIABLE not in os.environ
     counts = summary_of(read(tmp_path / "events")).counts
     assert (counts["hits"], counts["requests"], counts["bytes_served"]) == (1, 0, MiB)

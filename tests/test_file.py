@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cachedfs import engines
+from cachedfs.common.types import Range
 from cachedfs.errors import ObjectChanged
-from cachedfs.model import Range
-from cachedfs.rawreader import AT_HOME, RawReader
+from cachedfs.fetch import runtimes
+from cachedfs.read.raw_reader import AT_HOME, RawReader
 from tests.fakes import FakeOrigin
 from tests.support import KiB, MiB, forget, noise, until
 
@@ -156,7 +156,7 @@ class Grudging(FakeOrigin):
 
     async def _body(self, number, data):
         async for piece in super()._body(number, data):
-            (here,) = engines._engines.values()
+            (here,) = runtimes._engines.values()
             while not any(flight._arrivals for flight in here.airborne):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
             yield piece

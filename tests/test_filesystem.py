@@ -12,6 +12,7 @@ import re
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import fsspec
 import gcsfs.core
@@ -20,9 +21,9 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from cachedfs.common.atomic_files import filled
 from cachedfs.errors import IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.localfiles import filled
 from cachedfs.origins.retry import Policy
 from cachedfs.sim import Fault, GCSServer
 from tests.support import KiB, MiB, forget, noise
@@ -305,7 +306,8 @@ def test_what_a_transaction_has_no_room_to_hold_leaves_what_was_there(
     fs = fsspec.filesystem("cachedfs", target_protocol=protocol)
     path = f"{cloud.bucket if protocol == 'gs' else tmp_path}/a"
     fs.pipe_file(path, b"old")
-    monkeypatch.setattr("cachedfs.written.tempfile.TemporaryFile", lambda: open("/dev/full", "w+b"))  # noqa: SIM115 - its owner closes it
+    full = partial(open, "/dev/full", "w+b")
+    monkeypatch.setattr("cachedfs.filesystem.write_file.tempfile.TemporaryFile", full)
     with fs.transaction, pytest.raises(OSError, match="No space left"):
         fs.pipe_file(path, bytes(size))
     assert fs.origin_fs.cat_file(path) == fs.cat_file(path) == b"old"

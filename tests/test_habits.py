@@ -6,7 +6,8 @@ import random
 import fsspec
 import pytest
 
-from cachedfs.model import Range
+from cachedfs.common.types import Range
+from cachedfs.readahead.object_history import habits_of
 from tests.support import KiB, forget, noise, until
 
 BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
@@ -166,11 +167,11 @@ def test_a_wrong_version_is_not_sent_for_again(fs, origin):
 
 
 def test_what_is_remembered_of_objects_is_bounded(fs, origin, monkeypatch):
-    monkeypatch.setattr("cachedfs.habits.MOST", 3)
+    monkeypatch.setattr("cachedfs.readahead.object_history.MOST", 3)
     for number in range(6):
         put(fs, origin, 8, key=f"b/{number}")
         fs.cat_file(f"b/{number}", 0, 10)
-    assert len(fs._source.engine.habits) == 3
+    assert len(habits_of(fs._source.engine)) == 3
     forget()
 
 

@@ -5,7 +5,7 @@ import threading
 
 import fsspec
 
-from cachedfs import imports
+from cachedfs.common import optional_imports
 
 # Fails where a thread other than the main one imports something while a fork could happen.
 IMPORTS = """
@@ -79,26 +79,26 @@ def test_a_child_forked_during_the_first_read_of_another_thread_reads(cloud):
 
 
 def test_a_fork_in_the_midst_of_an_import_and_one_that_waited_in_vain_go_on(monkeypatch):
-    with imports.importing():
-        imports._before_fork()
-        imports._after_fork_in_parent()
-        assert imports._lock._is_owned()
-    assert not imports._lock._is_owned()
-    monkeypatch.setattr(imports, "_MOST_WAIT_S", 0.0)
+    with optional_imports.importing():
+        optional_imports._before_fork()
+        optional_imports._after_fork_in_parent()
+        assert optional_imports._lock._is_owned()
+    assert not optional_imports._lock._is_owned()
+    monkeypatch.setattr(optional_imports, "_MOST_WAIT_S", 0.0)
     is_held, is_over = threading.Event(), threading.Event()
 
     def hold():
-        with imports.importing():
+        with optional_imports.importing():
             is_held.set()
             is_over.wait(120)
 
     holder = threading.Thread(target=hold)
     holder.start()
     assert is_held.wait(120)
-    imports._before_fork()
-    imports._after_fork_in_parent()
+    optional_imports._before_fork()
+    optional_imports._after_fork_in_parent()
     is_over.set()
     holder.join()
-    imports._before_fork()
-    assert imports._lock._is_owned()
-    imports._after_fork_in_parent()
+    optional_imports._before_fork()
+    assert optional_imports._lock._is_owned()
+    optional_imports._after_fork_in_parent()

@@ -12,9 +12,9 @@ import fsspec
 import google.oauth2.credentials
 import pytest
 
+from cachedfs.common.logging import ROOMS, public_text, public_url
 from cachedfs.errors import CachedFSError
 from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
-from cachedfs.logs import ROOMS, public_text, public_url
 from cachedfs.origins.retry import Policy
 from tests.support import ROOT, MiB, forget, noise
 

@@ -8,12 +8,12 @@ import fsspec
 import pytest
 
 from cachedfs.cache import BlockCache
+from cachedfs.cache.future_uses import Order
+from cachedfs.common.types import Bounds, ObjectKey
 from cachedfs.errors import CachedFSError, CacheError
-from cachedfs.flights import Flight
-from cachedfs.model import Bounds, ObjectKey
-from cachedfs.orders import Order
+from cachedfs.fetch.cache_writer import Arrived, WriteBehind
+from cachedfs.fetch.inflight import Flight
 from cachedfs.sim import Fault
-from cachedfs.writebehind import Arrived, WriteBehind
 from tests.support import noise, until
 
 BLOCK = 64 << 10
@@ -44,7 +44,7 @@ class Plan:
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch):
-    monkeypatch.setattr("cachedfs.plans.POLL_S", (0.001, 0.005))
+    monkeypatch.setattr("cachedfs.prefetch.runner.POLL_S", (0.001, 0.005))
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def is_best(order, room, sent, window):
 
 
 def test_an_epoch_of_more_items_than_are_known_at_first_is_given_up_by_its_order_too(cloud, monkeypatch):
-    monkeypatch.setattr("cachedfs.foresight.NEAR", 8)
+    monkeypatch.setattr("cachedfs.prefetch.future_reads.NEAR", 8)
     fs, path, n = with_room_for_half(cloud, cache_size=60 * BLOCK)
     chance = random.Random(0)
     order = [index for _ in range(3) for index in chance.sample(range(n), n)]

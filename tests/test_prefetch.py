@@ -17,7 +17,6 @@ import fsspec
 import pytest
 from fsspec.callbacks import Callback
 
-from cachedfs import distance, plans
 from cachedfs.cache import BlockCache, disk
 from cachedfs.errors import (
     AccessDenied,
@@ -27,9 +26,9 @@ from cachedfs.errors import (
     OriginAway,
     OriginUnavailable,
 )
-from cachedfs.plan import patience
+from cachedfs.fetch.source import Source
+from cachedfs.prefetch import outstanding, runner, window
 from cachedfs.sim import Fault
-from cachedfs.source import Source
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, takers, until
 
@@ -45,7 +44,7 @@ def fake_fs(**options):
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch):
-    monkeypatch.setattr(plans, "POLL_S", (0.001, 0.005))
+    monkeypatch.setattr(runner, "POLL_S", (0.001, 0.005))
 
 
 def small_files(cloud, n, folder="d", size=2000):
@@ -312,9 +311,9 @@ def test_what_is_no_item_is_told(cloud, fs):
     for item in (5, ("b/k", "x", 3), ("b/k",), ("b/k", 1.5, 2)):
         with pytest.raises(TypeError, match="cannot prefetch"):
             fs.prefetch([item]).wait(120)
-    for window in (0, "10%", -1, "much"):
+    for size in (0, "10%", -1, "much"):
         with pytest.raises(ValueError, match=r"expected|negative"):
-            fs.prefetch("b/k", window=window)
+            fs.prefetch("b/k", window=size)
     assert cloud.asked() == []
 
 
@@ -395,7 +394,7 @@ def test_another_process_that_reads_moves_the_window(cloud, fork_server, fs):
 
 def test_who_skips_or_reads_out_of_order_does_not_stop_the_plan(cloud, fs, monkeypatch):
     paths = small_files(cloud, 40, size=100_000)
-    monkeypatch.setattr(distance, "STALL_S", 0.01)
+    monkeypatch.setattr(window, "STALL_S", 0.01)
     fs.find(cloud.path("d"))
     plan = fs.prefetch(paths, window="800KB")
     order = [0, 5, 3, 1, 9, 11, 10, 17, 24, 20, 31, 33, 39]
@@ -407,7 +406,7 @@ def test_who_skips_or_reads_out_of_order_does_not_stop_the_plan(cloud, fs, monke
 
 @pytest.mark.parametrize("is_list", [True, False])
 def test_a_reader_far_beyond_the_window_is_followed(cloud, fs, monkeypatch, is_list):
-    monkeypatch.setattr(distance, "STALL_S", 0.0)
+    monkeypatch.setattr(window, "STALL_S", 0.0)
     paths = small_files(cloud, 100)
     fs.find(cloud.path("d"))
     plan = fs.prefetch(paths if is_list else iter(paths), window="10KB")
@@ -483,7 +482,7 @@ def test_what_is_stored_while_it_is_looked_for_has_not_left_the_cache(origin, mo
     for i, path in enumerate(paths):
         origin.put(path, noise(100_000, i))
         fs.info(path)
-    has, write_all, forget_lost = BlockCache.has, disk.write_all, distance.Distance.forget_lost
+    has, write_all, forget_lost = BlockCache.has, disk.write_all, window.Distance.forget_lost
     looking, may_store = [], threading.Event()
 
     def look(self, coming):
@@ -505,7 +504,7 @@ def test_what_is_stored_while_it_is_looked_for_has_not_left_the_cache(origin, mo
 
     monkeypatch.setattr(disk, "write_all", late)
     monkeypatch.setattr(BlockCache, "has", stored_meanwhile)
-    monkeypatch.setattr(distance.Distance, "forget_lost", look)
+    monkeypatch.setattr(window.Distance, "forget_lost", look)
     plan = fs.prefetch(paths, window=1_000_000)
     until(lambda: plan.progress.bytes_fetched == 1_000_000)
     read(fs, paths[0], 0)
@@ -655,7 +654,7 @@ def test_a_child_of_a_fork_leaves_the_plan_to_its_parent(cloud, fs, monkeypatch)
                 plan.wait(1)
             assert plan.progress.items
             signal.alarm(120)  # who waited for the parent's thread would wait for an hour
-            monkeypatch.setattr("cachedfs.prefetch.END_S", 3600)
+            monkeypatch.setattr("cachedfs.prefetch.handle.END_S", 3600)
             plan.cancel()
             del plan
             gc.collect()
@@ -853,14 +852,14 @@ def test_folders_come_in_their_order_whichever_is_listed_first(origin, monkeypat
 
 
 def test_an_origin_that_is_away_is_waited_for_and_then_the_plan_ends(origin, monkeypatch, caplog):
-    monkeypatch.setattr(patience, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(outstanding, "PAUSE_S", (0.01, 0.01))
     fs = fake_fs(concurrency=1)
     for i in range(4):
         origin.put(f"b/{i}", b"1")
     origin.fail_with = {2: OriginAway("refused"), 3: OriginAway("refused")}
     assert fs.prefetch([f"b/{i}" for i in range(4)]).wait(120).items == 4
     assert "goes on when it answers" in caplog.text
-    monkeypatch.setattr(patience, "AWAY_S", 0.0)
+    monkeypatch.setattr(outstanding, "AWAY_S", 0.0)
     origin.fail_with = {n: OriginAway("refused") for n in range(len(origin.log), 1000)}
     with pytest.raises(OriginAway, match="refused"):
         fs.prefetch([f"b/x{i}" for i in range(4)]).wait(120)
@@ -869,7 +868,7 @@ def test_an_origin_that_is_away_is_waited_for_and_then_the_plan_ends(origin, mon
 
 @pytest.mark.parametrize("name", ["b/d", "b/d/*"])
 def test_a_folder_of_an_origin_that_is_away_is_waited_for_too(origin, monkeypatch, name):
-    monkeypatch.setattr(patience, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(outstanding, "PAUSE_S", (0.01, 0.01))
     names = [f"b/d/{i}" for i in range(4)]
     for each in [*names, "b/x"]:
         origin.put(each, b"1")
@@ -877,7 +876,7 @@ def test_a_folder_of_an_origin_that_is_away_is_waited_for_too(origin, monkeypatc
     progress = fake_fs(concurrency=1).prefetch([name, "b/x"]).wait(120)
     assert (progress.items, progress.items_total, progress.errors) == (5, 5, 0)
     assert {path for path, _ in reads(origin)} - {"b/d"} == {*names, "b/x"}
-    monkeypatch.setattr(patience, "AWAY_S", 0.0)
+    monkeypatch.setattr(outstanding, "AWAY_S", 0.0)
     forget()
     origin.fail_with = {n: OriginAway("refused") for n in range(len(origin.log), 1000)}
     plan = fake_fs(max_age=0, stale_if_error=False).prefetch([name, "b/x"])
@@ -888,8 +887,8 @@ def test_a_folder_of_an_origin_that_is_away_is_waited_for_too(origin, monkeypatc
 
 
 def test_folders_that_are_known_do_not_keep_a_plan_going_whose_origin_is_away(origin, monkeypatch):
-    monkeypatch.setattr(patience, "PAUSE_S", (0.01, 0.01))
-    monkeypatch.setattr(patience, "AWAY_S", 0.0)
+    monkeypatch.setattr(outstanding, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(outstanding, "AWAY_S", 0.0)
     fs = fake_fs(concurrency=1)
     for name in ("b/d/1", "b/x"):
         origin.put(name, b"1")
@@ -921,7 +920,7 @@ def test_failures_are_told_each_and_end_the_plan_when_they_are_many(origin):
 
 
 def test_a_plan_goes_on_at_once_when_another_answer_comes_in_the_pause(origin, monkeypatch):
-    monkeypatch.setattr(patience, "PAUSE_S", (3600.0, 3600.0))
+    monkeypatch.setattr(outstanding, "PAUSE_S", (3600.0, 3600.0))
     fs = fake_fs()
     names = [f"b/{i}" for i in range(4)]
     for name in names:

@@ -11,11 +11,11 @@ import pytest
 
 from cachedfs.cache import BlockCache
 from cachedfs.cache.handles import Handles
+from cachedfs.common.types import ObjectInfo, ObjectKey, Range
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginAway, OriginUnavailable
-from cachedfs.flights import Flight
-from cachedfs.model import ObjectInfo, ObjectKey, Range
-from cachedfs.plan.readahead import History, ahead
-from cachedfs.sent import SentAhead
+from cachedfs.fetch.inflight import Flight
+from cachedfs.readahead.object_history import SentAhead
+from cachedfs.readahead.sequential import History, ahead
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
 
@@ -152,7 +152,7 @@ def test_a_closed_handle_leaves_no_request_running(fs, origin):
 
 
 def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
-    monkeypatch.setattr("cachedfs.engine.BEHIND_BYTES", 2 * MiB)
+    monkeypatch.setattr("cachedfs.fetch.runtime.BEHIND_BYTES", 2 * MiB)
     let_go, put = threading.Event(), BlockCache.put
 
     def slow_put(self, *args, **kwargs):
@@ -421,7 +421,7 @@ def test_the_writer_survives_whatever_goes_wrong_behind_it(fs, origin, monkeypat
         raise OSError(37, "no locks available")
 
     monkeypatch.setattr("cachedfs.cache.disk.unlock_byte", broken)
-    monkeypatch.setattr("cachedfs.engine.BEHIND_BYTES", 2 * MiB)
+    monkeypatch.setattr("cachedfs.fetch.runtime.BEHIND_BYTES", 2 * MiB)
     for name in ("b/k", "b/l"):
         data = origin.put(name, noise(12 * MiB))
         assert fs.cat_file(name) == data
@@ -490,7 +490,7 @@ def test_who_waits_for_a_block_is_not_behind_the_disk_of_what_nobody_waits_for(f
         return put(cache, given, bounds, plan=plan)
 
     monkeypatch.setattr(BlockCache, "put", held)
-    monkeypatch.setattr("cachedfs.engine.BEHIND_BYTES", 16 * MiB)
+    monkeypatch.setattr("cachedfs.fetch.runtime.BEHIND_BYTES", 16 * MiB)
     origin.put("b/big", noise(64 * MiB))
     data = origin.put("b/other", noise(4 * MiB, 1))
     engine, got = fs._source.engine, []

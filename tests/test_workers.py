@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from cachedfs.workers import Workers
+from cachedfs.common.executor import Workers
 from tests.support import until
 
 

@@ -14,7 +14,6 @@ from cachedfs.cache.audit import Report
 from cachedfs.cache.block_rows import Held
 from cachedfs.cache.blocks import FORMAT, BadBlock, Handle
 from cachedfs.cache.budgets import Budgets, Record
-from cachedfs.cache.complaints import Complaints
 from cachedfs.cache.counts import Counts
 from cachedfs.cache.directory import layer_roots
 from cachedfs.cache.disk import Buffer, is_network
@@ -27,8 +26,9 @@ from cachedfs.cache.mapped import MappedFiles
 from cachedfs.cache.root import Root
 from cachedfs.cache.seats import Planned
 from cachedfs.cache.space import likely_allowance
+from cachedfs.common.logging import Complaints
+from cachedfs.common.types import BlockKey, Bounds, ObjectKey
 from cachedfs.errors import CacheError
-from cachedfs.model import BlockKey, Bounds, ObjectKey
 
 __all__ = [
     "FORMAT",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cachedfs.cache.schema import Recorded, blob_of, origin_of, text_of
-from cachedfs.model import ObjectKey
+from cachedfs.common.types import ObjectKey
 
 __all__ = ["BlockRow", "BlockRows", "Held", "LeaseRow"]
 

@@ -15,7 +15,7 @@ import zlib
 from cachedfs.cache import disk
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.pages import PAGE, checksums_of, wrong_page
-from cachedfs.model import BlockKey, ObjectKey
+from cachedfs.common.types import BlockKey, ObjectKey
 
 __all__ = [
     "FORMAT",

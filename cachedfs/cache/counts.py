@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from cachedfs.cache.budgets import Numbers, Record
-from cachedfs.model import Counted
+from cachedfs.common.types import Counted
 
 __all__ = ["Counts"]
 

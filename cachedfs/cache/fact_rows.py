@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cachedfs.cache.facts import Fact, Listing, Told, Watch, folder_of, hash_of, sealed, unsealed
 from cachedfs.cache.feed_rows import FeedRows
 from cachedfs.cache.schema import blob_of, origin_of, text_of
-from cachedfs.model import ObjectInfo
+from cachedfs.common.types import ObjectInfo
 
 __all__ = ["FactRows", "Sweep"]
 

@@ -8,7 +8,7 @@ import json
 import zlib
 from typing import Any, NamedTuple
 
-from cachedfs.model import ObjectInfo
+from cachedfs.common.types import ObjectInfo
 
 __all__ = [
     "Fact",

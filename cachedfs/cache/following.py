@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from cachedfs.cache.fact_rows import FactRows
 from cachedfs.cache.facts import Feed
-from cachedfs.model import Changes
+from cachedfs.common.types import Changes
 from cachedfs.plan.changes import overtaken
 
 __all__ = ["follow"]

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from cachedfs.cache import blocks, disk
 from cachedfs.cache.blocks import BadBlock, Handle
-from cachedfs.model import ObjectKey
+from cachedfs.common.types import ObjectKey
 
 __all__ = ["TOO_MANY_FILES", "Handles"]
 

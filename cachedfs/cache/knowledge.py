@@ -12,7 +12,7 @@ from cachedfs.cache.following import follow
 from cachedfs.cache.mapped import MappedFiles
 from cachedfs.cache.root import Root
 from cachedfs.cache.shared import Marks
-from cachedfs.model import Changes, ObjectInfo
+from cachedfs.common.types import Changes, ObjectInfo
 
 __all__ = ["Knowledge"]
 

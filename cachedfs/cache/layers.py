@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from cachedfs.cache import blocks, disk
 from cachedfs.cache.blocks import BadBlock, Handle
-from cachedfs.cache.complaints import Complaints
 from cachedfs.cache.handles import Handles
-from cachedfs.model import ObjectKey
+from cachedfs.common.logging import Complaints
+from cachedfs.common.types import ObjectKey
 
 __all__ = ["Layers"]
 

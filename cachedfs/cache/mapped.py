@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from cachedfs.cache.complaints import Complaints
 from cachedfs.cache.directory import Directory
 from cachedfs.cache.shared import Marks
 from cachedfs.cache.touches import Touches, touch_slots
+from cachedfs.common.logging import Complaints
 
 __all__ = ["MappedFiles"]
 

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from cachedfs.cache import leftovers
 from cachedfs.cache.claims import Claims
-from cachedfs.cache.complaints import Complaints
 from cachedfs.cache.directory import Directory, open_directory, readable_root
 from cachedfs.cache.handles import Handles
 from cachedfs.cache.index import TROUBLE, Index, Rows
 from cachedfs.cache.layers import Layers
 from cachedfs.cache.mapped import MappedFiles
 from cachedfs.cache.store import Store
+from cachedfs.common.logging import Complaints
 from cachedfs.errors import CacheError
 
 __all__ = ["Root"]

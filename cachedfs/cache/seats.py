@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from cachedfs.cache.claims import Claims
-from cachedfs.model import ObjectKey
+from cachedfs.common.types import ObjectKey
 
 __all__ = ["Planned", "Seats"]
 

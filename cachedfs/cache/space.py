@@ -17,7 +17,7 @@ from cachedfs.cache.directory import Directory
 from cachedfs.cache.handles import Handles
 from cachedfs.cache.seats import Planned, Seats
 from cachedfs.cache.touches import Touches
-from cachedfs.model import Bounds
+from cachedfs.common.types import Bounds
 from cachedfs.plan import admission
 from cachedfs.plan.admission import Candidate, Claimant
 

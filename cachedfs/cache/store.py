@@ -23,8 +23,8 @@ from cachedfs.cache.leases import Lease
 from cachedfs.cache.seats import Planned
 from cachedfs.cache.space import UNWRITTEN_S, Room, remove_dead_leases, wal_pages_of
 from cachedfs.cache.touches import Touches
+from cachedfs.common.types import BlockKey, Bounds, ObjectKey
 from cachedfs.errors import CacheError
-from cachedfs.model import BlockKey, Bounds, ObjectKey
 
 __all__ = ["Store"]
 

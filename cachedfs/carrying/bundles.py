@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cachedfs.carrying.frames import BadBundle, Unframer, framed
-from cachedfs.model import ObjectKey, Range
+from cachedfs.common.types import ObjectKey, Range
 
 __all__ = ["FORMAT", "HEADER", "Entry", "Layout", "cut", "entries_of", "layout_of", "runs"]
 

@@ -17,11 +17,11 @@ from cachedfs.carrying.bundles import HEADER, Entry, Layout, cut, layout_of
 from cachedfs.carrying.folder import Folder
 from cachedfs.carrying.frames import BadBundle, framed
 from cachedfs.carrying.knowledge import told_of
+from cachedfs.common.blocks import block_range
+from cachedfs.common.types import Exported, ObjectInfo
 from cachedfs.errors import CachedFSError, CacheError
-from cachedfs.facts import folder_of, key_of
-from cachedfs.model import Exported, ObjectInfo
-from cachedfs.plan.blocks import block_range
-from cachedfs.reader import Reader
+from cachedfs.fetch.metadata_cache import folder_of, key_of
+from cachedfs.read.reader import Reader
 
 __all__ = ["Export"]
 

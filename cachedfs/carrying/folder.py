@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 from cachedfs.carrying import manifest
 from cachedfs.carrying.frames import BadBundle
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import ObjectChanged, ObjectNotFound
-from cachedfs.model import ObjectInfo, Range
+from cachedfs.fetch.source import Source
 from cachedfs.origins import Reply
-from cachedfs.source import Source
 
 __all__ = ["Folder"]
 

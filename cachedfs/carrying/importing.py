@@ -16,13 +16,13 @@ from cachedfs.carrying.folder import Folder
 from cachedfs.carrying.frames import BadBundle, Unframer
 from cachedfs.carrying.knowledge import Adoption
 from cachedfs.carrying.manifest import Bundle, Manifest
+from cachedfs.common.types import BlockKey, Imported, ObjectInfo, ObjectKey, Range
 from cachedfs.config import Config
-from cachedfs.engine import Engine
 from cachedfs.errors import CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
-from cachedfs.feeds import WAIT_S, claim_of
-from cachedfs.model import BlockKey, Imported, ObjectInfo, ObjectKey, Range
+from cachedfs.fetch.runtime import Engine
+from cachedfs.metadata.change_feed import WAIT_S, claim_of
 from cachedfs.origins import Reply
-from cachedfs.reader import Reader
+from cachedfs.read.reader import Reader
 
 __all__ = ["Import"]
 

@@ -13,10 +13,10 @@ from typing import Any
 from cachedfs.cache import Fact, Feed, Knowledge, Listing, Told, Watch, decode_info, encode_info, hash_of
 from cachedfs.carrying.frames import BadBundle
 from cachedfs.carrying.manifest import LATEST_S
-from cachedfs.facts import folder_of
-from cachedfs.feeds import Feeds
-from cachedfs.model import ObjectInfo
-from cachedfs.source import Source
+from cachedfs.common.types import ObjectInfo
+from cachedfs.fetch.metadata_cache import folder_of
+from cachedfs.fetch.source import Source
+from cachedfs.metadata.change_feed import Feeds
 
 __all__ = ["Adoption", "age_kept", "told_of"]
 

@@ -7,9 +7,9 @@ import math
 
 from rich.filesize import decimal
 
-from cachedfs.model import Counted
-from cachedfs.words import counted as number_of
-from cachedfs.words import per_cent
+from cachedfs.common.text import counted as number_of
+from cachedfs.common.text import per_cent
+from cachedfs.common.types import Counted
 
 __all__ = ["MANY", "Seen", "bounds", "settings", "use"]
 

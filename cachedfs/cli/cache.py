@@ -32,7 +32,7 @@ def config_of(given: Given) -> Config:
 
 
 def cache_of(config: Config) -> BlockCache:
-    from cachedfs.engines import engine_for
+    from cachedfs.fetch.runtimes import engine_for
 
     return engine_for(config).cache
 

@@ -19,7 +19,7 @@ from cachedfs.cli.shared import Copying, Urls, command, url_argument
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
-    from cachedfs.model import Exported, Imported
+    from cachedfs.common.types import Exported, Imported
 
 __all__ = ["export", "import_"]
 

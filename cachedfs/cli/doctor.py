@@ -37,9 +37,9 @@ from cachedfs.cli.output import (
 from cachedfs.cli.places import place_of
 from cachedfs.cli.shared import command, url_argument
 from cachedfs.cli.stats import bytes_of, contents, said
+from cachedfs.common.executor import Workers
+from cachedfs.common.text import counted
 from cachedfs.errors import CacheError
-from cachedfs.words import counted
-from cachedfs.workers import Workers
 
 if TYPE_CHECKING:
     from cachedfs.cache import BlockCache

@@ -19,7 +19,7 @@ from cachedfs.cli.given import Given
 from cachedfs.cli.output import print_summary
 from cachedfs.cli.places import ABOUT_ONE, Place, place_of
 from cachedfs.cli.shared import Copying, Urls, argument, command
-from cachedfs.words import counted
+from cachedfs.common.text import counted
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem

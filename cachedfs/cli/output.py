@@ -178,8 +178,8 @@ def running(given: Given) -> Iterator[None]:
         with told_in_one_line(given.debug):
             yield
             sys.stdout.flush()
-            if "cachedfs.engines" in sys.modules:
-                sys.modules["cachedfs.engines"].settle()  # while what it warns of is a line of ours
+            if "cachedfs.fetch.runtimes" in sys.modules:
+                sys.modules["cachedfs.fetch.runtimes"].settle()  # while what it warns of is a line of ours
     except (typer.Exit, typer.BadParameter):
         raise
     except typer.Abort as answer:

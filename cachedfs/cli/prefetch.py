@@ -15,11 +15,11 @@ from cachedfs.cli.given import Given
 from cachedfs.cli.output import print_summary, say
 from cachedfs.cli.places import Place, place_of
 from cachedfs.cli.shared import Urls, command
+from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError
-from cachedfs.words import counted
 
 if TYPE_CHECKING:
-    from cachedfs.prefetch import Prefetch, Progress
+    from cachedfs.prefetch.handle import Prefetch, Progress
 
 __all__ = ["prefetch"]
 

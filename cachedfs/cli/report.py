@@ -12,7 +12,7 @@ from cachedfs.cli.cache import cache_of, config_of
 from cachedfs.cli.given import Given
 from cachedfs.cli.output import print_json, say
 from cachedfs.cli.shared import argument, command, option
-from cachedfs.events import VARIABLE, log_events
+from cachedfs.common.event_log import VARIABLE, log_events
 
 if TYPE_CHECKING:
     from cachedfs.report import Summary

@@ -21,14 +21,14 @@ from cachedfs.cli.cache import cache_of, config_of
 from cachedfs.cli.given import Given
 from cachedfs.cli.output import NARROW, busy, cell, is_narrow, plain_table, print_json, print_table
 from cachedfs.cli.shared import command, option
+from cachedfs.common.text import counted as number_of
+from cachedfs.common.text import per_cent
 from cachedfs.config import Config
 from cachedfs.errors import CacheError
-from cachedfs.words import counted as number_of
-from cachedfs.words import per_cent
 
 if TYPE_CHECKING:
     from cachedfs.cache import BlockCache, Held
-    from cachedfs.model import Counted
+    from cachedfs.common.types import Counted
 
 __all__ = ["contents", "said", "stats"]
 

@@ -14,7 +14,7 @@ from cachedfs.cli.places import Place, at_each
 from cachedfs.cli.shared import Urls, command
 
 if TYPE_CHECKING:
-    from cachedfs.model import Verified
+    from cachedfs.common.types import Verified
 
 __all__ = ["verify"]
 

@@ -13,7 +13,7 @@ import numcodecs.zstd
 import numpy as np
 import numpy.typing as npt
 
-from cachedfs.checksums import crc32c_of
+from cachedfs.common.checksums import crc32c_of
 
 __all__ = ["Crc32c", "Decoder", "stated_size"]
 

@@ -20,7 +20,7 @@ from cachedfs.datasets.parts import Part, parts_of
 from cachedfs.datasets.pool import Kept, Pool, in_threads
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.hits import versions_read
+from cachedfs.read.cached_reads import versions_read
 
 __all__ = ["Direct"]
 

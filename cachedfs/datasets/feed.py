@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NamedTuple
 
-from cachedfs.workers import Workers
+from cachedfs.common.executor import Workers
 
 __all__ = ["Bounds", "Feed", "Made", "may_begin"]
 

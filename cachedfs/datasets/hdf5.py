@@ -22,8 +22,8 @@ from cachedfs.datasets.base import Item, Samples, once_each
 from cachedfs.datasets.clock import reading
 from cachedfs.datasets.unreadable import elsewhere, unreadable
 from cachedfs.errors import ObjectChanged
-from cachedfs.file import CachedFile
-from cachedfs.hits import versions_read
+from cachedfs.filesystem.file import CachedFile
+from cachedfs.read.cached_reads import versions_read
 
 __all__ = ["HDF5Dataset"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from cachedfs.common.types import LinkStats, Stats
 from cachedfs.datasets.report import Fetched
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.model import LinkStats, Stats
 
 __all__ = ["Meter"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cachedfs.common.text import columns, seconds, shown
 from cachedfs.datasets.timings import Timing
-from cachedfs.tables import shown
-from cachedfs.words import columns, seconds
 
 __all__ = ["page", "picture"]
 

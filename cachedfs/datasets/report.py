@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cachedfs.common.text import bars, counted, per_cent, seconds, size
 from cachedfs.datasets.picture import page
 from cachedfs.datasets.timings import Timing, Timings
-from cachedfs.words import bars, counted, per_cent, seconds, size
 
 __all__ = ["Fetched", "Measured", "Report", "report_of"]
 

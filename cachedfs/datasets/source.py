@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, Subset, default_collate
 
 from cachedfs.datasets.base import Item, Samples, naming
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.habits import as_declared
+from cachedfs.readahead.object_history import as_declared
 
 __all__ = ["Collate", "Source"]
 

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from fsspec.config import conf
 
-from cachedfs.imports import importing
-from cachedfs.model import ObjectInfo
+from cachedfs.common.optional_imports import importing
+from cachedfs.common.types import ObjectInfo
 from cachedfs.origins.base import Alone, Origin, Reply
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from cachedfs.model import Changes, ObjectInfo, Range, Suffix
+from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 
 __all__ = ["Alone", "Origin", "Reply", "clipped", "describe", "subject_of"]
 

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cachedfs.common.optional_imports import importing
+from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound
-from cachedfs.imports import importing
-from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
 from cachedfs.origins.base import describe, subject_of
 from cachedfs.origins.failures import mapped

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound, SignInRefused
-from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import clipped
 from cachedfs.origins.google import error_of, trouble_of
 from cachedfs.origins.ranges import content_range, number, range_header
@@ -201,7 +201,7 @@ def bucket_info(resource: Mapping[str, Any]) -> ObjectInfo:
 def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[ObjectInfo]:
     """Yield what one page of a listing of `prefix` says; an empty object "d/" is the folder d, made by hand.
 
-    A folder without a name, as there is one in `a` where there is `a//b`, is `a/`: see `cachedfs.listings`.
+    A folder without a name, as there is one in `a` where there is `a//b`, is `a/`: see `cachedfs.metadata.listings`.
     """
     for name in page.get("prefixes", ()):
         yield folder_info(f"{bucket}/{name.removesuffix('/')}")

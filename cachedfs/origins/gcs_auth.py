@@ -13,7 +13,7 @@ from typing import Any
 
 from fsspec.config import conf
 
-from cachedfs.imports import importing
+from cachedfs.common.optional_imports import importing
 from cachedfs.origins.failures import without_secrets
 from cachedfs.origins.google import token_server_away
 from cachedfs.origins.inner import make_private, without_listing_cache

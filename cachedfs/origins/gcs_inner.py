@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from gcsfs.core import GCSFileSystem
 from requests.exceptions import ProxyError
 
-from cachedfs.checksums import Running, Stated, has_crc32c, stated_of
+from cachedfs.common.checksums import Running, Stated, has_crc32c, stated_of
 from cachedfs.origins import gcs_api as api
 from cachedfs.origins.http import other_host
 from cachedfs.origins.retry import foreign

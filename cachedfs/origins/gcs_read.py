@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from cachedfs.checksums import stated_of
+from cachedfs.common.checksums import stated_of
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
-from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
 from cachedfs.origins.base import Reply
 from cachedfs.origins.resumed import BehindTheEnd, ResumedRead, reaches

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
-from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Reply, clipped, describe, subject_of
 from cachedfs.origins.failures import mapped
 from cachedfs.origins.inner import Once, close_session, invoke, make_filesystem

@@ -12,7 +12,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.dircache import DirCache
 from fsspec.spec import AbstractFileSystem
 
-from cachedfs.imports import importing, preload
+from cachedfs.common.optional_imports import importing, preload
 
 __all__ = ["Once", "close_session", "invoke", "make_filesystem", "make_private", "without_listing_cache"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cachedfs.model import Range, Suffix
+from cachedfs.common.types import Range, Suffix
 
 __all__ = ["content_range", "number", "range_header"]
 

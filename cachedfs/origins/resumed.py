@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from cachedfs.checksums import Running, Stated
-from cachedfs.model import ObjectInfo, Range, Suffix
+from cachedfs.common.checksums import Running, Stated
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Reply, describe
 from cachedfs.origins.failures import mapped
 from cachedfs.origins.retry import Failed, Trouble

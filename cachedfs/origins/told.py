@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cachedfs import events
-from cachedfs.logs import public_url
+from cachedfs.common import event_log
+from cachedfs.common.logging import public_url
 from cachedfs.origins.slots import is_ahead
 
 __all__ = ["Told", "telling"]
@@ -38,7 +38,7 @@ class Told:
         self._is_over = True
         if error is not None and self._wait_s is None:
             self.status = type(error.__cause__ or error).__name__
-        log = events.current()
+        log = event_log.current()
         if log is None and not logger.isEnabledFor(logging.DEBUG):
             return
         took_s = time.monotonic() - self._began

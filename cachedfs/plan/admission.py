@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from cachedfs.model import Bounds
+from cachedfs.common.types import Bounds
 
 __all__ = [
     "Candidate",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cachedfs.model import ObjectInfo
+from cachedfs.common.types import ObjectInfo
 
 __all__ = ["overtaken"]
 

@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cachedfs.common.text import per_cent, seconds, size
 from cachedfs.report.summary import Summary
-from cachedfs.words import per_cent, seconds, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

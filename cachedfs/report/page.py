@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from cachedfs.common.text import counted, seconds, size
 from cachedfs.report.drawing import BACKGROUND, INK, Picture
 from cachedfs.report.summary import Summary
-from cachedfs.words import counted, seconds, size
 
 __all__ = ["page"]
 

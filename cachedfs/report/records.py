@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cachedfs.events import FORMAT
+from cachedfs.common.event_log import FORMAT
 
 __all__ = ["COUNTS", "Records", "Request", "Sample", "Wait", "parsed", "read"]
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from cachedfs.common.text import counted, per_cent, seconds, size
 from cachedfs.report.records import COUNTS, Records
-from cachedfs.words import counted, per_cent, seconds, size
 
 __all__ = ["Bins", "Span", "Summary", "Waited", "both", "by_folder", "merged", "outside", "summary_of"]
 

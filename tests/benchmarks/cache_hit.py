@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from cachedfs.cache import BlockCache, Fact
-from cachedfs.model import Bounds, ObjectInfo, ObjectKey
+from cachedfs.common.types import Bounds, ObjectInfo, ObjectKey
 
 MIB = 1 << 20
 BOUNDS = Bounds(size=2 << 30, keep_free=0)

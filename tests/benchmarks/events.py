@@ -19,7 +19,7 @@ from cachedfs.sim import GCSServer
 
 WORKER = """
 import json, sys, threading, time
-from cachedfs.events import Log
+from cachedfs.common.event_log import Log
 from cachedfs.filesystem import CachedGCSFileSystem
 from cachedfs import engines
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from cachedfs.cache import BlockCache
-from cachedfs.model import Bounds, ObjectKey
+from cachedfs.common.types import Bounds, ObjectKey
 
 BLOCK = 64 << 10
 PAGE = 64 << 10

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cachedfs.cache import BlockCache, Fact, Watch, database, disk
+from cachedfs.common.types import Bounds, Change, Changes, ObjectInfo, ObjectKey
 from cachedfs.errors import CacheError
-from cachedfs.flights import Flight
-from cachedfs.model import Bounds, Change, Changes, ObjectInfo, ObjectKey
-from cachedfs.writebehind import Arrived, WriteBehind
+from cachedfs.fetch.cache_writer import Arrived, WriteBehind
+from cachedfs.fetch.inflight import Flight
 from tests.cache.helpers import BLOCK, content, disk_usage, file_of, flip, key_of, put, room_for, whole
 from tests.support import until
 

@@ -10,7 +10,7 @@ import pytest
 
 from cachedfs.cache import BlockCache
 from cachedfs.cache.touches import Touches
-from cachedfs.model import Bounds
+from cachedfs.common.types import Bounds
 from cachedfs.plan import admission
 from cachedfs.plan.admission import Claimant
 from tests.cache.helpers import start

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cachedfs.cache import disk
-from cachedfs.model import Bounds
+from cachedfs.common.types import Bounds
 from tests.cache.helpers import content, file_of, flip, key_of, put, whole
 from tests.support import until
 

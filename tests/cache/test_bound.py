@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from cachedfs.cache import database, disk, store
+from cachedfs.common.types import Bounds
 from cachedfs.errors import CacheError
-from cachedfs.model import Bounds
 from tests.cache.helpers import AMPLE, BLOCK, content, disk_usage, key_of, put, room_for, whole
 from tests.support import MiB, until
 

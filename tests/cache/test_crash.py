@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cachedfs.cache import BlockCache
+from cachedfs.common.types import Bounds
 from cachedfs.errors import CacheError
-from cachedfs.model import Bounds
 from tests.cache.helpers import AMPLE, content, disk_usage, whole
 from tests.cache.kills import N_OLD, NEW, OLD, OPERATIONS, Step, put_after_noticing
 from tests.support import tally

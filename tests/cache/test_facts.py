@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cachedfs.cache import BlockCache, Fact, fact_rows
 from cachedfs.cache.facts import decode_info, encode_info
+from cachedfs.common.types import BlockKey, Bounds, ObjectInfo, ObjectKey
 from cachedfs.errors import CacheError
-from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey
 
 ORIGIN, NOW = "gs://test", 1_700_000_000.0
 

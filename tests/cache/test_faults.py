@@ -15,8 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from cachedfs.cache import BlockCache, Fact, blocks, claims, database, disk
+from cachedfs.common.types import Bounds, ObjectInfo
 from cachedfs.errors import CacheError
-from cachedfs.model import Bounds, ObjectInfo
 from tests.cache.helpers import BLOCK, content, file_of, flip, key_of, put, whole
 
 E = errno

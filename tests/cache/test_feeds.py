@@ -3,7 +3,7 @@
 import pytest
 
 from cachedfs.cache import Fact, Watch, hash_of
-from cachedfs.model import Change, Changes, ObjectInfo
+from cachedfs.common.types import Change, Changes, ObjectInfo
 
 ORIGIN, NOW = "drive|test|auth", 1_000_000.0
 FOLDER = ObjectInfo("My Drive/d", "directory", id="D")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cachedfs.cache import blocks
 from cachedfs.cache.blocks import BadBlock
-from cachedfs.model import ObjectKey
+from cachedfs.common.types import ObjectKey
 from tests.cache.helpers import AMPLE, BLOCK, PAGE, content, file_of, flip, key_of, put, whole
 
 

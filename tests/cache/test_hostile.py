@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cachedfs.cache import FORMAT, Fact
+from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CacheError
-from cachedfs.model import ObjectInfo
 from tests.cache.helpers import AMPLE, content, file_of, finish, key_of, put, start, whole
 
 ORIGIN, NOW = "gs://test", 1.7e9

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from cachedfs.cache import BlockCache
+from cachedfs.common.types import Bounds
 from cachedfs.errors import CacheError
-from cachedfs.model import Bounds
 from tests.cache.helpers import content, disk_usage, finish, flip, key_of, put, start
 
 SIZE = 3 * 65536 + 100  # bytes of a block: four pages, the last one short
@@ -31,7 +31,7 @@ here = st.integers(0, 1)
 
 OTHER = """
 import json
-from cachedfs.model import Bounds
+from cachedfs.common.types import Bounds
 from cachedfs.errors import CacheError
 from tests.cache.test_model import BOUNDS, KEYS
 for line in sys.stdin:

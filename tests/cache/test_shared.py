@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cachedfs.cache import claims, disk
 from cachedfs.cache.shared import Marks
 from cachedfs.cache.touches import Touches, Use, touch_slots
-from cachedfs.model import Bounds
+from cachedfs.common.types import Bounds
 from tests.cache.helpers import finish, key_of, put, start
 from tests.support import until
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from cachedfs.cache import BlockCache, Fact, block_rows
-from cachedfs.model import Bounds, ObjectInfo, ObjectKey
+from cachedfs.common.types import Bounds, ObjectInfo, ObjectKey
 from tests.cache.helpers import put
 
 BLOCK = 1 << 20

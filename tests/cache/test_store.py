@@ -13,8 +13,8 @@ import pytest
 
 from cachedfs.cache import disk
 from cachedfs.cache.space import wal_pages_of
+from cachedfs.common.types import Bounds
 from cachedfs.errors import CacheError
-from cachedfs.model import Bounds
 from tests.cache.helpers import (
     AMPLE,
     BLOCK,
@@ -484,7 +484,7 @@ def test_a_block_that_loses_its_row_while_it_is_written_is_counted_again(
 
 
 DIES_WITH_A_LEASE = (
-    "from cachedfs.model import Bounds\n"
+    "from cachedfs.common.types import Bounds\n"
     "cache = BlockCache([sys.argv[1]], explicit=True)\n"
     "lease = cache.lease(int(sys.argv[2]), Bounds(int(sys.argv[3]), 0))\n"
     "print('leased', flush=True)\nsys.stdin.readline()\n"

@@ -23,8 +23,8 @@ from cachedfs.carrying import bundles, frames, importing, manifest
 from cachedfs.carrying import knowledge as carried_knowledge
 from cachedfs.carrying.frames import BadBundle, Unframer, framed
 from cachedfs.carrying.knowledge import Adoption, age_kept
+from cachedfs.common.types import ObjectKey
 from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound, OriginUnavailable
-from cachedfs.model import ObjectKey
 from tests.cache.helpers import flip
 from tests.support import KiB, MiB, forget, noise, tally, until
 

@@ -26,11 +26,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cachedfs import engines, log_events
+from cachedfs import log_events
 from cachedfs.cli import commands, get, main, output, places, reading, simulated
 from cachedfs.cli.given import Given
 from cachedfs.cli.pack import naming
-from cachedfs.localfiles import filled
+from cachedfs.common.atomic_files import filled
+from cachedfs.fetch import runtimes
 from cachedfs.origins.retry import Policy
 from cachedfs.sim import Fault, GCSServer
 from tests.cache.helpers import flip
@@ -130,7 +131,7 @@ def interrupted(when, *arguments):
         is_over.set()
         thread.join()
     assert result.stdout == ""
-    engines._close_all()  # as the end of the process does
+    runtimes._close_all()  # as the end of the process does
     return result.stderr
 
 
@@ -1270,7 +1271,7 @@ def test_what_storing_warns_of_at_the_end_is_a_line_as_the_others(cloud, monkeyp
         logging.getLogger("cachedfs.cache").warning("blocks are not cached")
 
     cloud.put("key", b"1")
-    monkeypatch.setattr("cachedfs.engine.Engine.drain", late)
+    monkeypatch.setattr("cachedfs.fetch.runtime.Engine.drain", late)
     assert run("cat", cloud.url("key", "gs://")).stderr == "cachedfs: warning: blocks are not cached\n"
 
 

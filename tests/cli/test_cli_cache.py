@@ -20,7 +20,7 @@ import pytest
 from cachedfs.cache import BlockCache, Held
 from cachedfs.cli import advice, completion, main
 from cachedfs.cli.stats import folders_of, said_of_counts
-from cachedfs.model import Counted
+from cachedfs.common.types import Counted
 from cachedfs.sim import Fault
 from tests.cli.test_cli import in_terminal, interrupted, json_of, run, start
 from tests.support import MiB, forget, noise

@@ -15,12 +15,12 @@ import fsspec
 import pytest
 import zarr
 
-from cachedfs import filesystem
 from cachedfs.cache import Knowledge
-from cachedfs.engine import Engine
 from cachedfs.errors import ObjectChanged
-from cachedfs.facts import Facts
-from cachedfs.flights import Flight
+from cachedfs.fetch.inflight import Flight
+from cachedfs.fetch.metadata_cache import Facts
+from cachedfs.fetch.runtime import Engine
+from cachedfs.filesystem import filesystem
 from cachedfs.origins.retry import Tries
 from cachedfs.sim import GCSServer
 from tests.fakes import FakeOrigin

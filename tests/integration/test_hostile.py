@@ -16,9 +16,9 @@ import fsspec
 import pytest
 from google.oauth2.credentials import Credentials
 
-from cachedfs import engine
 from cachedfs.cache import database, disk
 from cachedfs.errors import CacheError
+from cachedfs.fetch import runtime
 from cachedfs.sim import Fault
 from tests.cache.test_faults import CASES, FALLIBLE, Faults
 from tests.cache.test_store import cut_index, damage_index, delete_index, index_of_the_future, truncate_index
@@ -81,7 +81,7 @@ def test_reads_succeed_where_no_thread_can_be_started_to_store_and_blocks_are_ke
 ):
     """More than may wait to be stored: nobody waits for room that nobody makes."""
     data = origin.put("b/long", noise(5 * MiB + 5))
-    monkeypatch.setattr(engine, "BEHIND_BYTES", MiB)
+    monkeypatch.setattr(runtime, "BEHIND_BYTES", MiB)
     start = threading.Thread.start
 
     def refused(thread):
@@ -348,7 +348,7 @@ def test_accounts_of_different_identity_never_see_each_other_s_bytes(own_cache, 
         fake.on_request = on_request
         return fake
 
-    monkeypatch.setattr(engine, "open_origin", open_origin)
+    monkeypatch.setattr(runtime, "open_origin", open_origin)
     theirs = {}
     for name in ("one", "two"):
         origins[name] = FakeOrigin()

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cachedfs.engine import Engine
 from cachedfs.errors import CachedFSError, ObjectChanged, OriginAway, OriginUnavailable
+from cachedfs.fetch.runtime import Engine
 from tests.cache.helpers import flip
 from tests.fakes import FakeOrigin
 from tests.support import KiB, forget

@@ -23,7 +23,6 @@ import fsspec
 import gcsfs.retry
 import pytest
 
-from cachedfs import engines
 from cachedfs.cache import BlockCache
 from cachedfs.errors import (
     AccessDenied,
@@ -34,6 +33,7 @@ from cachedfs.errors import (
     OriginAway,
     OriginUnavailable,
 )
+from cachedfs.fetch import runtimes
 from cachedfs.origins.retry import Policy
 from cachedfs.plan import quota
 from cachedfs.sim import Fault
@@ -418,7 +418,7 @@ def claimed(monkeypatch):
 def policy(monkeypatch):
     """The patience of origins that are made from now on; those of gcsfs itself wait for nothing."""
     # A handle that reads no more ends its request soon.
-    monkeypatch.setattr("cachedfs.fetcher.PATIENCE_S", 0.02)
+    monkeypatch.setattr("cachedfs.fetch.fetcher.PATIENCE_S", 0.02)
     given = {"base_s": 0.001, "cap_s": 0.001, "stall_s": 10.0, "connect_s": 10.0}
     # Or what a busy machine holds up for two seconds is sent a second time.
     given |= {"hedge_least_s": 60.0, "hedge_early_s": 60.0}
@@ -451,7 +451,7 @@ def outcome(act: Callable[[], Any]) -> Any:
 
 def await_quiet(claimed: set[int]) -> None:
     """Wait until nothing is under way, waited for, claimed, or to be sent later; fails when that does not end."""
-    (engine,) = engines._engines.values()
+    (engine,) = runtimes._engines.values()
 
     async def is_quiet() -> bool:  # on the loop: what is sent is never seen in neither place
         # What is read ahead waits while an origin has nothing to spare, as after many refusals.
@@ -493,7 +493,9 @@ class Cell:
         self.server.reset()
         self._inject()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cachedfs.fetcher.PATIENCE_S", HANGS_S)  # who is slow reads on: the machine is busy
+            patch.setattr(
+                "cachedfs.fetch.fetcher.PATIENCE_S", HANGS_S
+            )  # who is slow reads on: the machine is busy
             got = outcome(lambda: self.told.act(self))
         if self.moment == "handle":
             self.handle.close()

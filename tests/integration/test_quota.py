@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import fsspec
 import pytest
 
+from cachedfs.common.types import Range
 from cachedfs.errors import QuotaExceeded
-from cachedfs.model import Range
 from cachedfs.sim import DriveServer, Fault
 from cachedfs.sim.network import Delay, Profile
 from cachedfs.sim.quota import QUOTAS

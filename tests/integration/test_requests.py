@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from cachedfs.plan import freshness
+from cachedfs.fetch import source
 from cachedfs.sim import Fault, GCSServer
 from tests.support import AGE_S, Cloud, KiB, MiB, forget, noise
 
@@ -209,7 +209,7 @@ def test_read_parquet_costs_the_look_and_the_object(cloud):
 def test_open_zarr_asks_each_question_once_and_none_after_a_restart(
     cloud, tmp_path, monkeypatch, zarr_format, consolidated, opening
 ):
-    monkeypatch.setattr(freshness, "ABSENCE_S", AGE_S)  # a busy machine may take longer than ten seconds
+    monkeypatch.setattr(source, "ABSENCE_S", AGE_S)  # a busy machine may take longer than ten seconds
     data_set().to_zarr(tmp_path / "c.zarr", zarr_format=zarr_format, consolidated=consolidated)
     for path in (tmp_path / "c.zarr").rglob("*"):
         if path.is_file():

@@ -11,7 +11,7 @@ import types
 import fsspec
 import pytest
 
-from cachedfs.reader import Reader
+from cachedfs.read.reader import Reader
 from cachedfs.sim import Delay, Fault, GCSServer, Profile
 from tests.support import Cloud, KiB, MiB, noise, until
 
@@ -244,7 +244,7 @@ def test_when_the_process_that_fetches_is_killed_the_others_go_on(own_cache, mon
 
 SLOW = """
 import fsspec, sys, time
-from cachedfs.model import BlockKey, Bounds
+from cachedfs.common.types import BlockKey, Bounds
 fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=1 << 20)
 path, engine, data = sys.argv[1], fs._source.engine, open(sys.argv[2], "rb").read()
 key = fs._source.key(fs._source.known(path))
@@ -273,9 +273,9 @@ def test_what_another_process_fetches_slowly_is_waited_for_as_long_as_something_
         return found
 
     monkeypatch.setattr(Reader, "_take_cached", noting)
-    monkeypatch.setattr("cachedfs.reader.OVERDUE_S", 1000)
+    monkeypatch.setattr("cachedfs.read.reader.OVERDUE_S", 1000)
     shifted = types.SimpleNamespace(monotonic=lambda: time.monotonic() + later_s[0])
-    monkeypatch.setattr("cachedfs.reader.time", shifted)
+    monkeypatch.setattr("cachedfs.read.reader.time", shifted)
     path, data = cloud.path("slow"), cloud.put("slow", noise(4 * MiB))
     (tmp_path / "data").write_bytes(data)
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=MiB)
@@ -297,7 +297,7 @@ def test_what_another_process_fetches_slowly_is_waited_for_as_long_as_something_
 STOPPED = """
 import sys
 import fsspec
-from cachedfs.model import ObjectKey
+from cachedfs.common.types import ObjectKey
 fs = fsspec.filesystem("cachedfs", target_protocol="gs")
 sys.stdin.readline()
 hashes = []

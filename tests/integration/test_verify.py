@@ -12,15 +12,16 @@ from collections.abc import Callable
 import fsspec
 import pytest
 
-from cachedfs import arrivals, checksums
 from cachedfs.cache import BlockCache, blocks
+from cachedfs.common import checksums
+from cachedfs.common.types import BlockKey, Bounds, ObjectInfo, ObjectKey, Verified
 from cachedfs.errors import ObjectNotFound, OriginUnavailable
-from cachedfs.flights import Flight
-from cachedfs.model import BlockKey, Bounds, ObjectInfo, ObjectKey, Verified
+from cachedfs.fetch import integrity
+from cachedfs.fetch.cache_writer import Arrived, WriteBehind
+from cachedfs.fetch.inflight import Flight
 from cachedfs.origins import retry
 from cachedfs.origins.gcs_api import media_url
 from cachedfs.sim import Fault
-from cachedfs.writebehind import Arrived, WriteBehind
 from tests.cache.helpers import flip
 from tests.support import KiB, MiB, forget, noise
 
@@ -336,14 +337,14 @@ def test_a_handle_whose_last_bytes_came_ahead_of_it_learns_that_all_of_them_are_
     cloud.put("large", noise(24 * MiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     cloud.server.fail(Fault(kind="media", key="large", flip=100, times=None))
-    landed, is_whole = arrivals.Arrivals.landed, threading.Event()
+    landed, is_whole = integrity.Arrivals.landed, threading.Event()
 
     def noting(*args):
         if (found := landed(*args)) is not None:
             is_whole.set()
         return found
 
-    monkeypatch.setattr(arrivals.Arrivals, "landed", noting)
+    monkeypatch.setattr(integrity.Arrivals, "landed", noting)
 
     def read_slowly(file):
         assert len(file.read(16 * MiB)) == 16 * MiB
@@ -404,8 +405,8 @@ def test_an_object_that_comes_in_parts_is_compared_when_its_last_part_came(cloud
 
 
 def test_what_is_remembered_of_arrivals_is_bounded(monkeypatch):
-    monkeypatch.setattr(arrivals, "MOST", 10)
-    found = arrivals.Arrivals()
+    monkeypatch.setattr(integrity, "MOST_STREAMED", 10)
+    found = integrity.Arrivals()
     for number in range(100):
         info = ObjectInfo(f"x{number}", size=40 * KiB, details={"crc32c": "AAAAAA=="})
         key = ObjectKey("id", info.path, "1", 10 * KiB)
@@ -427,7 +428,7 @@ def test_blocks_are_added_up_from_pieces_of_any_size(start):
     info = ObjectInfo("x", size=57)
     for step in (1, 3, 10, 29, 57):
         landed.clear()
-        passing = arrivals.Passing(Found(), ObjectKey("id", "x", "1", 10), info, start)
+        passing = integrity.Passing(Found(), ObjectKey("id", "x", "1", 10), info, start)
         for at in range(start, 57, step):
             assert passing.add(data[at : at + step]) is None
         first = -(-start // 10)

@@ -13,8 +13,8 @@ import fsspec.config
 import psutil
 import pytest
 
-from cachedfs.file import CachedFile
-from cachedfs.written import WrittenFile
+from cachedfs.filesystem.file import CachedFile
+from cachedfs.filesystem.write_file import WrittenFile
 from tests.support import AGE_S, NAMES, Place, forget, until
 
 HERE = pathlib.Path(__file__).parent

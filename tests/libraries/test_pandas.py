@@ -7,7 +7,7 @@ import fsspec
 import pandas as pd
 import pytest
 
-from cachedfs import written
+from cachedfs.filesystem import write_file
 from tests.libraries.data import ROWS
 
 
@@ -43,7 +43,7 @@ def test_csv_is_compressed_as_it_is_told(place):
 
 @pytest.mark.parametrize("place", ["cachedfs::gs://", "cachedfs::drive://"], indirect=True)
 def test_suffix_of_a_chained_url_is_not_seen(place, caplog, monkeypatch):
-    monkeypatch.setattr(written, "_warned", set())
+    monkeypatch.setattr(write_file, "_warned", set())
     url = place.url("a.csv.gz")
     ROWS.to_csv(url, index=False, compression="gzip")
     with pytest.raises(UnicodeDecodeError):

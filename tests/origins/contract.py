@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged, ObjectNotFound
-from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins import Origin
 
 CONCURRENCY = 3

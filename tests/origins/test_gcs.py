@@ -39,7 +39,8 @@ from google.auth.credentials import AnonymousCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs import checksums
+from cachedfs.common import checksums
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import (
     AccessDenied,
     IsAFolder,
@@ -49,7 +50,6 @@ from cachedfs.errors import (
     OriginUnavailable,
     SignInRefused,
 )
-from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins import gcs_api as api
 from cachedfs.origins import identity_of, open_origin, tokens
 from cachedfs.origins.gcs import GCSOrigin

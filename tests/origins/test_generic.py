@@ -15,8 +15,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from cachedfs.common.types import Range
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
-from cachedfs.model import Range
 from cachedfs.origins import identity_of, open_origin
 from cachedfs.origins.failures import translate
 from cachedfs.origins.generic import GenericOrigin, fingerprint, jsonable

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.model import Bounds
+from cachedfs.common.types import Bounds
 from cachedfs.plan.admission import (
     Candidate,
     Claimant,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.model import Range
-from cachedfs.plan.blocks import align, beginning, block_range, clip, covering, merge
+from cachedfs.common.blocks import align, beginning, block_range, clip, covering, merge
+from cachedfs.common.types import Range
 
 sizes = st.integers(0, 5000)
 block_sizes = st.integers(1, 700)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cachedfs.model import ObjectInfo
+from cachedfs.common.types import ObjectInfo
 from cachedfs.plan.changes import overtaken
 
 FILE = ObjectInfo("d/x", size=3, fingerprint="1", id="X", details={"modified": 1})

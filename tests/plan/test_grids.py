@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.plan.grids import Grid, Numbered, grids_in, numbered
+from cachedfs.readahead.chunk_grid import Grid, Numbered, grids_in, numbered
 
 V3 = {
     "zarr_format": 3, "node_type": "array", "shape": [10, 256, 30], "data_type": "float32",

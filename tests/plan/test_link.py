@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from cachedfs.plan.link import COURTESY, FEWEST, Link, Timed
+from cachedfs.fetch.fetch_queue import COURTESY, FEWEST, Link, Timed
 from cachedfs.sim.network import Link as Fluid
 
 MiB = 1 << 20

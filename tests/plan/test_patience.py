@@ -1,7 +1,7 @@
 """How long a prefetch plan goes on while its requests fail."""
 
-from cachedfs.plan import patience
-from cachedfs.plan.patience import Patience
+from cachedfs.prefetch import outstanding
+from cachedfs.prefetch.outstanding import Patience
 
 
 def test_an_origin_that_is_away_is_asked_again_ever_later():
@@ -26,18 +26,18 @@ def test_requests_that_fail_together_make_one_pause():
 def test_it_ends_when_the_origin_is_away_for_too_long_and_what_came_begins_anew():
     patient = Patience()
     assert not patient.away(0)
-    assert not patient.away(patience.AWAY_S)
-    assert patient.away(patience.AWAY_S + 1)
-    assert patient.is_pausing(patience.AWAY_S + 1)
+    assert not patient.away(outstanding.AWAY_S)
+    assert patient.away(outstanding.AWAY_S + 1)
+    assert patient.is_pausing(outstanding.AWAY_S + 1)
     patient.came()
     assert not patient.is_away
-    assert not patient.is_pausing(patience.AWAY_S + 1)
-    assert not patient.away(patience.AWAY_S + 2)
+    assert not patient.is_pausing(outstanding.AWAY_S + 1)
+    assert not patient.away(outstanding.AWAY_S + 2)
 
 
 def test_it_ends_after_failures_in_a_row():
     patient = Patience()
-    assert not any(patient.failed() for _ in range(patience.MOST_IN_A_ROW - 1))
+    assert not any(patient.failed() for _ in range(outstanding.MOST_IN_A_ROW - 1))
     patient.came()
-    assert not any(patient.failed() for _ in range(patience.MOST_IN_A_ROW - 1))
+    assert not any(patient.failed() for _ in range(outstanding.MOST_IN_A_ROW - 1))
     assert patient.failed()

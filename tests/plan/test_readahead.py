@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.plan.readahead import MOST_RUNS, History, ahead
+from cachedfs.readahead.sequential import MOST_RUNS, History, ahead
 
 B = 1 << 20
 REQUEST, WINDOW = 8, 64  # blocks

@@ -5,9 +5,9 @@ from collections import deque
 
 import pytest
 
-from cachedfs.plan.reading import Reading
-from cachedfs.plan.schedule import Access, Schedule
-from cachedfs.plan.window import Piece, Unread
+from cachedfs.cache.eviction_schedule import Access, Schedule
+from cachedfs.cache.future_uses import Reading
+from cachedfs.prefetch.future_reads import Piece, Unread
 
 N, EPOCHS, BATCH = 320, 4, 8
 AHEAD = 0.45  # of what fits: how much of it may be ahead of the readers, as in a real plan

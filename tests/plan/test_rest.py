@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.plan.link import Link
-from cachedfs.plan.rest import LEAST, is_rest_worth_it
+from cachedfs.fetch.fetch_queue import Link
+from cachedfs.readahead.object_history import LEAST, is_rest_worth_it
 
 B, REQUEST, WINDOW = 1 << 20, 8, 64
 LINK = Link()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.plan.sequences import History, ahead
+from cachedfs.readahead.chunk_sequence import History, ahead
 
 MOST = 64
 

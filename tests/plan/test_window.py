@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.plan.window import Piece, Unread, is_after, take
+from cachedfs.prefetch.future_reads import Piece, Unread, is_after, take
 
 
 class Clocks(dict):

@@ -39,8 +39,8 @@ import pytest
 from fsspec.registry import _registry
 from pydrive2.auth import GoogleAuth
 
-from cachedfs import engines
 from cachedfs.config import Config
+from cachedfs.fetch import runtimes
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.origins.drive import upload
 from cachedfs.origins.drive.options import SIGN_IN, DriveOptions
@@ -208,7 +208,7 @@ def new_home(tmp_path, monkeypatch, haste):
             mock.patch.dict(fsspec.config.conf, conf, clear=True),
         ):
             yield
-            engines._close_all()
+            runtimes._close_all()
 
 
 @pytest.mark.filterwarnings("default")
@@ -229,7 +229,7 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, new_home, monkey
                 f"{page}, line {block.line}, prints\n{out.getvalue()}\nand not\n{shown and shown.text}"
             )
             # Who types the blocks takes a moment between two, in which all that was asked for arrives and is stored.
-            for engine in list(engines._engines.values()):
+            for engine in list(runtimes._engines.values()):
                 until(lambda engine=engine: not engine.airborne)
                 engine.drain(120)
     finally:
@@ -541,7 +541,7 @@ class Mishaps:
             fs = self.fs(server, **bad)
             fs.cat_file("My Drive/data/a.txt")
             fs.stats()
-            engines._close_all()
+            runtimes._close_all()
 
 
 def test_the_messages_of_troubleshooting_are_real(tmp_path, monkeypatch, caplog):

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from cachedfs.model import Stats
-from cachedfs.tables import shown
+from cachedfs.common.text import shown
+from cachedfs.common.types import Stats
 from tests.report.browser import CHROMIUM, browser
 from tests.support import MiB, noise
 

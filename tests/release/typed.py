@@ -5,9 +5,9 @@ from typing import IO, Any, assert_type
 
 import cachedfs
 from cachedfs import CachedFileSystem, CachedGCSFileSystem, ObjectNotFound
+from cachedfs.common.types import Stats, Verified
 from cachedfs.datasets import FileDataset, Loader
-from cachedfs.file import CachedFile
-from cachedfs.model import Stats, Verified
+from cachedfs.filesystem.file import CachedFile
 
 fs = CachedFileSystem(target_protocol="gs", max_age="immutable", gs={"token": "anon"})
 data = fs.cat_file("bucket/key", 0, 100)

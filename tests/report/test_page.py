@@ -7,8 +7,9 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from cachedfs import events, log_events
+from cachedfs import log_events
 from cachedfs.cli import commands
+from cachedfs.common import event_log
 from cachedfs.filesystem import CachedGCSFileSystem
 from cachedfs.report.records import Records
 from cachedfs.report.summary import summary_of
@@ -39,7 +40,7 @@ LOOK = """(() => {
 @pytest.fixture
 def run(cloud, tmp_path, monkeypatch):
     """A run with events: five objects read twice, and one that is not there; gives what the server and `stats` counted."""
-    monkeypatch.setenv(events.VARIABLE, "")
+    monkeypatch.setenv(event_log.VARIABLE, "")
     for number in range(5):
         cloud.put(f"d{number % 2}/{number}", noise(2 * MiB + number))
     log_events(tmp_path / "events")
@@ -118,7 +119,7 @@ def test_looking_at_a_run_is_no_part_of_it(run, cloud):
 
 
 def test_where_no_events_are_the_error_says_how_to_get_some(tmp_path, monkeypatch):
-    monkeypatch.delenv(events.VARIABLE, raising=False)
+    monkeypatch.delenv(event_log.VARIABLE, raising=False)
     assert "CACHEDFS_EVENTS" in report(tmp_path, status=1).stderr
     assert "CACHEDFS_EVENTS" in report(status=2).stderr
 

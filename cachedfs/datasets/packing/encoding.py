@@ -15,7 +15,7 @@ from typing import Any
 import numcodecs.blosc
 import numpy as np
 
-from cachedfs.checksums import crc32c_of
+from cachedfs.common.checksums import crc32c_of
 from cachedfs.datasets.packing.model import Array, Field
 from cachedfs.datasets.packing.sizes import CODECS, Grid
 

@@ -14,7 +14,7 @@ from typing import Any
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import has_magic
 
-from cachedfs import words
+from cachedfs.common import text
 from cachedfs.datasets import arguments
 from cachedfs.datasets.listing import URLs
 from cachedfs.datasets.packing.ahead import ahead
@@ -63,10 +63,10 @@ class Packed:
     """How many objects were compared with a checksum of the origin, and how many were read back, in words."""
 
     def __str__(self) -> str:
-        rate = f", {words.size(self.source_size / self.seconds)}/s" if self.seconds else ""
+        rate = f", {text.size(self.source_size / self.seconds)}/s" if self.seconds else ""
         again = f", {self.resumed} of them from an earlier run" if self.resumed else ""
         return (
-            f"{self.samples:,} samples, {words.size(self.source_size)} of {self.kind}, in {self.objects} objects of {words.size(self.size)}"
+            f"{self.samples:,} samples, {text.size(self.source_size)} of {self.kind}, in {self.objects} objects of {text.size(self.size)}"
             f"{again}; {self.seconds:.1f} s{rate}; {self.verified}"
         )
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from fsspec.core import has_magic, url_to_fs
 
-from cachedfs import names
-from cachedfs.checksums import Running, stated_of
+from cachedfs.common import urls as url_names
+from cachedfs.common.checksums import Running, stated_of
 from cachedfs.datasets.packing.encoding import Encoding
 from cachedfs.datasets.packing.model import Tally
 from cachedfs.filesystem import CachedFileSystem
@@ -255,7 +255,7 @@ class Store:
 def protocols_of(fs: Any) -> set[str]:
     """Return the names of the origin's protocol. The filesystem behind a cache is not made for it: offline it cannot be."""
     if isinstance(fs, CachedFileSystem):
-        return names.protocols_of(fs.target_protocol)
+        return url_names.protocols_of(fs.target_protocol)
     return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 

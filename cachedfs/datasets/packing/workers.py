@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from cachedfs.common.executor import Workers
 from cachedfs.datasets.packing.job import Job
 from cachedfs.datasets.packing.store import Store
-from cachedfs.workers import Workers
 
 __all__ = ["Cluster", "Pool", "Threads", "client_of", "settle"]
 

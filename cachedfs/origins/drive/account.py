@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.imports import importing, preload
+from cachedfs.common.executor import Workers
+from cachedfs.common.optional_imports import importing, preload
 from cachedfs.origins.drive.connection import Connection, judge
 from cachedfs.origins.drive.creates import Creates
 from cachedfs.origins.drive.options import DriveOptions
@@ -19,7 +20,6 @@ from cachedfs.origins.inner import Once
 from cachedfs.origins.pacing import Pacer
 from cachedfs.origins.retry import Policy, Tries
 from cachedfs.origins.slots import Slots
-from cachedfs.workers import Workers
 
 if TYPE_CHECKING:
     from ssl import SSLContext

@@ -15,6 +15,7 @@ from unicodedata import is_normalized
 from unicodedata import normalize as _normal
 from urllib.parse import quote, urlsplit
 
+from cachedfs.common.types import Change, ObjectInfo
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -24,7 +25,6 @@ from cachedfs.errors import (
     QuotaExceeded,
     SignInRefused,
 )
-from cachedfs.model import Change, ObjectInfo
 from cachedfs.origins.google import error_of, object_of, trouble_of
 from cachedfs.origins.retry import Failed, Trouble
 

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from yarl import URL
 
-from cachedfs.model import Range
+from cachedfs.common.executor import Workers
+from cachedfs.common.types import Range
 from cachedfs.origins.base import describe
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.ranges import range_header
 from cachedfs.origins.retry import Failed, Trouble
 from cachedfs.origins.told import telling
-from cachedfs.workers import Workers
 
 if TYPE_CHECKING:
-    from cachedfs.model import ObjectInfo
+    from cachedfs.common.types import ObjectInfo
     from cachedfs.origins.drive.account import Account
     from cachedfs.origins.drive.auth import DriveAuth
     from cachedfs.origins.drive.transport import Answer

@@ -17,8 +17,8 @@ import google.oauth2.service_account as google_services
 import platformdirs
 from oauth2client.client import OAuth2Credentials
 
+from cachedfs.common.optional_imports import preload
 from cachedfs.errors import AccessDenied
-from cachedfs.imports import preload
 from cachedfs.origins.drive.held import (
     SCOPE,
     Found,

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from cachedfs.model import ObjectInfo
+from cachedfs.common.types import ObjectInfo
 
 __all__ = ["exported_as", "kind_of", "types_of", "wanted"]
 

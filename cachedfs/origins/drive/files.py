@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from fsspec.asyn import sync
 from fsspec.spec import AbstractBufferedFile
 
+from cachedfs.common.shared_file import SharedFile, at_own_seek
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import CachedFSError
-from cachedfs.model import ObjectInfo, Range
 from cachedfs.origins.drive.upload import Content
 from cachedfs.origins.failures import failure_since, handled_exceptions, is_failure
-from cachedfs.shared_file import SharedFile, at_own_seek
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.filesystem import DriveFileSystem

@@ -16,16 +16,16 @@ from fsspec.asyn import sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.utils import stringify_path
 
+from cachedfs.common.atomic_files import filled
+from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.common.walk import WalksCycles
 from cachedfs.errors import CachedFSError, ObjectChanged
-from cachedfs.localfiles import filled
-from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.drive.files import DriveFile, WrittenDriveFile, not_kept
 from cachedfs.origins.drive.media import must_have_bytes
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.tree import place_of, plain_path, side_by_side
 from cachedfs.origins.drive.upload import Content
 from cachedfs.origins.drive.writer import Writer
-from cachedfs.origins.walking import WalksCycles
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.origin import DriveOrigin

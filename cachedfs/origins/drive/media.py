@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from cachedfs.checksums import Stated
+from cachedfs.common.checksums import Stated
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
-from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import clipped
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.exports import exported_as, kind_of, types_of

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from cachedfs.common.optional_imports import importing
+from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
-from cachedfs.imports import importing
-from cachedfs.model import Changes, ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account

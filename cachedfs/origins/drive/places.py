@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from typing import Any, NoReturn, TypeVar
 
+from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound
-from cachedfs.model import ObjectInfo
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account

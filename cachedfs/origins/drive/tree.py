@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, SignInRefused
-from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account
 from cachedfs.origins.drive.connection import Connection

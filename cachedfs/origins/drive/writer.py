@@ -8,8 +8,8 @@ import mimetypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged, ObjectNotFound
-from cachedfs.model import ObjectInfo
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -23,7 +24,6 @@ from cachedfs.errors import (
     OriginUnavailable,
     QuotaExceeded,
 )
-from cachedfs.model import ObjectInfo, Range
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.origin import DriveOrigin

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from cachedfs.common.types import Range, Suffix
 from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectNotFound, OriginUnavailable
-from cachedfs.model import Range, Suffix
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.origin import DriveOrigin

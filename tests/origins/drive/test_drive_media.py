@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, OriginUnavailable, QuotaExceeded
-from cachedfs.model import ObjectInfo, Range, Suffix
 from cachedfs.origins.drive.media import WHOLE, proof_of
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.retry import Policy

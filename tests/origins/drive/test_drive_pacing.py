@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cachedfs.model import ObjectInfo, Range
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.pacing import OwnBook, Pacer

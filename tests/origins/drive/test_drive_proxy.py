@@ -21,8 +21,8 @@ from typing import Any
 import httplib2
 import pytest
 
+from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import OriginAway
-from cachedfs.model import ObjectInfo
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.transport import proxy_of
 from cachedfs.origins.retry import Policy

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -21,7 +22,6 @@ from cachedfs.errors import (
     QuotaExceeded,
     SignInRefused,
 )
-from cachedfs.model import ObjectInfo, Range
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.tree import place_of, plain_path

@@ -1,0 +1,68 @@
+"""Ranges of bytes to blocks and back; missing blocks to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from cachedfs.common.types import Range
+
+__all__ = ["align", "beginning", "block_range", "clip", "covering", "merge"]
+
+
+def clip(start: int | None, stop: int | None, size: int) -> Range:
+    """Return the bytes that Python's slice `[start:stop]` takes of an object of `size` bytes."""
+    if start is not None and stop is not None and 0 <= start <= stop <= size:
+        return Range(start, stop)  # as most are
+    first, last, _ = slice(start, stop).indices(size)
+    return Range(first, max(first, last))
+
+
+def covering(want: Range, block_size: int) -> range:
+    """Return the indexes of the blocks that hold `want`; empty for an empty range."""
+    if want.size == 0:
+        return range(0)
+    return range(want.start // block_size, (want.stop - 1) // block_size + 1)
+
+
+def block_range(index: int, block_size: int, size: int) -> Range:
+    """Return the bytes of block `index` of an object of `size` bytes; only the last block may be short."""
+    start = index * block_size
+    if not 0 <= start < max(size, 1):
+        raise ValueError(f"block {index} of {block_size} bytes is not in an object of {size} bytes")
+    return Range(start, min(start + block_size, size))
+
+
+def align(want: Range, block_size: int) -> Range:
+    """Return `want` widened to whole blocks; the end may pass the object's."""
+    return Range(want.start - want.start % block_size, -(-want.stop // block_size) * block_size)
+
+
+def beginning(start: int | None, stop: int | None, *, block_size: int, most: int) -> Range:
+    """Return the first blocks of the slice `[start:stop]` of an object of unknown size: one, or up to `most` bytes.
+
+    A bound that counts from the end says nothing yet: then they are those that the slice could begin with.
+    """
+    first = max(start or 0, 0) // block_size
+    n = max(1, most // block_size)
+    if stop is not None and stop > 0:
+        n = min(n, max(1, -(-stop // block_size) - first))
+    return Range(first * block_size, (first + n) * block_size)
+
+
+def merge(missing: Iterable[int], block_size: int, *, size: int, request_size: int) -> Iterator[Range]:
+    """Yield the requests for `missing` blocks (ascending): adjacent ones joined, up to `request_size` each.
+
+    Every request is whole blocks, clipped to the object's `size`; nothing that is not missing is asked for.
+    A `request_size` below `block_size` counts as one block.
+    """
+    limit = max(1, request_size // block_size)
+    first = count = 0
+    for index in missing:
+        if count and index == first + count and count < limit:
+            count += 1
+            continue
+        if count:
+            yield Range(first * block_size, min((first + count) * block_size, size))
+        first, count = index, 1
+    if count:
+        yield Range(first * block_size, min((first + count) * block_size, size))

@@ -1,0 +1,214 @@
+"""Blocks and facts on their way to the disk, behind the readers who already have them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cachedfs.cache import BlockCache, Fact
+from cachedfs.cache.future_uses import Order
+from cachedfs.common.types import BlockKey, Bounds
+from cachedfs.errors import CacheError
+from cachedfs.fetch.inflight import Flight
+
+__all__ = ["Arrived", "WriteBehind"]
+
+logger = logging.getLogger("cachedfs.engine")
+
+PATIENCE_S = 0.005  # what arrives within it is stored in one transaction
+BATCH_BYTES = 8 << 20  # one transaction: large enough to amortise it, small enough to let a drain end in time
+
+
+class Arrived(NamedTuple):
+    """One whole block that came from the origin and is not on the disk yet."""
+
+    key: BlockKey
+    data: memoryview
+    flight: Flight
+    bounds: Bounds
+    order: Order | None = None  # of the plan that it is fetched for
+
+
+class WriteBehind:
+    """One thread that stores what arrived, oldest first; started by the first thing to store.
+
+    `behind` is the number of bytes that wait; the engine stops feeding flights while it is too large.
+    """
+
+    def __init__(self, cache: BlockCache, stored: Callable[[Sequence[Arrived], bool], None]) -> None:
+        self._cache = cache
+        self._stored = stored  # told of every block, whether it could be kept or not
+        # Entered itself: an interrupt inside a Condition's `with` would leave it taken.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._blocks: list[Arrived] = []
+        self._facts: list[Fact] = []
+        self._afterwards: list[Callable[[], object]] = []
+        self._idle = False  # the thread waits for something to store, and not only for more of it
+        self._busy = False
+        self._closed = False
+        self._draining = 0  # how many wait for the end of the queue
+        self._thread: threading.Thread | None = None
+        self._has_complained = False  # that there is none
+        self.behind = 0  # Invariant: bytes of _blocks and of the batch being written
+
+    def add(self, block: Arrived) -> None:
+        """Store `block` soon."""
+        with self._lock:
+            self._blocks.append(block)
+            self.behind += len(block.data)
+            is_running = self._start()
+        if not is_running:
+            self._keep_nothing()
+
+    def keep(self, fact: Fact) -> None:
+        """Store `fact` soon."""
+        with self._lock:
+            self._facts.append(fact)
+            is_running = self._start()
+        if not is_running:
+            self._keep_nothing()
+
+    def after_facts(self, function: Callable[[], object]) -> None:
+        """Call `function` once the facts added so far are stored."""
+        with self._lock:
+            self._afterwards.append(function)
+            is_running = self._start()
+        if not is_running:
+            self._keep_nothing()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until all that was added is stored; False when that took longer than `timeout_s` seconds."""
+        with self._lock:
+            self._draining += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not (self._waiting() or self._busy), timeout_s)
+            finally:
+                self._draining -= 1
+
+    def finish_batch(self, timeout_s: float) -> bool:
+        """Wait until what is being stored now is stored; False when that took longer than `timeout_s` seconds."""
+        done = threading.Event()
+        self.after_facts(done.set)
+        return done.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the thread after the batch it is writing."""
+        with self._lock:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _start(self) -> bool:
+        """Have the thread go on, or begin; False when there is none."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="cachedfs-write", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
+                if not self._has_complained:
+                    self._has_complained = True
+                    logger.warning("blocks are not cached while no thread can be started: %s", error)
+                return False
+            self._thread = thread
+        # Waking it for each of many small blocks, to have it go on waiting, would take as long as storing them.
+        if self._idle or self._is_urgent():
+            self._changed.notify_all()
+        return True
+
+    def _keep_nothing(self) -> None:
+        """Give up what waits, as nobody stores it: who fetches would wait for its room for ever. The next one tries again."""
+        with self._lock:
+            blocks, afterwards = self._blocks, self._afterwards
+            self._blocks, self._facts, self._afterwards = [], [], []
+            self.behind -= sum(len(block.data) for block in blocks)
+        for function in afterwards:
+            self._attempt(function)
+        if blocks:
+            self._attempt(lambda: self._stored(blocks, False))
+
+    def _run(self) -> None:
+        while self._store_next():
+            pass
+
+    def _store_next(self) -> bool:
+        """Wait for something to store, and store a batch; False when the thread should end."""
+        with self._lock:
+            self._idle = True
+            self._changed.wait_for(lambda: self._waiting() or self._closed)
+            self._idle = False
+            # A little patience: whoever reads small objects one by one sends the next request meanwhile, undisturbed.
+            self._changed.wait_for(self._is_urgent, PATIENCE_S)
+            if not self._waiting():
+                return False
+            blocks, facts, afterwards = self._batch(), self._facts, self._afterwards
+            self._facts, self._afterwards, self._busy = [], [], True
+        are_kept = self._store(facts, blocks, afterwards)
+        with self._lock:
+            self.behind -= sum(len(block.data) for block in blocks)
+        self._attempt(lambda: self._stored(blocks, are_kept))
+        with self._lock:
+            self._busy = False
+            self._changed.notify_all()
+        return True
+
+    def _is_urgent(self) -> bool:
+        return self._closed or self._draining > 0 or self.behind >= BATCH_BYTES
+
+    def _batch(self) -> list[Arrived]:
+        """Take the oldest blocks of one bound and one plan, up to a batch; two plans that fetch in turn make two batches."""
+        batch: list[Arrived] = []
+        left: list[Arrived] = []
+        size, is_full = 0, False
+        most = BATCH_BYTES
+        if self._blocks and (order := self._blocks[0].order) is not None:
+            most = min(most, order.at_once)
+        for block in self._blocks:
+            if (block.bounds, block.order) != (self._blocks[0].bounds, self._blocks[0].order):
+                left.append(block)
+            elif is_full or (batch and size + len(block.data) > most):
+                is_full = True
+                left.append(block)
+            else:
+                batch.append(block)
+                size += len(block.data)
+        self._blocks = left
+        return batch
+
+    def _waiting(self) -> bool:
+        return bool(self._blocks or self._facts or self._afterwards)
+
+    def _store(
+        self, facts: list[Fact], blocks: list[Arrived], afterwards: list[Callable[[], object]]
+    ) -> bool:
+        """Store a batch; return whether all its blocks are on the disk now."""
+        # Facts first: another process that learns of the object then finds its blocks claimed, not unknown.
+        if facts:
+            self._attempt(lambda: self._cache.known.keep_facts(facts))
+        for function in afterwards:
+            self._attempt(function)
+        if not blocks:
+            return True
+        given = [block for block in blocks if not block.flight.refused]
+        pairs = [(block.key, block.data) for block in given]
+        bounds, order = blocks[0].bounds, blocks[0].order
+        are_kept = self._attempt(lambda: self._cache.put(pairs, bounds, plan=order))
+        # Only what was given: in the place of another there may be one by now that was fetched anew.
+        late = [block.key for block in given if block.flight.refused]
+        for key in late:
+            self._cache.refuse(key.object, key.index)
+        return are_kept and not late
+
+    def _attempt(self, act: Callable[[], object]) -> bool:
+        """Do one thing; whatever goes wrong, this thread goes on: readers wait for it to make room."""
+        try:
+            act()
+        except CacheError as error:
+            logger.debug("not kept: %s", error)  # the cache says it aloud, once; a read never fails for it
+            return False
+        except Exception:  # see above; the reads themselves go on without storing
+            logger.exception("blocks could not be stored")
+            return False
+        return True

@@ -1,0 +1,596 @@
+"""The fsspec face: names and paths, sync meets async, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import inspect
+import operator
+import os
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
+
+from fsspec.asyn import mirror_sync_methods
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.config import conf
+from fsspec.core import has_magic
+
+from cachedfs.common.atomic_files import filled
+from cachedfs.common.text import shown
+from cachedfs.common.types import ObjectInfo
+from cachedfs.common.urls import is_pattern, is_url, jsonable, strip, target_of
+from cachedfs.common.walk import ABSENT
+from cachedfs.config import FSSPEC_KEYWORDS, Config
+from cachedfs.errors import ObjectChanged, WrongBytes
+from cachedfs.fetch.source import Source
+from cachedfs.filesystem.cache_api import WINDOW, AnyPath, Caching
+from cachedfs.filesystem.file import CachedFile
+from cachedfs.filesystem.write import Writing
+from cachedfs.filesystem.write_file import WrittenFile
+from cachedfs.read.reader import TRIES, Reader
+
+if sys.platform == "win32":
+    raise ImportError(
+        "cachedfs needs Linux or macOS: its cache relies on POSIX file locks; on Windows use WSL"
+    )
+
+__all__ = ["CachedDriveFileSystem", "CachedFileSystem", "CachedGCSFileSystem"]
+
+T = TypeVar("T")
+_NO_LOOP = object()  # keeps fsspec from starting its own loop thread: ours starts with the first miss
+
+
+class CachedFileSystem(Caching, Writing):
+    """Any fsspec filesystem, read through a persistent cache that all processes of the machine share.
+
+    `cachedfs::gs://bucket/key` as a URL, or `fsspec.filesystem("cachedfs", target_protocol="gs")`. Options are those of
+    `cachedfs.config.Config`; the target's own go in `target_options` or in a dictionary named like its protocol
+    (`gs={"token": "anon"}`). Paths are the target's, with or without `gs://` or `cachedfs::gs://` in front.
+
+    Cheap to make: no thread, no connection, no import of the target before something has to be fetched. Raises ValueError
+    for an option that does not exist, naming the nearest one, for a value that does not fit, and for an unknown protocol.
+
+    What reads or asks raises ObjectNotFound, IsAFolder, AccessDenied, QuotaExceeded or OriginUnavailable, and ObjectChanged
+    where one version cannot be had any more.
+    """
+
+    protocol: ClassVar[str] = "cachedfs"
+    mirror_sync_methods: ClassVar[bool] = False  # `_mirror_all` does it
+    _strip_tokenize_options = ("fo",)
+
+    def __init__(
+        self,
+        fo: str | None = None,
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if self._cached:
+            return  # fsspec gave an instance that exists already
+        own = {name: value for name, value in options.items() if name in FSSPEC_KEYWORDS}
+        options = {name: value for name, value in options.items() if name not in FSSPEC_KEYWORDS}
+        target_protocol, target_options, options = target_of(fo, target_protocol, target_options, options)
+        own["loop"] = _NO_LOOP
+        super().__init__(**own)
+        self._mirror_all()
+        self.target_protocol = target_protocol
+        self.target_options = target_options
+        self.config = Config.resolve(options, defaults=conf.get("cachedfs"))
+        self._source = Source(target_protocol, target_options, self.config, self.unstrip_protocol)
+        self._reader = Reader(self._source)
+        # Instances know the target's rules for bare paths; the class can only tell from a protocol in the URL.
+        self._strip_protocol = self._strip  # type: ignore[method-assign]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: where it reads, and `stats`. Nobody is asked."""
+        stats = self.stats()
+        title = f"{type(self).__name__} over {self.target_protocol}://"
+        return shown(title, stats.cannot_store or "", stats.rows())
+
+    # Names.
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of this process's engine."""
+        return self._source.engine.loop
+
+    @property
+    def fsid(self) -> str:
+        """Names the origin and the account: instances of the same see the same blocks."""
+        return f"cachedfs-{self._source.identity}"
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(p) for p in path]
+        return strip(cls.protocol, None, path)
+
+    def _strip(self, path: Any) -> Any:
+        if isinstance(path, list):
+            return [strip(self.protocol, self.target_protocol, p) for p in path]
+        return strip(self.protocol, self.target_protocol, path)
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the URL that opens `name` again: `cachedfs::gs://bucket/key`."""
+        name = strip(self.protocol, self.target_protocol, name)
+        # Where names are whole URLs, they need no protocol in front.
+        return f"cachedfs::{name}" if is_url(name) else f"{self._url_prefix()}{name}"
+
+    def _url_prefix(self) -> str:
+        return f"cachedfs::{self.target_protocol}://"
+
+    @property
+    def origin_fs(self) -> Any:
+        """The inner filesystem, made now if it was not: uncached reads, and whatever only it can do.
+
+        What it writes is as if another machine had written it. Raises ImportError where its package is not installed.
+        """
+        engine = self._source.engine
+        return engine.run(self._source.origin("").filesystem())
+
+    if TYPE_CHECKING:  # fsspec has no types: what is inherited, and used most, for who checks his own
+
+        @overload
+        def open(self, path: AnyPath, mode: Literal["rb"] = "rb", **kwargs: Any) -> CachedFile: ...
+        @overload
+        def open(self, path: AnyPath, mode: str, **kwargs: Any) -> IO[Any]: ...
+        def open(self, path: AnyPath, mode: str = "rb", **kwargs: Any) -> Any: ...
+        @overload
+        def ls(self, path: AnyPath, detail: Literal[False], **kwargs: Any) -> list[str]: ...
+        @overload
+        def ls(self, path: AnyPath, detail: Literal[True] = True, **kwargs: Any) -> list[dict[str, Any]]: ...
+        def ls(self, path: AnyPath, detail: bool = True, **kwargs: Any) -> list[Any]: ...
+        @overload
+        def find(
+            self, path: AnyPath, *, detail: Literal[True], **kwargs: Any
+        ) -> dict[str, dict[str, Any]]: ...
+        @overload
+        def find(self, path: AnyPath, *, detail: Literal[False] = False, **kwargs: Any) -> list[str]: ...
+        def find(self, path: AnyPath, *, detail: bool = False, **kwargs: Any) -> Any: ...
+        @overload
+        def glob(
+            self, path: AnyPath, *, detail: Literal[True], **kwargs: Any
+        ) -> dict[str, dict[str, Any]]: ...
+        @overload
+        def glob(self, path: AnyPath, *, detail: Literal[False] = False, **kwargs: Any) -> list[str]: ...
+        def glob(self, path: AnyPath, *, detail: bool = False, **kwargs: Any) -> Any: ...
+
+    # Reading.
+
+    def info(self, path: AnyPath, **kwargs: Any) -> dict[str, Any]:
+        """Return what is known of an object or folder, for `max_age`; without a request where that is young enough.
+
+        Of a GCS object known only by a read, one request asks for what the read's headers did not tell.
+        A dictionary: `name`; `size` in bytes, 0 of a folder, None where the origin does not tell; `type`, "file" or
+        "directory"; and the origin's own details, as JSON values and datetimes.
+        """
+        return self._described(path).as_info()
+
+    async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
+        path = self._strip(path)
+        known = self._source.described(path)
+        if known is not None:
+            return known.object.as_info()
+        return (await self._hop(self._reader.catalog.describe(path))).as_info()
+
+    def size(self, path: AnyPath) -> int | None:
+        """Return the size in bytes: 0 of a folder, None where the origin does not tell."""
+        size: int | None = self._object(path).as_info()["size"]
+        return size
+
+    async def _size(self, path: Any) -> int | None:
+        size: int | None = (await self._object_at(path)).as_info()["size"]
+        return size
+
+    def exists(self, path: AnyPath, **kwargs: Any) -> bool:
+        """Return whether there is an object or a folder; an origin that cannot tell raises."""
+        return self._kind(path) is not None
+
+    def isfile(self, path: AnyPath) -> bool:
+        """Return whether there is an object; an origin that cannot tell raises."""
+        return self._kind(path) == "file"
+
+    def isdir(self, path: AnyPath) -> bool:
+        """Return whether there is a folder; an origin that cannot tell raises."""
+        return self._kind(path) == "directory"
+
+    def _kind(self, path: Any) -> str | None:
+        try:
+            return self._object(path).kind
+        except ABSENT:
+            return None
+
+    async def _kind_of(self, path: Any) -> str | None:
+        try:
+            return (await self._object_at(path)).kind
+        except ABSENT:
+            return None
+
+    def cat_file(
+        self, path: AnyPath, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
+        """Return the bytes `[start:end]` of one object, of one version of it.
+
+        Offsets are those of a slice: None is the beginning or the end, negative ones count from the end, and what is
+        beyond it is left out. An object that was replaced meanwhile is asked for again, and ObjectChanged the third time.
+        """
+        name: str = self._strip(path)
+        data = self._reader.hits.read(name, start, end)
+        return data if data is not None else self._run(self._reader.read(name, start, end))
+
+    async def _cat_file(
+        self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
+        path, reader = self._strip(path), self._reader
+        try:
+            data = reader.hits.read(path, start, end, nowait=True)
+        except BlockingIOError:  # on the disk but not in its page cache: do not stop the caller's loop for it
+            data = await asyncio.to_thread(reader.hits.read, path, start, end)
+        return data if data is not None else await self._hop(reader.read(path, start, end))
+
+    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
+        """Return the bytes of one object, or a dictionary of many; what is here at once, the others in one round trip.
+
+        `path`: one, a list, or a pattern; the dictionary has paths as the target names them. `recursive`: all objects below.
+        `on_error`: "raise" the first error, "omit" what could not be had, or "return" errors in the place of bytes. Of one
+        object there is nothing to omit: its error is raised.
+        """
+        single = isinstance(path, str | os.PathLike)
+        paths = [path] if single else list(path)
+        names = list(dict.fromkeys(map(self._strip, paths)))
+        if recursive or kwargs or any(map(is_pattern, names)):
+            return self._run(self._cat(path, recursive=recursive, on_error=on_error, **kwargs))
+        raises = on_error != "return" if single else on_error == "raise"
+        datas = self._read_many([(name, None, None) for name in names], raises=raises)
+        found = dict(zip(names, datas, strict=True))
+        if single:
+            return next(iter(found.values()))
+        return {k: v for k, v in found.items() if on_error != "omit" or not isinstance(v, BaseException)}
+
+    def cat_ranges(
+        self,
+        paths: Any,
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Return the bytes `[start:end]` of each path, in a list; what is here at once, the others in one round trip.
+
+        `starts` and `ends` are offsets as in `cat_file`, one for each path, or one for all. Errors are in the places of
+        bytes; `on_error="raise"` raises the first instead. `max_gap` is fsspec's, and of no use here. Raises TypeError
+        where `paths` is no list or tuple: of one object read `cat_file`.
+        """
+        if not isinstance(paths, list | tuple):  # a text would be taken for a list of its letters
+            raise TypeError(
+                f"paths of cat_ranges: {paths!r} is no list or tuple; of one object read cat_file"
+            )
+        names = {path: self._strip(path) for path in set(paths)}
+        wanted = zip((names[path] for path in paths), _each(starts, paths), _each(ends, paths), strict=True)
+        return self._read_many(list(wanted), raises=on_error != "return", **kwargs)
+
+    def _read_many(
+        self, wanted: list[tuple[str, int | None, int | None]], *, raises: bool, **options: Any
+    ) -> list[Any]:
+        """Return the bytes or the error of each `(path, start, stop)`: what is here at once, the others in one round trip.
+
+        `raises`: the first error.
+        """
+        found: list[Any] = [*self._reader.hits.read_many(wanted)]
+        missing = [i for i, data in enumerate(found) if data is None]
+        if missing:
+            names, starts, stops = map(list, zip(*(wanted[i] for i in missing), strict=True))
+            fetched = self._run(self._cat_ranges(names, starts, stops, on_error="return", **options))
+            for i, data in zip(missing, fetched, strict=True):
+                found[i] = data
+        for data in found if raises else ():
+            if isinstance(data, BaseException):
+                raise data
+        return found
+
+    async def _cat_ranges(
+        self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, **kwargs: Any
+    ) -> list[Any]:
+        # A gap to merge over is of no use here: ranges of one block are one request in any case.
+        return await super()._cat_ranges(paths, _each(starts, paths), _each(ends, paths), **kwargs)  # type: ignore[no-any-return]
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: Any = None,
+        cache_type: Any = None,
+        **kwargs: Any,
+    ) -> CachedFile | WrittenFile:
+        # block_size, cache_type and cache_options are what libraries pass to make other filesystems fast.
+        if mode in ("rb", "r"):
+            known = self._source.existing(path)
+            flight = None
+            if known is None or known.object.kind == "directory":
+                known, flight = self._run(self._reader.open(path))
+            else:
+                self._reader.hits.opened(path)
+            return CachedFile(self, path, self._reader, known, flight)
+        if block_size is not None:
+            kwargs["block_size"] = block_size
+        if "x" in mode:
+            self._must_be_new(path)
+        return WrittenFile(self, path, mode, autocommit=autocommit, **kwargs)
+
+    def _must_be_new(self, path: str) -> None:
+        """Raise FileExistsError for what exists at the origin now; an inner filesystem may see it at close only."""
+        self.invalidate_cache(path)
+        if self.exists(path):
+            raise FileExistsError(
+                errno.EEXIST, f"{self.unstrip_protocol(path)} exists; mode 'w' would replace it"
+            )
+
+    async def _get_file(
+        self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any
+    ) -> None:
+        path = self._strip(rpath)
+        info = await self._hop(self._reader.catalog.know(path))
+        if info.kind == "directory":
+            os.makedirs(lpath, exist_ok=True)
+            return
+        await filled(lpath, lambda file: self._copy_out(path, file, callback))
+
+    async def _copy_out(self, path: str, file: Any, callback: Any) -> None:
+        begin = file.tell() if getattr(file, "seekable", bool)() else None
+        for tries_left in reversed(range(TRIES)):
+            known = self._source.existing(path) or (await self._hop(self._reader.open(path)))[0]
+            size = known.object.size
+            callback.set_size(size)
+            try:
+                for start in range(0, size or 1, WINDOW):
+                    stop = None if size is None else min(size, start + WINDOW)
+                    data = await self._hop(self._reader.collect(known, start, stop))
+                    await asyncio.to_thread(file.write, data)
+                    callback.relative_update(len(data))
+                return
+            except (ObjectChanged, WrongBytes):
+                if not tries_left or begin is None:
+                    raise
+                self._source.facts.expire(path)
+                file.seek(begin)
+                file.truncate()
+                callback.absolute_update(0)
+
+    # Listing.
+
+    async def _ls(self, path: Any, detail: bool = True, refresh: bool = False, **kwargs: Any) -> list[Any]:
+        path = self._strip(path)
+        if refresh:
+            self._source.engine.cache.known.changed(self._source.identity, [path])
+        found = await self._hop(self._reader.catalog.listing(path))
+        if not detail:
+            return [info.path for info in found]
+        if [info.path for info in found] == [path]:  # an object, of which a read may have told
+            return [await self._info(path)]
+        return [info.as_info() for info in found]
+
+    async def _find(
+        self,
+        path: Any,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        prefix, path = kwargs.pop("prefix", ""), self._strip(path)
+        if kwargs.pop("refresh", False):
+            self.invalidate_cache(path)
+        if maxdepth is not None:
+            near = await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
+            # Of a file, fsspec's own says nothing but its name.
+            wanted = {
+                name: info or await self._info(name)
+                for name, info in near.items()
+                if _begins(name, path, prefix)
+            }
+            return wanted if detail else list(wanted)
+        found = await self._hop(self._reader.catalog.find(path))
+        if not found:
+            found = await self._itself(path, withdirs, detail)
+        elif withdirs and path:
+            found = [ObjectInfo(path, kind="directory", size=0), *found]
+        wanted = {
+            info.path: info.as_info()
+            for info in found
+            if (withdirs or info.kind == "file") and _begins(info.path, path, prefix)
+        }
+        return wanted if detail else list(wanted)
+
+    async def _expand_path(
+        self, path: Any, recursive: bool = False, maxdepth: int | None = None, assume_literal: bool = False
+    ) -> Any:
+        paths = self._strip([path] if isinstance(path, str | os.PathLike) else list(path))
+        if not assume_literal and any(map(is_pattern, paths)):
+            return await super()._expand_path(paths, recursive, maxdepth)
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        # As fsspec does, whose own look would take the query of a URL for a pattern.
+        found: set[str] = set()
+        for each in paths:
+            if recursive:
+                found.update(await self._find(each, maxdepth=maxdepth, withdirs=True))
+            if each not in found and (not recursive or await self._exists(each)):
+                found.add(each)
+        if not found:
+            raise FileNotFoundError(path)
+        return sorted(found)
+
+    async def _glob(self, path: Any, maxdepth: int | None = None, **kwargs: Any) -> Any:
+        name = self._strip(path)
+        if not has_magic(name) or is_pattern(name):
+            return await super()._glob(path, maxdepth=maxdepth, **kwargs)
+        found = {name: await self._info(name)} if await self._exists(name) else {}
+        return found if kwargs.get("detail") else list(found)
+
+    async def _du(
+        self,
+        path: Any,
+        total: bool = True,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
+        sizes = {name: info["size"] or 0 for name, info in found.items()}  # what has no bytes has no size
+        return sum(sizes.values()) if total else sizes
+
+    async def _itself(self, path: str, withdirs: bool, detail: bool) -> list[ObjectInfo]:
+        catalog = self._reader.catalog
+        try:
+            info = await self._hop(catalog.describe(path) if detail else catalog.know(path))
+        except FileNotFoundError:
+            return []
+        return [info] if withdirs or info.kind == "file" else []
+
+    # What the origin says of an object.
+
+    def ukey(self, path: AnyPath) -> str | None:
+        """Return the fingerprint of an object, a text that differs whenever the bytes may; None where the origin has no evidence."""
+        return self._object(path).fingerprint
+
+    def checksum(self, path: AnyPath) -> str | None:
+        """Return the fingerprint, as `ukey` does."""
+        return self.ukey(path)
+
+    def created(self, path: AnyPath) -> Any:
+        """Return when the object was made, by the origin's clock: a datetime with a time zone."""
+        return self._time(path, "created", ("ctime", "created"))
+
+    def modified(self, path: AnyPath) -> Any:
+        """Return when the object was written last, by the origin's clock: a datetime with a time zone."""
+        return self._time(path, "modified", ("mtime", "modified"))
+
+    def _time(self, path: Any, method: str, names: tuple[str, ...]) -> Any:
+        details = self._described(path).details
+        for name in names:
+            if hasattr(details.get(name), "isoformat"):
+                return details[name]
+        path = self._strip(path)
+        return self._run(self._source.origin(path).call(method, path))
+
+    def _object(self, path: Any) -> ObjectInfo:
+        path = self._strip(path)
+        known = self._source.existing(path)
+        return known.object if known is not None else self._run(self._reader.catalog.know(path))
+
+    async def _object_at(self, path: Any) -> ObjectInfo:
+        path = self._strip(path)
+        known = self._source.existing(path)
+        return known.object if known is not None else await self._hop(self._reader.catalog.know(path))
+
+    def _described(self, path: Any) -> ObjectInfo:
+        path = self._strip(path)
+        known = self._source.described(path)
+        return known.object if known is not None else self._run(self._reader.catalog.describe(path))
+
+    def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
+        """Return a URL, signed by the origin, that opens the object for `expiration` seconds without an account.
+
+        Raises NotImplementedError at Google Drive, AccessDenied for credentials that cannot sign.
+        """
+        path = self._strip(path)
+        return self._run(self._source.origin(path).call("sign", path, expiration=expiration, **kwargs))
+
+    # The cache; what fsspec has no method for is in `caching`.
+
+    def invalidate_cache(self, path: Any = None) -> None:
+        """Forget what is known at and below a path, or of everything: the next use asks the origin. Blocks stay."""
+        below = "" if path is None else self._strip(path)
+        self._source.engine.cache.known.changed(self._source.identity, [below], tree=True)
+        super().invalidate_cache(path)
+
+    # To the engine's loop.
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._source.engine.run(coroutine)
+
+    def _mirror_all(self) -> None:
+        """Make the blocking twins of our coroutines, as fsspec would, but so that an interrupt breaks off the work."""
+        mirror_sync_methods(self)
+        for name, mirror in list(vars(self).items()):
+            coroutine = getattr(mirror, "__wrapped__", None)
+            if inspect.iscoroutinefunction(coroutine):
+                setattr(self, name, self._mirror(coroutine, mirror))
+
+    def _mirror(self, coroutine: Callable[..., Any], mirror: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(mirror)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("timeout"):  # fsspec's own way to give up after a time
+                return mirror(*args, **kwargs)
+            return self._run(coroutine(*args, **kwargs))
+
+        return call
+
+    async def _hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await self._source.engine.hop(coroutine)
+
+    def __reduce__(self) -> Any:
+        if self.target_protocol == "drive":
+            from cachedfs.origins.drive.options import refuse_live
+
+            refuse_live(self.target_options)
+        return super().__reduce__()
+
+    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
+        """Return JSON values that make this filesystem again. Live credentials cannot travel so: TypeError says what can."""
+        cls = type(self)
+        options = jsonable(self.storage_options, "storage_options", include_password)
+        return {
+            "cls": f"{cls.__module__}:{cls.__name__}",
+            "protocol": self.protocol,
+            "args": jsonable(self.storage_args, "storage_args", include_password),
+            **options,
+        }
+
+
+class CachedGCSFileSystem(CachedFileSystem):
+    """`cgs://bucket/key`: Google Cloud Storage through the cache, as one protocol, for code that cannot take `::`.
+
+    Options of gcsfs go in `gs={...}`.
+    """
+
+    protocol: ClassVar[str] = "cgs"
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("target_protocol", "gs")
+        super().__init__(**options)
+
+    def _url_prefix(self) -> str:
+        return "cgs://"
+
+
+class CachedDriveFileSystem(CachedFileSystem):
+    """`cdrive://My Drive/key`: Google Drive through the cache, as one protocol, for code that cannot take `::`.
+
+    Options of `DriveFileSystem` go in `drive={...}`.
+    """
+
+    protocol: ClassVar[str] = "cdrive"
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("target_protocol", "drive")
+        super().__init__(**options)
+
+    def _url_prefix(self) -> str:
+        return "cdrive://"
+
+
+def _begins(name: str, folder: str, prefix: str) -> bool:
+    """Return whether what is called `name` in `folder` begins with `prefix` there; the folder itself does."""
+    return name == folder or name.removeprefix(folder).removeprefix("/").startswith(prefix)
+
+
+def _each(value: Any, paths: Any) -> list[Any]:
+    """Return an offset for each path: numbers of Python, as those of numpy end at 64 bits, and keys of blocks do not."""
+    offsets = value if hasattr(value, "__iter__") else [value] * len(paths)
+    return [None if offset is None else operator.index(offset) for offset in offsets]

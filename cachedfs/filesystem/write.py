@@ -1,0 +1,192 @@
+"""What a cached filesystem writes: to the origin at once; what is known of the paths is forgotten by every process of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import io
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+from fsspec.asyn import _run_coros_in_chunks
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.utils import stringify_path
+
+from cachedfs.common.urls import before_magic, is_pattern
+from cachedfs.common.walk import WalksCycles
+from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
+from cachedfs.fetch.metadata_cache import folder_of
+from cachedfs.read.reader import Reader
+
+__all__ = ["Writing"]
+
+
+class Writing(WalksCycles):
+    """The methods of `CachedFileSystem` that write; it gives what they need."""
+
+    _reader: Reader
+
+    async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        path = self._strip(path)
+        if self._intrans:
+            await asyncio.to_thread(
+                self._hold_back, path, mode, functools.partial(io.BytesIO, value), **kwargs
+            )
+            return
+        options = kwargs if mode == "overwrite" else {"mode": mode, **kwargs}
+        await self._write([path], "pipe_file", path, value, **options)
+
+    def _hold_back(self, path: str, mode: str, opened: Callable[[], IO[bytes]], **kwargs: Any) -> None:
+        """Write what the transaction sends when it ends."""
+        with opened() as data, self.open(path, "xb" if mode == "create" else "wb", **kwargs) as file:
+            shutil.copyfileobj(data, file)
+
+    async def _put_file(
+        self, lpath: Any, rpath: Any, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
+    ) -> None:
+        path = self._strip(rpath)
+        about = os.stat(lpath)  # what is missing here is no object that is missing there
+        if self._intrans and not stat.S_ISDIR(about.st_mode):
+            await asyncio.to_thread(
+                self._hold_back, path, mode, functools.partial(io.FileIO, lpath), **kwargs
+            )
+            callback.set_size(about.st_size)
+            callback.relative_update(about.st_size)
+            return
+        options = kwargs if mode == "overwrite" else {"mode": mode, **kwargs}
+        await self._write([path], "put_file", os.fspath(lpath), path, callback=callback, **options)
+
+    async def _rm_file(self, path: Any, **kwargs: Any) -> None:
+        path = self._strip(path)
+        await self._write([path], "rm_file", path, **kwargs)
+
+    async def _rm(
+        self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        path = self._strip(_one_or_list(path))
+        paths = path if isinstance(path, list) else [path]
+        changed = [before_magic(p) for p in paths]
+        tree = recursive or changed != paths
+        await self._write(changed, "rm", path, recursive=recursive, maxdepth=maxdepth, tree=tree)
+
+    async def _copy(self, path1: Any, path2: Any, recursive: bool = False, **kwargs: Any) -> None:
+        await super()._copy(path1, path2, recursive=recursive, tree=recursive, **kwargs)
+
+    async def _cp_file(
+        self,
+        path1: Any,
+        path2: Any,
+        tree: bool = False,
+        copied: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Copy as fsspec does; `tree`: with the folders around it. `copied`: what was, and where to, is added to it."""
+        source, target = self._strip(path1), self._strip(path2)
+        try:
+            await self._write([target], "cp_file", source, target, **kwargs)
+        except FileNotFoundError:
+            if await self._isdir(source):
+                # To fsspec, a copied folder is a folder that is made.
+                await self._makedirs(target, exist_ok=True)
+            elif tree and (await self._hop(self._reader.catalog.ask(source))).info is not None:
+                # Its folder is still being made, by the copy of the folder beside this one.
+                await self._makedirs(folder_of(target), exist_ok=True)
+                await self._write([target], "cp_file", source, target, **kwargs)
+            else:
+                raise
+        if copied is not None:
+            copied[source] = target
+
+    def mv(
+        self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        """Move an object, or with `recursive` a folder: as the inner filesystem does, where it can do better than copy and remove."""
+        path1 = _one_or_list(path1)
+        inner = type(self.origin_fs).mv
+        copies = getattr(inner, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
+        single = not isinstance(path1, list) and maxdepth is None
+        # A name that is there is no pattern, whatever is in it.
+        if copies or not single or (is_pattern(self._strip(path1)) and not self.exists(path1)):
+            self._run(self._copy_and_remove(path1, path2, recursive, maxdepth))
+            return
+        source, target = self._strip(path1), self._strip(path2)
+        into = "/" if stringify_path(path2).endswith("/") else ""
+        self._run(
+            self._write(
+                [source, target], "mv", source, target + into, recursive=recursive, tree=True, **kwargs
+            )
+        )
+
+    async def _copy_and_remove(self, path1: Any, path2: Any, recursive: bool, maxdepth: int | None) -> None:
+        """Move by copies, and remove exactly what was copied: others may write below the same folders meanwhile."""
+        began_at = time.time()
+        for source in path1 if isinstance(path1, list) else [path1]:
+            source = self._strip(source)
+            if recursive or is_pattern(source):
+                self.invalidate_cache(before_magic(source))  # what was listed before is not all
+        copied: dict[str, str] = {}
+        await self._copy(
+            path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", copied=copied
+        )
+        if not copied and not isinstance(path1, list):  # fsspec copies no folders then, and says nothing
+            raise await self._nothing_moved(self._strip(path1), recursive)
+        left = copied.keys() - copied.values()  # what was moved onto itself stays
+        folders = {path for path in left if await self._was_dir(path, began_at)}
+        files = [self._rm_file(path) for path in left - folders]
+        await _run_coros_in_chunks(files, batch_size=self.batch_size)
+        for folder in sorted(folders, reverse=True):
+            try:
+                await self._rmdir(folder)
+            except FileNotFoundError:  # it was no more than the names of what was in it
+                pass
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+
+    async def _was_dir(self, path: str, since: float) -> bool:
+        """Return whether a path is a folder; what was listed `since` then is not asked for, whatever its age may be."""
+        known = self._reader.source.known(path)
+        if known is None or known.info is None or known.checked_at < since:
+            return bool(await self._isdir(path))
+        return known.info.kind == "directory"
+
+    async def _nothing_moved(self, source: str, recursive: bool) -> CachedFSError:
+        url = self._reader.source.url(source)
+        if recursive or is_pattern(source) or not await self._isdir(source):
+            return ObjectNotFound(f"{url}: nothing was moved, as this names no objects, only folders")
+        return IsAFolder(f"{url} is a folder: nothing of it was moved; mv moves folders with recursive=True")
+
+    async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
+        path = self._strip(path)
+        await self._write([path], "mkdir", path, create_parents=create_parents, **kwargs)
+
+    async def _makedirs(self, path: Any, exist_ok: bool = False) -> None:
+        path = self._strip(path)
+        await self._write([path], "makedirs", path, exist_ok=exist_ok)
+
+    async def _rmdir(self, path: Any) -> None:
+        path = self._strip(path)
+        await self._write([path], "rmdir", path)
+
+    def rmdir(self, path: Any) -> None:
+        """Remove an empty folder. Where the origin has folders, one that is not empty is an OSError."""
+        self._run(self._rmdir(path))
+
+    def touch(self, path: Any, truncate: bool = True, **kwargs: Any) -> None:
+        """Make an empty object, or empty one. `truncate=False` is a NotImplementedError of most inner filesystems."""
+        path = self._strip(path)
+        self._run(self._write([path], "touch", path, truncate=truncate, **kwargs))
+
+    async def _write(
+        self, paths: list[str], method: str, *args: Any, tree: bool = False, **options: Any
+    ) -> Any:
+        return await self._hop(self._reader.write(paths, method, *args, tree=tree, **options))
+
+
+def _one_or_list(path: Any) -> Any:
+    return path if isinstance(path, str | os.PathLike) else list(path)

@@ -1,0 +1,81 @@
+"""What stands in for an answer of the origin while it is away, or may not be asked: the last one that is known."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from cachedfs.common.types import ObjectInfo
+from cachedfs.errors import OriginAway
+from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.source import Source
+from cachedfs.metadata.listings import Listings
+
+__all__ = ["Standby"]
+
+logger = logging.getLogger("cachedfs.reader")
+
+
+class Standby:
+    """Answers about an origin that cannot be asked: of any age with `stale_if_error`, and where `offline` forbids it.
+
+    The first that is older than `max_age` allows is told in a warning.
+    """
+
+    def __init__(self, source: Source, listings: Listings) -> None:
+        self._source = source
+        self._listings = listings
+        self._warned = False
+
+    def of(self, path: str, old: Known | None) -> Known | None:
+        """Return the old fact while the origin may not or cannot be asked; raises when there is none."""
+        config, source = self._source.config, self._source
+        if config.offline:
+            if old is None or old.info is None:
+                raise source.offline(path)
+            return old
+        if old is None or old.info is None or not self._is_of_use():
+            return None
+        self._warn(f"{source.url(path)}: the origin could not be reached a moment ago")
+        return old
+
+    def despite(self, error: OriginAway, old: Known | None) -> Known:
+        """Return the known version although the origin is away, or raise that it is."""
+        self._source.engine.mark_away(self._source.identity)
+        if old is None or old.info is None or not self._source.config.stale_if_error:
+            raise error
+        self._warn(str(error))
+        return old
+
+    def listing(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
+        """Return an older listing while the origin was away a moment ago."""
+        if not self._is_of_use():
+            return None
+        old = self._listed(folder, deep=deep)
+        if old is not None:
+            self._warn(f"{self._source.url(folder)}: the origin could not be reached a moment ago")
+        return old
+
+    def listed_before(self, folder: str, error: OriginAway, *, deep: bool) -> list[ObjectInfo]:
+        """Return an older listing although the origin is away, or raise that it is."""
+        self._source.engine.mark_away(self._source.identity)
+        old = self._listed(folder, deep=deep) if self._source.config.stale_if_error else None
+        if old is None:
+            raise error
+        self._warn(str(error))
+        return old
+
+    def _is_of_use(self) -> bool:
+        """Return whether the origin was away a moment ago, and old answers may be given then."""
+        source = self._source
+        return source.config.stale_if_error and source.engine.is_away(source.identity)
+
+    def _listed(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
+        return (self._listings.below if deep else self._listings.of)(folder, math.inf)
+
+    def _warn(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s; serving the versions known to the cache (stale_if_error=False forbids it)", reason
+            )

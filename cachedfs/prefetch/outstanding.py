@@ -1,0 +1,456 @@
+"""How long a plan goes on while what it asks for fails, and when it asks again. Pure."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any
+
+from cachedfs.common.blocks import beginning
+from cachedfs.common.types import ObjectKey, Range
+from cachedfs.errors import (
+    CachedFSError,
+    CacheError,
+    ObjectChanged,
+    OriginAway,
+    OriginUnavailable,
+    QuotaExceeded,
+    WrongBytes,
+)
+from cachedfs.fetch.inflight import Flight, FlightStopped
+from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.source import Source
+from cachedfs.prefetch.cursor import Course, Spawn
+from cachedfs.prefetch.future_reads import Beyond, Foresight, Piece, Place
+from cachedfs.prefetch.progress import Part, Request, Tally
+from cachedfs.prefetch.window import Distance
+from cachedfs.read.reader import TRIES
+
+__all__ = ["AWAY_S", "Patience", "Pending"]
+
+
+AWAY_S = 60.0  # how long an origin may be away before its plan ends
+PAUSE_S = 1.0, 15.0  # shortest and longest wait before an origin that is away is asked again
+MOST_IN_A_ROW = 16  # failures that are not one object's, and then the plan ends
+
+
+class Patience:
+    """What failed since something came last."""
+
+    def __init__(self) -> None:
+        self._n_in_a_row = 0
+        self._away_since: float | None = None
+        self._again_at, self._pause_s = 0.0, PAUSE_S[0]
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the origin was away when it was asked last."""
+        return self._away_since is not None
+
+    def is_pausing(self, now: float) -> bool:
+        """Return whether nothing is to be asked for now."""
+        return now < self._again_at
+
+    def came(self) -> None:
+        """Something came: what waits for the end of a pause need not."""
+        self._n_in_a_row, self._away_since = 0, None
+        self._again_at, self._pause_s = 0.0, PAUSE_S[0]
+
+    def failed(self) -> bool:
+        """It failed for what is not one object's; return whether that was once too often."""
+        self._n_in_a_row += 1
+        return self._n_in_a_row >= MOST_IN_A_ROW
+
+    def away(self, now: float) -> bool:
+        """The origin is away: ask no more for a while; return whether it was away for too long."""
+        if self._away_since is None:
+            self._away_since = now
+        if not self.is_pausing(now):  # requests that were sent together fail together: one pause
+            self._again_at = now + self._pause_s
+            self._pause_s = min(2 * self._pause_s, PAUSE_S[1])
+        return now - self._away_since > AWAY_S
+
+
+logger = logging.getLogger("cachedfs.prefetch")
+
+READY = 4  # requests that are made up before they may be sent: several may at once
+LOOK = 128  # blocks that are dealt with before the loop serves others
+
+
+class Pending:
+    """Objects that are neither here nor given up, and the requests that are made up for them. On the engine's loop.
+
+    What is made up waits in `ready` for whoever sends it, who tells what comes of it: `learnt`, `follow`, `ask_again`, `fail`.
+    `failure` is what ends the plan.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        course: Course,
+        distance: Distance,
+        foresight: Foresight,
+        tally: Tally,
+        *,
+        spawn: Spawn,
+        wake: Callable[[], object],
+    ) -> None:
+        self._source, self._course, self._distance = source, course, distance
+        engine = source.engine
+        self._cache, self._flights, self._questions = engine.cache, engine.flights, engine.questions
+        self._foresight, self._tally = foresight, tally
+        self._spawn, self._wake = spawn, wake
+        self.open: dict[int, Part] = {}  # by number
+        self._parts: list[Part] = []  # a heap: those of which something is to be asked for
+        self.ready: list[Request] = []  # a heap: made up, and not sent
+        self.is_held = False  # the reader has to read before more is asked for
+        self.patience = Patience()
+        self.failure: Exception | None = None
+
+    def close(self) -> None:
+        self.open, self._parts = {}, []
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether all that it has is dealt with, and there is room for requests."""
+        return len(self.ready) < READY and not self._parts
+
+    def places(self) -> list[Place]:
+        """Return the first place of each object of which something was not asked for yet."""
+        unknown = [(part.number, 0) for part in self.open.values() if part.known is None]
+        return unknown + [(part.number, part.next) for part in self._parts if part.again or part.left]
+
+    def push(self, part: Part) -> None:
+        """Something of an object is to be asked for."""
+        self.open[part.number] = part
+        if part not in self._parts:
+            heapq.heappush(self._parts, part)
+        self._wake()
+
+    # What is asked for, and in what order.
+
+    def cut(self) -> None:
+        """Make up requests for the first objects of which something is missing, until the reader has to read first."""
+        for _ in range(LOOK):
+            if not self._parts or (len(self.ready) >= READY and not self._parts[0] < self.ready[0].part):
+                self.is_held = False
+                return
+            part = self._parts[0]
+            if part.is_over or (part.known is not None and not (part.again or part.left)):
+                heapq.heappop(self._parts)
+                self._finish_if_complete(part)
+            elif not (self._cut_unknown(part) if part.known is None else self._cut_one(part)):
+                self.is_held = True
+                return
+        self._wake()
+
+    def _cut_unknown(self, part: Part) -> bool:
+        """Begin with an object: by what is known of it, or with the question what it is; False when that has to wait."""
+        known = self._source.fresh(part.path)
+        if known is not None and (known.info is None or known.info.kind == "file"):
+            heapq.heappop(self._parts)
+            self.learnt(part, known, None, is_ours=False)
+            return True
+        if self._source.config.offline:
+            self.fail(part, self._source.offline(part.path))
+            return True
+        want = self._first_want(part)
+        if not self._distance.take([want.size], want.size):
+            return False
+        heapq.heappop(self._parts)
+        self._distance.reserve(want.size)
+        heapq.heappush(self.ready, Request(part, [], want, want.size))
+        return True
+
+    def _first_want(self, part: Part) -> Range:
+        """Return what to ask of an object of unknown size: no more than its share of the window."""
+        config = self._source.config
+        most = min(config.whole_request, self._distance.limit // config.concurrency)
+        return beginning(*(part.bounds or (None, None)), block_size=config.block_size, most=int(most))
+
+    def _cut_one(self, part: Part) -> bool:
+        """Deal with the next block of an object if it is here or on its way, else with its next request; False: not yet."""
+        key, index = part.begun_key, part.next
+        flight = self._flights.get(key.name(index))
+        if not part.again and self._foresight.is_made((part.number, index), (key, index)):
+            # Where all may stay, what was read and is gone again is fetched: all of a plan is here at its end.
+            is_coming = flight is not None or self._cache.has(key, index)
+            if is_coming or self._foresight.is_tight:
+                self._pass(part, index)
+                return True
+        if flight is not None and flight.covers(index * key.block_size):
+            return self._take_one(part, index, partial(self.follow, part, flight, [index], is_ours=False))
+        if flight is None and self._cache.has(key, index):
+            return self._take_one(part, index, None)
+        if self._source.config.offline:
+            self.fail(part, self._source.offline(part.path))
+            return True
+        if (question := self._questions.under_way((self._source.asker, part.path))) is not None:
+            heapq.heappop(self._parts)
+            self._spawn(self._go_on_after(question, part))
+            return True
+        run, most = self._missing(part, key), self._source.config.whole_request
+        sizes = [part.bytes_of(each).size for each in run]
+        # What is asked for again has its room already.
+        n = len(run) if part.again else self._may_ask(key, run[: self._distance.take(sizes, most)])
+        if not n:
+            return False
+        self._note_asked(part, run[:n])
+        part.took(n)
+        heapq.heappush(self.ready, Request(part, run[:n], None, sum(sizes[:n])))
+        return True
+
+    def _may_ask(self, key: ObjectKey, run: list[int]) -> int:
+        """Return how many of these blocks may be asked for now; one in any case while too little is ahead of the reader."""
+        n = next((n for n, index in enumerate(run) if not self._foresight.ask((key, index))), len(run))
+        if run and not n and self._distance.is_short:
+            self._foresight.ask((key, run[0]), is_awaited=True)
+            return 1
+        return n
+
+    def _pass(self, part: Part, index: int) -> None:
+        """Go on behind a block that its reader has fetched, and read, before the plan got to it."""
+        key, size = part.begun_key, part.bytes_of(index).size
+        if self._cache.has(key, index):
+            self._foresight.stored((key, index))
+        part.took(1)
+        part.n_awaited -= 1
+        self._tally.here += size
+
+    async def _go_on_after(self, question: asyncio.Task[Any], part: Part) -> None:
+        """Go on with an object once somebody who opened it before it was listed has an answer, and perhaps its bytes."""
+        await asyncio.wait([question])
+        self.push(part)
+
+    def _missing(self, part: Part, key: ObjectKey) -> list[int]:
+        """Return the next blocks that one request can bring."""
+        run = [part.next]
+        for index in (part.again or part.left)[1 : self._source.config.whole_request // key.block_size]:
+            name = key.name(index)
+            if index != run[-1] + 1 or name in self._flights or self._cache.has(key, index):
+                break
+            run.append(index)
+        return run
+
+    def _take_one(
+        self, part: Part, index: int, follow: Callable[[], Coroutine[Any, Any, None]] | None
+    ) -> bool:
+        """Note a block that need not be asked for; False when the reader has to read first."""
+        size = part.bytes_of(index).size
+        if not part.again and not self._distance.fits(size):
+            return False
+        self._note_asked(part, [index], is_here=follow is None)
+        part.took(1)
+        if follow is not None:
+            self._spawn(follow())
+        else:
+            first, start = part.first, index * part.begun_key.block_size
+            is_ours = first is not None and first.start <= start < first.stop
+            self._tally.here += 0 if is_ours else size  # else it came with our question, and is stored by now
+            part.n_awaited -= 1
+        return True
+
+    def _note_asked(self, part: Part, indexes: Iterable[int], *, is_here: bool = False) -> None:
+        """These blocks are ready for the reader now, or on their way. The one place where a block becomes the plan's."""
+        if part.again:
+            return  # they were noted when they were asked for first
+        key = part.begun_key
+        for index in indexes:
+            piece = Piece((part.number, index), (key, index), part.bytes_of(index).size)
+            self._foresight.ask(piece.block)
+            if is_here:
+                self._foresight.stored(piece.block)
+            self._distance.add(piece)
+
+    # What comes of it.
+
+    def learnt(self, part: Part, known: Known, flight: Flight | None, *, is_ours: bool) -> None:
+        """Begin with an object of which the version is known now; `flight` brings some of it, `is_ours` for this plan alone."""
+        info = known.info
+        if info is None:
+            self._absent(part, known)
+        elif info.kind == "directory":
+            self._enter(part)
+        elif (key := self._source.key(known)) is None:
+            if flight is not None and flight.is_ahead:
+                flight.stop_soon(flight.start)
+            self.fail(part, self._source.uncached(part.path))
+        else:
+            self._tally.sized(part, part.begin(known, key))
+            if flight is not None:
+                part.first = flight if is_ours else None
+                self._join(part, key, flight)
+            self.push(part)
+
+    def _join(self, part: Part, key: ObjectKey, flight: Flight) -> None:
+        """Take what the request brings that told what the object is: the first of its blocks."""
+        brought: list[int] = []
+        for index in part.left:
+            bytes_ = part.bytes_of(index)
+            is_there = flight.start <= bytes_.start and bytes_.stop <= flight.stop
+            if not is_there or self._flights.get(key.name(index)) is not flight:
+                break
+            brought.append(index)
+        if brought:
+            self._note_asked(part, brought)
+            part.took(len(brought))
+            self._spawn(self.follow(part, flight, brought, is_ours=part.first is flight))
+
+    def _absent(self, part: Part, known: Known) -> None:
+        """There is no such object: perhaps there is such a folder."""
+        if part.bounds is not None or known.by_listing or self._source.config.offline:
+            self.fail(part, self._source.not_found(part.path, known))
+        else:
+            self._enter(part)
+
+    def _enter(self, part: Part) -> None:
+        """Take what is below a folder in place of an object."""
+        if part.bounds is not None:
+            self.fail(part, self._source.is_a_folder(part.path))
+            return
+        self._close(part)
+        self._course.enter(part.path)
+
+    async def follow(self, part: Part, flight: Flight, indexes: list[int], *, is_ours: bool) -> None:
+        """Wait until a request, ours or that of others, has brought these blocks."""
+        error: Exception | None = None
+        try:
+            await flight.arrival(part.bytes_of(indexes[-1]).stop)
+        except FlightStopped:
+            pass
+        except Exception as failure:  # of the request, whatever it is: the object's, or the end of the plan
+            error = failure
+        came = [i for i in indexes if part.bytes_of(i).stop <= flight.filled and not flight.refused]
+        if not is_ours:
+            self._tally.here += sum(part.bytes_of(index).size for index in came)
+        self._landed(part, came)
+        if len(came) < len(indexes):
+            self._lost(part, indexes[len(came) :], error)
+        self._wake()
+
+    def _landed(self, part: Part, indexes: list[int]) -> None:
+        part.n_awaited -= len(indexes)
+        if indexes:
+            self.patience.came()
+        self._finish_if_complete(part)
+
+    def _lost(self, part: Part, indexes: list[int], error: Exception | None) -> None:
+        """These blocks did not come; without an error they are asked for again."""
+        if not part.is_over:
+            self.ask_again(part, indexes)
+            if error is not None:
+                self.fail(part, error)
+
+    def ask_again(self, part: Part, indexes: Iterable[int]) -> None:
+        """These blocks are awaited in vain."""
+        part.ask_again(indexes)
+        self.push(part)
+
+    def _finish_if_complete(self, part: Part) -> None:
+        if not part.is_over and part.known is not None and part.is_complete:
+            self._close(part)
+            self._tally.n_done += 1
+
+    def _close(self, part: Part) -> None:
+        part.is_over = True
+        if self.open.get(part.number) is part:
+            del self.open[part.number]
+        self._wake()
+
+    # Failures.
+
+    def fail(self, part: Part, error: Exception) -> None:
+        """Something of an object could not be had: try it again, go on without it, or end the plan."""
+        if part.is_over:
+            return
+        if not isinstance(error, CachedFSError):
+            self.failure = error
+        elif isinstance(error, OriginAway):
+            self._wait_for_origin(error)
+            self.push(part)
+        elif isinstance(error, ObjectChanged | WrongBytes) and part.tries + 1 < TRIES:
+            self._source.facts.expire(part.path)
+            self._give_up(part)
+            again = Part(part.number, part.path, part.listed_size, part.bounds, part.tries + 1)
+            self.push(again)
+        else:
+            self._give_up(part)
+            self._tally.failed(part.path, error, part.listed_size)
+            self._count_in_a_row(error)
+
+    def answered(self, path: str, error: CachedFSError | None) -> None:
+        """What a folder or a pattern stands for is here, or could not be had; while the origin is away it is asked for again."""
+        if error is None:
+            self.patience.came()
+        elif isinstance(error, OriginAway):
+            self._wait_for_origin(error)
+        else:
+            self._tally.failed(path, error, None)
+            self._count_in_a_row(error)
+
+    def not_kept(self, part: Part) -> None:
+        """Some of what came for an object could not be stored, while the cache stores what comes now."""
+        if part.is_failed:
+            return
+        error = CacheError(
+            f"{self._source.url(part.path)}: some of it came and could not be stored, as the cache could store nothing "
+            "for a while; prefetch it again"
+        )
+        if part.is_over:
+            part.is_failed = True
+            self._tally.spoilt(part.path, error)
+        else:
+            self.fail(part, error)
+
+    def _give_up(self, part: Part) -> None:
+        part.is_failed = True
+        self._distance.remove(part.number)
+        for index in part.asked:
+            if not self._cache.has(part.begun_key, index):  # what is still on its way is told once it is here
+                self._foresight.lost((part.begun_key, index))
+        self._close(part)
+
+    def _count_in_a_row(self, error: CachedFSError) -> None:
+        """End the plan when it fails again and again for what is not one object's."""
+        is_general = isinstance(error, OriginUnavailable | QuotaExceeded) and not isinstance(
+            error, WrongBytes
+        )
+        if is_general and not self._source.config.offline and self.patience.failed():
+            self.failure = error
+
+    def _wait_for_origin(self, error: OriginAway) -> None:
+        """Ask no more for a while; end the plan when it was away for too long."""
+        if not self.patience.is_away:
+            logger.warning("%s; prefetching goes on when it answers, or ends after %d s", error, AWAY_S)
+        if self.patience.away(time.monotonic()):
+            self.failure = error
+
+    # Where its reader may be.
+
+    def beyond(self) -> Beyond:
+        """Yield the blocks that were not asked for yet of the objects that it has, each with what goes on there."""
+        for part in sorted(self._parts):
+            for index in part.left if part.known is not None else ():
+                block = part.begun_key, index
+                may_be = partial(self._foresight.may_be_at, block, (part.number, index))
+                yield block, may_be, partial(self._skip_to, part, index)
+
+    def _skip_to(self, part: Part, index: int) -> None:
+        self._drop([each for each in self._parts if each < part])
+        part.again, part.left = [], part.left[part.left.index(index) :]
+        self._finish_if_complete(part)
+
+    def skip(self) -> None:
+        """Ask for nothing more of the objects that it has."""
+        self._drop(list(self._parts))
+
+    def _drop(self, parts: list[Part]) -> None:
+        for part in parts:
+            part.left, part.again = range(0), []
+            if not part.n_awaited:
+                self._close(part)
+                self._tally.passed(part.listed_size)

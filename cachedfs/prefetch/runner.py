@@ -1,0 +1,248 @@
+"""A plan at work: it looks what is here, asks for what is not in the order of the plan, and keeps its distance to its reader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+from cachedfs.errors import CachedFSError, OriginUnavailable
+from cachedfs.origins.slots import sent_ahead
+from cachedfs.prefetch.cursor import Course, Glob
+from cachedfs.prefetch.future_reads import Beyond, Foresight
+from cachedfs.prefetch.items import Items
+from cachedfs.prefetch.outstanding import Pending
+from cachedfs.prefetch.progress import Progress, Tally
+from cachedfs.prefetch.submission import Sending, cannot_store
+from cachedfs.prefetch.window import Distance
+from cachedfs.read.reader import Reader
+
+__all__ = ["Plan"]
+
+TAKEN = 32  # objects that are here already, looked at before the loop serves others
+POLL_S = 0.005, 0.05  # shortest and longest wait between two looks at what was read
+
+
+class Plan:
+    """What one call of `prefetch` set going. It runs as one task on the engine's loop, and ends with it.
+
+    Its course is what comes next, what is pending are the objects that it got to, sending is what is on its way of them, and
+    the distance is what of it is unread; what of its blocks goes to make room follows from its foresight. `strip` makes a
+    path of what users write, `glob` answers patterns.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        items: Callable[[Callable[[], object]], Items],
+        window: int | None,
+        strip: Callable[[str], str],
+        glob: Glob,
+        told: Callable[[int, int | None], object],
+    ) -> None:
+        self.tally = Tally()
+        self.failure: BaseException | None = None
+        self.ended: Future[None] = Future()
+        self.ended.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
+        self._source, self._engine, self._told = reader.source, reader.source.engine, told
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._is_cancelled = self._is_ending = False
+        self._items = items(lambda: self._engine.call_soon(self._changed.set))
+        window_size = math.inf if window is None else window
+        self._foresight = Foresight(self._source, self._items, strip, window_size)
+        self._distance = Distance(self._source, self._foresight, window)
+        self._course = Course(
+            reader,
+            self._items,
+            self._foresight,
+            self.tally,
+            strip=strip,
+            glob=glob,
+            spawn=self._spawn,
+            answered=lambda path, error: self._pending.answered(path, error),
+        )
+        self._pending = Pending(
+            self._source,
+            self._course,
+            self._distance,
+            self._foresight,
+            self.tally,
+            spawn=self._spawn,
+            wake=self._changed.set,
+        )
+        self._sending = Sending(
+            reader, self._pending, self._distance, self.tally, spawn=self._spawn, wake=self._changed.set
+        )
+
+    # Its life.
+
+    def start(self) -> None:
+        try:
+            self._task = self._engine.spawn(self._run())
+        except CachedFSError as error:
+            self._end("failed", error)
+        else:
+            self._task.add_done_callback(self._never_ran)
+
+    def _never_ran(self, task: asyncio.Task[None]) -> None:
+        """A task that is cancelled before its first step does not even end."""
+        if not self.ended.done():
+            self._end("cancelled", None)
+
+    def cancel(self) -> None:
+        """Ask for nothing more, and end what is on its way for nobody else. On the loop."""
+        # Once: its end awaits what it began, and is not to be broken off.
+        if self._task is not None and not (self._is_cancelled or self._is_ending):
+            self._task.cancel()
+        self._is_cancelled = True
+
+    async def _run(self) -> None:
+        state = "done"
+        failure: BaseException | None = None
+        try:
+            with sent_ahead():
+                await self._begin()
+                await self._work()
+        except asyncio.CancelledError:
+            state = "cancelled"
+            if not self._engine.pid:
+                state = "failed"
+                failure = OriginUnavailable("cachedfs is shutting down with this process")
+        except GeneratorExit:  # nobody runs this any more: the loop is gone
+            raise
+        except BaseException as error:  # of the caller's iterator: a SystemExit would end the loop of all
+            state, failure = "failed", error
+        await self._wind_up()
+        self._end(state, failure)
+
+    async def _wind_up(self) -> None:
+        self._is_ending = True
+        self._foresight.close()
+        self._items.close()
+        for task in self._tasks:
+            task.cancel()
+        self._sending.stop()  # now that nobody waits for what is on its way
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _end(self, state: str, failure: BaseException | None) -> None:
+        self.failure = failure
+        self._items.close()
+        self._sending.close()
+        self.tally.end(state)
+        self._pending.close()
+        self._distance.close()
+        self.ended.set_result(None)
+
+    async def _begin(self) -> None:
+        """Raise what would make all of the plan vain."""
+        if self._source.config.offline:
+            return
+        self._source.origin("")  # else its own error, such as a package that is missing
+        cache = self._engine.cache
+        allowed = await asyncio.to_thread(cache.allowance, self._source.config.bounds)
+        if allowed is None or allowed < self._source.config.block_size:
+            raise cannot_store(cache)
+        self._foresight.begin()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = self._engine.spawn(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget_task)
+        return task
+
+    def _forget_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # taken: a plan that ends first does not ask for it, and asyncio would report it as lost
+        self._changed.set()
+
+    # The work.
+
+    async def _work(self) -> None:
+        pause_s, look_at = POLL_S[0], 0.0
+        while True:
+            self._changed.clear()
+            now, moved = time.monotonic(), False
+            if now >= look_at:
+                look_at = now + POLL_S[0]
+                moved = self._look() | self._sending.look_elsewhere()
+                self._sending.check()
+            if not self._pending.patience.is_pausing(now):
+                self._fill_up()
+            self._tell()
+            if self._pending.failure is not None:
+                raise self._pending.failure
+            if self._is_cancelled:  # and whatever was awaited made nothing of it
+                raise asyncio.CancelledError
+            if self._is_over():
+                return
+            # What came has only to be stored, unless the origin is away.
+            is_near = moved or not (self._pending.open or self._pending.patience.is_away)
+            pause_s = POLL_S[0] if is_near else min(2 * pause_s, POLL_S[1])
+            await self._pause(pause_s)
+
+    def _is_over(self) -> bool:
+        is_left = self._pending.open or self._sending.is_flying or self._tasks
+        return self._course.is_over and not is_left and self._pending.failure is None
+
+    async def _pause(self, pause_s: float) -> None:
+        """Wait until something happens here; or a little, as what is read and what others fetch happens elsewhere."""
+        await asyncio.sleep(0)  # others want the loop as well
+        is_polling = self._pending.is_held or not self._sending.is_idle or self._pending.patience.is_away
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s if is_polling else None):
+                # Not by wait_for: what happens at that moment would undo a cancellation.
+                await self._changed.wait()
+
+    def _fill_up(self) -> None:
+        """Make up the next requests, and hand them in."""
+        n = 0
+        may_see_more = self._foresight.look()
+        self._pending.cut()
+        while n < TAKEN and self._pending.wants_more and (taken := self._course.take()) is not None:
+            for part in taken:
+                self._pending.push(part)
+            self._pending.cut()
+            n += 1
+        self._sending.submit()
+        if n == TAKEN or may_see_more:
+            self._changed.set()
+
+    # Its reader.
+
+    def _look(self) -> bool:
+        """Look what was read; return whether the reader moved."""
+        is_held = self._pending.is_held
+        moved = self._distance.look(is_held=is_held)
+        places = [*self._pending.places(), *self._distance.first()]
+        self._foresight.reached(min(places, default=(self._course.n_begun, 0)))
+        self._distance.forget_lost(self._pending.open)
+        if is_held and not moved:
+            return self._distance.look_further(self._beyond, (self._course.n_begun, 0))
+        return moved
+
+    def _beyond(self) -> Beyond:
+        """Yield a block of each object that comes later, and all of objects that are begun, with what goes on there."""
+        yield from self._pending.beyond()
+        yield from self._course.beyond(self._skip)
+
+    def _skip(self, n_children: int, n_items: int) -> None:
+        self._pending.skip()
+        self._course.skip(n_children, n_items)
+
+    def _tell(self) -> None:
+        progress = self.progress()
+        self._told(progress.bytes_fetched + progress.bytes_here, progress.bytes_total)
+
+    def progress(self) -> Progress:
+        """Return how far the plan is; from any thread."""
+        is_asked = self._distance.is_reserved or self._pending.ready or not self._sending.is_idle
+        is_held = self._pending.is_held and not is_asked
+        return self.tally.progress(n_left=self._items.n_left, coming=self._sending.coming, is_held=is_held)

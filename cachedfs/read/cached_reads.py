@@ -1,0 +1,242 @@
+"""The bytes of one read, put together from blocks in whatever order they come."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from cachedfs.common.blocks import clip, covering
+from cachedfs.common.types import ObjectKey, Range
+from cachedfs.errors import ObjectNotFound
+from cachedfs.fetch.inflight import FlightStopped
+from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.source import Source
+from cachedfs.readahead.chunk_prefetch import Chunks
+from cachedfs.readahead.object_history import Habits
+
+__all__ = ["Assembly", "Hits", "note_version", "versions_read"]
+
+
+class Assembly:
+    """The bytes of one read, put together in place."""
+
+    def __init__(self, want: Range) -> None:
+        self._want = want
+        # A BytesIO gives its bytes away without copying them once more; seek and write size it in one step.
+        self._bytes = io.BytesIO()
+        if want.size:
+            self._bytes.seek(want.size - 1)
+            self._bytes.write(b"\0")
+
+    def part(self, index: int, block_size: int) -> Range:
+        """Return the bytes of block `index` that are wanted."""
+        return Range(
+            max(self._want.start, index * block_size), min(self._want.stop, (index + 1) * block_size)
+        )
+
+    def place(self, index: int, block_size: int) -> tuple[memoryview, int]:
+        """Return where the wanted bytes of block `index` belong, and their offset in the block."""
+        part = self.part(index, block_size)
+        start = part.start - self._want.start
+        return self._bytes.getbuffer()[start : start + part.size], part.start - index * block_size
+
+    def fill(self, part: Range, data: memoryview) -> None:
+        start = part.start - self._want.start
+        with self._bytes.getbuffer() as view:
+            view[start : start + part.size] = data
+
+    def finish(self) -> bytes:
+        return self._bytes.getvalue()
+
+
+_Versions = dict[str, set[str | None]]
+_noted: ContextVar[_Versions | None] = ContextVar("cachedfs_versions_read", default=None)
+
+
+@contextmanager
+def versions_read() -> Iterator[_Versions]:
+    """Give a dictionary that gets, by path, the fingerprints of the versions that reads in here return bytes of.
+
+    In this thread, and what it waits for. What is known of a path afterwards may already be a newer version.
+    """
+    versions: _Versions = {}
+    token = _noted.set(versions)
+    try:
+        yield versions
+    finally:
+        _noted.reset(token)
+
+
+def note_version(known: Known) -> None:
+    """Tell `versions_read` of a version whose bytes are returned."""
+    versions = _noted.get()
+    if versions is not None and known.info is not None:
+        versions.setdefault(known.path, set()).add(known.info.fingerprint)
+
+
+class _Version(NamedTuple):
+    """An object that is known well enough to be cached."""
+
+    known: Known
+    key: ObjectKey
+    size: int
+
+
+class Hits:
+    """The objects of one source as far as they are in the cache."""
+
+    def __init__(self, source: Source, chunks: Chunks, habits: Habits) -> None:
+        self._source, self._chunks, self._habits = source, chunks, habits
+        self._awaited = chunks.awaited
+
+    def read(self, path: str, start: int | None, stop: int | None, *, nowait: bool = False) -> bytes | None:
+        """Return `[start:stop]` of an object when all of it is here; None when the origin must be asked.
+
+        `nowait`: raise BlockingIOError instead of waiting for the disk.
+        """
+        if is_awaited := path in self._awaited:
+            self._chunks.reached(path, start, stop)
+            if self._source.facts.in_memory(path) is None:
+                return None  # asked for by this process, and not answered yet
+        version = self._version(path)
+        if version is None:
+            return None
+        want = clip(start, stop, version.size)
+        data = self._landed(version.key, want) if is_awaited else None
+        if data is None:
+            data = self.of_version(version.key, want, nowait=nowait)
+        if data is not None:
+            note_version(version.known)
+            self._follow(version, want)
+        return data
+
+    def read_many(self, wanted: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | OSError | None]:
+        """Return what `read` does of each `(path, start, stop)`, and errors in their places: every object looked up once."""
+        found: list[bytes | OSError | None] = [None] * len(wanted)
+        by_path: dict[str, list[int]] = {}
+        for i, (path, _, _) in enumerate(wanted):
+            by_path.setdefault(path, []).append(i)
+        for path, numbers in by_path.items():
+            datas = self._read_ranges(path, [wanted[i][1:] for i in numbers])
+            for i, data in zip(numbers, datas, strict=True):
+                found[i] = data
+        return found
+
+    def _read_ranges(
+        self, path: str, ranges: Sequence[tuple[int | None, int | None]]
+    ) -> list[bytes | OSError | None]:
+        if len(ranges) < 2 or path in self._awaited:
+            return [self._or_error(path, *bounds) for bounds in ranges]
+        try:
+            version = self._version(path)
+        except ObjectNotFound as error:
+            return [error] * len(ranges)
+        if version is None:
+            return [None] * len(ranges)
+        found: list[bytes | OSError | None] = []
+        furthest = Range(0, 0)
+        for start, stop in ranges:
+            want = clip(start, stop, version.size)
+            try:
+                data = self.of_version(version.key, want)
+            except OSError as error:
+                found.append(error)
+                continue
+            found.append(data)
+            if data is not None:
+                note_version(version.known)
+                furthest = want if want.stop > furthest.stop else furthest
+        self._follow(version, furthest)
+        return found
+
+    def _or_error(self, path: str, start: int | None, stop: int | None) -> bytes | OSError | None:
+        try:
+            return self.read(path, start, stop)
+        except OSError as error:
+            return error
+
+    def opened(self, path: str) -> None:
+        """Note that a handle will read an object that is known."""
+        if path in self._awaited:
+            self._chunks.reached(path, 0, self._source.config.block_size)
+
+    def _version(self, path: str) -> _Version | None:
+        known = self._source.existing(path)
+        key = None if known is None else self._source.key(known)
+        if known is None or key is None:
+            return None
+        size = known.object.size
+        assert size is not None  # what has a key has a size
+        return _Version(known, key, size)
+
+    def _follow(self, version: _Version, want: Range) -> None:
+        """Tell of a read where one is waited for, beyond which more is sent for."""
+        engine, (known, key, size) = self._source.engine, version
+        if engine.followed and want.stop > engine.followed.get(key.digest, size):
+            engine.call_soon(self._habits.went_on, known, key, want)
+
+    def _landed(self, key: ObjectKey, want: Range) -> bytes | None:
+        """Return the bytes of `want` when a request that is over brought all of them and they are not on the disk yet."""
+        engine = self._source.engine
+        flight = engine.flights.get(key.name(want.start // key.block_size))
+        if flight is None or not flight.done or flight.error is not None or flight.refused:
+            return None
+        if want.start < flight.start or flight.filled < want.stop:
+            return None
+        try:
+            data = flight.copy(want)
+        except FlightStopped:  # they have just been stored
+            return None
+        blocks = covering(want, key.block_size)
+        for index in blocks:
+            engine.cache.touch(key, index)
+        engine.hits += len(blocks)
+        engine.bytes_served += want.size
+        return data
+
+    def of_version(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
+        """Return the bytes of `want` when all of them are here; see `read`."""
+        engine, size = self._source.engine, key.block_size
+        first = want.start // size
+        if want.stop <= (first + 1) * size:
+            if want.start == want.stop:
+                return b""
+            data = engine.cache.read(
+                key,
+                first,
+                want.start - first * size,
+                want.stop - first * size,
+                nowait=nowait,
+                verify=self._source.config.verify_always,
+            )
+            if data is None or len(data) != want.size:
+                return None
+            engine.hits += 1
+            engine.bytes_served += want.size
+            return data
+        blocks = covering(want, size)
+        if not all(engine.cache.has(key, index) for index in blocks):
+            return None
+        out = Assembly(want)
+        if not all(self.copy(key, index, out, nowait=nowait) for index in blocks):
+            return None
+        engine.hits += len(blocks)
+        engine.bytes_served += want.size
+        return out.finish()
+
+    def copy(self, key: ObjectKey, index: int, out: Assembly, *, nowait: bool = False) -> bool:
+        """Copy one block into place; False for a miss."""
+        place, offset = out.place(index, key.block_size)
+        # Let go of here: a view that is collected with the frames of an error, after its BytesIO, is an error
+        # itself in Python 3.13.
+        with place:
+            n = self._source.engine.cache.read_into(
+                key, index, offset, place, nowait=nowait, verify=self._source.config.verify_always
+            )
+            if 0 <= n < len(place):
+                # Sound, but shorter than the object says: it would be found, and found too short, for ever.
+                self._source.engine.cache.refuse(key, index)
+            return n == len(place)

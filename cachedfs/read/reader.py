@@ -1,0 +1,288 @@
+"""The only orchestrator of a read: is it known? is it here? else fetch once, hand out what arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from cachedfs.common.blocks import align, clip, covering
+from cachedfs.common.event_log import waiting
+from cachedfs.common.types import ObjectInfo, ObjectKey, Range
+from cachedfs.errors import CachedFSError, ObjectChanged, WrongBytes
+from cachedfs.fetch.fetcher import OVERDUE_S, Fetcher
+from cachedfs.fetch.inflight import Flight, FlightStopped
+from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.source import Source
+from cachedfs.metadata.resolver import Catalog
+from cachedfs.read.cached_reads import Assembly, Hits, note_version
+from cachedfs.readahead.chunk_prefetch import ALL, Chunks, first_want
+from cachedfs.readahead.object_history import Habits
+
+__all__ = ["TRIES", "Reader"]
+
+logger = logging.getLogger("cachedfs.reader")
+
+TRIES = 3  # versions that a read in one call begins with: what was known may be old, and the next one be replaced too
+POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at a block that another process fetches
+HITS_INLINE = 4  # more cached blocks than this are copied in a thread, so that the loop serves others
+
+
+class Reader:
+    """Reads and writes the objects of one source.
+
+    `hits` answer at once from what is here, in any thread: no loop, no request. The coroutines run on the engine's loop only
+    (`engine.run`, `engine.hop`).
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.fetcher = Fetcher(source)
+        self.catalog = Catalog(source, self.fetcher)
+        self.chunks = Chunks(source, self.fetcher, self.catalog)
+        self.habits = Habits(source, self.fetcher)
+        self.hits = Hits(source, self.chunks, self.habits)
+
+    # What has to be fetched.
+
+    async def open(self, path: str) -> tuple[Known, Flight | None]:
+        """Return the version that a new handle reads, and the request that already brings its first bytes, if any.
+
+        Returns at the headers: one request for an unknown object, none for a known one.
+        """
+        want, block_size = Range(0, self.source.config.whole_request), self.source.config.block_size
+        self.chunks.told(path, 0, block_size)
+        with waiting(path):
+            known, flight = await self.catalog.resolve(path, want, demand=block_size)
+        if known.info is None:
+            raise await self._missing(known)
+        if known.info.kind == "directory":
+            raise self.source.is_a_folder(path)
+        return known, flight
+
+    async def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
+        """Return `[start:stop]` of one version of an object, fetching what is not here.
+
+        A version that is replaced between the question and the read, or that came with wrong bytes, is asked for again.
+        """
+        with waiting(path, start, stop):
+            return await self._read(path, start, stop)
+
+    async def _read(self, path: str, start: int | None, stop: int | None) -> bytes:
+        config = self.source.config
+        want = first_want(start, stop, config.block_size, config.whole_request)
+        self.chunks.told(path, start, stop)
+        for tries_left in reversed(range(TRIES)):
+            known, flight = await self.catalog.resolve(path, want, demand=ALL)
+            if known.info is None:
+                raise self.source.not_found(path, known)
+            try:
+                data = await self._collect(known, start, stop, flight)
+                note_version(known)
+                return data
+            except (ObjectChanged, WrongBytes):
+                if not tries_left:
+                    raise
+                self.source.facts.expire(path)
+        raise AssertionError("unreachable")
+
+    async def collect(
+        self, known: Known, start: int | None, stop: int | None, flight: Flight | None = None
+    ) -> bytes:
+        """Return `[start:stop]` of exactly the version known: blocks from the cache, from requests in flight, or new ones.
+
+        Raises ObjectChanged when a block that is not here is not to be had any more, and WrongBytes when all of the
+        object came meanwhile and is not what its checksum says.
+        """
+        self.chunks.told(known.path, start, stop)
+        with waiting(known.path, start, stop):
+            return await self._collect(known, start, stop, flight)
+
+    async def _collect(
+        self, known: Known, start: int | None, stop: int | None, flight: Flight | None
+    ) -> bytes:
+        info = known.info
+        assert info is not None
+        if info.kind == "directory":
+            raise self.source.is_a_folder(known.path)
+        key = self.source.key(known)
+        if key is None or info.size is None:
+            return await self._uncached(known, info, start, stop, flight)
+        refusal = self.source.engine.refusals.last(key)
+        want = clip(start, stop, info.size)
+        out = Assembly(want)
+        runs = _runs(
+            covering(want, key.block_size), max(1, self.source.config.request_size // key.block_size)
+        )
+        fetched = set() if flight is None else set(covering(Range(flight.start, flight.stop), key.block_size))
+        if 0 < want.size < info.size:
+            self.habits.ranged(known, key, want, is_first=flight is not None)
+        gate = asyncio.Semaphore(2 * self.source.config.concurrency)  # bounds the buffers of one huge read
+
+        async def one(run: range) -> None:
+            async with gate:
+                await self._gather(known, key, run, out, fetched)
+
+        if len(runs) == 1:
+            await one(runs[0])
+        else:
+            await _all(one(run) for run in runs)
+        self.source.engine.refusals.check(key, refusal)
+        self.source.engine.bytes_served += want.size
+        return out.finish()
+
+    async def _gather(
+        self, known: Known, key: ObjectKey, run: Iterable[int], out: Assembly, fetched: set[int]
+    ) -> None:
+        """Copy the blocks of `run` into place, from wherever they come first; those that are `fetched` are no hits."""
+        engine, pending, pause = self.source.engine, list(run), POLL_S[0]
+        overdue_at = time.monotonic() + OVERDUE_S
+        while pending:
+            taken = await self._take_cached(key, pending, out)
+            pending = [index for index in pending if index not in taken]
+            if taken:  # who fetches them is not stopped
+                overdue_at = time.monotonic() + OVERDUE_S
+            overdue = pending if time.monotonic() > overdue_at else ()
+            flights = self.fetcher.launch(known, key, pending, overdue=overdue)
+            here = {i for i, flight in flights.items() if flight.filled >= out.part(i, key.block_size).stop}
+            engine.hits += len((taken | here) - fetched)
+            fetched.update(pending)
+            again = []
+            for index in pending:
+                flight = flights.get(index)
+                try:
+                    if flight is None:
+                        raise FlightStopped  # another process fetches it, or it has just been stored
+                    want = out.part(index, key.block_size)
+                    await flight.arrival(want.stop)
+                    out.fill(want, flight.piece(want))
+                    engine.cache.touch(key, index)
+                except FlightStopped:
+                    again.append(index)
+            pending = again
+            if pending:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, POLL_S[1])
+
+    async def _take_cached(self, key: ObjectKey, indexes: list[int], out: Assembly) -> set[int]:
+        """Copy the blocks that are on the disk into place; return which these are."""
+        cache = self.source.engine.cache
+        here = [i for i in indexes if key.name(i) not in self.source.engine.flights and cache.has(key, i)]
+
+        def copy() -> set[int]:
+            return {index for index in here if self.hits.copy(key, index, out)}
+
+        return copy() if len(here) <= HITS_INLINE else await asyncio.to_thread(copy)
+
+    async def _uncached(
+        self, known: Known, info: ObjectInfo, start: int | None, stop: int | None, flight: Flight | None
+    ) -> bytes:
+        """Read an object that has no fingerprint, or no size, past the cache."""
+        if info.size is not None:
+            want = clip(start, stop, info.size)
+            if flight is not None and flight.start <= want.start and want.stop <= flight.stop:
+                with contextlib.suppress(FlightStopped):  # it ended unread, before these bytes
+                    await flight.arrival(want.stop)
+                    return flight.copy(want)
+            if want.size == 0:
+                return b""
+        async with self.source.origin(known.path).read(
+            known.path, want if info.size is not None else None, info
+        ) as reply:
+            data = b"".join([piece async for piece in reply])
+        self.source.engine.bytes_fetched += len(data)
+        return data if info.size is not None else data[start:stop]
+
+    async def fetch(
+        self,
+        known: Known,
+        key: ObjectKey,
+        want: Range,
+        *,
+        check: Callable[[], None],
+        n_reads: int = 1,
+        up_to: int = 0,
+    ) -> Flight | None:
+        """Wait for the first bytes of `want`, and send for all of it; None when they are in the cache now.
+
+        `check` is called before anything is sent; it raises where the reader may not go on. `n_reads` of the object came
+        since its last wait. `up_to`: send for more than `want`, whose bodies are read further when that is wanted.
+        """
+        blocks = covering(want, key.block_size)
+        pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
+        check()
+        self.habits.waited(known, key, blocks, n_reads=n_reads)
+        if not blocks[0]:
+            self.chunks.told(known.path, 0, key.block_size)
+        if key.name(blocks[0]) in self.source.engine.flights:
+            up_to = 0  # it is on its way: what follows is somebody's already, or will be asked for
+        with waiting(known.path, want.start, want.stop):
+            while True:
+                check()
+                wanted = [
+                    i
+                    for i in covering(Range(want.start, max(want.stop, up_to)), key.block_size)
+                    if key.name(i) in self.source.engine.flights or not self.source.engine.cache.has(key, i)
+                ]
+                if not wanted or wanted[0] != blocks[0]:
+                    return None
+                demand = align(want, key.block_size).stop if up_to else None
+                overdue = blocks if time.monotonic() > overdue_at else ()
+                flights = self.fetcher.launch(known, key, wanted, demand=demand, overdue=overdue)
+                flight = flights.get(blocks[0])
+                try:
+                    if flight is not None:
+                        await flight.arrival(min(want.stop, flight.stop))
+                        return flight
+                except FlightStopped:
+                    pass
+                await asyncio.sleep(pause)  # another process fetches it
+                pause = min(2 * pause, POLL_S[1])
+
+    # Writes.
+
+    async def write(
+        self, paths: Iterable[str], method: str, *args: Any, tree: bool = False, **options: Any
+    ) -> Any:
+        """Call a method of the inner filesystem that changes `paths`; all processes of the machine see it at once.
+
+        The marks move before and after: an answer that the origin gave before or during the write never counts.
+        """
+        shared, paths = self.source.engine.cache.known, list(paths)
+        origin = self.source.origin(paths[0])
+        shared.changed(self.source.identity, paths, tree=tree)
+        try:
+            return await origin.call(method, *args, **options)
+        finally:
+            shared.changed(self.source.identity, paths, tree=tree)
+
+    # Errors.
+
+    async def _missing(self, known: Known) -> CachedFSError:
+        """Return why what is absent cannot be opened: it may be a folder, which only a second question tells."""
+        path = known.path
+        try:
+            folder = await self.catalog.is_folder(path)
+        except CachedFSError as error:
+            logger.debug("not listed: %s", error)  # the first answer, that there is no such object, stands
+            folder = False
+        return self.source.is_a_folder(path) if folder else self.source.not_found(path, known)
+
+
+def _runs(indexes: range, length: int) -> list[range]:
+    return [indexes[i : i + length] for i in range(0, len(indexes), length)]
+
+
+async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all; the first error is raised, plain, after the others were cancelled."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:  # a cancellation too: no task goes on that nobody awaits
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,142 @@
+"""The verdict on what is cached: is it sound, and is it what the origin has? What is not is dropped, and fetched again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from cachedfs.cache import BadBlock
+from cachedfs.common.blocks import block_range
+from cachedfs.common.checksums import Running, Stated, stated_of
+from cachedfs.common.types import ObjectInfo, ObjectKey, Verified
+from cachedfs.errors import CachedFSError
+from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.source import Source
+from cachedfs.read.reader import Reader
+
+__all__ = ["Integrity"]
+
+logger = logging.getLogger("cachedfs.reader")
+
+
+class Integrity:
+    """Looks over the cached blocks of one source; blocking, for a thread that may wait for the disk.
+
+    The origin is asked only for what is not known of an object: its version, or its checksum when all of it is here.
+    """
+
+    def __init__(self, source: Source, reader: Reader) -> None:
+        self._source, self._reader = source, reader
+
+    def paths(self, path: str) -> list[str]:
+        """Return what there is to look over: the object, or those below a folder that have blocks here, by name.
+
+        Raises ObjectNotFound for what is neither, and what the origin raises when only it can tell.
+        """
+        found = self._source.engine.cache.paths_below(self._source.identity, path)
+        known = self._source.known(path)
+        if known is None and path and not found:
+            known = self._ask(path)
+        if known is not None and known.info is None and not found:
+            raise self._source.not_found(path, known)
+        is_object = known is not None and known.info is not None and known.info.kind == "file"
+        return sorted({*found, path}) if is_object else found
+
+    def extent(self, key: ObjectKey, info: ObjectInfo) -> list[tuple[int, int]]:
+        """Return the byte ranges `(start, stop)` of a version that are in the cache, merged; nothing is looked into."""
+        extent: list[tuple[int, int]] = []
+        for index in _blocks(key, info):
+            if self._source.engine.cache.has(key, index):
+                part = block_range(index, key.block_size, info.size or 0)
+                start = extent.pop()[0] if extent and extent[-1][1] == part.start else part.start
+                extent.append((start, part.stop))
+        return extent
+
+    def verify(self, path: str, advance: Callable[[int], object]) -> Verified:
+        """Look over one object; `advance` is told the bytes of each block that was read."""
+        try:
+            known = self._source.known(path) or self._ask(path)
+        except CachedFSError as error:
+            return _unknown(path, f"nothing says which version to look over: {error}")
+        info, key = known.info, self._source.key(known)
+        if info is None:
+            return _unknown(path, "the origin has no such object any more")
+        if key is None:
+            return _unknown(path, "the origin tells no versions apart, so nothing of it is kept")
+        if stated_of(info.details) is None and self._is_all_here(key, info):
+            info = self._asked_again(info)
+        return self._look_over(key, info, advance)
+
+    def _ask(self, path: str) -> Known:
+        return self._source.engine.run(self._reader.catalog.ask(path))
+
+    def _is_all_here(self, key: ObjectKey, info: ObjectInfo) -> bool:
+        return all(self._source.engine.cache.has(key, index) for index in _blocks(key, info))
+
+    def _asked_again(self, info: ObjectInfo) -> ObjectInfo:
+        """Return the same version with the checksum that the origin states when it is asked; as it was without."""
+        try:
+            now = self._ask(info.path).info
+        except CachedFSError as error:
+            logger.debug("no checksum: %s", error)  # the blocks are looked over without
+            return info
+        return now if now is not None and now.fingerprint == info.fingerprint else info
+
+    def _look_over(self, key: ObjectKey, info: ObjectInfo, advance: Callable[[int], object]) -> Verified:
+        stated = stated_of(info.details)
+        whole = Running(stated) if stated is not None else None
+        n_sound = n_missing = 0
+        bad: dict[int, str] = {}
+        for index in _blocks(key, info):
+            try:
+                data = self._block(key, index, info)
+            except BadBlock as error:
+                bad[index] = str(error)
+                continue
+            if data is None:
+                n_missing += 1
+                continue
+            n_sound += 1
+            if whole is not None and not bad and not n_missing:
+                whole.add(data)
+            advance(len(data))
+        found = Verified(key.path, n_sound, tuple(bad), n_missing, info.size, None, "")
+        if bad:
+            first = min(bad)
+            return found._replace(reason=f"damaged on the disk; block {first}: {bad[first]}")
+        if n_missing:
+            return found._replace(reason="not all of it is in the cache")
+        return self._compared(key, found, stated, whole)
+
+    def _block(self, key: ObjectKey, index: int, info: ObjectInfo) -> bytes | None:
+        """Return a block, all of it read and checked; None: absent. Raises BadBlock, also for one of another length."""
+        cache = self._source.engine.cache
+        data = cache.read_anew(key, index)
+        expected = block_range(index, key.block_size, info.size or 0).size
+        if data is None or len(data) == expected:
+            return data
+        cache.refuse(key, index)
+        raise BadBlock(f"it has {len(data)} bytes, not {expected}")
+
+    def _compared(
+        self, key: ObjectKey, found: Verified, stated: Stated | None, whole: Running | None
+    ) -> Verified:
+        """Return the verdict on an object of which everything is here and sound."""
+        if stated is None or whole is None:
+            return found._replace(reason="the origin states no checksum that could be compared")
+        wrong = whole.contradiction()
+        if wrong is None:
+            return found._replace(whole=True, reason=f"its {stated.name.upper()} is the origin's")
+        logger.warning("%s: all cached blocks are dropped: %s", self._source.url(key.path), wrong)
+        for index in range(found.blocks):
+            self._source.engine.cache.refuse(key, index)
+        bad = tuple(range(found.blocks))
+        return found._replace(blocks=0, bad=bad, whole=False, reason=wrong)
+
+
+def _blocks(key: ObjectKey, info: ObjectInfo) -> range:
+    return range(-(-(info.size or 0) // key.block_size))
+
+
+def _unknown(path: str, reason: str) -> Verified:
+    return Verified(path, 0, (), 0, None, None, reason)

@@ -1,0 +1,282 @@
+"""When the rest of an object that is read here and there is worth fetching. Pure.
+
+The cost model. A read that misses waits for one request; the rest costs requests of full size, at the speed of the whole
+link. It is worth it once going on as before would cost more requests, and more time. How long a reader goes on nobody
+knows; we assume GOES_ON times as long as it has. In simulation (readers of every length, each length tenfold as likely as one ten times
+as long; objects of 25, 192 and 1,000 blocks) that leaves 0.77, 0.68 and 0.68 of the time, and 0.89, 0.96 and 0.81 of the
+requests. Once as long leaves more time (0.74 of it at 192 blocks), three times as long takes more requests (1.03).
+
+Who stops just then has cost a window: no more than that is unread at first, and one request more with every further read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from weakref import WeakKeyDictionary
+
+from cachedfs.common.blocks import covering
+from cachedfs.common.types import ObjectKey, Range
+from cachedfs.fetch.fetch_queue import Link
+from cachedfs.fetch.fetcher import Fetcher
+from cachedfs.fetch.inflight import Flight
+from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.runtime import Engine
+from cachedfs.fetch.source import Source
+from cachedfs.readahead.sequential import History, Run, ahead
+
+__all__ = ["GOES_ON", "Habits", "habits_of", "LEAST", "SentAhead", "as_declared", "is_rest_worth_it"]
+
+
+GOES_ON = 2
+LEAST = 6  # reads that waited: a table's footer and a few of its columns are fewer
+
+
+def is_rest_worth_it(
+    n_misses: int, n_missing: int, *, block_size: int, blocks_per_request: int, link: Link
+) -> bool:
+    """Return whether to fetch the `n_missing` blocks of an object in which `n_misses` reads had to wait.
+
+    `link` is taken as it mostly is: figures of the moment would make it chance what is fetched.
+    Where they are one request or less, the second read that waits is enough: it takes them along.
+    """
+    if n_misses < 2 or not n_missing:
+        return False
+    n_requests = -(-n_missing // blocks_per_request)
+    if n_requests == 1:
+        return True
+    n_more = GOES_ON * n_misses
+    going_on_s = n_more * (link.wait_s + block_size / link.best_per_s)
+    rest_s = link.wait_s + n_missing * block_size / link.total_per_s
+    return n_misses >= LEAST and n_more >= n_requests and going_on_s >= rest_s
+
+
+class SentAhead:
+    """The requests ahead of each run of a history. The loop appends to them, their reader takes from the left.
+
+    They are kept until their run has passed them: where nothing can be stored, what they bring would be lost before.
+    """
+
+    def __init__(self) -> None:
+        self._by_run: dict[int, deque[Flight]] = {}
+
+    def __iter__(self) -> Iterator[Flight]:
+        """Yield all of them, as they are now."""
+        for flights in self._by_run.values():
+            yield from [*flights]
+
+    def of(self, run: Run) -> deque[Flight]:
+        """Return the requests ahead of a run, without those that it left behind; they need not have come in its order."""
+        flights = self._by_run.setdefault(run.number, deque())
+        is_backwards = run.repeats > 0 and run.start < run.origin
+        for _ in range(len(flights)):
+            flight = flights.popleft()
+            if flight.start < run.stop if is_backwards else flight.stop > run.start:
+                flights.append(flight)
+        return flights
+
+    def over(self, history: History) -> tuple[History, list[deque[Flight]]]:
+        """Return what was sent for runs that are over, to be ended, and the history without what of it does not come."""
+        unwanted = []
+        for number in self._by_run.keys() - {run.number for run in history.runs}:
+            flights = self._by_run.pop(number)
+            history = history.given_up(number, [flight.coming for flight in [*flights]])
+            unwanted.append(flights)
+        return history, unwanted
+
+    def clear(self) -> list[deque[Flight]]:
+        """Return all of them, which are not wanted any more."""
+        flights, self._by_run = [*self._by_run.values()], {}
+        return flights
+
+
+MOST = 1000  # objects that are remembered
+FEW = 64  # blocks of an object that are looked at one by one before it is known whether the rest of it is worth it
+
+
+_habits: WeakKeyDictionary[Engine, dict[str, Habit]] = WeakKeyDictionary()
+
+
+def habits_of(engine: Engine) -> dict[str, Habit]:
+    """Return the access patterns of a process, by the digest of the object's key, the latest last. On the loop."""
+    return _habits.setdefault(engine, {})
+
+
+_is_declared = ContextVar("cachedfs_is_declared", default=False)
+
+
+@contextmanager
+def as_declared() -> Iterator[None]:
+    """Infer nothing from what is read in here, in this thread: somebody declared it, and has it fetched in its order.
+
+    What is inferred goes before that; the rest of a large object, sent for at once, came between it and the next batch.
+    """
+    token = _is_declared.set(True)
+    try:
+        yield
+    finally:
+        _is_declared.reset(token)
+
+
+class Habit:
+    """What is known of the reads of one object version."""
+
+    def __init__(self, block_size: int) -> None:
+        self.history = History(block_size)  # of reads by ranges: an open file has its own
+        self.sent = SentAhead()
+        self.n_misses = 0
+        # Once the rest is worth fetching: the requests that were not sent yet, how many blocks more may be sent for,
+        self.rest: deque[range] | None = None
+        self.n_earned = 0
+        self.of_rest: deque[Flight] = deque()  # and those that were.
+
+
+class Habits:
+    """The habits of those who read the objects of one source; kept by the engine. On its loop."""
+
+    def __init__(self, source: Source, fetcher: Fetcher) -> None:
+        self._source = source
+        self._fetcher = fetcher
+
+    def ranged(self, known: Known, key: ObjectKey, want: Range, *, is_first: bool) -> None:
+        """Somebody reads the bytes `want` by themselves, and not all of them are here.
+
+        `is_first`: the object was not known, and the question what it is brings them.
+        """
+        if _is_declared.get():
+            return
+        self._habit(key).n_misses += is_first
+        wanted = self._wanted(known, key, want)
+        self.waited(known, key, covering(want, key.block_size))
+        self._follow(known, key, wanted)
+
+    def went_on(self, known: Known, key: ObjectKey, want: Range) -> None:
+        """Somebody read the bytes `want`, which were here, of an object that is read ahead."""
+        self._follow(known, key, self._wanted(known, key, want))
+
+    def _wanted(self, known: Known, key: ObjectKey, want: Range) -> list[range]:
+        """Return what to send for ahead after a read of `want`."""
+        habit = self._habit(key)
+        window = self._source.engine.window(self._source.config) // key.block_size
+        history, unwanted = habit.sent.over(habit.history.after(want.start, want.stop))
+        for flights in unwanted:
+            self._fetcher.forget_ahead(flights)
+        habit.history, wanted = ahead(
+            history,
+            n_blocks=self._n_blocks(known, key),
+            blocks_per_request=self._per_request(key, window),
+            most=window,
+        )
+        return wanted
+
+    def _follow(self, known: Known, key: ObjectKey, wanted: list[range]) -> None:
+        """Send for blocks ahead, and have it told when what was sent for is read from the cache."""
+        habit, followed = self._habit(key), self._source.engine.followed
+        run = habit.history.runs[0]
+        if wanted:
+            self._launch_ahead(known, key, wanted, habit.sent.of(run))
+        if run.unread(key.block_size):
+            followed[key.digest] = (habit.history.last + 1) * key.block_size
+        else:
+            followed.pop(key.digest, None)
+
+    def waited(self, known: Known, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
+        """Somebody waits for `blocks`, after `n_reads` reads of the object: what else of it is worth sending for?
+
+        Where the rest is one request, what follows the blocks is sent for with them.
+        """
+        if _is_declared.get():
+            return
+        free = self._missing(key, blocks)
+        if not free or self._n_blocks(known, key) < 2:
+            return
+        habit, most = self._habit(key), self._source.engine.window(self._source.config) // key.block_size
+        habit.n_misses += 1
+        if habit.rest is None:
+            missing = self._rest(known, key, habit)
+            per_request = self._per_request(key, most)
+            if missing is None:
+                return
+            if len(missing) <= per_request:
+                following = [index for index in missing if index >= free[0]]
+                self._fetcher.launch(known, key, following)
+            others = [index for index in missing if index not in blocks]
+            habit.rest, habit.n_earned = deque(_requests(others, per_request)), most
+        else:
+            habit.n_earned += max(1, n_reads) * self._per_request(key, most)
+        requests = []
+        while habit.rest and habit.n_earned > 0:
+            requests.append(habit.rest.popleft())
+            habit.n_earned -= len(requests[-1])
+        _drop_done(habit.of_rest)
+        self._launch_ahead(known, key, requests, habit.of_rest)
+
+    def _rest(self, known: Known, key: ObjectKey, habit: Habit) -> list[int] | None:
+        """Return the blocks of an object that are not here, if they are worth fetching."""
+        n_blocks, config, size = self._n_blocks(known, key), self._source.config, key.block_size
+        per_request = self._per_request(key, self._source.engine.window(config) // size)
+
+        def is_worth_it(n_missing: int) -> bool:
+            return is_rest_worth_it(
+                habit.n_misses, n_missing, block_size=size, blocks_per_request=per_request, link=Link()
+            )
+
+        if (
+            habit.n_misses < 2
+            or not config.read_ahead
+            or not self._source.engine.fits(config, n_blocks * size)
+        ):
+            return None
+        if n_blocks > FEW and not is_worth_it(n_blocks - habit.n_misses):
+            return None
+        missing = self._missing(key, range(n_blocks))
+        return missing if is_worth_it(len(missing)) else None
+
+    def _missing(self, key: ObjectKey, blocks: Iterable[int]) -> list[int]:
+        engine = self._source.engine
+        return [i for i in blocks if key.name(i) not in engine.flights and not engine.cache.has(key, i)]
+
+    def _launch_ahead(
+        self, known: Known, key: ObjectKey, wanted: Iterable[range], keep: deque[Flight]
+    ) -> None:
+        refusal = self._source.engine.refusals.last(key)
+        self._fetcher.launch_ahead(known, key, wanted, keep, refusal)
+
+    def _habit(self, key: ObjectKey) -> Habit:
+        habits = habits_of(self._source.engine)
+        habit = habits.pop(key.digest, None) or Habit(key.block_size)
+        habits[key.digest] = habit
+        while len(habits) > MOST:
+            oldest = next(iter(habits))
+            del habits[oldest]
+            self._source.engine.followed.pop(oldest, None)
+        return habit
+
+    def _per_request(self, key: ObjectKey, window: int) -> int:
+        return max(1, min(self._source.config.request_size // key.block_size, window // 2))
+
+    def _n_blocks(self, known: Known, key: ObjectKey) -> int:
+        size = known.object.size
+        assert size is not None  # what has a key has a size
+        return -(-size // key.block_size)
+
+
+def _requests(indexes: list[int], length: int) -> Iterator[range]:
+    """Yield adjacent ones of ascending indexes together, up to `length` of them."""
+    start = stop = -1
+    for index in indexes:
+        if index != stop or stop - start == length:
+            if start >= 0:
+                yield range(start, stop)
+            start = index
+        stop = index + 1
+    if start >= 0:
+        yield range(start, stop)
+
+
+def _drop_done(flights: deque[Flight]) -> None:
+    for _ in range(len(flights)):
+        if not (flight := flights.popleft()).forgotten:
+            flights.append(flight)
