@@ -14,15 +14,15 @@ import hypothesis
 import pytest
 
 from cachedfs.fetch import runtimes
+from cachedfs.origins import rate_limit
 from cachedfs.origins.retry import Policy
-from cachedfs.plan import quota
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
 from tests.fork_server import ForkServer
 from tests.support import NAMES, OURS, Cloud, Drive, takers, tallied, tally, until
 
 _numbers = itertools.count()
-LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
+LADDERS = {name: getattr(rate_limit, name) for name in ("CREATES", "REQUESTS")}
 
 # How long an example takes says how busy the machine is. The suite takes the same examples each time, `make stress` others.
 for name, is_same in {"suite": True, "explore": False}.items():
@@ -74,7 +74,7 @@ def own_cache(tmp_path, monkeypatch):
 def no_pace(monkeypatch):
     """Ask Drive, and make items there, as fast as the simulated one answers, where nothing else is said: tests ask thousands."""
     for ladder in LADDERS:
-        monkeypatch.setattr(quota, ladder, (quota.Limit(1e6), quota.Limit(1e6)))
+        monkeypatch.setattr(rate_limit, ladder, (rate_limit.Limit(1e6), rate_limit.Limit(1e6)))
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def haste(no_haste, monkeypatch):
 def real_pace(no_pace, monkeypatch):
     """Ask Drive at the pace of everybody."""
     for ladder, limits in LADDERS.items():
-        monkeypatch.setattr(quota, ladder, limits)
+        monkeypatch.setattr(rate_limit, ladder, limits)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 however long the machine pauses.
 """
 
-from cachedfs.cache import database
+from cachedfs.cache.index import database
 from cachedfs.fetch import fetcher
 
 database._WRITER_WAIT_S = 60.0

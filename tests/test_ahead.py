@@ -10,7 +10,7 @@ from cachedfs.errors import OriginUnavailable
 from cachedfs.fetch import fetch_queue
 from cachedfs.fetch.fetch_queue import Ahead, Wish
 from cachedfs.fetch.inflight import Flight
-from cachedfs.origins.slots import Slots, sent_ahead
+from cachedfs.origins.request_slots import Slots, sent_ahead
 from tests.fakes import FakeOrigin
 from tests.support import MiB
 

@@ -17,7 +17,7 @@ from tests.fork_server import ForkServer
 from tests.support import ROOT, forget, until
 
 N_TEXTS, N_IMAGES, SIDE = 100, 100, 64
-ORIGINS = ["cachedfs.origins.gcs", "cachedfs.origins.drive.filesystem", "xarray.backends.zarr"]
+ORIGINS = ["cachedfs.origins.gcs.origin", "cachedfs.origins.drive.filesystem", "xarray.backends.zarr"]
 COUNTS = {"n_texts": N_TEXTS, "n_images": N_IMAGES, "side": SIDE}
 
 

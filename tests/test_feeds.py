@@ -8,7 +8,7 @@ import time
 import fsspec
 import pytest
 
-from cachedfs.cache import Knowledge
+from cachedfs.cache.metadata_store import Knowledge
 from cachedfs.origins.drive import connection
 from cachedfs.sim import Fault
 from tests.support import Drive, forget, noise, tally

@@ -10,10 +10,10 @@ from cachedfs.common import optional_imports
 # Fails where a thread other than the main one imports something while a fork could happen.
 IMPORTS = """
 import json, sys, threading
-from cachedfs import imports
+from cachedfs.common import optional_imports
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if threading.current_thread() is not threading.main_thread() and not imports._lock._is_owned():
+        if threading.current_thread() is not threading.main_thread() and not optional_imports._lock._is_owned():
             unheld.append(name)
 unheld = []
 sys.meta_path.insert(0, Finder())

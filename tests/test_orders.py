@@ -7,8 +7,8 @@ from itertools import takewhile
 import fsspec
 import pytest
 
-from cachedfs.cache import BlockCache
-from cachedfs.cache.future_uses import Order
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.eviction.future_uses import Order
 from cachedfs.common.types import Bounds, ObjectKey
 from cachedfs.errors import CachedFSError, CacheError
 from cachedfs.fetch.cache_writer import Arrived, WriteBehind

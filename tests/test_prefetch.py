@@ -17,7 +17,8 @@ import fsspec
 import pytest
 from fsspec.callbacks import Callback
 
-from cachedfs.cache import BlockCache, disk
+from cachedfs.cache import disk
+from cachedfs.cache.block_cache import BlockCache
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,

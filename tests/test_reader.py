@@ -9,8 +9,8 @@ from functools import partial
 import fsspec
 import pytest
 
-from cachedfs.cache import BlockCache
-from cachedfs.cache.handles import Handles
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_pool import Handles
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginAway, OriginUnavailable
 from cachedfs.fetch.inflight import Flight
@@ -207,7 +207,7 @@ def test_a_read_succeeds_and_is_cheap_where_nothing_can_be_stored(fs, origin, mo
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.store.Store.put", full)
+    monkeypatch.setattr("cachedfs.cache.writer.Store.put", full)
     data = origin.put("b/k", noise(20 * MiB))
     with fs.open("b/k") as file:
         assert b"".join(iter(lambda: file.read(50 * KiB), b"")) == data
@@ -337,7 +337,7 @@ def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, or
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.store.Store.put", full)
+    monkeypatch.setattr("cachedfs.cache.writer.Store.put", full)
     data = origin.put("b/k", noise(80 * MiB))
     with fs.open("b/k") as file:
         for start in (0, 40, 0, 60, 20, 0):

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from cachedfs.cache import disk
-from cachedfs.cache.blocks import FORMAT
+from cachedfs.cache.block_file import FORMAT
 
 __all__ = ["Directory", "layer_roots", "open_directory", "readable_root"]
 

@@ -9,9 +9,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from cachedfs.cache import blocks, disk
-from cachedfs.cache.blocks import BadBlock, Handle
-from cachedfs.cache.handles import Handles
+from cachedfs.cache import block_file, disk
+from cachedfs.cache.block_file import BadBlock, Handle
+from cachedfs.cache.block_pool import Handles
 from cachedfs.common.logging import Complaints
 from cachedfs.common.types import ObjectKey
 
@@ -91,7 +91,7 @@ class Layers:
 
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the block's file is there, without looking into it; not one that was found unusable."""
-        place = blocks.place(key.digest, index)
+        place = block_file.place(key.digest, index)
         for root, _ in self._roots:  # asked of every block of a range: not by way of a list
             path = f"{root}/{place}"
             if disk.exists(path) and not self._is_rejected(path):
@@ -125,7 +125,7 @@ class Layers:
 
     def _files(self, key: ObjectKey, index: int) -> list[tuple[str, int | None]]:
         """Return where the block may be, our own root first, and the user whose it has to be there; None: anybody's."""
-        place, files = blocks.place(key.digest, index), []
+        place, files = block_file.place(key.digest, index), []
         for root, owner in self._roots:  # no generator: breaking one off costs a tenth of a look at the disk
             path = f"{root}/{place}"
             if not self._is_rejected(path):

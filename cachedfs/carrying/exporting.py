@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
-from cachedfs.cache import BadBlock
+from cachedfs.cache.block_file import BadBlock
 from cachedfs.carrying import manifest
 from cachedfs.carrying.bundles import HEADER, Entry, Layout, cut, layout_of
 from cachedfs.carrying.folder import Folder

@@ -10,7 +10,7 @@ from cachedfs.carrying.frames import BadBundle
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import ObjectChanged, ObjectNotFound
 from cachedfs.fetch.source import Source
-from cachedfs.origins import Reply
+from cachedfs.origins.base import Reply
 
 __all__ = ["Folder"]
 

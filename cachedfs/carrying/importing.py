@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from cachedfs.cache import BadBlock
+from cachedfs.cache.block_file import BadBlock
 from cachedfs.carrying import manifest
 from cachedfs.carrying.bundles import MOST_INDEX, Entry, entries_of, runs
 from cachedfs.carrying.folder import Folder
@@ -21,7 +21,7 @@ from cachedfs.config import Config
 from cachedfs.errors import CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.fetch.runtime import Engine
 from cachedfs.metadata.change_feed import WAIT_S, claim_of
-from cachedfs.origins import Reply
+from cachedfs.origins.base import Reply
 from cachedfs.read.reader import Reader
 
 __all__ = ["Import"]

@@ -10,7 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from cachedfs.cache import Fact, Feed, Knowledge, Listing, Told, Watch, decode_info, encode_info, hash_of
+from cachedfs.cache.index.metadata_records import (
+    Fact,
+    Feed,
+    Listing,
+    Told,
+    Watch,
+    decode_info,
+    encode_info,
+    hash_of,
+)
+from cachedfs.cache.metadata_store import Knowledge
 from cachedfs.carrying.frames import BadBundle
 from cachedfs.carrying.manifest import LATEST_S
 from cachedfs.common.types import ObjectInfo

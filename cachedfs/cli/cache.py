@@ -17,7 +17,7 @@ from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.errors import OriginUnavailable
 
 if TYPE_CHECKING:
-    from cachedfs.cache import BlockCache
+    from cachedfs.cache.block_cache import BlockCache
 
 __all__ = ["cache_of", "config_of", "evict"]
 

@@ -42,7 +42,7 @@ from cachedfs.common.text import counted
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
-    from cachedfs.cache import BlockCache
+    from cachedfs.cache.block_cache import BlockCache
     from cachedfs.config import Config
     from cachedfs.filesystem import CachedFileSystem
 
@@ -160,7 +160,7 @@ def version_of(name: str) -> str | None:
 
 
 def of_cache(given: Given) -> Iterator[Check]:
-    from cachedfs.cache import is_network
+    from cachedfs.cache.disk import is_network
 
     config = config_of(given)
     yield Check("options", "ok", options_of(config))

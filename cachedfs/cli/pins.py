@@ -16,7 +16,7 @@ from cachedfs.cli.shared import Urls, command, either, url_argument
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
-    from cachedfs.cache import BlockCache
+    from cachedfs.cache.block_cache import BlockCache
 
 __all__ = ["pin", "unpin"]
 

@@ -27,7 +27,8 @@ from cachedfs.config import Config
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
-    from cachedfs.cache import BlockCache, Held
+    from cachedfs.cache.block_cache import BlockCache
+    from cachedfs.cache.index.block_rows import Held
     from cachedfs.common.types import Counted
 
 __all__ = ["contents", "said", "stats"]

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cachedfs.cache import BlockCache, Fact
-from cachedfs.cache.future_uses import Order
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.eviction.future_uses import Order
+from cachedfs.cache.index.metadata_records import Fact
 from cachedfs.common.types import BlockKey, Bounds
 from cachedfs.errors import CacheError
 from cachedfs.fetch.inflight import Flight

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 
 from cachedfs.common.types import LinkStats
 from cachedfs.fetch.inflight import Flight
-from cachedfs.origins import Origin
-from cachedfs.origins.slots import AHEAD, sent_ahead
+from cachedfs.origins.base import Origin
+from cachedfs.origins.request_slots import AHEAD, sent_ahead
 
 __all__ = ["Ahead", "COURTESY", "FEWEST", "Link", "Timed", "Wish"]
 

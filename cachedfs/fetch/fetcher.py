@@ -19,8 +19,8 @@ from cachedfs.fetch.inflight import Flight
 from cachedfs.fetch.integrity import Passing
 from cachedfs.fetch.metadata_cache import Known
 from cachedfs.fetch.source import Source
-from cachedfs.origins import Reply
-from cachedfs.origins.slots import is_ahead
+from cachedfs.origins.base import Reply
+from cachedfs.origins.request_slots import is_ahead
 
 __all__ = ["OVERDUE_S", "Fetcher"]
 

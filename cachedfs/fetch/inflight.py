@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
-from cachedfs.origins.slots import is_ahead
+from cachedfs.origins.request_slots import is_ahead
 
 __all__ = ["Flight", "FlightStopped"]
 

@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from cachedfs.cache import Fact, Knowledge, Told, Watch, hash_of
+from cachedfs.cache.index.metadata_records import Fact, Told, Watch, hash_of
+from cachedfs.cache.metadata_store import Knowledge
 from cachedfs.common.types import ObjectInfo, ObjectKey
-from cachedfs.origins import is_whole, names_a_version, with_known_details
+from cachedfs.origins.registry import is_whole, names_a_version, with_known_details
 
 __all__ = ["Facts", "Known", "folder_of", "key_of"]
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from fsspec.utils import tokenize
 
-from cachedfs.cache import BlockCache
-from cachedfs.cache.future_uses import Order, order_of
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.eviction.future_uses import Order, order_of
 from cachedfs.common import event_log
 from cachedfs.common.blocks import covering
 from cachedfs.common.executor import Workers
@@ -31,7 +31,8 @@ from cachedfs.fetch.inflight import Flight
 from cachedfs.fetch.integrity import Arrivals, Refusals
 from cachedfs.fetch.metadata_cache import Facts
 from cachedfs.fetch.statistics import Teller
-from cachedfs.origins import Origin, open_origin
+from cachedfs.origins.base import Origin
+from cachedfs.origins.registry import open_origin
 
 __all__ = ["Engine"]
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 
-from cachedfs.cache import is_network
+from cachedfs.cache.disk import is_network
 from cachedfs.config import Config
 from cachedfs.fetch.runtime import Engine
 

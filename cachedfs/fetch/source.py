@@ -17,8 +17,9 @@ from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnav
 from cachedfs.fetch.metadata_cache import Facts, Known
 from cachedfs.fetch.runtime import Engine
 from cachedfs.fetch.runtimes import engine_for
-from cachedfs.origins import Origin, identity_of, is_whole
-from cachedfs.origins.slots import AHEAD
+from cachedfs.origins.base import Origin
+from cachedfs.origins.registry import identity_of, is_whole
+from cachedfs.origins.request_slots import AHEAD
 
 __all__ = ["ABSENCE_S", "Source", "is_fresh"]
 

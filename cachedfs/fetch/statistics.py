@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cachedfs.cache import Counts
+from cachedfs.cache.counters import Counts
 from cachedfs.common.event_log import Counts as Source
 from cachedfs.common.types import Counted
 

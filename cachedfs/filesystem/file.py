@@ -12,7 +12,7 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import ObjectChanged, OriginUnavailable
 from cachedfs.fetch.inflight import Flight
 from cachedfs.fetch.metadata_cache import Known
-from cachedfs.origins import is_whole
+from cachedfs.origins.registry import is_whole
 from cachedfs.read.raw_reader import BUFFER_SIZE, RawReader
 from cachedfs.read.reader import Reader
 

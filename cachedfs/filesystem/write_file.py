@@ -16,7 +16,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from cachedfs.common.urls import GCS_PROTOCOLS
 from cachedfs.errors import CachedFSError, CacheError, OriginUnavailable
-from cachedfs.origins.failures import failure_since, handled_exceptions, is_failure, mapped
+from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure, mapped
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem

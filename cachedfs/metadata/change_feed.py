@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
-from cachedfs.cache import Feed, Watch
+from cachedfs.cache.index.metadata_records import Feed, Watch
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.errors import CachedFSError, OriginAway
 from cachedfs.fetch.metadata_cache import folder_of

@@ -7,7 +7,7 @@ import operator
 import time
 from collections.abc import Container, Iterable
 
-from cachedfs.cache import Watch
+from cachedfs.cache.index.metadata_records import Watch
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CacheError
 from cachedfs.fetch.source import Source, is_fresh

@@ -18,7 +18,7 @@ from cachedfs.fetch.source import Source
 from cachedfs.metadata.change_feed import Feeds, is_told
 from cachedfs.metadata.listings import Listings, by_folder, by_path, is_nameless
 from cachedfs.metadata.offline import Standby
-from cachedfs.origins import is_whole
+from cachedfs.origins.registry import is_whole
 
 __all__ = ["Catalog"]
 

@@ -1,14 +1,48 @@
-"""What an origin is: the five questions that the reader asks, and what it answers with."""
+"""Ranges as HTTP writes them: the only place where an end is inclusive. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 
-__all__ = ["Alone", "Origin", "Reply", "clipped", "describe", "subject_of"]
+__all__ = [
+    "Alone",
+    "Origin",
+    "Reply",
+    "clipped",
+    "content_range",
+    "describe",
+    "number",
+    "range_header",
+    "subject_of",
+]
+
+
+def range_header(want: Range | Suffix | None) -> str | None:
+    """Return the `Range` header for a non-empty range, always with an end; None for the whole object."""
+    if want is None:
+        return None
+    if isinstance(want, Suffix):
+        return f"bytes=-{want.size}"
+    return f"bytes={want.start}-{want.stop - 1}"
+
+
+def content_range(text: str) -> tuple[int, int, int | None]:
+    """Return start, stop and total of `bytes a-b/N`, where N may be `*`."""
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", text.strip())
+    if not found:
+        raise ValueError(f"the answer has no usable Content-Range: {text!r}")
+    return int(found[1]), int(found[2]) + 1, number(found[3])
+
+
+def number(text: str | None) -> int | None:
+    """Return the number that a header holds; None where it holds none."""
+    return int(text) if text is not None and text.isdigit() else None
+
 
 Alone = Callable[[str], AbstractAsyncContextManager[None]]
 """Gives the right to change what a path names, which one has at a time: of all processes that whoever hands it in reaches."""

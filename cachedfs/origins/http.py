@@ -20,14 +20,14 @@ import aiohttp
 from yarl import URL
 
 from cachedfs.errors import OriginAway, OriginUnavailable
-from cachedfs.origins.google import object_of
+from cachedfs.origins.origin_errors import object_of
+from cachedfs.origins.request_log import Told
 from cachedfs.origins.retry import Failed, Policy, Tries, Trouble, foreign, untrusted
-from cachedfs.origins.told import Told
 
 if TYPE_CHECKING:
-    from cachedfs.origins.hedge import Hedge
-    from cachedfs.origins.pacing import Pacer
-    from cachedfs.origins.slots import Slots
+    from cachedfs.origins.hedging import Hedge
+    from cachedfs.origins.rate_limit import Pacer
+    from cachedfs.origins.request_slots import Slots
 
 __all__ = ["Ask", "Auth", "Client", "Exchange", "other_host", "timeout_of"]
 

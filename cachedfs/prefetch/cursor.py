@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from cachedfs.cache.future_uses import Block
+from cachedfs.cache.eviction.future_uses import Block
 from cachedfs.common.blocks import clip
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import is_pattern

@@ -10,7 +10,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from cachedfs.cache.future_uses import Block, Order, Use
+from cachedfs.cache.eviction.future_uses import Block, Order, Use
 from cachedfs.common.blocks import block_range, clip, covering
 from cachedfs.common.types import ObjectKey
 from cachedfs.fetch.runtime import Engine

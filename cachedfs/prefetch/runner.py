@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from cachedfs.errors import CachedFSError, OriginUnavailable
-from cachedfs.origins.slots import sent_ahead
+from cachedfs.origins.request_slots import sent_ahead
 from cachedfs.prefetch.cursor import Course, Glob
 from cachedfs.prefetch.future_reads import Beyond, Foresight
 from cachedfs.prefetch.items import Items

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import islice
 
-from cachedfs.cache import BlockCache
+from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common.types import Range
 from cachedfs.errors import CachedFSError, CacheError
 from cachedfs.fetch.fetch_queue import Wish
 from cachedfs.fetch.fetcher import OVERDUE_S
 from cachedfs.fetch.inflight import Flight
-from cachedfs.origins import Origin
+from cachedfs.origins.base import Origin
 from cachedfs.prefetch.cursor import Spawn
 from cachedfs.prefetch.outstanding import Pending
 from cachedfs.prefetch.progress import Part, Tally

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Container, Sequence
 from itertools import islice
 
-from cachedfs.cache.future_uses import Block
+from cachedfs.cache.eviction.future_uses import Block
 from cachedfs.fetch.source import Source
 from cachedfs.prefetch.future_reads import Beyond, Foresight, Piece, Place, Unread, is_after, take
 

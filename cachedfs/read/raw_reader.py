@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from os import getpid
 from typing import Any
 
-from cachedfs.cache import BadBlock, BlockCache, Handle
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_file import BadBlock, Handle
 from cachedfs.common.blocks import covering
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range

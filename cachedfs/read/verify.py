@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from cachedfs.cache import BadBlock
+from cachedfs.cache.block_file import BadBlock
 from cachedfs.common.blocks import block_range
 from cachedfs.common.checksums import Running, Stated, stated_of
 from cachedfs.common.types import ObjectInfo, ObjectKey, Verified

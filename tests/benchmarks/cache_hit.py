@@ -8,7 +8,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from cachedfs.cache import BlockCache, Fact
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.index.metadata_records import Fact
 from cachedfs.common.types import Bounds, ObjectInfo, ObjectKey
 
 MIB = 1 << 20

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachedfs.cache import BlockCache
+from cachedfs.cache.block_cache import BlockCache
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cachedfs.cache import BlockCache
+from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common.types import Bounds, ObjectKey
 
 BLOCK = 64 << 10
@@ -115,7 +115,7 @@ def use_as(cache_dir: str, user: int, umask: int, kind: str) -> str:
 
 def start(code: str, *args: object) -> subprocess.Popen[str]:
     """Run `code` in another process; it finds this module's names imported and its arguments in `sys.argv[1:]`."""
-    prelude = "import os, sys\nimport tests.long_timeouts\nfrom tests.cache.helpers import *\nfrom cachedfs.cache import BlockCache\n"
+    prelude = "import os, sys\nimport tests.long_timeouts\nfrom tests.cache.helpers import *\nfrom cachedfs.cache.block_cache import BlockCache\n"
     command = [sys.executable, "-W", "error", "-c", prelude + code, *map(str, args)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)

@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cachedfs.cache import BlockCache, Fact, Watch, database, disk
+from cachedfs.cache import disk
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.index import database
+from cachedfs.cache.index.metadata_records import Fact, Watch
 from cachedfs.common.types import Bounds, Change, Changes, ObjectInfo, ObjectKey
 from cachedfs.errors import CacheError
 from cachedfs.fetch.cache_writer import Arrived, WriteBehind

@@ -8,11 +8,11 @@ import random
 import fsspec
 import pytest
 
-from cachedfs.cache import BlockCache
-from cachedfs.cache.touches import Touches
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.eviction import admission
+from cachedfs.cache.eviction.access_stats import Touches
+from cachedfs.cache.eviction.admission import Claimant
 from cachedfs.common.types import Bounds
-from cachedfs.plan import admission
-from cachedfs.plan.admission import Claimant
 from tests.cache.helpers import start
 from tests.support import noise
 

@@ -5,7 +5,8 @@ import subprocess
 
 import pytest
 
-from cachedfs.cache import database, disk, store
+from cachedfs.cache import disk, writer
+from cachedfs.cache.index import database
 from cachedfs.common.types import Bounds
 from cachedfs.errors import CacheError
 from tests.cache.helpers import AMPLE, BLOCK, content, disk_usage, key_of, put, room_for, whole
@@ -65,7 +66,7 @@ def test_on_a_disk_that_is_full_to_the_last_byte_reads_are_right_and_storing_com
 @pytest.mark.parametrize("how", ["put", "lease"])
 def test_who_ends_while_a_cache_comes_down_to_a_lowered_bound_leaves_the_less_to_do(cache, monkeypatch, how):
     """One transaction for all would be undone, and done again by the next: short programs would never store anything."""
-    monkeypatch.setattr(store, "_DROPPED_AT_ONCE", 20)
+    monkeypatch.setattr(writer, "_DROPPED_AT_ONCE", 20)
     bounds, key, unlink, n_unlinked = room_for(cache, 2), key_of("b/many"), disk.unlink, 0
     put(cache, key, *range(200))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import budgets, disk
-from cachedfs.cache.budgets import N_NUMBERS, _File
+from cachedfs.cache import counters, disk
+from cachedfs.cache.counters import N_NUMBERS, _File
 from tests.cache.helpers import finish, start
 
 ACCOUNT = "drive|www.googleapis.com|auth|requests"
@@ -20,8 +20,8 @@ def add(record, n=1.0):
 
 def test_all_processes_count_in_one_record(cache):
     code = f"""
-from cachedfs.cache import budgets
-budgets._TURNS = 10**6  # a process that the system puts aside is waited for
+from cachedfs.cache import counters
+counters._TURNS = 10**6  # a process that the system puts aside is waited for
 cache = BlockCache([sys.argv[1]], explicit=True)
 record = cache.budget({ACCOUNT!r})
 print("ready", flush=True)
@@ -55,7 +55,7 @@ def test_a_cache_that_is_closed_while_another_thread_looks_at_a_record_is_no_err
     add(record)
     is_current = _File.is_current
     monkeypatch.setattr(_File, "is_current", lambda file: (cache.close(), is_current(file))[1])
-    monkeypatch.setattr(budgets, "_LOOK_S", 0.0)  # who comes again looks
+    monkeypatch.setattr(counters, "_LOOK_S", 0.0)  # who comes again looks
     assert [add(record), add(record)] == [2, 3]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import BlockCache
+from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common.types import Bounds
 from cachedfs.errors import CacheError
 from tests.cache.helpers import AMPLE, content, disk_usage, whole

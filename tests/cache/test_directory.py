@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import FORMAT, BlockCache, Fact, disk
-from cachedfs.cache.claims import Claims
+from cachedfs.cache import disk
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_file import FORMAT
+from cachedfs.cache.index.metadata_records import Fact
+from cachedfs.cache.locks import Claims
 from cachedfs.errors import CacheError
 from tests.cache.helpers import content, file_of, flip, key_of, put, whole
 

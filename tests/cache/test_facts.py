@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachedfs.cache import BlockCache, Fact, fact_rows
-from cachedfs.cache.facts import decode_info, encode_info
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.index import metadata_rows
+from cachedfs.cache.index.metadata_records import Fact, decode_info, encode_info
 from cachedfs.common.types import BlockKey, Bounds, ObjectInfo, ObjectKey
 from cachedfs.errors import CacheError
 
@@ -169,7 +170,7 @@ def test_what_has_blocks_stays_known_for_as_long_as_they_do(cache):
 
 
 def test_there_is_a_limit_to_what_is_known(cache, monkeypatch):
-    monkeypatch.setattr(fact_rows, "_MOST_FACTS", 100)
+    monkeypatch.setattr(metadata_rows, "_MOST_FACTS", 100)
     for n in range(200):
         learn(cache, f"b/{n}", None, age=200 - n)
     with cache._own.index.reading() as rows:

@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 import pytest
 
-from cachedfs.cache import BlockCache, Fact, blocks, claims, database, disk
+from cachedfs.cache import block_file, disk, locks
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.index import database
+from cachedfs.cache.index.metadata_records import Fact
 from cachedfs.common.types import Bounds, ObjectInfo
 from cachedfs.errors import CacheError
 from tests.cache.helpers import BLOCK, content, file_of, flip, key_of, put, whole
@@ -244,8 +247,8 @@ def left_open(directory):
 
 def forget_claims(directory):
     """Close the files of claims below `directory`: a process keeps one of each for ever, and these tests make hundreds."""
-    for path in [path for path in claims._DESCRIPTORS if path.startswith(str(directory))]:
-        os.close(claims._DESCRIPTORS.pop(path))
+    for path in [path for path in locks._DESCRIPTORS if path.startswith(str(directory))]:
+        os.close(locks._DESCRIPTORS.pop(path))
 
 
 def schedules(name, n_calls, *, every):
@@ -508,9 +511,9 @@ def test_marks_of_another_number_are_made_anew(cache, open_cache):
 
 def test_a_block_with_an_impossible_place_is_removed_when_blocks_are_counted(cache):
     put(cache, KEY, 0)
-    forged = Path(cache.root, blocks.place(KEY.digest, 1 << 63))
+    forged = Path(cache.root, block_file.place(KEY.digest, 1 << 63))
     forged.parent.mkdir(exist_ok=True)
-    forged.write_bytes(b"x" + blocks.encode_trailer(KEY, 1 << 63, b"x"))
+    forged.write_bytes(b"x" + block_file.encode_trailer(KEY, 1 << 63, b"x"))
     cache.rebuild()
     assert not forged.exists()
     assert cache.usage()[0] == 1

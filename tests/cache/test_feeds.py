@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachedfs.cache import Fact, Watch, hash_of
+from cachedfs.cache.index.metadata_records import Fact, Watch, hash_of
 from cachedfs.common.types import Change, Changes, ObjectInfo
 
 ORIGIN, NOW = "drive|test|auth", 1_000_000.0

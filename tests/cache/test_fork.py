@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import Fact, database
-from cachedfs.cache.database import _after_fork_in_child
+from cachedfs.cache.index import database
+from cachedfs.cache.index.database import _after_fork_in_child
+from cachedfs.cache.index.metadata_records import Fact
 from tests.cache.helpers import content, finish, key_of, put, start, whole
 
 FORKER = """
-from cachedfs.cache import Fact
+from cachedfs.cache.block_cache import Fact
 def used(cache, n):
     key = key_of()
     put(cache, key, n)
@@ -48,7 +49,7 @@ def test_a_fork_in_the_middle_of_a_transaction_harms_nobody(cache):
     """A thread holds the index while another forks: the child leaves that connection alone and opens its own."""
     code = (
         "import threading\n"
-        "from cachedfs.cache import database\n"
+        "from cachedfs.cache.index import database\n"
         "database._FORK_WAIT_S = 0.05\n"
         "cache = BlockCache([sys.argv[1]], explicit=True)\n"
         "put(cache, key_of(), 0)\n"

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.cache import blocks
-from cachedfs.cache.blocks import BadBlock
+from cachedfs.cache import block_file
+from cachedfs.cache.block_file import BadBlock
 from cachedfs.common.types import ObjectKey
 from tests.cache.helpers import AMPLE, BLOCK, PAGE, content, file_of, flip, key_of, put, whole
 
 
 def test_the_bytes_of_a_block_do_not_change():
     key = ObjectKey("gs://test", "bück/é", "17", 1 << 20)
-    trailer = blocks.encode_trailer(key, 3, b"hello")
+    trailer = block_file.encode_trailer(key, 3, b"hello")
     expected = b"".join([
         b"cachedfs", bytes([1, 0, 0, 0]), bytes([5, 0, 0, 0, 0, 0, 0, 0]),  # magic, format, length
         bytes.fromhex("86a61036"),  # CRC-32 of the only page
@@ -28,25 +28,25 @@ def test_the_bytes_of_a_block_do_not_change():
     ])  # fmt: skip
     message = "bump the format version (blocks.FORMAT): caches out there hold blocks in the old format"
     assert trailer == expected, message
-    assert blocks.place(key.digest, 3) == "blocks/7b/783a48e8ed6d5dcfbef36bb07f348598-3", message
+    assert block_file.place(key.digest, 3) == "blocks/7b/783a48e8ed6d5dcfbef36bb07f348598-3", message
 
 
 @pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 17])
 def test_a_trailer_says_what_was_encoded(size):
     key, data = key_of("b/\udcff", block_size=1 << 20), os.urandom(size)
-    found = blocks.parse_trailer(blocks.encode_trailer(key, 7, data))
+    found = block_file.parse_trailer(block_file.encode_trailer(key, 7, data))
     assert found.key == key
     assert (found.index, found.length) == (7, size)
     assert found.checksums == tuple(zlib.crc32(data[at : at + PAGE]) for at in range(0, size, PAGE))
 
 
 def test_every_flipped_bit_of_a_trailer_is_noticed():
-    trailer = blocks.encode_trailer(key_of(), 1, b"some data")
+    trailer = block_file.encode_trailer(key_of(), 1, b"some data")
     for at in range(len(trailer)):
         damaged = bytearray(trailer)
         damaged[at] ^= 1 << at % 8
         with pytest.raises(BadBlock):
-            blocks.parse_trailer(bytes(damaged))
+            block_file.parse_trailer(bytes(damaged))
 
 
 def test_every_flipped_byte_of_a_block_is_a_miss_and_the_file_goes(cache):
@@ -88,11 +88,11 @@ def _of_format(path, number):
 
 
 def _older_format(path):
-    _of_format(path, blocks.FORMAT - 1)
+    _of_format(path, block_file.FORMAT - 1)
 
 
 def _newer_format(path):
-    _of_format(path, blocks.FORMAT + 1)
+    _of_format(path, block_file.FORMAT + 1)
 
 
 def _symlink(path):
@@ -225,7 +225,7 @@ def test_a_flipped_bit_in_any_page_is_a_miss_of_that_page(open_cache):
 
 FUZZ_KEY = key_of("b/fuzz", block_size=4 * PAGE)
 FUZZ_DATA = content(FUZZ_KEY, 1, PAGE + 500)
-FUZZ_TRAILER = blocks.encode_trailer(FUZZ_KEY, 1, FUZZ_DATA)
+FUZZ_TRAILER = block_file.encode_trailer(FUZZ_KEY, 1, FUZZ_DATA)
 ODD = [bytes([value]) * size for value in (0, 1, 0x7F, 0x80, 0xFF) for size in (1, 4, 8)]
 splices = st.tuples(
     st.integers(0, len(FUZZ_TRAILER)), st.integers(0, 12), st.binary(max_size=12) | st.sampled_from(ODD)
@@ -243,7 +243,7 @@ def mutated(changes, is_sealed):
 def _fuzz(cache, changes, is_sealed):
     trailer = mutated(changes, is_sealed)
     with contextlib.suppress(BadBlock):
-        blocks.parse_trailer(trailer)
+        block_file.parse_trailer(trailer)
     put(cache, FUZZ_KEY, 1, size=len(FUZZ_DATA))
     file_of(cache, FUZZ_KEY, 1).write_bytes(FUZZ_DATA + trailer)
     cache.close()  # forget the file that was there

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import FORMAT, Fact
+from cachedfs.cache.block_file import FORMAT
+from cachedfs.cache.index.metadata_records import Fact
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CacheError
 from tests.cache.helpers import AMPLE, content, file_of, finish, key_of, put, start, whole

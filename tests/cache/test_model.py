@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from cachedfs.cache import BlockCache
+from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common.types import Bounds
 from cachedfs.errors import CacheError
 from tests.cache.helpers import content, disk_usage, finish, flip, key_of, put, start

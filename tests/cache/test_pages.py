@@ -7,8 +7,8 @@ import zlib
 
 import pytest
 
-from cachedfs.cache import pages
-from cachedfs.cache.pages import PAGE, checksums_of, joined, wrong_page
+from cachedfs.cache import block_file
+from cachedfs.cache.block_file import PAGE, checksums_of, joined, wrong_page
 
 DATA = random.Random(5).randbytes(16 * PAGE + 777)
 
@@ -44,6 +44,6 @@ def test_a_sound_block_takes_one_checksum_and_one_for_its_short_page(monkeypatch
         sizes.append(len(data))
         return zlib.crc32(data)
 
-    monkeypatch.setattr(pages, "crc32", counted)
+    monkeypatch.setattr(block_file, "crc32", counted)
     assert wrong_page(memoryview(DATA), checksums) is None
     assert sizes == [16 * PAGE, 777]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from cachedfs.cache.future_uses import Order
+from cachedfs.cache.eviction.future_uses import Order
 from cachedfs.common.types import Bounds
 from tests.cache.helpers import AMPLE, content, key_of, put, room_for, start
 from tests.support import tally

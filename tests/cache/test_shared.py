@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachedfs.cache import claims, disk
-from cachedfs.cache.shared import Marks
-from cachedfs.cache.touches import Touches, Use, touch_slots
+from cachedfs.cache import disk, locks
+from cachedfs.cache.eviction.access_stats import Touches, Use, touch_slots
+from cachedfs.cache.shared_memory import Marks
 from cachedfs.common.types import Bounds
 from tests.cache.helpers import finish, key_of, put, start
 from tests.support import until
@@ -414,7 +414,7 @@ def test_mapped_files_that_were_cut_off_are_let_go_of_when_it_is_noticed():
 
 def test_a_claim_that_is_taken_and_dropped_while_another_is_being_dropped_is_free_again(tmp_path):
     """As by another thread, or a signal's handler, in the last moment of a drop."""
-    one = claims.Claims(str(tmp_path / "claims"))
+    one = locks.Claims(str(tmp_path / "claims"))
     held = one._held()
 
     class Between(dict):
@@ -436,7 +436,7 @@ def test_a_claim_that_is_taken_and_dropped_while_another_is_being_dropped_is_fre
 
 def test_threads_that_claim_at_once_open_one_file(tmp_path, monkeypatch):
     """No process may close it: every further one would stay open as long as the process."""
-    one, n_opened, open_lockable = claims.Claims(str(tmp_path / "claims")), [], disk.open_lockable
+    one, n_opened, open_lockable = locks.Claims(str(tmp_path / "claims")), [], disk.open_lockable
     arrived, lock = [], one._held().opening
 
     class Counted:
@@ -453,7 +453,7 @@ def test_threads_that_claim_at_once_open_one_file(tmp_path, monkeypatch):
         return open_lockable(path)
 
     one._held().opening = Counted()
-    monkeypatch.setattr(claims, "_OPEN_WAIT_S", 600)
+    monkeypatch.setattr(locks, "_OPEN_WAIT_S", 600)
     monkeypatch.setattr(disk, "open_lockable", when_all_want_it)
 
     def take(number):

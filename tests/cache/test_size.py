@@ -5,7 +5,9 @@ import re
 import time
 from pathlib import Path
 
-from cachedfs.cache import BlockCache, Fact, block_rows
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.index import block_rows
+from cachedfs.cache.index.metadata_records import Fact
 from cachedfs.common.types import Bounds, ObjectInfo, ObjectKey
 from tests.cache.helpers import put
 

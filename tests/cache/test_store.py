@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cachedfs.cache import disk
-from cachedfs.cache.space import wal_pages_of
+from cachedfs.cache.eviction.policy import wal_pages_of
 from cachedfs.common.types import Bounds
 from cachedfs.errors import CacheError
 from tests.cache.helpers import (

@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachedfs.cache import BlockCache
+from cachedfs.cache.block_cache import BlockCache
 from cachedfs.carrying import bundles, frames, importing, manifest
 from cachedfs.carrying import knowledge as carried_knowledge
 from cachedfs.carrying.frames import BadBundle, Unframer, framed

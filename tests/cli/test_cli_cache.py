@@ -17,7 +17,8 @@ from unittest import mock
 import fsspec
 import pytest
 
-from cachedfs.cache import BlockCache, Held
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.index.block_rows import Held
 from cachedfs.cli import advice, completion, main
 from cachedfs.cli.stats import folders_of, said_of_counts
 from cachedfs.common.types import Counted

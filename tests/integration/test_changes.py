@@ -15,7 +15,7 @@ import fsspec
 import pytest
 import zarr
 
-from cachedfs.cache import Knowledge
+from cachedfs.cache.metadata_store import Knowledge
 from cachedfs.errors import ObjectChanged
 from cachedfs.fetch.inflight import Flight
 from cachedfs.fetch.metadata_cache import Facts

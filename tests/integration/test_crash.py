@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from cachedfs.cache import BlockCache
+from cachedfs.cache.block_cache import BlockCache
 from tests.cache.helpers import disk_usage
 from tests.cache.kills import watch
 from tests.support import KiB, MiB, forget, noise, tally

@@ -16,7 +16,8 @@ import fsspec
 import pytest
 from google.oauth2.credentials import Credentials
 
-from cachedfs.cache import database, disk
+from cachedfs.cache import disk
+from cachedfs.cache.index import database
 from cachedfs.errors import CacheError
 from cachedfs.fetch import runtime
 from cachedfs.sim import Fault

@@ -39,12 +39,13 @@ def left(fs):
 COMMON = f"""
 import asyncio, functools, gc, json, os, signal, sys, threading, time
 import fsspec
-from cachedfs import engine, engines
-from cachedfs.origins import gcs, retry
+from cachedfs.fetch import runtime, runtimes
+from cachedfs.origins import retry
+from cachedfs.origins.gcs import origin
 import tests.long_timeouts
 from tests.support import KiB, MiB, noise, until
 
-gcs.Policy = functools.partial(retry.Policy, stall_s=3600.0)  # what does not come is not given up by itself
+origin.Policy = functools.partial(retry.Policy, stall_s=3600.0)  # what does not come is not given up by itself
 bucket = os.environ["BUCKET"]
 
 def airborne():
@@ -105,7 +106,7 @@ def test_a_loop_closed_in_the_middle_of_a_read_harms_no_other(origin):
 
 
 def test_a_read_that_its_loop_cancels_leaves_nothing(cloud, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.gcs.Policy", functools.partial(Policy, stall_s=3600.0))
+    monkeypatch.setattr("cachedfs.origins.gcs.origin.Policy", functools.partial(Policy, stall_s=3600.0))
     fs, there = (fsspec.filesystem("cgs", asynchronous=each) for each in (False, True))
     stall(cloud, "slow")
 
@@ -232,7 +233,7 @@ ENDS = {
                 threading.Event().wait()
             write_all(fd, buffers, offset)
         disk.write_all = never
-        engine.Engine.drain.__defaults__ = (0.2,)
+        runtime.Engine.drain.__defaults__ = (0.2,)
         assert len(fs.cat_file(f"{bucket}/long")) == 24 * MiB
         assert stuck.wait(120)
         """,
@@ -254,7 +255,7 @@ def test_a_process_ends_with_work_in_flight(cloud, how):
     if how == "with requests":
         cloud.server.fail(Fault(kind="media", key="long", nth=2, stall_s=3600, stall_after=0, times=None))
     begin = """
-        engine.DRAIN_S = 0.2  # is waited for what does not end
+        runtime.DRAIN_S = 0.2  # is waited for what does not end
 
         def quiet(key):
             try:
@@ -280,7 +281,7 @@ def test_nothing_grows_however_much_is_read(cloud):
         def descriptors():
             '''Open files and sockets, but for the blocks that are kept open on purpose.'''
             gc.collect()
-            own = list(engines._engines.values())
+            own = list(runtimes._engines.values())
             return len(os.listdir("/proc/self/fd")) - sum(len(each.cache._handles._idle) for each in own)
 
         import aiohttp, gcsfs
@@ -313,7 +314,7 @@ def test_nothing_grows_however_much_is_read(cloud):
 
         rounds = [one_round() for _ in range(6)]
         print(json.dumps([rounds[2], rounds[-1]]))
-        engines._close_all()
+        runtimes._close_all()
         until(lambda: threading.active_count() == 1)
         until(lambda: descriptors() <= at_first + 3)  # the file of claims, and the two that it keeps mapped
         """,

@@ -23,7 +23,7 @@ import fsspec
 import gcsfs.retry
 import pytest
 
-from cachedfs.cache import BlockCache
+from cachedfs.cache.block_cache import BlockCache
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -34,8 +34,8 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.fetch import runtimes
+from cachedfs.origins import rate_limit
 from cachedfs.origins.retry import Policy
-from cachedfs.plan import quota
 from cachedfs.sim import Fault
 from tests.support import Cloud, KiB, Machine, forget, noise, standing, tally, until
 
@@ -422,10 +422,10 @@ def policy(monkeypatch):
     given = {"base_s": 0.001, "cap_s": 0.001, "stall_s": 10.0, "connect_s": 10.0}
     # Or what a busy machine holds up for two seconds is sent a second time.
     given |= {"hedge_least_s": 60.0, "hedge_early_s": 60.0}
-    for room in ("cachedfs.origins.gcs", "cachedfs.origins.drive.account"):
+    for room in ("cachedfs.origins.gcs.origin", "cachedfs.origins.drive.account"):
         monkeypatch.setattr(f"{room}.Policy", lambda: Policy(**given))
     # What the pace is after so many refusals is shown elsewhere: here it would be waited for.
-    monkeypatch.setattr(quota, "REQUESTS", (quota.Limit(1e6),))
+    monkeypatch.setattr(rate_limit, "REQUESTS", (rate_limit.Limit(1e6),))
     # Its own six tries would wait 31 s in all.
     monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
     return given

@@ -25,7 +25,7 @@ READERS = """
 import asyncio, json, multiprocessing, os, random, sys, threading
 import fsspec, gcsfs
 import tests.long_timeouts
-from cachedfs import engines
+from cachedfs.fetch import runtimes
 from tests.support import noise, until
 
 size, block, options, ways = (json.loads(argument) for argument in sys.argv[1:])
@@ -72,7 +72,7 @@ def by_tasks(order, before_each):
 
 def left_in_memory():
     '''What this process still holds when all was read and stored.'''
-    (own,) = engines._engines.values()
+    (own,) = runtimes._engines.values()
     assert own.drain(120)
     until(lambda: not own.airborne)
     claims = own.cache._own.claims._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
@@ -192,7 +192,7 @@ def test_eight_processes_download_a_large_object_once(own_cache, ways, bound, mo
 KILL = """
 def refused(tell):
     '''Have `tell` called once when somebody else turns out to fetch what this process wants.'''
-    from cachedfs.cache import BlockCache
+    from cachedfs.cache.block_cache import BlockCache
     take = BlockCache.take_claim
     def taking(cache, hash64):
         taken = take(cache, hash64)

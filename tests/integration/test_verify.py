@@ -12,7 +12,8 @@ from collections.abc import Callable
 import fsspec
 import pytest
 
-from cachedfs.cache import BlockCache, blocks
+from cachedfs.cache import block_file
+from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common import checksums
 from cachedfs.common.types import BlockKey, Bounds, ObjectInfo, ObjectKey, Verified
 from cachedfs.errors import ObjectNotFound, OriginUnavailable
@@ -20,7 +21,7 @@ from cachedfs.fetch import integrity
 from cachedfs.fetch.cache_writer import Arrived, WriteBehind
 from cachedfs.fetch.inflight import Flight
 from cachedfs.origins import retry
-from cachedfs.origins.gcs_api import media_url
+from cachedfs.origins.gcs.api import media_url
 from cachedfs.sim import Fault
 from tests.cache.helpers import flip
 from tests.support import KiB, MiB, forget, noise
@@ -48,10 +49,10 @@ def rot(path: pathlib.Path, at: int) -> None:
 
 def rewritten(path: pathlib.Path, change: Callable[[bytes], bytes]) -> None:
     """Give a block other bytes and the right checksums for them, as a cache that lies would."""
-    handle = blocks.open_block(str(path))
+    handle = block_file.open_block(str(path))
     handle.close()
     data = change(path.read_bytes()[: handle.length])
-    path.write_bytes(data + blocks.encode_trailer(handle.trailer.key, handle.trailer.index, data))
+    path.write_bytes(data + block_file.encode_trailer(handle.trailer.key, handle.trailer.index, data))
 
 
 def altered(path: pathlib.Path) -> None:

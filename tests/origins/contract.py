@@ -13,7 +13,7 @@ import pytest
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged, ObjectNotFound
-from cachedfs.origins import Origin
+from cachedfs.origins.base import Origin
 
 CONCURRENCY = 3
 DATA = bytes(range(256)) * 40

@@ -15,8 +15,7 @@ import zarr
 from fsspec.core import url_to_fs
 
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, OriginAway, OriginUnavailable
-from cachedfs.origins.failures import mapped, translate, without_secrets
-from cachedfs.origins.google import error_of, object_of
+from cachedfs.origins.origin_errors import error_of, mapped, object_of, translate, without_secrets
 from cachedfs.origins.retry import Failed
 
 

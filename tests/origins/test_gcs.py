@@ -50,14 +50,15 @@ from cachedfs.errors import (
     OriginUnavailable,
     SignInRefused,
 )
-from cachedfs.origins import gcs_api as api
-from cachedfs.origins import identity_of, open_origin, tokens
-from cachedfs.origins.gcs import GCSOrigin
-from cachedfs.origins.gcs_auth import GCSAuth
-from cachedfs.origins.generic import GenericOrigin
-from cachedfs.origins.ranges import range_header
+from cachedfs.origins import tokens
+from cachedfs.origins.base import range_header
+from cachedfs.origins.fsspec_origin import GenericOrigin
+from cachedfs.origins.gcs import api
+from cachedfs.origins.gcs.auth import GCSAuth
+from cachedfs.origins.gcs.origin import GCSOrigin
+from cachedfs.origins.registry import identity_of, open_origin
+from cachedfs.origins.request_slots import sent_ahead
 from cachedfs.origins.retry import Failed, Policy, Trouble
-from cachedfs.origins.slots import sent_ahead
 from cachedfs.sim import Fault, GCSServer
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, read
 from tests.support import until

@@ -17,10 +17,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from cachedfs.common.types import Range
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
-from cachedfs.origins import identity_of, open_origin
-from cachedfs.origins.failures import translate
-from cachedfs.origins.generic import GenericOrigin, fingerprint, jsonable
-from cachedfs.origins.inner import Once, make_private
+from cachedfs.origins.fsspec_origin import GenericOrigin, fingerprint, jsonable
+from cachedfs.origins.inner_filesystem import Once, make_private
+from cachedfs.origins.origin_errors import translate
+from cachedfs.origins.registry import identity_of, open_origin
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
 
 
@@ -263,7 +263,7 @@ async def test_a_replacement_during_a_read_is_read_again_once(
 async def test_a_big_object_comes_in_pieces_each_confirmed(
     strange: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachedfs.origins.generic._PIECE", 1000)
+    monkeypatch.setattr("cachedfs.origins.fsspec_origin._PIECE", 1000)
     origin = make_origin("strange")
     assert (await read(origin, "/x"))[0] == DATA
     async with origin.read("/x", None, None) as reply:
@@ -285,7 +285,7 @@ async def test_nothing_is_made_before_the_first_call(monkeypatch: pytest.MonkeyP
     for name in ("gcsfs", "gcsfs.core"):
         monkeypatch.setitem(sys.modules, name, None)  # any import of it fails
     monkeypatch.delitem(
-        sys.modules, "cachedfs.origins.gcs_inner", raising=False
+        sys.modules, "cachedfs.origins.gcs.checked_gcsfs", raising=False
     )  # it would not import gcsfs again
     origin = open_origin("gs", {"token": "anon"}, loop=asyncio.get_running_loop(), on_request=lambda: None)
     assert origin.identity == "gs|storage.googleapis.com|anon"

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from cachedfs.origins.hedge import Hedge
+from cachedfs.origins.hedging import Hedge
 from cachedfs.origins.retry import Failed, Policy, Trouble
 
 QUICK = Policy(hedge_least_s=0.01, hedge_early_s=0.02)

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.common.types import Bounds
-from cachedfs.plan.admission import (
+from cachedfs.cache.eviction.admission import (
     Candidate,
     Claimant,
     admits,
@@ -15,6 +14,7 @@ from cachedfs.plan.admission import (
     staging_size,
     window_of,
 )
+from cachedfs.common.types import Bounds
 
 ages = st.lists(st.integers(0, 1000), max_size=100)
 amounts = st.one_of(st.integers(0, 10**9), st.floats(0, 1))

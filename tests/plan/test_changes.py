@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from cachedfs.cache.metadata_store import overtaken
 from cachedfs.common.types import ObjectInfo
-from cachedfs.plan.changes import overtaken
 
 FILE = ObjectInfo("d/x", size=3, fingerprint="1", id="X", details={"modified": 1})
 NOW = dataclasses.replace(FILE, path="")

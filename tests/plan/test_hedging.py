@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.plan.hedging import Seen, late_s, may_hedge
+from cachedfs.origins.hedging import Seen, late_s, may_hedge
 
 
 def seen(waits):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.plan.quota import CREATES, LEARNT_S, REQUESTS, Pace, answered, per_s, spare_s, taken
+from cachedfs.origins.rate_limit import CREATES, LEARNT_S, REQUESTS, Pace, answered, per_s, spare_s, taken
 
 OLD, NEW = 200.0, 325_000 / 60  # requests, and units of which a download takes 200, a second
 START = 1e9  # the clock is no zero

@@ -5,8 +5,8 @@ from collections import deque
 
 import pytest
 
-from cachedfs.cache.eviction_schedule import Access, Schedule
-from cachedfs.cache.future_uses import Reading
+from cachedfs.cache.eviction.future_uses import Reading
+from cachedfs.cache.eviction.schedule import Access, Schedule
 from cachedfs.prefetch.future_reads import Piece, Unread
 
 N, EPOCHS, BATCH = 320, 4, 8

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.cache import eviction_schedule
-from cachedfs.cache.eviction_schedule import Access, Schedule
+from cachedfs.cache.eviction import schedule
+from cachedfs.cache.eviction.schedule import Access, Schedule
 
 orders = st.lists(st.integers(0, 7), max_size=60)
 
@@ -335,7 +335,7 @@ class Counted:
 def test_an_access_takes_a_few_steps_in_a_heap_and_the_state_stays_within_its_bound(n, monkeypatch):
     counted, horizon, size = Counted(), 4 * n, n // 2
     for name, ours in (("heappush", counted.push), ("heappop", counted.pop), ("heapify", counted.heapify)):
-        monkeypatch.setattr(eviction_schedule, name, ours)
+        monkeypatch.setattr(schedule, name, ours)
     order = [block for epoch in epochs(n, 12, touches=2) for block in epoch]
     read, largest = Simulated(order, size, horizon=horizon, window=8, passing=8), 0
     for _ in order:
@@ -382,12 +382,10 @@ def check(plan):
     assert plan.known - plan.position == len(ahead) <= plan.horizon
     for record in records:
         uses = [plan.position + at for at, each in enumerate(ahead) if each is record]
-        assert record.next in (*uses, eviction_schedule.NEVER)  # those before it were made out of turn
+        assert record.next in (*uses, schedule.NEVER)  # those before it were made out of turn
         assert (
-            record.next != eviction_schedule.NEVER
-            or record.is_under_way
-            or record.place is not eviction_schedule._Place.AWAY
+            record.next != schedule.NEVER or record.is_under_way or record.place is not schedule._Place.AWAY
         )
-    made = {record.block: record.next for record in records if record.next != eviction_schedule.NEVER}
+    made = {record.block: record.next for record in records if record.next != schedule.NEVER}
     assert {block: position for position, block in plan.unmade(0, 1000)} == made
-    assert plan.taken == sum(each.size for each in records if each.place is not eviction_schedule._Place.AWAY)
+    assert plan.taken == sum(each.size for each in records if each.place is not schedule._Place.AWAY)

@@ -42,9 +42,9 @@ from pydrive2.auth import GoogleAuth
 from cachedfs.config import Config
 from cachedfs.fetch import runtimes
 from cachedfs.filesystem import CachedFileSystem
+from cachedfs.origins import rate_limit
 from cachedfs.origins.drive import upload
 from cachedfs.origins.drive.options import SIGN_IN, DriveOptions
-from cachedfs.plan import quota
 from cachedfs.sim import PROFILES, DriveServer, Fault, GCSServer, SimServer
 from tests.support import ROOT, noise, until
 
@@ -532,7 +532,7 @@ class Mishaps:
         server.fail(Fault(kind="copy", lose=True))
         self.attempt(lambda: self.fs(server).cp_file("My Drive/data/report", "My Drive/data/copied"))
         with self.monkeypatch.context() as patch:
-            patch.setattr(quota, "CREATES", (quota.Limit(10.0),))
+            patch.setattr(rate_limit, "CREATES", (rate_limit.Limit(10.0),))
             fs = self.fs(server, concurrency=15)  # a new one, which takes that pace
             fs.pipe({f"My Drive/data/new/{number}.txt": b"x" for number in range(30)})
 

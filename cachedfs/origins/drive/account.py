@@ -1,32 +1,86 @@
-"""One account's Drive: signed in at the first need."""
+"""New items on their way to Drive: so many at once, counted, and told of while many wait. How fast, `Pacer` says."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.common.executor import Workers
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.origins.drive.connection import Connection, judge
-from cachedfs.origins.drive.creates import Creates
 from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.hedge import Hedge
-from cachedfs.origins.inner import Once
-from cachedfs.origins.pacing import Pacer
+from cachedfs.origins.hedging import Hedge
+from cachedfs.origins.inner_filesystem import Once
+from cachedfs.origins.rate_limit import Pacer
+from cachedfs.origins.request_slots import Slots
 from cachedfs.origins.retry import Policy, Tries
-from cachedfs.origins.slots import Slots
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
     from cachedfs.origins.drive.auth import DriveAuth
 
-__all__ = ["Account"]
+__all__ = ["Account", "Creates"]
+
+
+logger = logging.getLogger("cachedfs.origins")
+
+_AT_ONCE = 8  # sent, or waiting for their pace, and not answered: at a third of a second each 24 a second
+_MANY = 16  # wait: a minute's quarter at the pace that Drive has
+_SAY_EVERY_S = 10.0
+
+
+class Creates:
+    """The turns of what makes new items: files, folders, copies. On one loop."""
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self.n_made = 0
+        self._clock = clock
+        self._slots, self._n_waiting = asyncio.Semaphore(_AT_ONCE), 0
+        self._said_at: float | None = None  # when it was last said how many wait,
+        self._n_said = 0  # and how many had been made
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Enter when the next item may be sent, and leave when it was answered; first come, first served."""
+        self._n_waiting += 1
+        self._warn()
+        try:
+            await self._slots.acquire()
+        finally:
+            self._n_waiting -= 1
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    def made(self) -> None:
+        """Note that an item was made."""
+        self.n_made += 1
+        now = self._clock()
+        if not self._n_waiting or self._said_at is None or now < self._said_at + _SAY_EVERY_S:
+            return
+        per_s = (self.n_made - self._n_said) / (now - self._said_at)
+        self._said_at, self._n_said = now, self.n_made
+        logger.info(
+            "Google Drive: %d new items made, %d wait, %.1f a second", self.n_made, self._n_waiting, per_s
+        )
+
+    def _warn(self) -> None:
+        if self._said_at is None and self._n_waiting >= _MANY:
+            self._said_at, self._n_said = self._clock(), self.n_made
+            logger.warning(
+                "Google Drive makes some 2 to 3 new files a second for a user, and many wait for their turn. One large "
+                "file is made as fast as a small one: pack (a sharded Zarr, a tar, parquet)"
+            )
+
 
 _MOST_THREADS = 16  # of metadata requests that are waited for: Drive gives one user some 50 listings a second
 

@@ -25,7 +25,7 @@ from cachedfs.errors import (
     QuotaExceeded,
     SignInRefused,
 )
-from cachedfs.origins.google import error_of, object_of, trouble_of
+from cachedfs.origins.origin_errors import error_of, object_of, trouble_of
 from cachedfs.origins.retry import Failed, Trouble
 
 __all__ = [

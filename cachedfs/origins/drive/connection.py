@@ -18,12 +18,11 @@ from yarl import URL
 
 from cachedfs.common.executor import Workers
 from cachedfs.common.types import Range
-from cachedfs.origins.base import describe
+from cachedfs.origins.base import describe, range_header
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.ranges import range_header
+from cachedfs.origins.request_log import telling
 from cachedfs.origins.retry import Failed, Trouble
-from cachedfs.origins.told import telling
 
 if TYPE_CHECKING:
     from cachedfs.common.types import ObjectInfo

@@ -28,7 +28,7 @@ from cachedfs.origins.drive.held import (
     Source,
 )
 from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, token_file
-from cachedfs.origins.failures import without_secrets
+from cachedfs.origins.origin_errors import without_secrets
 
 __all__ = ["find", "from_object", "name_of", "source_of"]
 

@@ -20,12 +20,12 @@ from cachedfs.common.atomic_files import filled
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.walk import WalksCycles
 from cachedfs.errors import CachedFSError, ObjectChanged
-from cachedfs.origins.drive.files import DriveFile, WrittenDriveFile, not_kept
-from cachedfs.origins.drive.media import must_have_bytes
+from cachedfs.origins.drive.file_objects import DriveFile, WrittenDriveFile, not_kept
+from cachedfs.origins.drive.mutations import Writer
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
-from cachedfs.origins.drive.tree import place_of, plain_path, side_by_side
+from cachedfs.origins.drive.paths import place_of, plain_path, side_by_side
+from cachedfs.origins.drive.read import must_have_bytes
 from cachedfs.origins.drive.upload import Content
-from cachedfs.origins.drive.writer import Writer
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.origin import DriveOrigin

@@ -17,11 +17,11 @@ from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.account import Account
 from cachedfs.origins.drive.connection import Connection
-from cachedfs.origins.drive.media import MediaRead
-from cachedfs.origins.drive.tree import MY_DRIVE, Tree, has_feed, place_of, plain_path
-from cachedfs.origins.failures import mapped
-from cachedfs.origins.inner import Once, invoke
-from cachedfs.origins.pacing import Book, OwnBook, Pacer
+from cachedfs.origins.drive.paths import MY_DRIVE, Tree, has_feed, place_of, plain_path
+from cachedfs.origins.drive.read import MediaRead
+from cachedfs.origins.inner_filesystem import Once, invoke
+from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.rate_limit import Book, OwnBook, Pacer
 from cachedfs.origins.retry import Policy
 
 __all__ = ["DriveOrigin"]

@@ -25,8 +25,7 @@ from google.auth import exceptions as google_errors
 from oauth2client import client as oauth2client
 
 from cachedfs.errors import AccessDenied, CachedFSError, SignInRefused
-from cachedfs.origins.failures import without_secrets
-from cachedfs.origins.google import token_server_away
+from cachedfs.origins.origin_errors import token_server_away, without_secrets
 from cachedfs.origins.retry import Failed, Trouble, untrusted
 
 __all__ = [

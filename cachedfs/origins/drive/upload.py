@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cachedfs.errors import OriginUnavailable
+from cachedfs.origins.base import number
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.connection import GOOD
-from cachedfs.origins.ranges import number
 from cachedfs.origins.retry import Failed, Trouble
 
 if TYPE_CHECKING:

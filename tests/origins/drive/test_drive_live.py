@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import fsspec
 import pytest
 
-from cachedfs.origins import open_origin
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.registry import open_origin
 from tests.origins.contract import CONCURRENCY, OriginContract
 
 SCRATCH = os.environ.get("CACHEDFS_LIVE_DRIVE", "")

@@ -11,8 +11,8 @@ import pytest
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, OriginUnavailable, QuotaExceeded
-from cachedfs.origins.drive.media import WHOLE, proof_of
 from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.drive.read import WHOLE, proof_of
 from cachedfs.origins.retry import Policy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from cachedfs.origins import open_origin
 from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.registry import open_origin
 from cachedfs.sim import DriveServer
 from tests.origins.contract import CONCURRENCY, OriginContract
 

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.origins import rate_limit
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.pacing import OwnBook, Pacer
+from cachedfs.origins.rate_limit import OwnBook, Pace, Pacer
 from cachedfs.origins.retry import Policy
-from cachedfs.plan import quota
-from cachedfs.plan.quota import Pace
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
 from tests.origins.drive.conftest import PATIENT
@@ -166,7 +165,7 @@ async def test_refusals_in_bulk_are_learnt_by_all_and_kept_for_later(
 async def test_refused_creations_slow_creations_alone(
     origins: Any, server: DriveServer, root: str, books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota, "CREATES", (quota.Limit(300.0), quota.Limit(200.0)))
+    monkeypatch.setattr(rate_limit, "CREATES", (rate_limit.Limit(300.0), rate_limit.Limit(200.0)))
     origin = origins()
     server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=5))
     await origin.call("pipe_file", f"{root}/a", b"a")

@@ -24,7 +24,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.tree import place_of, plain_path
+from cachedfs.origins.drive.paths import place_of, plain_path
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import DATA, names, read
 

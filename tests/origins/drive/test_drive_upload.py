@@ -26,10 +26,10 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.creates import Creates
+from cachedfs.origins.drive.account import Creates
+from cachedfs.origins.drive.mutations import Writer
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.upload import PIECE, Content
-from cachedfs.origins.drive.writer import Writer
 from cachedfs.origins.retry import Policy
 from cachedfs.sim import DriveServer, Fault, Request
 

@@ -1,0 +1,148 @@
+"""The blocks that this process has open: a small pool, used without a lock.
+
+A thread pops a handle, reads, and puts it back, so no handle is ever shared or closed under a reader; single
+operations on a dict are atomic. After a fork the child uses the inherited descriptors: it only ever reads at
+stated offsets. Who goes on with a cache of its own there has the inherited ones closed (`leave`): a block that others evict
+would keep its room on the disk for as long as the child lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from cachedfs.cache import block_file, disk
+from cachedfs.cache.block_file import BadBlock, Handle
+from cachedfs.common.types import ObjectKey
+
+__all__ = ["TOO_MANY_FILES", "Handles"]
+
+_MOST_HANDLES = 256
+_MOST_REMEMBERED = 16384  # blocks whose checked pages we know: 16 GiB of them in 4 MB of memory
+_SWEEP_S = 1.0
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+
+_Key = tuple[str, int]
+_T = TypeVar("_T")
+
+
+class Handles:
+    """Open blocks by (digest, index), the least recently used first; and which pages of which were checked."""
+
+    def __init__(self) -> None:
+        self._limit = max(4, min(_MOST_HANDLES, disk.file_limit() // 4))
+        self._idle: dict[_Key, Handle] = {}  # Invariant: a handle in here is in nobody's hands
+        self._checked: dict[_Key, tuple[tuple[int, int], int]] = {}  # stamp of the file, its unchecked pages
+        self._sweep_at = 0.0
+        self.on_sweep: Callable[[], object] = bool  # called about once a second while blocks are read
+        self._given = 0  # the clock is looked at every 32nd time only: it is as slow as all the rest
+
+    def take(self, key: ObjectKey, index: int) -> Handle | None:
+        """Return the open handle of the block and forget it here; None when it is not open or in use."""
+        return self._idle.pop((key.digest, index), None)
+
+    def open(
+        self, path: str, key: ObjectKey, index: int, *, nowait: bool = False, owner: int | None = None
+    ) -> Handle:
+        """Open the block at `path` and prove that it is this one. Raises as `blocks.open_block` does."""
+        try:
+            handle = block_file.open_block(path, nowait=nowait, owner=owner)
+        except OSError as error:
+            if error.errno not in TOO_MANY_FILES:
+                raise
+            self.close_all()
+            handle = block_file.open_block(path, nowait=nowait, owner=owner)
+        if not _is_block(handle.trailer, key, index):
+            handle.close()
+            raise BadBlock("it is another block")
+        stamp, unchecked = self._checked.get((key.digest, index), (None, 0))
+        if stamp == handle.stamp:
+            handle.unchecked = unchecked
+        return handle
+
+    def give(self, key: ObjectKey, index: int, handle: Handle) -> None:
+        """Put a handle back after use."""
+        name = (key.digest, index)
+        if self._idle.setdefault(name, handle) is not handle:  # another thread had the block open as well
+            self.close(name, handle)
+        self._given += 1
+        if self._given & 31 == 0:
+            self._sweep_if_due()
+        if len(self._idle) > self._limit:
+            self._close_oldest()
+
+    def _sweep_if_due(self) -> None:
+        now = time.monotonic()
+        if now >= self._sweep_at:
+            self._sweep_at = now + _SWEEP_S
+            self._sweep()
+            self.on_sweep()
+
+    def close(self, name: _Key, handle: Handle) -> None:
+        """Close a handle that was taken, and remember what was checked of its block."""
+        self._checked[name] = (handle.stamp, handle.unchecked)
+        if len(self._checked) > _MOST_REMEMBERED:
+            _pop_first(self._checked)
+        handle.close()
+
+    def drop(self, names: Iterable[_Key]) -> None:
+        """Close the handles of blocks that are no more, and forget what was checked of them."""
+        for name in names:
+            self._checked.pop(name, None)
+            handle = self._idle.pop(name, None)
+            if handle is not None:
+                handle.close()
+
+    def close_all(self) -> None:
+        for name in list(self._idle):
+            handle = self._idle.pop(name, None)
+            if handle is not None:
+                self.close(name, handle)
+
+    def leave(self) -> None:
+        """Close all, and whatever is given back from now on."""
+        self._limit, self.on_sweep = 0, bool
+        self.close_all()
+
+    def _close_oldest(self) -> None:
+        found = _pop_first(self._idle)
+        if found is not None:
+            self.close(*found)
+
+    def _sweep(self) -> None:
+        """Close handles of deleted blocks, so that their space comes back: at most 256 fstat calls a second."""
+        for name in list(self._idle):
+            handle = self._idle.pop(name, None)
+            if handle is None:
+                continue
+            if _is_deleted(handle) or self._idle.setdefault(name, handle) is not handle:
+                self.close(name, handle)
+
+
+def _is_deleted(handle: Handle) -> bool:
+    """Return whether the block has no name any more; True as well when nobody can tell: it is opened again then."""
+    try:
+        return disk.state_of_open(handle.fd).st_nlink == 0
+    except OSError:
+        return True
+
+
+def _is_block(trailer: block_file.Trailer, key: ObjectKey, index: int) -> bool:
+    return (
+        trailer.index == index
+        and trailer.path == key.path
+        and trailer.fingerprint == key.fingerprint
+        and trailer.identity == key.identity
+        and trailer.block_size == key.block_size
+    )
+
+
+def _pop_first(entries: dict[_Key, _T]) -> tuple[_Key, _T] | None:
+    """Remove and return the oldest entry; None when another thread was faster."""
+    with contextlib.suppress(StopIteration, RuntimeError, KeyError):
+        name = next(iter(entries))
+        return name, entries.pop(name)
+    return None

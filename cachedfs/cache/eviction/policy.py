@@ -1,0 +1,363 @@
+"""Making room: how much the cache may hold, and unlinking what has to go before a write.
+
+Inside the transaction that reserves new rows. Evict: unlink, then the row: a crash between them leaves a
+row without a file, which is counted although it is gone, until its turn to be evicted comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from cachedfs.cache import block_file, disk
+from cachedfs.cache.block_pool import Handles
+from cachedfs.cache.directory import Directory
+from cachedfs.cache.eviction import admission
+from cachedfs.cache.eviction.access_stats import Touches
+from cachedfs.cache.eviction.admission import Candidate, Claimant
+from cachedfs.cache.eviction.plan_registry import Planned, Seats
+from cachedfs.cache.index.block_rows import BlockRow, BlockRows, LeaseRow
+from cachedfs.cache.locks import Claims
+from cachedfs.common.types import Bounds
+
+__all__ = ["UNWRITTEN_S", "Room", "dead_leases", "likely_allowance", "remove_dead_leases", "wal_pages_of"]
+
+_BATCH = 4096  # rows looked at together: up to so many blocks, what goes is exactly the longest untouched
+_FEW = 64
+UNWRITTEN_S = 60.0  # for so long a row without a file may be a block that another process is writing
+_FORSAKEN_S = 86400.0  # a leased file of this age has no owner if nobody can tell, and none is seen
+_SLACK = 64 << 10  # what one transaction may add to the index beyond its write-ahead log
+
+
+class Room:
+    """Room in one cache for one process. Every method runs inside a writing transaction, so in one thread."""
+
+    def __init__(self, directory: Directory, handles: Handles, claims: Claims) -> None:
+        self._directory = directory
+        self._handles = handles
+        self._claims = claims
+        self.seats = Seats(claims)
+        self._cursor = 0  # the row after which the next batch of candidates is read
+        # By row, longest untouched first; with the touch clock of when it was queued.
+        self._queue: dict[int, tuple[Candidate, int]] = {}
+        self._stuck: set[int] = set()  # rows whose files are on their way: they cannot go while we make room
+        self._writer = self._writer_pid = 0
+        self.writing: set[str] = set()  # Invariant: places of our reservations whose file is not there yet
+        self.set_aside = 0  # bytes of the temporary files that no row counts, when this transaction began
+        self.evictions = 0
+        self.fileless = 0  # rows removed whose file was gone before: they gave the disk nothing back
+
+    def allowance(self, rows: BlockRows, bounds: Bounds) -> int:
+        """Return how many bytes blocks and leases may have in all, recording the automatic bound at first use."""
+        space = disk.space(self._directory.root)
+        used = rows.number("bytes") or 0
+        automatic = 0
+        if bounds.size is None:
+            automatic = rows.number("auto_size") or 0
+            if not automatic:
+                automatic = admission.automatic_size(free=space.free, used=used)
+                rows.record("auto_size", automatic)
+        present, growth = self._overhead(wal_pages_of(bounds) * 4096)
+        return admission.allowance(
+            bounds,
+            total=space.total,
+            free=space.free,
+            used=used,
+            overhead=present + growth,
+            growth=growth,
+            automatic=automatic,
+        )
+
+    def make(
+        self,
+        rows: BlockRows,
+        size: int,
+        *,
+        allowed: int,
+        touches: Touches,
+        now_s: float,
+        is_staged: bool = True,
+        plan: Planned | None = None,
+        hashes: Sequence[int] = (),
+    ) -> bool:
+        """Free what `size` more bytes need; False when what may go does not suffice (what went is gone all the same).
+
+        `is_staged`: they are those of new blocks, for which blocks that came before have to leave staging. `plan`: whose
+        they are (of their `hashes`); what it gives up goes first.
+        """
+        self._stuck.clear()
+        n_blocks = rows.number("blocks") or 0
+        touches.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
+        need = (rows.number("bytes") or 0) + size - allowed
+        if need > 0:
+            need -= remove_dead_leases(rows, self._directory, self._claims)
+        if plan is not None:
+            is_new = all(touches.is_new(each) for each in hashes)
+            need -= self._make_by_plan(rows, plan, need, allowed, is_new, touches, now_s)
+        staging = admission.staging_size(allowed)
+        over = (rows.number("staged") or 0) + (size if is_staged else 0) - staging
+        need -= self._settle(rows, over, need, allowed - staging, touches, now_s)
+        # What the bound loses for a while, as to a grown log, is taken from staging, down to its half: old blocks stay.
+        settled = (rows.number("bytes") or 0) - (rows.number("staged") or 0)
+        need -= self._evict_old(rows, min(need, settled - (allowed - staging // 2)), touches, now_s)
+        need -= self._evict_new(rows, need, now_s)
+        need -= self._evict_old(rows, need, touches, now_s)
+        return need <= 0
+
+    def remove(self, rows: BlockRows, block: BlockRow, now_s: float) -> int:
+        """Unlink a block and delete its row; return the bytes that came free."""
+        underway = self.is_being_written(block, now_s)  # asked first: it may arrive between the two lines
+        gone = self._directory.unlink_block(block_file.place(block.digest, block.number))
+        self._queue.pop(block.id, None)
+        if underway and not gone:
+            return 0  # its file would come without a row
+        self.fileless += not gone
+        # dies here: a row without a file, over-counted until it is evicted
+        rows.remove_block(block.id)
+        self._handles.drop([(block.digest, block.number)])
+        return block.size
+
+    def path(self, place: str) -> str:
+        return f"{self._directory.root}/{place}"
+
+    def writer(self) -> int:
+        """Return the number under which this process reserves blocks; it holds the claim on it until it ends."""
+        if self._writer_pid != disk.process_id():
+            self._writer, self._writer_pid, self.writing = disk.nonce() >> 2, disk.process_id(), set()
+            self._claims.take(self._writer)
+        return self._writer
+
+    def is_being_written(self, block: BlockRow, now_s: float) -> bool:
+        """Return whether a row without a file is a block on its way to the disk, and no remnant of a dead process."""
+        if block.writer == self.writer():
+            return block_file.place(block.digest, block.number) in self.writing
+        return now_s < block.since + UNWRITTEN_S and self._claims.is_held(block.writer)
+
+    def _overhead(self, wal_limit: int) -> tuple[int, int]:
+        """Return the bytes of the index, the mapped files, and what lies aside; and how many more may come.
+
+        The write-ahead log may have twice its limit, where it is made to begin anew: what it really has goes up and
+        down, and blocks would go with it, or where the disk is full it could not go up, and nothing could be stored.
+        """
+        index, wal, *others = (disk.size_of(path) for path in self._directory.bookkeeping)
+        return index + wal + sum(others) + self.set_aside, max(0, 2 * wal_limit - wal) + _SLACK
+
+    def _evict(self, rows: BlockRows, block: BlockRow, now_s: float) -> int:
+        size = self.remove(rows, block, now_s)
+        self.evictions += size > 0
+        if not size:
+            self._stuck.add(block.id)
+        return size
+
+    def clear_seat(self, rows: BlockRows, seat: int) -> None:
+        """Note that the plan that took this seat has nothing yet: what the one before it had is not its own."""
+        if rows.number(_taken_by(seat)):
+            rows.record(_taken_by(seat), 0)
+
+    def share(self, allowed: int, seat: int | None) -> int:
+        """Return how many of `allowed` bytes are the own of the plan that has this seat."""
+        return allowed // (1 + len(self.seats.others(seat)))
+
+    def _make_by_plan(
+        self,
+        rows: BlockRows,
+        plan: Planned,
+        need: int,
+        allowed: int,
+        is_new: bool,
+        touches: Touches,
+        now_s: float,
+    ) -> int:
+        """Free `need` bytes for blocks of a plan; return what came free.
+
+        While the plan has less than its share, it takes from others what the rule of admission gives it, or anything if
+        another plan has more than its own. Then, or if that does not suffice, it gives up what it uses furthest ahead.
+        """
+        others = self.seats.others(plan.seat)
+        plan.share = share = allowed // (1 + len(others))
+        freed = 0
+        if plan.taken <= share:
+            is_owed = any((rows.number(_taken_by(seat)) or 0) > share for seat in others)
+            freed = self._take_over(rows, need, is_new, is_owed, touches, now_s)
+        freed += self._take_back(rows, plan, need - freed, now_s)
+        if plan.seat is not None:
+            rows.record(_taken_by(plan.seat), plan.taken)
+        return freed
+
+    def _take_over(
+        self, rows: BlockRows, need: int, is_new: bool, is_owed: bool, touches: Touches, now_s: float
+    ) -> int:
+        """Evict blocks that left staging, longest untouched first, as far as new ones may replace them."""
+        freed, new = 0, Claimant(0, 0, is_new)
+        while freed < need and (old := self._oldest(rows, touches)) is not None:
+            gap = touches.longest_gap
+            if not (is_owed or admission.admits(new, _claimant(old, touches), longest_gap=gap)):
+                break
+            freed += self._evict(rows, old, now_s)
+        return freed
+
+    def _take_back(self, rows: BlockRows, plan: Planned, need: int, now_s: float) -> int:
+        """Evict what a plan gives up, and not one block more than is needed."""
+        freed, given_up = 0, plan.given_up()
+        while freed < need and (given := next(given_up, None)) is not None:
+            block = rows.block(*given)
+            if block is not None and not block.pinned:
+                freed += self._evict(rows, block, now_s)
+        return freed
+
+    def _evict_old(self, rows: BlockRows, need: int, touches: Touches, now_s: float) -> int:
+        """Evict blocks that left staging, longest untouched first, to free `need` bytes; return what came free."""
+        freed = 0
+        while freed < need and (block := self._oldest(rows, touches)) is not None:
+            freed += self._evict(rows, block, now_s)
+        return freed
+
+    def _evict_new(self, rows: BlockRows, need: int, now_s: float) -> int:
+        """Evict blocks in staging, first come first, to free `need` bytes; return what came free."""
+        freed, last = 0, rows.number("settled") or 0
+        while freed < need and (found := rows.blocks_after(last, _FEW)):
+            for block in found:
+                if freed < need and not block.pinned:
+                    freed += self._evict(rows, block, now_s)
+            last = found[-1].id
+        return freed
+
+    def _settle(
+        self, rows: BlockRows, over: int, need: int, most: int, touches: Touches, now_s: float
+    ) -> int:
+        """Let blocks leave staging, first come first, until it is smaller by `over` bytes; return the bytes that came free.
+
+        One stays while nothing needs to be freed, or while those that left staging have less than `most` bytes with it;
+        else it, or what it replaces, goes.
+        """
+        freed, last = 0, rows.number("settled") or 0
+        settled = (rows.number("bytes") or 0) - (rows.number("staged") or 0)
+        while over > 0 and (found := rows.blocks_after(last, _FEW)):
+            for block in found:
+                if over <= 0:
+                    break
+                gone = 0
+                if need > freed and not block.pinned and settled + block.size > most:
+                    rows.settle(last)  # those before it are among what it may replace
+                    gone = self._exchange(rows, block, settled + block.size - most, touches, now_s)
+                freed += gone
+                settled += block.size - gone
+                over, last = over - block.size, block.id
+            rows.settle(last)
+        return freed
+
+    def _exchange(self, rows: BlockRows, new: BlockRow, need: int, touches: Touches, now_s: float) -> int:
+        """Free `need` bytes for a block that leaves staging, or drop it where it may not stay; return what came free."""
+        freed, claimant = 0, _claimant(new, touches)
+        while freed < need:
+            old = self._oldest(rows, touches)
+            if old is None or not admission.admits(
+                claimant, _claimant(old, touches), longest_gap=touches.longest_gap
+            ):
+                return freed + self._evict(rows, new, now_s)
+            freed += self._evict(rows, old, now_s)
+        return freed
+
+    def _oldest(self, rows: BlockRows, touches: Touches) -> BlockRow | None:
+        """Return the longest untouched block that left staging and may go; None when there is none.
+
+        It is the head of the queue. What was touched, pinned or put anew since it was queued is not; an empty queue
+        is filled, until the whole table was looked at.
+        """
+        n_seen, enough = 0, (rows.number("blocks") or 0) + _BATCH
+        while True:
+            while self._queue:
+                row, (_, clock) = next(iter(self._queue.items()))
+                block = rows.block_by_id(row)
+                may_go = block is not None and not block.pinned and row not in self._stuck
+                if block is not None and may_go and _clock(block, touches) == clock:
+                    return block
+                del self._queue[row]
+            n_found = self._refill(rows, touches)
+            n_seen += n_found
+            if n_found == 0 or n_seen > enough:
+                return None
+
+    def _refill(self, rows: BlockRows, touches: Touches) -> int:
+        """Queue the oldest of the next batch of rows; return how many rows were looked at."""
+        found = rows.settled_after(self._cursor, _BATCH)
+        if not found and self._cursor:
+            found = rows.settled_after(0, _BATCH)
+        self._cursor = found[-1].id if len(found) == _BATCH else 0
+        clocks = {block.id: _clock(block, touches) for block in found}
+        candidates = (Candidate(block.id, touches.age(clocks[block.id]), block.size) for block in found)
+        self._queue = {each.row: (each, clocks[each.row]) for each in admission.oldest(candidates)}
+        return len(found)
+
+
+def _taken_by(seat: int) -> str:
+    """Return the name of the number of bytes that the plan with this seat has, as of its last put."""
+    return f"taken by {seat}"
+
+
+def wal_pages_of(bounds: Bounds) -> int:
+    """Return how many pages the write-ahead log may have: 1 MiB, less in a cache so small that it would matter."""
+    if isinstance(bounds.size, int):
+        return min(256, max(32, bounds.size >> 18))
+    return 256
+
+
+def remove_dead_leases(rows: BlockRows, directory: Directory, claims: Claims) -> int:
+    """Remove the leased files whose process is gone; return the bytes that came free."""
+    freed = 0
+    for lease in dead_leases(rows, directory, claims):
+        with contextlib.suppress(OSError):
+            disk.unlink(directory.lease(lease.name))
+        rows.remove_lease(lease.name)
+        freed += lease.size
+    return freed
+
+
+def dead_leases(rows: BlockRows, directory: Directory, claims: Claims) -> list[LeaseRow]:
+    """Return the leases whose process is gone.
+
+    Nobody holds their claim; or, where claims reach no other process, there is none of its number, and the file is old: in
+    a container of its own, another has other numbers.
+    """
+    if claims.works_across_processes:
+        return [lease for lease in rows.leases() if not claims.is_held(lease.claim)]
+    latest = time.time() - _FORSAKEN_S
+    return [lease for lease in rows.leases() if not _may_be_in_use(lease, directory, latest)]
+
+
+def _may_be_in_use(lease: LeaseRow, directory: Directory, latest: float) -> bool:
+    try:
+        status = disk.state(directory.lease(lease.name))
+    except OSError:
+        return True
+    if status is not None and status.st_mtime > latest:
+        return True
+    return 0 < lease.pid < 1 << 31 and disk.is_alive(lease.pid)
+
+
+def _clock(block: BlockRow, touches: Touches) -> int:
+    """Return the touch clock of a block: of its last touch, or of its put if that was later."""
+    use = touches.use_of(block.hash64)
+    if use is None or touches.age(block.clock) < touches.age(use.clock):
+        return block.clock
+    return use.clock
+
+
+def _claimant(block: BlockRow, touches: Touches) -> Claimant:
+    use = touches.use_of(block.hash64)
+    idle = touches.age(_clock(block, touches))
+    # Without a record nobody knows; as new, it is treated as it would be without a rule.
+    return Claimant(idle, 0, True) if use is None else Claimant(idle, use.uses, use.is_new, use.passes)
+
+
+def likely_allowance(root: str | None, bounds: Bounds) -> int | None:
+    """Return about what a cache that is empty may hold, without its index: touch records for that many blocks will do."""
+    try:
+        space = disk.space(root or "")
+    except OSError:
+        return None
+    automatic = admission.automatic_size(free=space.free, used=0)
+    return admission.allowance(
+        bounds, total=space.total, free=space.free, used=0, overhead=0, growth=0, automatic=automatic
+    )

@@ -1,0 +1,233 @@
+"""Temporary files: whose they are, which of them nobody will finish, and what the others hold.
+
+A block on its way is named after the process that writes it, which has the claim on that number while it lives: what
+a dead one left may go at once. Anything else (an index that was replaced, a mapped file in the making) tells
+nobody's name, and goes when it is an hour old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cachedfs.cache import block_file, disk
+from cachedfs.cache.block_file import BadBlock, Trailer
+from cachedfs.cache.block_pool import TOO_MANY_FILES
+from cachedfs.cache.directory import Directory
+from cachedfs.cache.eviction.policy import Room, dead_leases, remove_dead_leases
+from cachedfs.cache.index.block_rows import BlockRow
+from cachedfs.cache.index.transaction import Index, Rows
+from cachedfs.cache.locks import Claims
+
+__all__ = ["Report", "abandoned", "check", "clear_away", "count_all", "count_if_fresh", "name_for_block"]
+
+
+_STALE_S = 3600  # a temporary file of this age has no living writer
+_BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
+
+
+def name_for_block(directory: Directory, writer: int) -> str:
+    """Return a new name for the temporary file of a block that the process with the number `writer` reserved."""
+    return f"{directory.root}/tmp/{writer:016x}-{disk.nonce():016x}"
+
+
+def clear_away(directory: Directory, claims: Claims, now_s: float) -> int:
+    """Remove the temporary files that no living process writes; return the bytes of those that no row counts."""
+    uncounted = 0
+    for found in _found(directory):
+        if _is_abandoned(found, claims, now_s):
+            with contextlib.suppress(OSError):
+                (disk.remove_tree if found.is_folder else disk.unlink)(found.path)
+        elif not (_BLOCK.fullmatch(found.name) and claims.works_across_processes):
+            uncounted += found.size
+    return uncounted
+
+
+def abandoned(directory: Directory, claims: Claims, now_s: float) -> list[str]:
+    """Return the temporary files that no living process writes."""
+    return [found.path for found in _found(directory) if _is_abandoned(found, claims, now_s)]
+
+
+def _found(directory: Directory) -> Iterator[disk.Found]:
+    return disk.scan(f"{directory.root}/tmp")
+
+
+def _is_abandoned(found: disk.Found, claims: Claims, now_s: float) -> bool:
+    block = _BLOCK.fullmatch(found.name)
+    return found.modified_s < now_s - _STALE_S or bool(block and not claims.is_held(int(block[1], 16)))
+
+
+_BATCH = 4096
+
+
+class Report(NamedTuple):
+    """What an audit found; every problem names the file. `repaired`: what could be set right was."""
+
+    blocks: int = 0
+    bytes: int = 0
+    orphans: tuple[str, ...] = ()  # files that no row counts
+    missing: tuple[str, ...] = ()  # rows without their file
+    wrong_size: tuple[str, ...] = ()  # files of another size than their row says
+    corrupt: tuple[str, ...] = ()  # files that are not the block they should be
+    leftovers: tuple[str, ...] = ()  # temporary files, and leased ones, of dead processes
+    wrong_sums: tuple[str, ...] = ()  # recorded numbers that are not what the rows add up to
+    repaired: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return not any(
+            (self.orphans, self.missing, self.wrong_size, self.corrupt, self.leftovers, self.wrong_sums)
+        )
+
+
+class _Findings:
+    """Files and rows that do not fit, while they are looked for."""
+
+    def __init__(self, corrupt: list[disk.Found]) -> None:
+        self.orphans: list[disk.Found] = []
+        self.missing: list[BlockRow] = []
+        self.wrong_size: list[tuple[BlockRow, int]] = []
+        self.corrupt = corrupt
+        self.corrupt_rows: list[BlockRow] = []
+
+
+def check(
+    index: Index, directory: Directory, room: Room, claims: Claims, *, repair: bool, now_s: float
+) -> Report:
+    """Audit all files against all rows, reading every byte. Files first, then rows, then whether the file still is there:
+    so what other processes put or evict meanwhile is no problem. Raises sqlite3.Error, OSError.
+    """
+    with index.writing() as rows:
+        count_if_fresh(rows, directory, now_s)
+    files = {found.name: found for found in directory.files()}
+    findings = _Findings(corrupt=[found for found in files.values() if not _is_sound(found)])
+    with index.writing() as rows:
+        _compare(rows, files, findings, room, now_s)
+        left = abandoned(directory, claims, now_s)
+        left += [directory.lease(lease.name) for lease in dead_leases(rows, directory, claims)]
+        sums = rows.sums()
+        wrong_sums = [name for name, value in sums.items() if rows.number(name) != value]
+        report = _report(findings, sums, left, wrong_sums, repaired=repair)
+        if repair:
+            _repair(rows, findings, directory, now_s)
+            remove_dead_leases(rows, directory, claims)
+            clear_away(directory, claims, now_s)
+            rows.recount_objects()
+            for name, value in rows.sums().items():
+                rows.record(name, value)
+    return report
+
+
+def count_if_fresh(rows: Rows, directory: Directory, now_s: float) -> None:
+    """Count the files of an index that was just made, before anything is stored by it: never under-count."""
+    if not rows.number("counted"):
+        count_all(rows, directory, now_s)
+
+
+def count_all(rows: Rows, directory: Directory, now_s: float) -> None:
+    """Make the rows from the files: each sound trailer is a row, each other file is removed, leases are leases."""
+    for found in directory.files():
+        _adopt(rows, found, now_s)
+    for lease in directory.leases():
+        rows.add_lease(lease.name, lease.size)
+    rows.settle(rows.last_block())  # they have been here for long
+    rows.record("counted", 1)
+
+
+def _adopt(rows: Rows, found: disk.Found, now_s: float) -> None:
+    """Count a file that no row counts as an old block; remove it when it is no block."""
+    trailer = _trailer(found)
+    if trailer is None:
+        with contextlib.suppress(OSError):
+            disk.unlink(found.path)
+        return
+    rows.add_block(
+        trailer.key, trailer.index, size=found.size, clock=0, since=min(found.modified_s, now_s), writer=0
+    )
+
+
+def _trailer(found: disk.Found, *, whole: bool = False) -> Trailer | None:
+    """Return what a file says of itself if that is what its name says, and with `whole` if every byte is right."""
+    try:
+        handle = block_file.open_block(found.path)
+    except BadBlock:
+        return None
+    except OSError as error:
+        if error.errno in TOO_MANY_FILES:  # that says nothing of this one
+            raise
+        return None
+    try:
+        if whole:
+            handle.check_all()
+    except (BadBlock, OSError):
+        return None
+    finally:
+        handle.close()
+    place = block_file.place(handle.trailer.key.digest, handle.trailer.index)
+    return handle.trailer if found.path.endswith("/" + place) else None
+
+
+def _is_sound(found: disk.Found) -> bool:
+    return _trailer(found, whole=True) is not None or disk.state(found.path) is None
+
+
+def _all_rows(rows: Rows) -> Iterator[BlockRow]:
+    last = 0
+    while batch := rows.blocks_after(last, _BATCH):
+        yield from batch
+        last = batch[-1].id
+
+
+def _compare(rows: Rows, files: dict[str, disk.Found], findings: _Findings, room: Room, now_s: float) -> None:
+    corrupt = {found.name for found in findings.corrupt}
+    uncounted = dict(files)
+    for block in _all_rows(rows):
+        place = block_file.place(block.digest, block.number)
+        found = uncounted.pop(place.rpartition("/")[2], None)
+        if found is None:
+            underway = room.is_being_written(block, now_s)  # asked first: it may arrive between the two
+            if not underway and not disk.exists(room.path(place)):
+                findings.missing.append(block)
+        elif found.name in corrupt:
+            findings.corrupt_rows.append(block)
+        elif found.size != block.size:
+            findings.wrong_size.append((block, found.size))
+    findings.orphans = [
+        found
+        for found in uncounted.values()
+        if found.name not in corrupt and disk.state(found.path) is not None
+    ]
+
+
+def _repair(rows: Rows, findings: _Findings, directory: Directory, now_s: float) -> None:
+    for found in findings.corrupt:
+        status = disk.state(found.path)
+        if status is not None and status.st_ino == found.inode and not found.is_folder:
+            disk.unlink(found.path)
+    for found in findings.orphans:
+        _adopt(rows, found, now_s)
+    for block, size in findings.wrong_size:
+        rows.resize_block(block.id, size)
+    for block in findings.missing:
+        rows.remove_block(block.id)
+    for block in findings.corrupt_rows:
+        if not disk.exists(f"{directory.root}/{block_file.place(block.digest, block.number)}"):
+            rows.remove_block(block.id)
+
+
+def _report(
+    findings: _Findings, sums: dict[str, int], left: list[str], wrong_sums: list[str], *, repaired: bool
+) -> Report:
+    return Report(
+        blocks=sums["blocks"],
+        bytes=sums["bytes"],
+        orphans=tuple(found.path for found in findings.orphans),
+        missing=tuple(block_file.place(block.digest, block.number) for block in findings.missing),
+        wrong_size=tuple(block_file.place(block.digest, block.number) for block, _ in findings.wrong_size),
+        corrupt=tuple(found.path for found in findings.corrupt),
+        leftovers=tuple(left),
+        wrong_sums=tuple(wrong_sums),
+        repaired=repaired,
+    )

@@ -1,0 +1,226 @@
+"""What the index counts: the rows of blocks and their objects, of pins and of leases.
+
+The files are the truth about blocks, the rows only count them: a row is written before its file and removed after it,
+so a crash over-counts and never under-counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cachedfs.cache.index.schema import Recorded, blob_of, origin_of, text_of
+from cachedfs.common.types import ObjectKey
+
+__all__ = ["BlockRow", "BlockRows", "Held", "LeaseRow"]
+
+_BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, since, writer, pinned
+    FROM blocks JOIN objects ON objects.id = blocks.object """
+
+_BELOW = """SELECT id FROM objects WHERE origin = ? AND path = ?
+    UNION ALL SELECT id FROM objects WHERE origin = ? AND path > ? AND path < ?"""
+
+
+class BlockRow(NamedTuple):
+    """The row of one block.
+
+    `clock` is the touch clock when it was put, `since` the time in seconds, `writer` the number of the process that
+    did, which has the claim on that number while it lives.
+    """
+
+    id: int
+    digest: str
+    number: int
+    size: int
+    hash: int
+    clock: int
+    since: float
+    writer: int
+    pinned: int
+
+    @property
+    def hash64(self) -> int:
+        return self.hash & (1 << 64) - 1
+
+
+class Held(NamedTuple):
+    """What the cache has of one path: bytes in so many blocks, and when the first and the last of them came, in seconds.
+
+    None: that is not known, as of blocks that an index counted again.
+    """
+
+    path: str
+    size: int
+    blocks: int
+    first_s: float | None
+    last_s: float | None
+
+
+class LeaseRow(NamedTuple):
+    """The row of one leased file. Its name is a number in hex, and the claim on that number is its owner's.
+
+    The upper half of the number is the id of the process, for where claims reach no other; the rest is random.
+    """
+
+    name: str
+    size: int
+
+    @property
+    def claim(self) -> int:
+        return int(self.name, 16)
+
+    @property
+    def pid(self) -> int:
+        return self.claim >> 32
+
+
+class BlockRows(Recorded):
+    """The statements about blocks, pins and leases."""
+
+    # Blocks
+
+    def block(self, key: ObjectKey, index: int) -> BlockRow | None:
+        return self._one(_BLOCK + "WHERE digest = ? AND number = ?", (key.digest, index))
+
+    def block_by_id(self, id: int) -> BlockRow | None:
+        return self._one(_BLOCK + "WHERE blocks.id = ?", (id,))
+
+    def add_block(
+        self, key: ObjectKey, index: int, *, size: int, clock: int, since: float, writer: int
+    ) -> None:
+        """Count a block that will be written, or that was found; one that is counted already is counted anew."""
+        hash64 = key.hash64(index)
+        signed = hash64 - (1 << 64) if hash64 >> 63 else hash64
+        self._run(
+            "INSERT INTO blocks (object, number, size, hash, clock, since, writer) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (object, number) DO UPDATE SET size = excluded.size, clock = excluded.clock,"
+            " since = excluded.since, writer = excluded.writer",
+            (self._object(key), index, size, signed, clock, since, writer),
+        )
+
+    def release_block(self, id: int) -> None:
+        """Count a block on, as nobody's: whoever puts it next may write it at once."""
+        self._run("UPDATE blocks SET writer = 0, since = 0 WHERE id = ?", (id,))
+
+    def remove_block(self, id: int) -> None:
+        self._run("DELETE FROM blocks WHERE id = ?", (id,))
+
+    def forget_blocks(self) -> None:
+        self._run("DELETE FROM blocks")
+
+    def resize_block(self, id: int, size: int) -> None:
+        self._run("UPDATE blocks SET size = ? WHERE id = ?", (size, id))
+
+    def blocks_after(self, id: int, limit: int) -> list[BlockRow]:
+        """Return up to `limit` blocks, oldest row first, of those with a row id beyond `id`."""
+        return self._all(_BLOCK + "WHERE blocks.id > ? ORDER BY blocks.id LIMIT ?", (id, limit))
+
+    def settled_after(self, id: int, limit: int) -> list[BlockRow]:
+        """Return up to `limit` unpinned blocks that left staging, oldest row first, with a row id beyond `id`."""
+        where = "WHERE blocks.id > ? AND blocks.id <= (SELECT value FROM meta WHERE name = 'settled') AND NOT pinned"
+        return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (id, limit))
+
+    def settle(self, last: int) -> None:
+        """Let all blocks up to row `last` leave staging; those of them that may not stay are removed already."""
+        first = self.number("settled") or 0
+        (size,) = self._run(
+            "SELECT total(size) FROM blocks WHERE id > ? AND id <= ?", (first, last)
+        ).fetchone()
+        self._run("UPDATE meta SET value = value - ? WHERE name = 'staged'", (int(size),))
+        self.record("settled", max(first, last))
+
+    def last_block(self) -> int:
+        """Return the last row of a block; 0 when there is none."""
+        return int(self._run("SELECT coalesce(max(id), 0) FROM blocks").fetchone()[0])
+
+    def blocks_of(self, identity: str | None, path: str | None, *, after: int, limit: int) -> list[BlockRow]:
+        """Return up to `limit` blocks of a path (all versions) and of all below it, of an origin, or of all origins."""
+        if identity is None:
+            return self.blocks_after(after, limit)
+        # "+": not by the index of origins, which would have all blocks of one sorted anew for every `limit` of them.
+        where = "WHERE +origin = ? AND blocks.id > ?"
+        values: list[Any] = [origin_of(identity), after]
+        if path is not None:
+            # "0" is the character after "/": all paths below the folder are between the two.
+            where += " AND (path = ? OR (path > ? AND path < ?))"
+            values += [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]
+            if not after:  # most evictions are small: those of one object look at its blocks alone
+                where += f" AND objects.id IN ({_BELOW})"
+                values += [values[0], values[2], values[0], *values[3:5]]
+        return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (*values, limit))
+
+    def paths_below(self, identity: str, path: str) -> list[str]:
+        """Return the paths of which blocks are counted: `path` (empty: the whole origin) and all below it, by name."""
+        statement = "SELECT DISTINCT path FROM objects WHERE origin = ?"
+        values: list[Any] = [origin_of(identity)]
+        if path:
+            statement += " AND (path = ? OR (path > ? AND path < ?))"
+            values += [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]
+        return [text_of(found) for (found,) in self._run(f"{statement} ORDER BY path", values)]
+
+    def held(self) -> list[Held]:
+        """Return what is counted of each path, of all origins, by name."""
+        rows = self._run(
+            "SELECT path, sum(size), count(*), min(nullif(since, 0)), max(nullif(since, 0))"
+            " FROM blocks JOIN objects ON objects.id = blocks.object GROUP BY path ORDER BY path"
+        )
+        return [Held(text_of(path), *values) for path, *values in rows]
+
+    def last_clock(self) -> int:
+        """Return the touch clock of the block that was put last; 0 when there is none."""
+        row = self._run("SELECT clock FROM blocks ORDER BY id DESC LIMIT 1").fetchone()
+        return int(row[0]) if row else 0
+
+    def recount_objects(self) -> None:
+        self._run("UPDATE objects SET bytes = (SELECT total(size) FROM blocks WHERE object = objects.id)")
+        self._run("DELETE FROM objects WHERE bytes <= 0")
+
+    def _object(self, key: ObjectKey) -> int:
+        row = self._run("SELECT id FROM objects WHERE digest = ?", (key.digest,)).fetchone()
+        if row:
+            return int(row[0])
+        pinned = self.is_pinned(key.identity, key.path)
+        values = (key.digest, origin_of(key.identity), blob_of(key.path), pinned)
+        return int(
+            self._run(
+                "INSERT INTO objects (digest, origin, path, pinned) VALUES (?, ?, ?, ?)", values
+            ).lastrowid
+            or 0
+        )
+
+    def _one(self, statement: str, values: Sequence[Any]) -> BlockRow | None:
+        row = self._run(statement, values).fetchone()
+        return row and BlockRow._make(row)
+
+    def _all(self, statement: str, values: Sequence[Any]) -> list[BlockRow]:
+        return [BlockRow._make(row) for row in self._run(statement, values)]
+
+    # Pins
+
+    def pin(self, identity: str, path: str, wanted: bool) -> None:
+        """Store or forget the wish that the blocks of `path` stay, those that are here and those to come."""
+        origin, blob = origin_of(identity), blob_of(path)
+        if wanted:
+            self._run("INSERT OR IGNORE INTO pins VALUES (?, ?, ?)", (origin, blob, blob_of(identity)))
+        else:
+            self._run("DELETE FROM pins WHERE origin = ? AND path = ?", (origin, blob))
+        self._run("UPDATE objects SET pinned = ? WHERE origin = ? AND path = ?", (wanted, origin, blob))
+
+    def pins(self) -> list[tuple[str, str]]:
+        rows = self._run("SELECT identity, path FROM pins ORDER BY identity, path")
+        return [(text_of(identity), text_of(path)) for identity, path in rows]
+
+    def is_pinned(self, identity: str, path: str) -> bool:
+        values = (origin_of(identity), blob_of(path))
+        return self._run("SELECT 1 FROM pins WHERE origin = ? AND path = ?", values).fetchone() is not None
+
+    # Leases
+
+    def add_lease(self, name: str, size: int) -> None:
+        self._run("INSERT OR IGNORE INTO leases (name, size) VALUES (?, ?)", (name, size))
+
+    def remove_lease(self, name: str) -> None:
+        self._run("DELETE FROM leases WHERE name = ?", (name,))
+
+    def leases(self) -> list[LeaseRow]:
+        return [LeaseRow._make(row) for row in self._run("SELECT name, size FROM leases")]

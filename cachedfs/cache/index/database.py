@@ -1,0 +1,402 @@
+"""The connections of this process to the index: when they are opened, replaced, and left alone.
+
+Two hazards shape this module. A file of SQLite must never be opened or closed by us: closing any descriptor of it
+drops SQLite's locks. And a connection must not cross a fork: SQLite keeps the locks of a file in memory, per process, so
+that even a *new* connection in the child would believe in locks that only the parent holds. So connections are
+closed before a fork and opened again when they are needed; one that a thread was using at that moment is left
+alone for ever in the child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import sqlite3
+import stat
+import threading
+import time
+import urllib.parse
+import weakref
+from collections.abc import Callable, Iterator
+
+from cachedfs.cache import disk
+from cachedfs.cache.locks import Claims
+
+__all__ = ["Database"]
+
+log = logging.getLogger("cachedfs.cache")
+
+_REPLACING = 0x0DB5_ADBA_C0DE_0001  # the claim on replacing the index
+_LOOK_S = 1.0  # how old a reader's belief may be that its file is still the one at the path
+_WRITER_WAIT_S = 2.0
+_TRY_S = 0.05  # SQLite asks ever more rarely for a lock: asking anew after this keeps busy neighbours from starving us
+_PAUSE_S = 0.005  # between two tries
+_READER_WAIT_S = 0.05
+_FORK_WAIT_S = 1.0
+# Longer than any transaction takes: who writes then is interrupted, and waits for what we do.
+_LENT_WAIT_S = 30.0
+_STATEMENTS = 128
+_LOGS = "-wal", "-shm", "-journal"  # what SQLite keeps beside its file
+
+
+class _Connection:
+    """One SQLite connection and the lock of who uses it. Invariant: `sqlite` was opened by process `pid`.
+
+    `is_lent`: to whoever has the lock. A thread that gets the lock and finds it lent was interrupted, by a signal's handler or
+    by what is collected, while it used the connection: it must neither wait for itself nor use it.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.is_lent = False
+        self.sqlite: sqlite3.Connection | None = None
+        self.pid = 0
+        self.inode = 0
+        self.looked_s = 0.0
+
+    def close(self) -> None:
+        if self.sqlite is not None and self.pid == disk.process_id():
+            self.sqlite.close()
+        self.sqlite = None
+
+    def abandon(self) -> None:
+        """Forget an inherited connection without closing it, now or at exit: closing would act on the parent's locks.
+
+        Python closes what nobody refers to any more, modules at exit included; a reference that nobody holds prevents it.
+        """
+        if self.sqlite is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.sqlite))
+        self.lock = threading.RLock()
+        self.is_lent = False
+        self.sqlite = None
+
+
+class Database:
+    """The index file: one connection to read and one to write, opened late, never older than the file."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        schema: str,
+        version: int,
+        is_network: bool,
+        claims: Claims,
+        temp: Callable[[], str],
+    ) -> None:
+        self._path = path
+        self._schema = schema
+        self._version = version
+        self._journal = "DELETE" if is_network else "WAL"
+        self._claims = claims
+        self._temp = temp
+        self._reader = _Connection()
+        self._writer = _Connection()
+        self._further: set[_Connection] = set()  # of those who may not wait for the one to read
+        self._broken_inode = 0  # the file that was found damaged: the next writer replaces it
+        self.wal_pages = 256
+        _DATABASES.add(self)
+        weakref.finalize(self, _close_both, self._reader, self._writer).atexit = False
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Lend the reading connection, or one more to who may not wait for it. Raises sqlite3.Error, also when there is no
+        index yet.
+        """
+        with self._lent(self._reader, self._open_reader, _READER_WAIT_S) as connection:
+            if connection is not None:
+                yield connection
+                return
+        slot = _Connection()
+        with _GATE:  # a fork that has begun would not find it, nor wait for what is opened in it
+            self._further.add(slot)
+        try:
+            with self._lent(slot, self._open_reader, _READER_WAIT_S) as connection:
+                yield _given(slot)
+        finally:
+            with slot.lock:  # nor in the middle of this
+                slot.close()
+            self._further.discard(slot)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Lend the writing connection inside one immediate transaction: committed at the end, undone by an exception.
+
+        Raises sqlite3.Error, and OSError when the directory is gone.
+        """
+        with self._lent(self._writer, self._open_writer, _LENT_WAIT_S) as connection:
+            if connection is None:
+                raise sqlite3.OperationalError("this process is in the middle of writing the index")
+            _undo(connection)  # what a second interrupt kept from being undone
+            try:
+                _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+                yield connection
+                _patiently(lambda: connection.execute("COMMIT"))
+            except BaseException:  # an interrupt too: an open transaction would lock out all writers
+                _undo(connection)
+                raise
+            self._shorten_log(connection)
+
+    def is_damaged(self) -> bool:
+        """Return whether the file at the path is one that was found damaged: the next writer replaces it."""
+        return self._broken_inode != 0 and self._inode() == self._broken_inode
+
+    def slots(self) -> list[_Connection]:
+        """Return what may hold a connection now."""
+        return [self._reader, self._writer, *self._further]
+
+    def close(self) -> None:
+        for each in (self._reader, self._writer):
+            with each.lock:
+                if not each.is_lent:  # to us, who were interrupted: it is looked at again before the next use
+                    each.close()
+
+    @contextlib.contextmanager
+    def _lent(
+        self, slot: _Connection, opened: Callable[[_Connection], sqlite3.Connection], wait_s: float
+    ) -> Iterator[sqlite3.Connection | None]:
+        """Lend the connection of a slot to one thread at a time; None where that could be waited for without end.
+
+        Python calls a signal's handler in the main thread, between any two lines, and what reads there may wait for other
+        threads of ours: so these wait for `wait_s` only, and nobody for himself.
+        """
+        if slot.pid not in (0, disk.process_id()):  # a fork that no hook saw
+            slot.abandon()
+        lock = slot.lock
+        # The main thread waits in `with` alone, which no Ctrl-C comes into: whom it waits for is never interrupted.
+        is_timed = threading.get_ident() != threading.main_thread().ident
+        while is_timed and not lock.acquire(timeout=wait_s):
+            # Whoever forks lets go soon, and what was opened meanwhile would be open in the child.
+            if not _FORKING:
+                yield None
+                return
+        try:
+            with lock:
+                if slot.is_lent:
+                    yield None
+                    return
+                try:
+                    slot.is_lent = True
+                    yield opened(slot)
+                except sqlite3.Error as error:
+                    if _is_damage(error):
+                        log.warning("the index %s is damaged (%s) and will be made anew", self._path, error)
+                        self._broken_inode = slot.inode
+                        slot.close()
+                    raise
+                finally:
+                    slot.is_lent = False
+        finally:
+            if is_timed:
+                lock.release()
+
+    def _open_reader(self, slot: _Connection) -> sqlite3.Connection:
+        now = time.monotonic()
+        if slot.sqlite is not None and now < slot.looked_s + _LOOK_S:
+            return slot.sqlite
+        slot.looked_s = now
+        if self._inode() != slot.inode:
+            slot.close()
+        if slot.sqlite is None:
+            self._connect(slot, _READER_WAIT_S)
+        return _given(slot)
+
+    def _open_writer(self, slot: _Connection) -> sqlite3.Connection:
+        inode = self._inode()
+        if inode == 0 or inode == self._broken_inode:
+            slot.close()
+            self._replace()
+        elif inode != slot.inode:
+            slot.close()
+        if slot.sqlite is None:
+            self.look_again()
+            _patiently(lambda: self._connect(slot, _TRY_S))
+        return _given(slot)
+
+    def _inode(self) -> int:
+        """Return which file is at the path; 0 for none, and for what is not ours: SQLite would follow a symlink."""
+        status = disk.state(self._path)
+        return status.st_ino if status is not None and _is_ours(status) else 0
+
+    def _connect(self, slot: _Connection, wait_s: float) -> None:
+        """Open what is at the path, and prove that it is an index of this version."""
+        slot.inode = self._inode()
+        if slot.inode == 0 or slot.inode == self._broken_inode:
+            raise sqlite3.OperationalError("there is no index")
+        logs = (disk.state(self._path + suffix) for suffix in _LOGS)
+        if not all(_is_ours(status) for status in logs if status is not None):
+            raise sqlite3.DatabaseError("a log of it is not ours")
+        slot.pid = disk.process_id()
+        slot.sqlite = _connect(self._path, wait_s)
+        try:
+            self._prepare(slot.sqlite)
+        except BaseException:  # an interrupt too: half prepared, perhaps of another version, it is never used
+            slot.close()
+            raise
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute(f"PRAGMA journal_mode={self._journal}")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint={self.wal_pages}")
+        connection.execute(f"PRAGMA journal_size_limit={self.wal_pages * 4096}")
+        if connection.execute("PRAGMA user_version").fetchone()[0] != self._version:
+            raise sqlite3.DatabaseError("it is not an index of this version")
+
+    def look_again(self) -> None:
+        """Have the next reader see for itself whether the file at the path is still the one that it has open."""
+        self._reader.looked_s = 0.0
+
+    def limit_wal(self, pages: int) -> None:
+        """Have the write-ahead log hold at most about `pages` pages of 4 KiB; for connections opened from now on."""
+        if pages != self.wal_pages:
+            self.wal_pages = pages
+            self.close()
+
+    def _shorten_log(self, connection: sqlite3.Connection) -> None:
+        """Begin the write-ahead log anew when it has grown: SQLite does so only when it finds nobody reading."""
+        if disk.size_of(f"{self._path}-wal") > 2 * self.wal_pages * 4096:
+            # Readers take longer than we may wait: the next one tries.
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _replace(self) -> None:
+        """Put a fresh index into place, unless another process just did. Its rows are counted by who writes first.
+
+        One process at a time, by a claim: between the removal of an old write-ahead log and the new index nobody
+        may open anything, or SQLite would play the old log into the new file.
+        """
+        for _ in range(50):
+            if self._claims.take(_REPLACING):
+                break
+            disk.pause(0.02)
+        else:
+            raise sqlite3.OperationalError("another process is making the index anew")
+        try:
+            if self._inode() in (0, self._broken_inode):
+                self._put_fresh()
+        finally:
+            self._claims.drop(_REPLACING)
+
+    def _put_fresh(self) -> None:
+        temp = self._temp()
+        try:
+            self._make_fresh(temp)
+            for suffix in ("", *_LOGS):  # set aside, not removed: an hour to look at them
+                with contextlib.suppress(FileNotFoundError):
+                    disk.rename(self._path + suffix, f"{temp}-old{suffix}")
+            disk.rename(temp, self._path)
+        except BaseException:  # an interrupt too leaves no half index
+            with contextlib.suppress(OSError):  # who tries again makes another: they would fill a full disk
+                disk.unlink(temp)
+            raise
+
+    def _make_fresh(self, temp: str) -> None:
+        disk.close(disk.create(temp))  # SQLite would make it readable by others
+        fresh = _connect(temp, _WRITER_WAIT_S)
+        try:
+            fresh.executescript(
+                f"PRAGMA synchronous=OFF; BEGIN; {self._schema}; PRAGMA user_version={self._version}; COMMIT"
+            )
+        finally:
+            fresh.close()
+
+
+def _connect(path: str, wait_s: float) -> sqlite3.Connection:
+    uri = f"file:{urllib.parse.quote(path)}?mode=rw"
+    return sqlite3.connect(
+        uri,
+        uri=True,
+        timeout=wait_s,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_STATEMENTS,
+    )
+
+
+def _is_ours(status: disk.Status) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == disk.user_id()
+
+
+def _patiently(do: Callable[[], object]) -> None:
+    """Do what needs a lock: wait for other processes and threads, but not for ever."""
+    deadline = time.monotonic() + _WRITER_WAIT_S
+    while True:
+        try:
+            do()
+            return
+        except sqlite3.OperationalError as error:
+            is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > deadline:
+                raise
+        disk.pause(_PAUSE_S)  # where waiting could be for each other, SQLite does not wait at all
+
+
+def _undo(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+
+
+def _given(slot: _Connection) -> sqlite3.Connection:
+    if slot.sqlite is None:
+        raise sqlite3.OperationalError("the index is not open")
+    return slot.sqlite
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Return whether the file itself is bad, as against busy, full or away."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if isinstance(error, sqlite3.OperationalError) and "no such" in str(error):
+        return True
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:  # cut off while it was open
+        return True
+    return type(error) is sqlite3.DatabaseError and code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _close_both(*slots: _Connection) -> None:
+    """Close what somebody opened again by a read after the end: Python 3.13 warns of connections left to be collected."""
+    for each in slots:  # without their locks: who could hold one refers to the database
+        each.close()
+
+
+_DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
+_GATE = threading.RLock()  # one fork at a time: threads may each begin one
+_FORKING: list[
+    _Connection
+] = []  # the connections whose locks are held while this process forks; by who has the gate
+
+
+def _before_fork() -> None:
+    _GATE.acquire()
+    for database in list(_DATABASES):
+        seen: set[_Connection] = set()
+        # One more may be opened meanwhile.
+        while found := [slot for slot in database.slots() if slot not in seen]:
+            seen.update(found)
+            for slot in found:
+                if slot.lock.acquire(timeout=_FORK_WAIT_S):
+                    _FORKING.append(slot)
+                    if not slot.is_lent:  # to this very thread, which forks in the middle of it
+                        with contextlib.suppress(sqlite3.Error):
+                            slot.close()
+
+
+def _after_fork_in_parent() -> None:
+    try:
+        while _FORKING:
+            _FORKING.pop().lock.release()
+    finally:  # an interrupt too: the next fork would wait for ever
+        _GATE.release()
+
+
+def _after_fork_in_child() -> None:
+    global _GATE
+    _GATE = threading.RLock()
+    _FORKING.clear()
+    for database in list(_DATABASES):
+        for slot in database.slots():
+            slot.abandon()
+
+
+disk.on_fork(_before_fork, _after_fork_in_parent, _after_fork_in_child)

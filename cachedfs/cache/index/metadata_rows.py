@@ -1,0 +1,338 @@
+"""Where the feeds of changes were left, and the folders that lead to what they watch: rows of the index."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cachedfs.cache.index.metadata_records import (
+    Fact,
+    Feed,
+    Listing,
+    Told,
+    Watch,
+    folder_of,
+    hash_of,
+    sealed,
+    unsealed,
+)
+from cachedfs.cache.index.schema import Recorded, blob_of, origin_of, text_of
+from cachedfs.common.types import ObjectInfo
+
+__all__ = ["FactRows", "FeedRows", "Sweep"]
+
+
+class FeedRows(Recorded):
+    """The statements about feeds."""
+
+    def feed(self, identity: str, part: str) -> Feed | None:
+        """Return where the feed of one part of an origin was left; None when there is none."""
+        found = self._run(
+            "SELECT id, token, checked_at, number FROM feeds WHERE origin = ? AND part = ?",
+            (origin_of(identity), blob_of(part)),
+        ).fetchone()
+        return found and _feed(identity, *found)
+
+    def feed_by_id(self, identity: str, id: int) -> Feed | None:
+        found = self._run("SELECT id, token, checked_at, number FROM feeds WHERE id = ?", (id,)).fetchone()
+        return found and _feed(identity, *found)
+
+    def begin_feed(self, identity: str, part: str, token: str, checked_at: float) -> None:
+        """Store where a feed begins, unless another process did."""
+        text = sealed(None, identity, float(checked_at), 0, token) + token
+        self._run(
+            "INSERT OR IGNORE INTO feeds (origin, part, token, checked_at, number) VALUES (?, ?, ?, ?, 0)",
+            (origin_of(identity), blob_of(part), text, checked_at),
+        )
+
+    def advance_feed(self, identity: str, feed: Feed) -> None:
+        """Store where a feed is left now."""
+        text = sealed(None, identity, float(feed.checked_at), feed.number, feed.token) + feed.token
+        self._run(
+            "UPDATE feeds SET token = ?, checked_at = ?, number = ? WHERE id = ?",
+            (text, feed.checked_at, feed.number, feed.id),
+        )
+
+    def drop_feed(self, feed: Feed) -> None:
+        """Forget a feed: it tells nothing any more of what was watched by it."""
+        self._run("DELETE FROM feeds WHERE id = ?", (feed.id,))
+        self._run("DELETE FROM folders WHERE feed = ?", (feed.id,))
+
+    def folders_of(self, identity: str, feed: Feed, id: str) -> list[str]:
+        """Return the paths of the folder of this id, if it leads to something that a feed watches."""
+        values = (feed.id, hash_of(identity, id))
+        return [
+            text_of(path)
+            for (path,) in self._run("SELECT path FROM folders WHERE feed = ? AND item = ?", values)
+        ]
+
+    def _watched(self, identity: str, watch: Watch | None) -> tuple[int | None, int | None]:
+        """Return the feed that will tell of an answer, and whose folder it is about; Nones where it may have told already."""
+        if watch is None:
+            return None, None
+        feed = self.feed_by_id(identity, watch.feed)
+        if feed is None or feed.number != watch.number:
+            return None, None
+        hashes = {path: hash_of(identity, id) for path, id in watch.way}
+        self._run_many(
+            "INSERT OR IGNORE INTO folders VALUES (?, ?, ?)",
+            [(watch.feed, item, blob_of(path)) for path, item in hashes.items()],
+        )
+        return watch.feed, next(iter(hashes.values()), 0)
+
+    def _told(self, identity: str, feed: int | None, folder: int | None) -> Told | None:
+        if feed is None or folder is None:
+            return None
+        now = self.feed_by_id(identity, feed)
+        return now and Told(now.checked_at, folder)
+
+
+def _feed(identity: str, id: int, text: str, checked_at: float, number: int) -> Feed:
+    """Return the feed in a row. Raises ValueError when it is damaged."""
+    token = text[8:]
+    unsealed(text[:8], "", identity, checked_at, number, token)
+    return Feed(id, token, checked_at, number)
+
+
+_LOOKUP = """SELECT info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?
+    UNION ALL SELECT children.info, checked_at, children.mark, feed, place FROM listings
+    JOIN children ON children.listing = listings.id AND children.path = ?
+    WHERE origin = ? AND folder = ? AND children.mark IS NOT NULL
+    ORDER BY 2 DESC LIMIT 1"""
+
+_OLD_FACTS = """SELECT id, checked_at, EXISTS (
+        SELECT 1 FROM objects WHERE objects.origin = facts.origin AND objects.path = facts.path)
+    FROM facts WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
+# "0" is the character after "/": all paths below the folder are between the two.
+_OLD_LISTINGS = """SELECT id, checked_at, EXISTS (
+        SELECT 1 FROM objects WHERE objects.origin = listings.origin
+        AND objects.path > CAST(folder || '/' AS BLOB) AND objects.path < CAST(folder || '0' AS BLOB))
+    FROM listings WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
+
+_OLDEST_FACT_S = 7 * 86400.0
+_MOST_FACTS = 1_000_000
+_FEW = 512  # facts forgotten at one write, beyond twice what it adds
+
+
+class Sweep(NamedTuple):
+    """How far the search for old facts and old listings got: (checked_at, id) of the last ones looked at."""
+
+    facts: tuple[float, int] = (0.0, 0)
+    listings: tuple[float, int] = (0.0, 0)
+
+
+def _reached(rows: list[tuple[int, float, int]], limit: int) -> tuple[float, int]:
+    """Return where the next search starts: behind these rows, from the beginning when they were the last."""
+    return (rows[-1][1], rows[-1][0]) if len(rows) == limit else (0.0, 0)
+
+
+class FactRows(FeedRows):
+    """The statements about facts and listings."""
+
+    def lookup(self, identity: str, path: str) -> Fact | None:
+        """Return what was learnt last of `path`, by itself or as a child in a listing."""
+        origin, name = origin_of(identity), blob_of(path)
+        values = (origin, name, name, origin, blob_of(folder_of(path)))
+        row = self._run(_LOOKUP, values).fetchone()
+        if row is None:
+            return None
+        text, checked_at, mark, *watch = row
+        info = unsealed(text, path, identity, path, checked_at, mark, *watch)
+        return Fact(identity, path, info, checked_at, mark, told=self._told(identity, *watch))
+
+    def keep_facts(self, facts: Iterable[Fact]) -> None:
+        rows = [self._row_of(fact) for fact in facts]
+        (before,) = self._run("SELECT total_changes()").fetchone()
+        self._run_many(
+            "INSERT OR IGNORE INTO facts (info, checked_at, mark, feed, place, item, origin, path)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+        (after,) = self._run("SELECT total_changes()").fetchone()
+        self._count_facts(after - before)
+        if after - before < len(rows):
+            self._run_many(
+                "UPDATE facts SET info = ?, checked_at = ?, mark = ?, feed = ?, place = ?, item = ?"
+                " WHERE origin = ? AND path = ? AND checked_at <= ?",
+                [(*row, row[1]) for row in rows],
+            )
+
+    def _row_of(self, fact: Fact) -> tuple[Any, ...]:
+        feed, place = self._watched(fact.identity, fact.watch)
+        item = None if feed is None else _item_of(fact.identity, fact.info)
+        beside = (fact.identity, fact.path, float(fact.checked_at), fact.mark, feed, place)
+        text = sealed(fact.info, *beside)
+        return (
+            text,
+            fact.checked_at,
+            fact.mark,
+            feed,
+            place,
+            item,
+            origin_of(fact.identity),
+            blob_of(fact.path),
+        )
+
+    def listing(self, identity: str, folder: str) -> Listing | None:
+        found = self._listing(identity, folder)
+        if found is None:
+            return None
+        id, checked_at, mark, *watch = found
+        children = self._run("SELECT path, info, mark FROM children WHERE listing = ? ORDER BY path", (id,))
+        infos = [
+            unsealed(info, text_of(path), identity, text_of(path), checked_at, own, *watch)
+            for path, info, own in children
+        ]
+        told = self._told(identity, *watch)
+        return Listing([info for info in infos if info is not None], checked_at, mark, told)
+
+    def listing_has(
+        self, identity: str, folder: str, path: str
+    ) -> tuple[float, int, bool, Told | None] | None:
+        """Return when and under which mark `folder` was listed, whether `path` was in it, and what a feed told since."""
+        found = self._listing(identity, folder)
+        if found is None:
+            return None
+        id, checked_at, mark, *watch = found
+        child = self._run(
+            "SELECT 1 FROM children WHERE listing = ? AND path = ?", (id, blob_of(path))
+        ).fetchone()
+        return checked_at, mark, child is not None, self._told(identity, *watch)
+
+    def listing_size(self, identity: str, folder: str, most: int) -> int | None:
+        """Return how many children a listing of `folder` names, counted up to `most`; None without one."""
+        found = self._listing(identity, folder)
+        if found is None:
+            return None
+        counted = "SELECT count(*) FROM (SELECT 1 FROM children WHERE listing = ? LIMIT ?)"
+        return int(self._run(counted, (found[0], most)).fetchone()[0])
+
+    def keep_listing(
+        self,
+        identity: str,
+        folder: str,
+        infos: Sequence[ObjectInfo],
+        *,
+        checked_at: float,
+        mark: int,
+        marks: Mapping[str, int],
+        watch: Watch | None = None,
+    ) -> None:
+        """Store all children of `folder` in place of an older listing; `marks` are the children's own, by path."""
+        found = self._listing(identity, folder)
+        if found is not None:
+            self._bury(found[0])
+        feed, place = self._watched(identity, watch)
+        listing = self._run(
+            "INSERT INTO listings (origin, folder, checked_at, mark, feed, place) VALUES (?, ?, ?, ?, ?, ?)",
+            (origin_of(identity), blob_of(folder), checked_at, mark, feed, place),
+        ).lastrowid
+        children = {info.path: (info, marks.get(info.path)) for info in infos}
+        beside = float(checked_at), feed, place
+        self._run_many(
+            "INSERT INTO children (listing, path, info, mark, item) VALUES (?, ?, ?, ?, ?)",
+            (
+                (
+                    listing,
+                    blob_of(path),
+                    sealed(info, identity, path, beside[0], own, *beside[1:]),
+                    own,
+                    None if feed is None else _item_of(identity, info),
+                )
+                for path, (info, own) in children.items()
+            ),
+        )
+        self._count_facts(len(children))
+
+    def forget_old(self, now_s: float, *, added: int, sweep: Sweep) -> Sweep:
+        """Delete some facts that are too old or too many, and children of buried listings: more than were `added`.
+
+        What has blocks here stays, so that it can be read offline for as long as they do. `sweep` is how far the last
+        call got: those that stay are not looked at again before all others were.
+        """
+        too_many = (self.number("facts") or 0) > _MOST_FACTS
+        limit = now_s if too_many else now_s - _OLDEST_FACT_S
+        n = _FEW + 2 * added
+        facts = self._run(_OLD_FACTS, (limit, *sweep.facts, n)).fetchall()
+        gone = [(id,) for id, _, has_blocks in facts if not has_blocks]
+        self._run_many("DELETE FROM facts WHERE id = ?", gone)
+        few = 1 if too_many else _FEW
+        listings = self._run(_OLD_LISTINGS, (limit, *sweep.listings, few)).fetchall()
+        for listing, _, has_blocks in listings:
+            if not has_blocks:
+                self._bury(listing)
+        self._count_facts(-len(gone) - self._clear_graves(n))
+        return Sweep(_reached(facts, n), _reached(listings, few))
+
+    def paths_of(self, identity: str, id: str) -> list[str]:
+        """Return the paths at which the item of this id is stored, and watched by a feed."""
+        item = hash_of(identity, id)
+        rows = self._run(
+            "SELECT path FROM facts WHERE item = ? UNION SELECT path FROM children WHERE item = ?",
+            (item, item),
+        )
+        return [text_of(path) for (path,) in rows]
+
+    def stored_at(self, identity: str, path: str) -> list[tuple[ObjectInfo | None, str, int]]:
+        """Return all that is stored of `path`, by itself and in a listing of its folder; None says that it is absent.
+
+        With each, what its mark is of (a folder's name with "/" is its listing), and the mark.
+        """
+        found = list[tuple[ObjectInfo | None, str, int]]()
+        fact = self._run(
+            "SELECT info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?",
+            (origin_of(identity), blob_of(path)),
+        ).fetchone()
+        if fact is not None:
+            found.append((_believed(fact[0], identity, path, *fact[1:]), path, fact[2]))
+        folder = folder_of(path)
+        listing = self._listing(identity, folder)
+        if listing is not None:
+            id, checked_at, mark, *watch = listing
+            child = self._run(
+                "SELECT info, mark FROM children WHERE listing = ? AND path = ?", (id, blob_of(path))
+            ).fetchone()
+            info = child and _believed(child[0], identity, path, checked_at, child[1], *watch)
+            found.append((info, f"{folder}/", mark))
+            if child and child[1] is not None:  # it answers for itself, whatever happened to its neighbours
+                found.append((info, path, child[1]))
+        return found
+
+    def _listing(self, identity: str, folder: str) -> tuple[int, float, int, int | None, int | None] | None:
+        values = (origin_of(identity), blob_of(folder))
+        row = self._run(
+            "SELECT id, checked_at, mark, feed, place FROM listings WHERE origin = ? AND folder = ?", values
+        ).fetchone()
+        return row and tuple(row)
+
+    def _bury(self, listing: int) -> None:
+        """Delete a listing at once and leave its children, perhaps a million, to later writes."""
+        self._run("DELETE FROM listings WHERE id = ?", (listing,))
+        self._run("INSERT INTO graves VALUES (?)", (listing,))
+
+    def _clear_graves(self, limit: int) -> int:
+        grave = self._run("SELECT listing FROM graves LIMIT 1").fetchone()
+        if grave is None:
+            return 0
+        gone = self._run(
+            "DELETE FROM children WHERE listing = ? AND path IN (SELECT path FROM children WHERE listing = ? LIMIT ?)",
+            (grave[0], grave[0], limit),
+        ).rowcount
+        if gone == 0:
+            self._run("DELETE FROM graves WHERE listing = ?", grave)
+        return gone
+
+    def _count_facts(self, change: int) -> None:
+        self._run("UPDATE meta SET value = value + ? WHERE name = 'facts'", (change,))
+
+
+def _believed(text: str, identity: str, path: str, *beside: object) -> ObjectInfo | None:
+    """Return what was sealed; None for what is damaged, which nobody believes."""
+    with contextlib.suppress(ValueError):
+        return unsealed(text, path, identity, path, *beside)
+    return None
+
+
+def _item_of(identity: str, info: ObjectInfo | None) -> int | None:
+    return None if info is None or info.id is None else hash_of(identity, info.id)

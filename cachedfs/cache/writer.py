@@ -1,0 +1,405 @@
+"""The write side: putting blocks, dropping them, leasing whole files.
+
+Put: row (a reservation, in the transaction that also makes room), temporary file, rename. Evict: unlink, then row.
+A crash between any two steps leaves at worst a row without a file: over-counted, never under-counted. There is no lock
+here: transactions are serialised by the index, and files are written outside of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
+
+from cachedfs.cache import block_file, disk, fsck
+from cachedfs.cache.block_pool import Handles
+from cachedfs.cache.directory import Directory
+from cachedfs.cache.disk import Buffer
+from cachedfs.cache.eviction.access_stats import Touches
+from cachedfs.cache.eviction.plan_registry import Planned
+from cachedfs.cache.eviction.policy import UNWRITTEN_S, Room, remove_dead_leases, wal_pages_of
+from cachedfs.cache.index.transaction import TROUBLE, Index, Rows
+from cachedfs.cache.local_copies import Lease
+from cachedfs.cache.locks import Claims
+from cachedfs.common.types import BlockKey, Bounds, ObjectKey
+from cachedfs.errors import CacheError
+
+__all__ = ["Store"]
+
+# Rows that go in about one transaction, so that others get their turn to write, and what went stays gone if this process ends.
+_DROPPED_AT_ONCE = 1000
+_WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, others may take the reservation for a remnant
+
+
+class _NewBlock:
+    """A block on its way to the disk; `replaces`: what is in its place is unusable."""
+
+    __slots__ = ("data", "index", "object", "place", "replaces", "size", "trailer")
+
+    def __init__(self, key: BlockKey, data: Buffer, unusable: Callable[[str], bool]) -> None:
+        self.object = key.object
+        self.index = key.index
+        self.place = block_file.place(key.object.digest, key.index)
+        self.replaces = unusable(self.place)
+        self.data = data
+        self.trailer = block_file.encode_trailer(key.object, key.index, data)
+        self.size = memoryview(data).nbytes + len(self.trailer)
+
+
+class Store:
+    """What one process writes into one cache. Every method but `discard` raises CacheError when it cannot do its work."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        *,
+        index: Index,
+        handles: Handles,
+        claims: Claims,
+        touches: Callable[..., Touches],
+    ) -> None:
+        self._directory = directory
+        self._index = index
+        self._handles = handles
+        self._claims = claims
+        self._touches = touches
+        self.room = Room(directory, handles, claims)
+        self.allowed: int | None = None  # what the last one to ask for the allowance was told
+
+    def put(
+        self,
+        given: Sequence[tuple[BlockKey, Buffer]],
+        bounds: Bounds,
+        *,
+        instead_of: Container[str] = (),
+        plan: Planned | None = None,
+    ) -> None:
+        """Store the blocks that are not there yet: each is then there in full, or not at all.
+
+        `instead_of`: files that are there but unusable. `plan`: whose blocks they are. Once more when the index was found
+        damaged, as the second writing makes it anew.
+        """
+        try:
+            self._put(given, bounds, instead_of, plan)
+        except CacheError:
+            if not self._is_index_damaged():
+                raise
+            self._put(given, bounds, instead_of, plan)
+
+    def _put(
+        self,
+        given: Sequence[tuple[BlockKey, Buffer]],
+        bounds: Bounds,
+        instead_of: Container[str],
+        plan: Planned | None,
+    ) -> None:
+        with self._explained("blocks cannot be stored"):
+            self._index.database.limit_wal(wal_pages_of(bounds))
+            unique = {key.name: (key, data) for key, data in given}
+            waiting = [
+                _NewBlock(key, data, lambda place: self.room.path(place) in instead_of)
+                for key, data in unique.values()
+                if not self._is_here(key, instead_of)
+            ]
+            while waiting:
+                waiting = self._put_some(waiting, bounds, plan)
+
+    def evict(self, identity: str | None, path: str | None) -> int:
+        """Drop the blocks of a path and of all below it, of an origin, or of all; return the bytes that came free."""
+        freed = last = 0
+        now_s = time.time()
+        with self._explained("blocks cannot be dropped"):
+            while True:
+                with self._writing(now_s) as rows:
+                    found = rows.blocks_of(identity, path, after=last, limit=_DROPPED_AT_ONCE)
+                    sizes = [self.room.remove(rows, block, now_s) for block in found]
+                freed += sum(sizes)
+                self.room.evictions += sum(size > 0 for size in sizes)
+                if len(found) < _DROPPED_AT_ONCE:
+                    return freed
+                last = found[-1].id
+
+    def allowance(self, bounds: Bounds) -> int:
+        """Return how many bytes blocks and leases may have in all, recording the automatic bound at first use."""
+        with self._explained("the bound cannot be told"), self._writing(time.time()) as rows:
+            self.allowed = self.room.allowance(rows, bounds)
+        return self.allowed
+
+    def discard(self, key: ObjectKey, index: int) -> None:
+        """Drop one block, because it is bad. Never raises: without its file it is a miss."""
+        try:
+            self._discard(key, index)
+        except CacheError:  # the index is away: the file counts
+            with contextlib.suppress(OSError, ValueError):
+                self._directory.verify()
+                self._directory.unlink_block(block_file.place(key.digest, index))
+
+    def _discard(self, key: ObjectKey, index: int) -> None:
+        """Drop one block; what another process is just writing in its place stays counted."""
+        now_s = time.time()
+        with self._explained("a damaged block cannot be removed"), self._writing(now_s) as rows:
+            was_there = self._directory.unlink_block(block_file.place(key.digest, index))
+            block = rows.block(key, index)
+            if block is not None and not self.room.remove(rows, block, now_s) and was_there:
+                # Its writer lives, and may have done so a moment ago, or be replacing it: counted until it is put again.
+                rows.release_block(block.id)
+
+    def pin(self, identity: str, paths: Sequence[str], *, wanted: bool) -> None:
+        with self._explained("the pin cannot be stored"), self._writing(time.time()) as rows:
+            for path in paths:
+                rows.pin(identity, path, wanted)
+
+    def lease(self, size: int, bounds: Bounds) -> Lease:
+        """Reserve room for `size` bytes and return the private file that has it."""
+        name = f"{disk.process_id():08x}{disk.nonce() >> 32:08x}"
+        claim = int(name, 16)
+        with self._explained(f"a file of {size} bytes cannot be kept"):
+            self._index.database.limit_wal(wal_pages_of(bounds))
+            self._claims.take(claim)
+            try:
+                self._reserve_lease(name, size, bounds)
+                return Lease(self._directory.lease(name), size, lambda: self._give_back(name))
+            except BaseException:  # an interrupt too: its row would hold room until this process ends
+                with contextlib.suppress(OSError):
+                    disk.unlink(self._directory.lease(name))
+                self._give_back(name)
+                raise
+
+    def clear_seat(self, seat: int) -> None:
+        with self._explained("the share of a plan cannot be noted"), self._writing(time.time()) as rows:
+            self.room.clear_seat(rows, seat)
+
+    def check(self, *, repair: bool) -> fsck.Report:
+        with self._explained("the cache cannot be checked"):
+            return fsck.check(
+                self._index, self._directory, self.room, self._claims, repair=repair, now_s=time.time()
+            )
+
+    def rebuild(self) -> None:
+        """Forget the rows of all blocks and count the files anew."""
+        now_s = time.time()
+        with self._explained("the index cannot be rebuilt"), self._writing(now_s) as rows:
+            rows.forget_blocks()
+            fsck.count_all(rows, self._directory, now_s)
+
+    def _is_index_damaged(self) -> bool:
+        try:
+            return self._index.database.is_damaged()
+        except OSError:  # nobody can tell
+            return False
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Turn every trouble of disk and index into a CacheError that says what does not work, and why."""
+        try:
+            self._directory.make_again_if_gone()
+            yield
+        except CacheError:
+            raise
+        except TROUBLE as error:
+            raise CacheError(f"{what} in {self._directory.root}: {error}") from error
+
+    @contextlib.contextmanager
+    def _writing(self, now_s: float) -> Iterator[Rows]:
+        with self._index.writing() as rows:
+            fsck.count_if_fresh(rows, self._directory, now_s)
+            self.room.set_aside = fsck.clear_away(self._directory, self._claims, now_s)
+            yield rows
+
+    def _is_here(self, key: BlockKey, unusable: Container[str]) -> bool:
+        path = self.room.path(block_file.place(key.object.digest, key.index))
+        return disk.exists(path) and path not in unusable
+
+    # Putting
+
+    def _put_some(self, waiting: list[_NewBlock], bounds: Bounds, plan: Planned | None) -> list[_NewBlock]:
+        """Reserve and write as many blocks as fit the cache at once; return the others that are still to be put."""
+        now_s, deadline = time.time(), time.monotonic() + _WRITE_WITHIN_S
+        reserved: list[_NewBlock] = []
+        try:
+            with self._writing(now_s) as rows:
+                batch, rest = self._choose(rows, waiting, bounds, now_s)
+                if self._came_down(rows, self.allowed or 0, now_s):
+                    return waiting
+                size = sum(block.size for block in batch)
+                hashes = [block.object.hash64(block.index) for block in batch]
+                if self._make_room(rows, size, bounds, now_s, plan=plan, hashes=hashes):
+                    reserved = batch
+                    self._reserve(rows, reserved, now_s)
+            if batch and not reserved:
+                raise CacheError(f"{self._directory.root} is full of blocks that other processes are writing")
+            # dies here: rows without files, over-counted until they are evicted
+            self._write_all(reserved, deadline)
+            # dies here: blocks that lost their rows meanwhile are not counted, until a repair
+            self._count_lost(reserved, now_s)
+        finally:
+            self.room.writing.difference_update(block.place for block in reserved)
+        return rest
+
+    def _choose(
+        self, rows: Rows, waiting: list[_NewBlock], bounds: Bounds, now_s: float
+    ) -> tuple[list[_NewBlock], list[_NewBlock]]:
+        """Return the first blocks that fit together and the rest, without those that another process is writing.
+
+        Raises CacheError for a block that can never fit.
+        """
+        wanted = [block for block in waiting if self._is_ours_to_write(rows, block, now_s)]
+        self.allowed = allowed = self.room.allowance(rows, bounds)
+        fixed = self._fixed(rows, sum(block.size for block in wanted), allowed)
+        _refuse_unfitting(rows, wanted, allowed, fixed)
+        total = 0
+        for n, block in enumerate(wanted):
+            total += block.size
+            if total > allowed - fixed:
+                return wanted[:n], wanted[n:]
+        return wanted, []
+
+    def _fixed(self, rows: Rows, size: int, allowed: int) -> int:
+        """Return the bytes that may not go; what dead processes leased is none of them, and goes if `size` more do not fit."""
+        fixed = rows.number("fixed") or 0
+        if size > allowed - fixed:
+            remove_dead_leases(rows, self._directory, self._claims)
+            fixed = rows.number("fixed") or 0
+        return fixed
+
+    def _is_ours_to_write(self, rows: Rows, block: _NewBlock, now_s: float) -> bool:
+        row = rows.block(block.object, block.index)
+        if row is None:
+            return True
+        if not block.replaces if self._exists(block) else self.room.is_being_written(row, now_s):
+            return False
+        rows.remove_block(row.id)  # what a crash, a deleted or a damaged file left
+        return True
+
+    def _exists(self, block: _NewBlock) -> bool:
+        return disk.exists(self.room.path(block.place))
+
+    def _make_room(self, rows: Rows, size: int, bounds: Bounds, now_s: float, **options: Any) -> bool:
+        """Return whether `size` bytes fit now: asked again when rows went that gave the disk no space back.
+
+        `options`: see Room.make.
+        """
+        while True:
+            before = self.room.fileless
+            allowed = self.room.allowance(rows, bounds)
+            touches = self._touches(size=allowed, clock=rows.last_clock())
+            fits = self.room.make(rows, size, allowed=allowed, touches=touches, now_s=now_s, **options)
+            if not fits or self.room.fileless == before:
+                return fits
+
+    def _came_down(self, rows: Rows, allowed: int, now_s: float) -> bool:
+        """Drop some blocks where far more are here than may be, as after the bound was lowered; False where that is not so."""
+        n_blocks, used = rows.number("blocks") or 0, rows.number("bytes") or 0
+        step = _DROPPED_AT_ONCE * used // max(n_blocks, 1)
+        if used - allowed <= step:
+            return False
+        touches = self._touches(size=allowed, clock=rows.last_clock())
+        return self.room.make(rows, 0, allowed=used - step, touches=touches, now_s=now_s)
+
+    def _reserve(self, rows: Rows, batch: list[_NewBlock], now_s: float) -> None:
+        """Count the blocks before they are written."""
+        touches, writer = self._touches(), self.room.writer()
+        for block in batch:
+            rows.add_block(
+                block.object, block.index, size=block.size, clock=touches.now, since=now_s, writer=writer
+            )
+            self.room.writing.add(block.place)
+
+    def _count_lost(self, written: list[_NewBlock], now_s: float) -> None:
+        """Count those again that lost their row while they were written.
+
+        The index was replaced or rebuilt meanwhile, or this process was stopped for so long that it was taken for dead.
+        Where there is no index now, the next one counts all files.
+        """
+        database, lost = self._index.database, []
+        database.look_again()
+        with contextlib.suppress(sqlite3.Error), self._index.reading() as rows:
+            lost = [block for block in written if self._is_lost(rows, block)]
+        database.look_again()  # who reads next need not believe what we saw
+        if not lost:
+            return
+        with self._writing(now_s) as rows:
+            for block in lost:
+                if self._is_lost(rows, block):
+                    clock = self._touches().now
+                    rows.add_block(
+                        block.object, block.index, size=block.size, clock=clock, since=now_s, writer=0
+                    )
+
+    def _is_lost(self, rows: Rows, block: _NewBlock) -> bool:
+        return rows.block(block.object, block.index) is None and self._exists(block)
+
+    def _write_all(self, batch: list[_NewBlock], deadline: float) -> None:
+        """Write reserved blocks; after a failure the reservations of those not written are given up."""
+        done = 0
+        try:
+            for block in batch:
+                self._write(block, deadline)
+                self.room.writing.discard(block.place)
+                done += 1
+        except BaseException:  # an interrupt too: what is not written must not stay counted
+            with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
+                for block in batch[done:]:
+                    self._give_up(rows, block)
+            raise
+
+    def _write(self, block: _NewBlock, deadline: float) -> None:
+        temp = fsck.name_for_block(self._directory, self.room.writer())
+        fd = disk.create(temp)
+        try:
+            try:
+                disk.write_all(fd, [block.data, block.trailer], 0)
+            finally:
+                disk.close(fd)
+            # dies here: a temporary file, removed by the next writer, and a row without a file
+            if time.monotonic() > deadline:
+                raise CacheError("the disk is too slow to keep blocks")
+            self._directory.move_into_place(temp, self.room.path(block.place))
+        except BaseException:  # an interrupt too leaves no half block behind
+            with contextlib.suppress(OSError):
+                disk.unlink(temp)
+            raise
+
+    def _give_up(self, rows: Rows, block: _NewBlock) -> None:
+        row = rows.block(block.object, block.index)
+        if row is not None and not self._exists(block):
+            rows.remove_block(row.id)
+
+    # Leases
+
+    def _reserve_lease(self, name: str, size: int, bounds: Bounds) -> None:
+        fits = None
+        while fits is None:
+            now_s = time.time()
+            with self._writing(now_s) as rows:
+                allowed = self.room.allowance(rows, bounds)
+                if self._came_down(rows, allowed, now_s):
+                    continue
+                fits = size <= allowed - self._fixed(rows, size, allowed) and self._make_room(
+                    rows, size, bounds, now_s, is_staged=False
+                )
+                if fits:
+                    rows.add_lease(name, size)
+        # dies here: a row without a file, removed when its claim is found free
+        if not fits:
+            raise CacheError(f"{self._directory.root} has no room for a file of {size} bytes")
+
+    def _give_back(self, name: str) -> None:
+        with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
+            rows.remove_lease(name)
+        self._claims.drop(int(name, 16))
+
+
+def _refuse_unfitting(rows: Rows, wanted: list[_NewBlock], allowed: int, fixed: int) -> None:
+    """Raise CacheError if one of the blocks, or those of them that are pinned together, can never fit."""
+    largest = max((block.size for block in wanted), default=0)
+    if largest > allowed:
+        raise CacheError(
+            f"a block of {largest} bytes does not fit the cache, which may hold {allowed} bytes now: "
+            "raise cache_size, lower keep_free, or free space on the disk"
+        )
+    pinned = sum(block.size for block in wanted if rows.is_pinned(block.object.identity, block.object.path))
+    if max(largest, pinned) > allowed - fixed:
+        raise CacheError(f"{fixed} of the {allowed} bytes that the cache may hold now are pinned or in use")

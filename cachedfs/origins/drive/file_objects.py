@@ -1,0 +1,156 @@
+"""Open files of Google Drive: one version being read, or bytes kept here until they are sent."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from fsspec.asyn import sync
+from fsspec.spec import AbstractBufferedFile
+
+from cachedfs.common.shared_file import SharedFile, at_own_seek
+from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.errors import CachedFSError
+from cachedfs.origins.drive.upload import Content
+from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure
+
+if TYPE_CHECKING:
+    from cachedfs.origins.drive.filesystem import DriveFileSystem
+
+__all__ = ["DriveFile", "WrittenDriveFile", "not_kept"]
+
+
+class DriveFile(SharedFile, AbstractBufferedFile):
+    """A file of Drive being read, in the version that it had when it was opened. Threads may share it."""
+
+    _seek, _tell = AbstractBufferedFile.seek, AbstractBufferedFile.tell
+    _read = at_own_seek(AbstractBufferedFile.read)
+
+    def __init__(
+        self,
+        fs: DriveFileSystem,
+        path: str,
+        info: ObjectInfo,
+        block_size: int,
+        whole: bytes | None = None,
+        **options: Any,
+    ) -> None:
+        self._info, self._whole = info, whole
+        size = info.size if whole is None else len(whole)
+        super().__init__(fs, path, "rb", block_size, size=size, **options)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What was known of the file when it was opened."""
+        return self._info.as_info()
+
+    def read(self, length: int = -1) -> bytes:
+        return self._read(length)  # type: ignore[no-any-return]
+
+    def readuntil(self, char: bytes = b"\n", blocks: int | None = None) -> bytes:
+        with self._lock:
+            data: bytes = super().readuntil(char, blocks)
+            self._sought.pop(get_ident(), None)  # its seeks are part of the read
+            return data
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        if self._whole is not None:
+            return self._whole[start:end]
+        return sync(self.fs.loop, self.fs._bytes, self.path, Range(start, end), self._info)  # type: ignore[no-any-return]
+
+
+class WrittenDriveFile(io.RawIOBase):
+    """A file being written: kept here until it is closed, then sent; a process that dies before changed nothing."""
+
+    # Nothing in here may fail: Python closes what it has half made, and closing sends.
+    def __init__(
+        self, fs: DriveFileSystem, path: str, mode: str, spool: Any, *, onto: str | None, autocommit: bool
+    ) -> None:
+        self.fs, self.path, self.mode, self.autocommit = fs, path, mode, autocommit
+        self._spool, self._onto = spool, onto
+        self._trouble: CachedFSError | None = None
+        self._is_given_up = False
+        self._handled = handled_exceptions()  # while the file is opened
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        if self._trouble is not None:
+            raise self._trouble
+        try:
+            return int(self._spool.write(data))
+        except OSError as error:
+            self._spool.close()
+            self._trouble = not_kept(self.path, error)
+            raise self._trouble from error
+
+    def tell(self) -> int:
+        return int(self._spool.tell())
+
+    def close(self) -> None:
+        """Send what was written, unless a transaction shall decide.
+
+        Called while an exception is handled that was raised after the file was opened, it sends nothing and raises that
+        exception again: a text file closes its bytes so when its writer fails.
+        """
+        if self.closed:
+            return
+        error = failure_since(self._handled)
+        self._handled = ()  # they hold the frames that hold this file
+        try:
+            if error is not None:
+                self.discard()
+                raise error
+            if self.autocommit:
+                self.commit()
+        finally:
+            super().close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None = None, *traceback: object
+    ) -> None:
+        if kind is not None and is_failure(error or kind()):
+            self.discard()  # half a file is nobody's file
+            super().close()
+        self.close()
+
+    def __del__(self) -> None:
+        if not self.closed:  # dropped without a close: nobody said that it was complete
+            self.discard()
+            super().close()
+
+    def commit(self) -> None:
+        """Make what was written the file's content; of a file that was given up, which a transaction may still hold, nothing."""
+        if self._is_given_up:
+            return
+        if self._trouble is not None:
+            raise self._trouble  # half a file is nobody's file
+        try:
+            sync(
+                self.fs.loop,
+                self.fs.writer.write,
+                self.path,
+                Content(self._spool),
+                exclusive=self.mode == "xb",
+                onto=self._onto,
+            )
+        finally:
+            self._spool.close()
+
+    def discard(self) -> None:
+        """Forget what was written."""
+        self._is_given_up = True
+        self._spool.close()
+
+
+def not_kept(path: str, error: OSError) -> CachedFSError:
+    """Return the error for bytes that cannot be kept until they are sent."""
+    ours = CachedFSError(
+        f"drive://{path}: what is written is kept in {tempfile.gettempdir()} until it is sent, and that failed "
+        f"({error.strerror}); nothing is sent. TMPDIR names another folder"
+    )
+    ours.errno = error.errno
+    return ours

@@ -1,0 +1,304 @@
+"""Copies and moves at a Drive, on the server: what is not done in the end is undone."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mimetypes
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cachedfs.common.types import ObjectInfo
+from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged, ObjectNotFound, OriginUnavailable
+from cachedfs.origins.base import Alone
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.account import Account
+from cachedfs.origins.drive.connection import Connection, key_of
+from cachedfs.origins.drive.path_locks import Places, already_exists, folder_of, name_of, writable
+from cachedfs.origins.drive.paths import MY_DRIVE, Tree, place_of
+from cachedfs.origins.drive.upload import Content, OtherBytes, upload
+
+__all__ = ["Moves", "Writer"]
+
+
+logger = logging.getLogger("cachedfs.origins")
+
+_NOTHING = "Nothing was copied or moved"
+_PERHAPS = "It may have been moved all the same, as no answer came: look at both paths before you try again"
+
+
+class Moves:
+    """What is at one path gets to another, while nobody else changes either."""
+
+    def __init__(self, account: Account, tree: Tree, places: Places) -> None:
+        self._account, self._tree, self._places = account, tree, places
+
+    async def copy(self, source: str, target: str) -> None:
+        """Make `target` a copy of the file `source`, on the server; what was there goes into the trash."""
+        try:
+            await self._between(source, target, self._copy)
+        except _IsFolder:  # to fsspec, a copied folder is a folder that is made
+            await self._places.make_folder(target, exist_ok=True)
+
+    async def _copy(self, source: str, target: str) -> bool:
+        info = await self._tree.lookup(source, sure=True)
+        if info.kind == "directory":
+            raise _IsFolder
+        if info.id is None:
+            raise ObjectNotFound(f"{api.url_of(source)}: a shortcut to a file that is gone")
+        _must_have_a_name(target)
+        if (place := await self._places.standing(target)) is None:
+            return False
+        folder, before = place
+        for item in before:
+            if item["id"] == info.id:
+                return True  # onto itself
+            writable(target, item)
+        to = await self._account.connection()
+        resource, keys = await self._places.new_item(target, folder, info.details["mimeType"]), key_of(info)
+        try:
+            item = await to.change("POST", f"{info.id}/copy", target, "copying to it", resource, headers=keys)
+        except FileExistsError:
+            if "id" not in resource:
+                raise
+            # An earlier try arrived, and only its answer was lost.
+            item = await to.item(resource["id"], target)
+        except ObjectNotFound:
+            return False
+        if api.is_trashed(item):
+            return False
+        try:
+            await self._places.discard(target, before, folder)
+        except CachedFSError as error:
+            left = await self._undone(target, self._places.discard(target, [item], None))
+            raise type(error)(f"{error}. {left}") from error
+        self._places.made(target, item)
+        return True
+
+    async def move(self, source: str, target: str) -> None:
+        """Move a file or folder, on the server: it keeps its id; a file that `target` named goes into the trash.
+
+        Older items of the same name go along: else they would show where it was.
+        """
+        if target.startswith(f"{source}/"):
+            raise ValueError(f"{api.url_of(source)}: a folder cannot be moved into itself ({target})")
+        _must_have_a_name(target)
+        await self._between(source, target, self._move)
+
+    async def _move(self, source: str, target: str) -> bool:
+        old, items = await self._places.named(source)
+        if not items:
+            raise ObjectNotFound(f"{api.url_of(source)}: no such file or folder")
+        if not place_of(source).names:
+            raise CachedFSError(
+                f"{api.url_of(source)}: what is moved has to be named by its path, not by its id"
+            )
+        if (place := await self._places.standing(target)) is None:
+            return False
+        folder, before = place
+        moving = {item["id"] for item in items}
+        before = [other for other in before if other["id"] not in moving]
+        if any(other["mimeType"] == api.FOLDER for other in before):
+            already_exists(target)
+        way, moved = _Way(old.id or "", folder.id or ""), list[Mapping[str, Any]]()
+        try:
+            for item in sorted(items, key=api.age, reverse=True):
+                now = await self._shift(item["id"], name_of(target), way, source)
+                moved.append(item)
+            if api.is_trashed(now):
+                raise ObjectNotFound(f"{api.url_of(target)}: its folder is in the trash")
+            await self._places.discard(target, before, folder)
+        except CachedFSError as error:
+            is_unsure = isinstance(error, OriginUnavailable) and len(moved) < len(items)
+            undone = _PERHAPS if is_unsure else _NOTHING
+            left = await self._undone(target, self._shift_back(moved, way, source), undone)
+            if isinstance(error, ObjectNotFound):  # the folder went
+                return False
+            raise type(error)(f"{error}. {left}") from error
+        finally:
+            for path in (source, target):
+                self._places.forget(path)
+        return True
+
+    async def _shift(self, id: str, title: str, way: _Way, path: str) -> dict[str, Any]:
+        """Return an item after it got a title and went from one folder to another."""
+        params = {} if way.out_of == way.into else {"addParents": way.into, "removeParents": way.out_of}
+        params |= {"modifiedDateBehavior": "noChange"}  # which of several counts stays what it was
+        to = await self._account.connection()
+        return await to.change("PATCH", id, path, f"moving it to the name {title}", {"title": title}, params)
+
+    async def _shift_back(self, moved: Sequence[Mapping[str, Any]], way: _Way, path: str) -> None:
+        for item in reversed(moved):
+            await self._shift(item["id"], item["title"], way.back(), path)
+
+    async def _undone(self, target: str, undoing: Awaitable[None], undone: str = _NOTHING) -> str:
+        """Undo what was put at `target` and cannot take the place of what is there; return what is left: else `undone`."""
+        try:
+            await undoing
+        except CachedFSError as trouble:  # the change failed in any case
+            logger.warning(
+                "%s: what was put there could not be taken away again: %s", api.url_of(target), trouble
+            )
+            return "It is there all the same, beside what was there before"
+        return undone
+
+    async def _between(self, source: str, target: str, change: Callable[[str, str], Awaitable[bool]]) -> None:
+        """Do a change of two paths while nobody else changes either; it returns False where the folder of `target` is missing.
+
+        The folder is made while neither is held: whoever makes it just now may wait for one of them.
+        """
+        for _ in range(2):
+            async with self._places.both_alone(source, target):
+                if await change(source, target):
+                    return
+            self._tree.forget_way(folder_of(target))
+            await self._places.make_folder(folder_of(target), exist_ok=True)
+        raise ObjectNotFound(f"{api.url_of(target)}: its folder is removed as often as it is made")
+
+
+class _Way(NamedTuple):
+    """From which folder to which an item goes, by their ids."""
+
+    out_of: str
+    into: str
+
+    def back(self) -> _Way:
+        return _Way(self.into, self.out_of)
+
+
+class _IsFolder(Exception):
+    """What shall be copied is a folder."""
+
+
+def _must_have_a_name(path: str) -> None:
+    if not place_of(path).names:
+        raise CachedFSError(
+            f"{api.url_of(path)}: what is copied or moved gets a name in a folder; name the target by its path, as in "
+            f"{api.url_of(f'{MY_DRIVE}/folder/name')}"
+        )
+
+
+class Writer:
+    """Changes by path; a path names one item afterwards, and changes of one path wait for each other."""
+
+    def __init__(self, account: Account, tree: Tree, elsewhere: Alone | None = None) -> None:
+        self._account, self._tree = account, tree
+        self._places = Places(account, tree, elsewhere)
+        self._moves = Moves(account, tree, self._places)
+
+    async def write(
+        self, path: str, content: Content, *, exclusive: bool = False, onto: str | None = None
+    ) -> None:
+        """Make `content` what the file at `path` holds: a new revision of the one that is there, else a new file.
+
+        Folders on the way are made. `exclusive`: FileExistsError where there is one. `onto`: ObjectChanged where it is not
+        of this fingerprint any more, "" for no file.
+        """
+        async with self._places.alone(path):
+            await self._places.in_place(path, lambda: self._write(path, content, exclusive, onto))
+
+    async def _write(self, path: str, content: Content, exclusive: bool, onto: str | None) -> dict[str, Any]:
+        folder, items = await self._places.place(path)
+        to = await self._account.connection()
+        if items and exclusive:
+            raise FileExistsError(errno.EEXIST, f"{api.url_of(path)}: exists already, and was to be new")
+        before = await self._written_into(to, path, items) if items else None
+        if onto is not None and onto != _fingerprint_of(before, path):
+            raise ObjectChanged(
+                f"{api.url_of(path)}: the file changed while it was being appended to; it is left as it is now: open it again"
+            )
+        if before is not None:
+            return await self._uploaded(to, path, content, {"mimeType": before["mimeType"]}, before["id"])
+        mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
+        resource = {"mimeType": mime, **await self._places.new_item(path, folder, mime)}
+        return self._places.made(path, await self._uploaded(to, path, content, resource, None))
+
+    async def _uploaded(
+        self, to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
+    ) -> dict[str, Any]:
+        try:
+            return await upload(to, path, content, resource, into=into)
+        except OtherBytes as error:
+            left = await self._take_back(to, path, error, into, {"id": resource.get("id")})
+            raise CachedFSError(
+                f"{api.url_of(path)}: Drive holds other bytes than were sent: {error}. {left}; write it again"
+            ) from error
+
+    async def _take_back(
+        self, to: Connection, path: str, error: OtherBytes, into: str | None, made: Mapping[str, Any]
+    ) -> str:
+        """Undo a write that went wrong, as far as Drive lets us; return what is left."""
+        item = error.item
+        if not error.is_ours:
+            return "They may be of somebody who wrote it since, and are left"
+        try:
+            if into is None:
+                await self._places.discard(path, [made], None)
+                return "The new file was removed"
+            revision = f"{api.file_url(to.base, into)}/revisions/{item['headRevisionId']}"
+            await to.json("DELETE", revision, path, "taking the write back", {}, kind=None)
+            if (await to.item(into, path)).get("md5Checksum") != item.get("md5Checksum"):
+                return "The file is what it was before"
+        except (CachedFSError, KeyError, ValueError) as trouble:  # the write failed in any case
+            logger.warning("%s: wrong bytes could not be taken back: %s", api.url_of(path), trouble)
+        return "They are its newest version now; Drive keeps the ones before under 'Manage versions'"
+
+    async def _written_into(
+        self, to: Connection, path: str, items: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Return what holds the content for `path`: a shortcut's target, unless that is in the trash."""
+        item = items[0] if len(items) == 1 else (await self._tree.chosen(items, path))[0]
+        into = writable(path, item)
+        if (target := api.shortcut_target(item)) is None:
+            return item
+        found = await to.item(into, path, key=target.get("targetResourceKey"))
+        if api.is_trashed(found):
+            raise ObjectNotFound(f"{api.url_of(path)}: a shortcut to a file that is in the trash")
+        return found
+
+    async def make_folder(self, path: str, *, exist_ok: bool, parents: bool = True) -> ObjectInfo:
+        """Return the folder at `path`, made where it is missing; `parents`: those on the way too."""
+        return await self._places.make_folder(path, exist_ok=exist_ok, parents=parents)
+
+    async def copy(self, source: str, target: str) -> None:
+        """Make `target` a copy of the file `source`, on the server; what was there goes into the trash."""
+        await self._moves.copy(source, target)
+
+    async def move(self, source: str, target: str) -> None:
+        """Move a file or folder, on the server: it keeps its id; a file that `target` named goes into the trash."""
+        await self._moves.move(source, target)
+
+    async def remove(self, path: str, *, folders: bool = False) -> None:
+        """Put all items of this name in the trash (or delete them, as the options say); a folder goes with all in it.
+
+        An item of old that lies in other folders too stays in those. All, because after the newest the one before would show again. Raises IsAFolder for folders unless `folders`.
+        """
+        async with self._places.alone(path):
+            folder, items = await self._places.named(path)
+            if not items:
+                raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder")
+            if not folders and any(item["mimeType"] == api.FOLDER for item in items):
+                raise IsAFolder(
+                    f"{api.url_of(path)}: this is a folder; remove it with recursive=True, or by rmdir"
+                )
+            await self._places.discard(path, items, folder)
+
+    async def remove_empty(self, path: str) -> None:
+        """Put an empty folder in the trash, with all of its name; raises OSError (ENOTEMPTY) where one holds something."""
+        async with self._places.alone(path):
+            folder, items = await self._places.named(path)
+            if not items:
+                raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder")
+            for info in [await self._tree.followed(item, path) for item in items]:
+                if info.kind != "directory":
+                    raise NotADirectoryError(f"{api.url_of(path)}: this is a file; remove it with rm")
+                if await self._tree.children(info):
+                    raise OSError(
+                        errno.ENOTEMPTY,
+                        f"{api.url_of(path)}: the folder is not empty; rm(recursive=True) removes it",
+                    )
+            await self._places.discard(path, items, folder)
+
+
+def _fingerprint_of(item: Mapping[str, Any] | None, path: str) -> str:
+    return "" if item is None else (api.item_info(item, path).fingerprint or "")

@@ -1,0 +1,252 @@
+"""What paths of a Drive name while they are changed: one change of a path at a time, and what was made a moment ago."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from typing import Any, NoReturn, TypeVar
+
+from cachedfs.common.types import ObjectInfo
+from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound
+from cachedfs.origins.base import Alone
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.account import Account
+from cachedfs.origins.drive.paths import Tree, id_and_key, place_of
+
+__all__ = ["Places", "already_exists", "folder_of", "name_of", "writable"]
+
+Item = TypeVar("Item", bound=Mapping[str, Any])
+
+_MADE_LASTS_S = 30.0  # how long a query may not find what was made; as long as folders are remembered
+_MOST_MADE = 1000
+
+
+class Places:
+    """The items at paths that are being changed, their folders, and the right to be the only one who changes them.
+
+    Changes of one path wait for each other, so that a folder is not made twice and two writers make one file: those of
+    these places, and with `elsewhere` all others that it reaches.
+    """
+
+    def __init__(self, account: Account, tree: Tree, elsewhere: Alone | None = None) -> None:
+        self._account, self._tree, self._elsewhere = account, tree, elsewhere or _nobody_else
+        self._busy: dict[str, tuple[asyncio.Lock, int]] = {}  # by path, with how many hold or want it
+        self._made: dict[str, tuple[str, float]] = {}  # ids by path, oldest first, with when they were made
+
+    async def make_folder(self, path: str, *, exist_ok: bool, parents: bool = True) -> ObjectInfo:
+        """Return the folder at `path`, made where it is missing; `parents`: those on the way too."""
+        if not place_of(path).names:
+            info = await self._tree.lookup(path)
+            return info if exist_ok and info.kind == "directory" else already_exists(path)
+        began = self._tree.now()
+        async with self.alone(path):
+            if exist_ok and (made := self._tree.remembered(path, since=began)) is not None:
+                return made  # while this waited: of many files in a new folder the first one makes it for all
+            # What was just made may not be found by a query yet.
+            if (
+                exist_ok
+                and (known := self._tree.remembered(path)) is not None
+                and await self._tree.stands(path)
+            ):
+                return known
+            try:
+                info = await self._tree.lookup(path, sure=True, for_folder=True)
+            except ObjectNotFound:
+                pass
+            else:
+                if info.kind != "directory" or not exist_ok:
+                    already_exists(path)
+                return info
+            item = await self.in_place(path, lambda: self._new_folder(path, parents))
+            made = api.item_info(self.made(path, item), path)
+            self._tree.remember(made)
+            return made
+
+    async def _new_folder(self, path: str, parents: bool) -> dict[str, Any]:
+        parent = folder_of(path)
+        folder = await (self.make_folder(parent, exist_ok=True) if parents else self._tree.folder(parent))
+        _must_be_real(path, folder)
+        to = await self._account.connection()
+        resource = {"mimeType": api.FOLDER, **await self.new_item(path, folder, api.FOLDER)}
+        try:
+            return await to.change("POST", None, path, "making the folder", resource)
+        except FileExistsError:  # an earlier try arrived, and only its answer was lost
+            return await to.item(resource["id"], path)
+
+    async def in_place(self, path: str, make: Callable[[], Awaitable[Mapping[str, Any]]]) -> dict[str, Any]:
+        """Return the item that `make` puts at `path`: again, where the folder that was remembered is gone or in the trash."""
+        with suppress(ObjectNotFound):
+            if not api.is_trashed(item := await make()):
+                return dict(item)
+        self._tree.forget_way(folder_of(path))
+        return dict(_must_be_there(path, await make()))
+
+    async def place(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
+        """Return the folder that `path` lies in, made where it is missing, and the items that have the name there."""
+        if not place_of(path).names:
+            item = await self._item_of(path)
+            if item is None or item["mimeType"] == api.FOLDER:
+                raise IsAFolder(
+                    f"{api.url_of(path)}: a file needs a name in a folder, as in {api.url_of(path)}/name"
+                )
+            return api.folder_info("", ""), [item]
+        began = time.monotonic()
+        if (place := await self.standing(path)) is not None:
+            return place
+        folder = await self.make_folder(folder_of(path), exist_ok=True)
+        id, made_at = self._made.get(folder.path, ("", 0.0))
+        if id == folder.id and made_at >= began:
+            return folder, []
+        # It was there all the same, out of sight for a moment, and so was what is in it.
+        return folder, await self._tree.named(path, folder) or await self._just_made(path, folder)
+
+    def forget(self, path: str) -> None:
+        """Forget what was made at `path`, and the folders there."""
+        self._made.pop(path, None)
+        self._tree.forget(path)
+
+    async def standing(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]] | None:
+        """Return the folder that `path` lies in and the items that have the name there; None where there is no such folder."""
+        try:
+            folder, items = await self._tree.at(path, sure=True)
+        except ObjectNotFound:
+            return None
+        _must_be_real(path, folder)
+        return folder, items or await self._just_made(path, folder)
+
+    async def named(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
+        """Return the folder of `path`, and the items that it names there."""
+        if not place_of(path).names:
+            item = await self._item_of(path)
+            if item is None:
+                raise IsAFolder(f"{api.url_of(path)}: this is where a Drive starts; it cannot be changed")
+            return api.folder_info("", ""), [item]
+        folder, items = await self._tree.at(path, sure=True)
+        _must_be_real(path, folder)
+        return folder, items
+
+    async def _item_of(self, path: str) -> dict[str, Any] | None:
+        """Return what a path without names is, where it is an item at all: the one that `id:` names."""
+        if not path.startswith("id:"):
+            return None
+        to = await self._account.connection()
+        id, key = id_and_key(path)
+        return _must_be_there(path, await to.item(id, path, key=key))
+
+    async def new_item(self, path: str, folder: ObjectInfo, mime: str) -> dict[str, Any]:
+        """Return what a new item at `path` has: where its kind takes one, an id, so that a repeated request makes no second one."""
+        given: dict[str, Any] = {"title": name_of(path), "parents": [{"id": folder.id}]}
+        if api.takes_id(mime):
+            to = await self._account.connection()
+            given["id"] = await to.new_id()
+        return given
+
+    def made(self, path: str, item: dict[str, Any]) -> dict[str, Any]:
+        """Return the item that was just made, which no query may find yet."""
+        self._made.pop(path, None)
+        self._made[path] = item["id"], time.monotonic()
+        if len(self._made) > _MOST_MADE:
+            del self._made[next(iter(self._made))]
+        return item
+
+    async def _just_made(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
+        """Return what this writer put at `path` a moment ago, if it still is there: else a second one would be made."""
+        id, at = self._made.get(path, ("", 0.0))
+        if not id or time.monotonic() > at + _MADE_LASTS_S:
+            return []
+        to = await self._account.connection()
+        with suppress(ObjectNotFound):
+            item = await to.item(id, path)
+            is_there = any(parent["id"] == folder.id for parent in item.get("parents", ()))
+            if is_there and not api.is_trashed(item) and item["title"] in api.title_of(name_of(path)):
+                return [item]
+        return []
+
+    async def discard(self, path: str, items: Sequence[Mapping[str, Any]], folder: ObjectInfo | None) -> None:
+        """Remove items from a folder; None: they lie in no other. The one that counts goes last: no older one shows meanwhile."""
+        to = await self._account.connection()
+        for item in sorted(items, key=api.age, reverse=True):
+            # Until 2020 an item could be put into several folders.
+            parents = {parent["id"] for parent in item.get("parents", ())}
+            try:
+                if folder is not None and folder.id and folder.id in parents and len(parents) > 1:
+                    out = {"removeParents": folder.id, "modifiedDateBehavior": "noChange"}
+                    await to.change("PATCH", item["id"], path, "taking it out of the folder", {}, out)
+                elif to.options.trash_only:
+                    await to.change("POST", f"{item['id']}/trash", path, "moving it to the trash")
+                else:
+                    await to.change("DELETE", item["id"], path, "deleting it")
+            except ObjectNotFound:  # somebody else was faster
+                continue
+        self.forget(path)
+
+    @asynccontextmanager
+    async def alone(self, path: str) -> AsyncIterator[None]:
+        """Be the only one that changes `path`. Who waits here holds only what lies below, so that nobody waits in a circle."""
+        lock, n_users = self._busy.get(path, (asyncio.Lock(), 0))
+        self._busy[path] = lock, n_users + 1
+        try:
+            async with lock, self._elsewhere(path):
+                yield
+        finally:
+            lock, n_users = self._busy.pop(path)
+            if n_users > 1:
+                self._busy[path] = lock, n_users - 1
+
+    @asynccontextmanager
+    async def both_alone(self, one: str, other: str) -> AsyncIterator[None]:
+        """Be the only one that changes two paths: what lies deeper first, as all do who hold one and wait for another."""
+        async with AsyncExitStack() as held:
+            for path in sorted({one, other}, key=lambda path: (-path.count("/"), path)):
+                await held.enter_async_context(self.alone(path))
+            yield
+
+
+def _nobody_else(path: str) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
+
+
+def folder_of(path: str) -> str:
+    """Return the path of the folder that a path lies in."""
+    return path.rpartition("/")[0]
+
+
+def name_of(path: str) -> str:
+    """Return the title of a new item: as the path has it, with the sign for a slash turned back into one."""
+    return api.title_of(path.rpartition("/")[2])[-1]
+
+
+def writable(path: str, item: Mapping[str, Any]) -> str:
+    """Return the id whose content is written for `path`; raises for what has no content."""
+    target = api.shortcut_target(item)
+    mime = item["mimeType"] if target is None else target.get("targetMimeType", "")
+    if mime == api.FOLDER:
+        raise IsAFolder(f"{api.url_of(path)}: this leads to a folder; write to a file in it")
+    if api.is_native(mime):
+        raise NotDownloadable(
+            f"{api.url_of(path)}: a document of Google's own ({mime}) has this name; choose another, or "
+            "move the document away"
+        )
+    return str(item["id"] if target is None else target["targetId"])
+
+
+def _must_be_real(path: str, folder: ObjectInfo) -> None:
+    if folder.id == api.SHARED_WITH_ME:
+        raise CachedFSError(
+            f"{api.url_of(path)}: 'Shared with me' is a view, and holds nothing of its own; write to a folder in it, "
+            "or to My Drive"
+        )
+
+
+def _must_be_there(path: str, item: Item) -> Item:
+    if api.is_trashed(item):
+        raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder: it is in the trash")
+    return item
+
+
+def already_exists(path: str) -> NoReturn:
+    """Raise FileExistsError."""
+    raise FileExistsError(errno.EEXIST, f"{api.url_of(path)}: exists already")

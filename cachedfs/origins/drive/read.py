@@ -1,0 +1,237 @@
+"""One read from Google Drive: of exactly one version, though Drive has no conditional read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from cachedfs.common.checksums import Stated
+from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
+from cachedfs.origins.base import clipped, content_range, number
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.options import exported_as, kind_of, types_of
+from cachedfs.origins.resumable_stream import WHOLE, BehindTheEnd, ResumedRead
+from cachedfs.origins.retry import Failed, Trouble
+
+if TYPE_CHECKING:
+    from cachedfs.origins.drive.account import Account
+    from cachedfs.origins.drive.paths import Tree
+    from cachedfs.origins.http import Ask
+
+__all__ = ["WHOLE", "MediaRead", "Proof", "must_have_bytes", "proof_of"]
+
+Proof = Literal["checksum", "revision", "second look"]
+
+
+def proof_of(info: ObjectInfo, span: Range) -> Proof:
+    """Return how the bytes of `span` are known to be of the version `info`.
+
+    By the MD5 of the whole file, where the whole file comes in one piece of at most 8 MiB. Else by asking for
+    one revision, where this account may. Else by a look at the file after its bytes began to come: what it was before
+    the request and is after the answer, it was in between.
+    """
+    if span.size == info.size and span.size <= WHOLE and "md5Checksum" in info.details:
+        return "checksum"
+    if info.details.get("canReadRevisions") and "headRevisionId" in info.details:
+        return "revision"
+    return "second look"
+
+
+def must_have_bytes(info: ObjectInfo, exports: Mapping[str, str] = {}) -> None:
+    """Raise what says why `info` cannot be read, unless it can; `exports` is what documents are read as."""
+    url = api.url_of(info.path)
+    if info.kind == "directory":
+        raise IsAFolder(f"{url}: this is a folder; list it, or read a file in it")
+    if info.details.get("dangling"):
+        raise ObjectNotFound(
+            f"{url}: a shortcut to a file that is gone, or that is not shared with this account"
+        )
+    if info.size is None and exported_as(info, exports) is None:
+        kind = kind_of(info)
+        raise NotDownloadable(
+            f"{url}: this is a document of Google's own ({info.details.get('mimeType', 'of no known kind')}) and has no "
+            f"bytes; say what it shall be exported as ({types_of(kind)}), as in drive={{'export': {{{kind!r}: 'pdf'}}}}, "
+            "or download it as a file from its menu in Drive, and put that file into Drive"
+        )
+    if not info.details.get("canDownload", True):
+        raise AccessDenied(f"{url}: its owner has switched off downloading for this account")
+
+
+class MediaRead(ResumedRead):
+    """A read of one version of one file."""
+
+    def __init__(
+        self,
+        account: Account,
+        tree: Tree,
+        path: str,
+        want: Range | Suffix | None,
+        pinned: ObjectInfo | None,
+    ) -> None:
+        super().__init__(api.url_of(path), want, pinned)
+        self._account, self._tree, self._path = account, tree, path
+        self._by: Proof = "second look"
+        self._second_look: asyncio.Task[None] | None = None
+
+    # Beginning
+    async def _begin(self) -> None:
+        self._to = await self._account.connection()
+        self._tries = self._to.client.new_tries()
+        try:
+            await self._begin_with(self._pinned or await self._tree.lookup(self._path))
+        except ObjectChanged:
+            if self._pinned is not None:
+                raise
+            # Nobody has seen a byte: the newer version is as good.
+            await self._begin_with(await self._tree.lookup(self._path))
+
+    async def _begin_with(self, info: ObjectInfo) -> None:
+        must_have_bytes(info, self._account.options.exports)
+        if (mime := exported_as(info, self._account.options.exports)) is not None:
+            await self._export(info, mime)
+            return
+        if info.fingerprint is None:
+            self._tree.warn_unprovable(self._path)
+        assert info.size is not None
+        span = clipped(self._want, info.size)
+        self._settle(info, span)
+        if span.size == 0:
+            if self._pinned is not None:
+                await self._look()  # no bytes will tell
+            return
+        self._by = proof_of(info, span)
+        if self._by == "checksum":
+            self._proof = Stated("md5", info.details["md5Checksum"])
+        await self._to.client.retried(partial(self._try, span), self._ask(span), self._tries)
+
+    def _ask(self, span: Range) -> Ask:
+        revision = self.info.details["headRevisionId"] if self._by == "revision" else None
+        return self._to.media(self.info, self._path, span, revision)
+
+    async def _resume(self, left: Range, failed: Failed) -> None:
+        ask = self._ask(left)
+        await self._to.client.pause(failed, ask, self._tries)
+        await self._to.client.retried(partial(self._try, left), ask, self._tries)
+
+    # Documents
+    async def _export(self, info: ObjectInfo, mime: str) -> None:
+        """Hold what a document is at this moment, whole: an export has no ranges, and no size before its end."""
+        ask = self._to.export(info, self._path, mime)
+        try:
+            data = await self._to.client.retried(partial(self._whole, ask, mime), ask, self._tries)
+        except ValueError as error:
+            kind = kind_of(info)
+            raise ValueError(
+                f"{self._url}: Drive does not export a {kind} as {mime} (but as {types_of(kind)}): {error}"
+            ) from error
+        span = clipped(self._want, len(data))
+        self._settle(replace(info, size=len(data)), span)
+        self._arrived = span.stop
+        if span.size:
+            self._held.append(data[span.start : span.stop])
+
+    async def _whole(self, ask: Ask, mime: str) -> bytes:
+        async with self._to.exports.exchange(ask) as body:
+            came = body.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+            if body.status != 200 or (came == "text/html" != mime):
+                raise Failed(Trouble(f"the answer ({body.status}, {came or 'of no type'}) is not the export"))
+            return await body.read_all()
+
+    # One try
+    async def _try(self, span: Range) -> None:
+        """Have the body of `span` coming; a revision that cannot be had is given up for a second look."""
+        try:
+            await self._send(span)
+        except (AccessDenied, ObjectChanged):
+            if self._by != "revision":
+                raise
+            await self._look()  # of another version now, or gone: that is the answer
+            self._by = "second look"
+            await self._send(span)
+
+    async def _send(self, span: Range) -> None:
+        await self._attempt.aclose()
+        body = await self._attempt.enter_async_context(self._to.client.exchange(self._ask(span)))
+        try:
+            if body.status == 416:
+                await self._look()  # shorter by now: that is the answer
+            self._offset = self._start_of(body.status, body.headers, span)
+        except BaseException:  # a cancellation too: the body is open, and nobody else closes it
+            await self._attempt.aclose()
+            raise
+        self._body = body
+        if self._by == "second look":
+            self._second_look = asyncio.ensure_future(self._look())
+            self._attempt.push_async_callback(self._drop_look, self._second_look)
+
+    def _start_of(self, status: int, headers: Mapping[str, str], span: Range) -> int:
+        """Return where the body starts in the file; raises what its headers say against that."""
+        if status == 416:
+            raise BehindTheEnd(Trouble("no byte of the file is in the range"))
+        if status == 200:
+            # A network's own page is no file, and a checksum is the only other thing to tell them apart.
+            length = number(headers.get("Content-Length"))
+            if length != self.info.size and (length is not None or self._by != "checksum"):
+                raise Failed(Trouble(f"the answer has {length} bytes, and the file {self.info.size}"))
+            return 0
+        try:
+            start, stop, total = content_range(headers.get("Content-Range", ""))
+        except ValueError as error:
+            raise Failed(Trouble(str(error))) from error
+        if total not in (None, self.info.size):
+            self._raise_changed(f"it has {total} bytes now, not {self.info.size}")
+        if (start, stop) != (span.start, span.stop):
+            raise Failed(
+                Trouble(f"the answer is of bytes {start} to {stop}, not {span.start} to {span.stop}")
+            )
+        return start
+
+    # Proofs
+    async def _prove(self) -> None:
+        await super()._prove()
+        if self._second_look is not None:
+            await self._hold_until_seen(self._second_look)
+
+    async def _doubt(self) -> None:
+        await self._look()
+
+    async def _hold_until_seen(self, look: asyncio.Task[None]) -> None:
+        """Take what comes until the second look is done, as far as memory allows."""
+        n_held = sum(map(len, self._held))
+        while self._arrived < self.stop and n_held < 2 * WHOLE and not look.done():
+            self._held.append(await self._take())
+            n_held += len(self._held[-1])
+        await look
+        self._second_look = None
+
+    async def _look(self) -> None:
+        """Raise ObjectChanged unless the file still is the version that is read."""
+        assert self.info.id is not None
+        key = self.info.details.get("resourceKey")
+        item = await self._to.item(self.info.id, self._path, key=key, is_pinned=True)
+        now = api.item_info(item, self._path)
+        if _evidence(now) != _evidence(self.info):
+            self._raise_changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
+
+    async def _drop_look(self, look: asyncio.Task[None]) -> None:
+        self._second_look = None
+        look.cancel()
+        await asyncio.wait([look])
+        if not look.cancelled():
+            look.exception()  # whoever waits for bytes has had the outcome; asyncio logs what nobody looked at
+
+    def _raise_changed(self, how: str) -> NoReturn:
+        raise ObjectChanged(f"{self._url}: the file was replaced while it was read ({how}); open it again")
+
+
+def _evidence(info: ObjectInfo) -> tuple[object, ...]:
+    """Return what two looks at a file have in common only if nothing was written between them.
+
+    Not the checksum alone: a file that was replaced and put back has it again, and the bytes between are others.
+    """
+    written = info.details.get("headRevisionId") or info.details.get("modified")
+    return info.fingerprint, info.size, written

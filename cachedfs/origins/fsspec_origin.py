@@ -1,0 +1,305 @@
+"""Any fsspec filesystem as an origin: async ones on our loop, sync ones in threads.
+
+fsspec has no conditional read. So the version is looked at before and after the bytes, and bytes are
+handed on only when both looks agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
+from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
+from cachedfs.origins.base import Reply, clipped, describe, range_header, subject_of
+from cachedfs.origins.inner_filesystem import Once, close_session, invoke, make_filesystem
+from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.request_log import telling
+from cachedfs.origins.request_slots import Slots
+
+__all__ = ["GenericOrigin", "fingerprint", "jsonable", "plain_path"]
+
+_PIECE = 32 << 20  # of one inner read: what a read holds in memory; the reader's requests are 8 MiB
+_HASHES = ("md5", "md5Hash", "md5Checksum", "Content-MD5", "content-md5", "sha256", "sha1", "checksum")
+_EVIDENCE = (("generation", ("generation",)), ("etag", ("etag", "ETag", "e_tag")), ("hash", _HASHES))
+_TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created")
+
+
+def fingerprint(info: Mapping[str, Any]) -> str | None:
+    """Return what changes whenever the bytes of a file may change, from fsspec's `info`; None without evidence.
+
+    The strongest evidence alone counts, and its kind is part of the text: generation, etag, content hash,
+    time of modification with the size. Evidence is worth nothing when the size is not known.
+    """
+    size = info.get("size")
+    if size is None:
+        return None
+    for kind, names in _EVIDENCE:
+        if (value := _first(info, names)) is not None:
+            return f"{kind}:{value}-{size}"
+    if (at := _first(info, _TIMES)) is None:
+        return None
+    # Seconds, because one filesystem may say the same moment as a datetime here and a number there.
+    moment = at.timestamp() if isinstance(at, datetime) else at
+    inode = f"-{info['ino']}" if info.get("ino") else ""
+    return f"time:{moment}-{size}{inode}"
+
+
+def _first(info: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((info[name] for name in names if info.get(name) not in (None, "")), None)
+
+
+def jsonable(value: Any) -> Any:
+    """Return the value made of JSON values and datetimes only; what is neither becomes its text."""
+    if value is None or isinstance(value, (str, bool, int, float, datetime)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): jsonable(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    return str(value)
+
+
+def plain_path(inner: Any, path: str) -> str:
+    """Return the one name that a filesystem's `path` has here: without its protocol, without a slash at the end."""
+    path = inner._strip_protocol(path)
+    # Where names are whole URLs, the slash is part of the name.
+    return path if "://" in path else path.rstrip("/") or path
+
+
+class GenericOrigin:
+    """An origin over any fsspec filesystem; see `cachedfs.origins.base.Origin` for what its methods promise."""
+
+    by_parent = False
+
+    def __init__(
+        self,
+        protocol: str,
+        options: Mapping[str, Any],
+        *,
+        identity: str,
+        loop: asyncio.AbstractEventLoop,
+        on_request: Callable[[], None],
+        concurrency: int = 16,
+    ) -> None:
+        self.identity = identity
+        self.on_request = on_request
+        self._protocol, self._options, self._loop = protocol, dict(options), loop
+        self.concurrency, self._slots = concurrency, Slots(concurrency)
+        self._inner = Once(self._make)
+        self._has_warned = False
+
+    async def _make(self) -> Any:
+        return await asyncio.to_thread(make_filesystem, self._protocol, self._options, self._loop)
+
+    async def filesystem(self) -> Any:
+        """Return the inner filesystem; blocking work in its constructor is done in a thread."""
+        with mapped(f"{self._protocol}://", "making the filesystem"):
+            return await self._inner.get()
+
+    async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
+        """Return what `path` is now, by one `info`."""
+        inner = await self.filesystem()
+        path = plain_path(inner, path)
+        with mapped(self.url(path), "looking it up"):
+            return self._described(path, await self.ask("info", path))
+
+    def spare_s(self) -> float:
+        """Return 0: nobody knows what such a service takes."""
+        return 0.0
+
+    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> _Read:
+        """Ask for bytes; entering returns when the first piece of them is here and known to be true."""
+        return _Read(self, path, want, pinned)
+
+    async def list(
+        self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
+    ) -> AsyncIterator[ObjectInfo]:
+        """Give the children of `folder` by one `ls`, or all that is below it by one `find`."""
+        inner = await self.filesystem()
+        folder = plain_path(inner, folder)
+        with mapped(self.url(folder), "listing it"):
+            if deep:
+                # By its name: of a file, fsspec's own `find` says nothing more.
+                found = list((await self.ask("find", folder, detail=True, withdirs=True)).items())
+            else:
+                found = [(info["name"], info) for info in await self.ask("ls", folder, detail=True)]
+        for name, info in found:
+            path = plain_path(inner, name)
+            if path != folder:  # fsspec lists an object as its own only child
+                yield self._described(path, info)
+
+    async def changes(self, path: str, token: str | None) -> Changes | None:
+        """Return None: there is no feed."""
+        return None
+
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Return what the inner filesystem's `method` returns; takes no slot, as one call may be many requests."""
+        inner = await self.filesystem()
+        path = subject_of(method, args)
+        self.on_request()
+        with mapped(self.url(path), f"calling {method}"), telling(method, self.url(path)):
+            return await invoke(inner, method, *args, **options)
+
+    async def aclose(self) -> None:
+        """Close the sessions of the inner filesystem; the next call would make another one."""
+        if (inner := self._inner.take()) is not None:
+            await close_session(inner)
+
+    def url(self, path: str) -> str:
+        """Return how errors name `path`."""
+        return path if "://" in path else f"{self._protocol}://{path}"
+
+    async def ask(self, method: str, *args: Any, **options: Any) -> Any:
+        """Return what the inner filesystem answers; one slot, one request."""
+        inner = await self._inner.get()
+        async with self._slots.mine:
+            self.on_request()
+            with telling(method, self.url(str(args[0])), _range_of(options)) as told:
+                answer = await invoke(inner, method, *args, **options)
+                told.size = len(answer) if isinstance(answer, bytes) else 0
+            return answer
+
+    def _described(self, path: str, info: Mapping[str, Any]) -> ObjectInfo:
+        details = jsonable({k: v for k, v in info.items() if k not in ("name", "size", "type")})
+        if info.get("type") == "directory":
+            return ObjectInfo(path, "directory", details=details)
+        evidence = fingerprint(info)
+        if evidence is None:
+            self._warn(path)
+        return ObjectInfo(path, "file", info.get("size"), evidence, details=details)
+
+    def _warn(self, path: str) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"{self.url(path)}: {self._protocol}:// does not say when an object has changed (no generation, etag, "
+            "hash or time with a size), so nothing of it can be cached safely and every read goes to the origin. "
+            "Copy the data to an origin that does, or use the filesystem without cachedfs.",
+            stacklevel=3,
+        )
+
+
+def _range_of(options: Mapping[str, Any]) -> str:
+    start, stop = options.get("start"), options.get("end")
+    return "" if start is None or stop is None else range_header(Range(start, stop)) or ""
+
+
+def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
+    """Return whether an object still is what it was, as far as its origin tells."""
+    if now.size is not None or then.fingerprint is not None:
+        return (now.kind, now.size, now.fingerprint) == (then.kind, then.size, then.fingerprint)
+    # Its size was told by its bytes, and is by the next ones: what else may differ is in the details.
+    told = (fingerprint({**info.details, "size": 0}) for info in (now, then))
+    return now.kind == then.kind and next(told) == next(told)
+
+
+class _Read:
+    """A read of one version, held back piece by piece until a look at the object confirms it."""
+
+    info: ObjectInfo
+    start: int
+    stop: int
+
+    def __init__(
+        self, origin: GenericOrigin, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> None:
+        self._origin, self._path, self._want, self._pinned = origin, path, want, pinned
+        self._url, self._doing = origin.url(path), describe(want)
+        self._piece = b""
+        self._position = 0
+
+    async def __aenter__(self) -> Reply:
+        inner = await self._origin.filesystem()
+        self._path = plain_path(inner, self._path)
+        try:
+            await self._begin()
+        except ObjectChanged:
+            if self._pinned is not None:
+                raise
+            await self._begin()  # nobody has seen a byte: the newer version is as good
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._piece = b""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._piece and self._position < self.stop:
+            self._piece = await self._next_piece()
+        if not self._piece:
+            raise StopAsyncIteration
+        piece, self._piece = self._piece, b""
+        self._position += len(piece)
+        return piece
+
+    async def _begin(self) -> None:
+        """Settle the version and the range, and get the first piece."""
+        self.info = self._pinned or await self._origin.lookup(self._path)
+        if self.info.kind == "directory":
+            raise IsAFolder(f"{self._url}: this is a folder; list it, or read an object in it")
+        if self.info.size is None:
+            await self._read_unsized()
+            return
+        span = clipped(self._want, self.info.size)
+        self.start = self._position = span.start
+        self.stop = span.stop
+        self._piece = await self._next_piece()
+
+    async def _read_unsized(self) -> None:
+        """Read the whole object where only that tells its size, and keep what was asked for."""
+        data = await self._bytes(None, None)
+        await self._confirm()
+        span = clipped(self._want, len(data))
+        self.start = self._position = span.start
+        self.stop = span.stop
+        self.info = ObjectInfo(self._path, size=len(data), details=self.info.details)
+        self._piece = data if span.size == len(data) else data[span.start : span.stop]
+
+    async def _next_piece(self) -> bytes:
+        """Return the next bytes, after a look that says they are of this version."""
+        span = Range(self._position, min(self._position + _PIECE, self.stop))
+        data = b""
+        if span.size:
+            data = self._exactly(await self._bytes(span.start, span.stop), span)
+        if span.size or self._pinned is not None:
+            await self._confirm()
+        return data
+
+    async def _bytes(self, start: int | None, stop: int | None) -> bytes:
+        try:
+            with mapped(self._url, self._doing):
+                data = await self._origin.ask("cat_file", self._path, start=start, end=stop)
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise self._changed("it is gone") from error
+        except CachedFSError:
+            await self._confirm()  # a filesystem may well stumble over a version that is no longer there
+            raise
+        return data if isinstance(data, bytes) else bytes(data)
+
+    def _exactly(self, data: bytes, span: Range) -> bytes:
+        if len(data) == span.size:
+            return data
+        if len(data) == self.info.size:  # the server knows no ranges and sent all of it
+            return data[span.start : span.stop]
+        raise self._changed(f"{len(data)} bytes came instead of {span.size}")
+
+    async def _confirm(self) -> None:
+        """Raise ObjectChanged unless the object still is the version that was promised."""
+        try:
+            now = await self._origin.lookup(self._path)
+        except FileNotFoundError as error:
+            raise self._changed("it is gone") from error
+        if not _is_same(now, self.info):
+            raise self._changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
+
+    def _changed(self, how: str) -> ObjectChanged:
+        return ObjectChanged(
+            f"{self._url}: the object changed while it was read ({self._doing}: {how}); open it again"
+        )

@@ -1,0 +1,276 @@
+"""The JSON API of Google Cloud Storage as values: what to ask, and what an answer says. Pure.
+
+Written from cloud.google.com/storage/docs: json_api/v1, request-endpoints, status-codes, transcoding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import email.utils
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound, SignInRefused
+from cachedfs.origins.base import clipped, content_range, number, range_header
+from cachedfs.origins.origin_errors import error_of, trouble_of
+from cachedfs.origins.retry import Trouble, foreign
+
+__all__ = [
+    "FIELDS",
+    "Head",
+    "bucket_info",
+    "bucket_url",
+    "children",
+    "failure",
+    "folder_info",
+    "head_of",
+    "is_absence",
+    "is_resource",
+    "list_params",
+    "list_url",
+    "media_url",
+    "metadata_url",
+    "object_info",
+    "plain_path",
+    "read_headers",
+    "url_of",
+]
+
+# What `info` shows of an object: the same from a lookup and from a listing.
+FIELDS = (
+    "kind,bucket,name,size,generation,metageneration,etag,md5Hash,crc32c,contentType,contentEncoding,"
+    "contentLanguage,contentDisposition,cacheControl,storageClass,timeCreated,updated,metadata,customTime,"
+    "componentCount,customerEncryption,temporaryHold,eventBasedHold"
+)
+_LIST_FIELDS = f"kind,nextPageToken,prefixes,items({FIELDS})"
+_PAGE = 1000  # objects and folders in one answer: the most that the service gives
+_STORED_ENCODING = "x-goog-stored-content-encoding"
+_ABSENT = ("No such object: ", "The specified bucket does not exist.")
+_LONGEST_WORDS = 2048  # an object's name has up to 1,024 bytes
+_HINT_403 = "pass token=..., or ask the owner for roles/storage.objectViewer"
+_HINT_PAYS = "the requester pays for this bucket: pass requester_pays=True (and project=...) or requester_pays='PROJECT'"
+
+
+# Names and addresses
+def plain_path(path: str) -> str:
+    """Return `bucket/key` without protocol and without the slashes around it."""
+    for prefix in ("gs://", "gcs://", "gs::", "gcs::"):
+        path = path.removeprefix(prefix)
+    return path.strip("/")
+
+
+def url_of(path: str) -> str:
+    """Return how errors name `bucket/key`."""
+    return f"gs://{path}"
+
+
+def bucket_url(base: str, bucket: str) -> str:
+    """Return the address of a bucket; `base` is `https://host`, here and below."""
+    return f"{base}/storage/v1/b/{quote(bucket, safe='')}"
+
+
+def list_url(base: str, bucket: str) -> str:
+    return f"{bucket_url(base, bucket)}/o"
+
+
+def metadata_url(base: str, bucket: str, key: str) -> str:
+    return f"{list_url(base, bucket)}/{quote(key, safe='')}"
+
+
+def media_url(base: str, bucket: str, key: str) -> str:
+    return f"{base}/download/storage/v1/b/{quote(bucket, safe='')}/o/{quote(key, safe='')}"
+
+
+def list_params(prefix: str, *, deep: bool, limit: int = _PAGE, token: str | None = None) -> dict[str, str]:
+    """Return the query of one page of a listing."""
+    params = {"prefix": prefix, "maxResults": str(limit), "fields": _LIST_FIELDS}
+    params |= {} if deep else {"delimiter": "/"}
+    params |= {"pageToken": token} if token else {}
+    return {name: value for name, value in params.items() if value}
+
+
+# Reading
+def read_headers(want: Range | Suffix | None) -> dict[str, str]:
+    """Return the headers of a read. Who takes gzip gets every object as it is stored, in ranges too."""
+    given = range_header(want)
+    return {"Accept-Encoding": "gzip"} | ({"Range": given} if given else {})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """What the headers of a read say: the body is the bytes of the object from `offset` on."""
+
+    offset: int
+    span: Range  # what was wanted, of an object of this size
+    size: int
+    generation: str | None
+    details: Mapping[str, Any]
+
+    def info(self, path: str) -> ObjectInfo:
+        return ObjectInfo(path, "file", self.size, self.generation, details=self.details)
+
+
+def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None) -> Head:
+    """Return what the headers of a 200 or 206 say; ValueError where they contradict what was asked for."""
+    offset, stop, size = 0, None, number(headers.get("x-goog-stored-content-length"))
+    length = number(headers.get("Content-Length"))
+    if status == 206:
+        offset, stop, total = content_range(headers.get("Content-Range", ""))
+        if None not in (total, size) and total != size:
+            raise ValueError(f"the answer is of an object of {total} bytes, and of {size}")
+        size = total if total is not None else size
+    elif size is None:
+        size = length
+    if size is None:
+        raise ValueError("the answer does not tell the size of the object")
+    span = clipped(want, size)
+    if status == 206 and (offset, stop) != (span.start, span.stop):
+        raise ValueError(f"the answer is of bytes {offset} to {stop}, not {span.start} to {span.stop}")
+    if status == 206 and length not in (None, span.size):
+        raise ValueError(f"the answer has {length} bytes for a range of {span.size}")
+    if status == 200 and length not in (None, size):
+        raise ValueError(
+            f"the answer has {length} bytes of an object of {size}: something unpacked it on the way"
+        )
+    encoding, stored = headers.get("Content-Encoding", "identity"), headers.get(_STORED_ENCODING)
+    if stored is not None and encoding.lower() != stored.lower():
+        raise ValueError(
+            f"the answer is encoded as {encoding}, and the object as {stored}: something repacked it"
+        )
+    return Head(offset, span, size, headers.get("x-goog-generation"), _header_details(headers))
+
+
+def _header_details(headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the headers of a read tell of an object, under the names of the JSON API."""
+    hashes = dict(part.strip().split("=", 1) for part in _all(headers, "x-goog-hash") if "=" in part)
+    encoding = headers.get(_STORED_ENCODING, "identity")
+    names = {
+        "generation": headers.get("x-goog-generation"),
+        "metageneration": headers.get("x-goog-metageneration"),
+        "md5Hash": hashes.get("md5"),
+        "crc32c": hashes.get("crc32c"),
+        "contentType": headers.get("Content-Type"),
+        "contentEncoding": None if encoding == "identity" else encoding,
+        "storageClass": headers.get("x-goog-storage-class"),
+        "mtime": _http_date(headers.get("Last-Modified")),
+    }
+    return {name: value for name, value in names.items() if value is not None}
+
+
+def _all(headers: Mapping[str, str], name: str) -> list[str]:
+    """Return the parts of a header that may come once, or several times (in a multi-dictionary)."""
+    many = getattr(headers, "getall", None)
+    lines = many(name, []) if many else [headers.get(name, "")]
+    return [part for line in lines for part in line.split(",")]
+
+
+def _http_date(text: str | None) -> datetime | None:
+    try:
+        return email.utils.parsedate_to_datetime(text) if text else None
+    except ValueError:
+        return None
+
+
+# Metadata and listings
+def object_info(resource: Mapping[str, Any], path: str) -> ObjectInfo:
+    """Return an object from its resource; its details are what gcsfs shows."""
+    details = {name: value for name, value in resource.items() if name not in ("name", "size")}
+    for name, at in (("mtime", "updated"), ("ctime", "timeCreated")):
+        if at in resource:
+            details[name] = datetime.fromisoformat(resource[at])
+    return ObjectInfo(path, "file", int(resource.get("size", 0)), resource["generation"], details=details)
+
+
+def folder_info(path: str) -> ObjectInfo:
+    """Return the folder that the names of its objects imply."""
+    bucket = path.partition("/")[0]
+    return ObjectInfo(path, "directory", details={"bucket": bucket, "storageClass": "DIRECTORY"})
+
+
+def bucket_info(resource: Mapping[str, Any]) -> ObjectInfo:
+    """Return a bucket from its resource."""
+    details = {name: value for name, value in resource.items() if name not in ("name", "size", "type")}
+    return ObjectInfo(resource["name"], "directory", details=details)
+
+
+def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[ObjectInfo]:
+    """Yield what one page of a listing of `prefix` says; an empty object "d/" is the folder d, made by hand.
+
+    A folder without a name, as there is one in `a` where there is `a//b`, is `a/`: see `cachedfs.metadata.listings`.
+    """
+    for name in page.get("prefixes", ()):
+        yield folder_info(f"{bucket}/{name.removesuffix('/')}")
+    for resource in page.get("items", ()):
+        name = resource["name"]
+        if name == prefix:
+            continue
+        if name.endswith("/") and int(resource.get("size", 0)) == 0:
+            yield folder_info(f"{bucket}/{name.rstrip('/')}")
+        else:
+            yield object_info(resource, f"{bucket}/{name}")
+
+
+# Whose answer it is
+def is_absence(headers: Mapping[str, str], body: bytes) -> bool:
+    """Return whether a 404 is the service's own: only then is there no such object, bucket or folder.
+
+    What an answer of Google Cloud Storage looks like (gcsfs and google-cloud-storage look at the status alone):
+
+    * JSON API: JSON. A success has a `kind` that begins with "storage#", also an empty listing; an error is
+      {"error": {"code": ..., "message": ...}}.
+    * Media: an error of the upload server is short text, sent as text/html, such as "No such object: bucket/key". Every
+      answer of that server has the header X-GUploader-UploadID.
+    * No answer follows a redirect to another host; `Client` refuses those that do.
+
+    Emulators send the same JSON. For media some say no more than "Not Found", as proxies do: `MediaRead` then asks the
+    JSON API.
+    """
+    text = body.decode("utf-8", "replace").strip()
+    try:
+        error = json.loads(text)["error"]
+        return str(error["code"]) in ("404", "410")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        is_text = 0 < len(text) <= _LONGEST_WORDS and not text.startswith(("<", "{", "["))
+        return is_text and (text.startswith(_ABSENT) or "X-GUploader-UploadID" in headers)
+
+
+def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
+    """Return whether JSON is an answer of this kind ("" for any), about `name` where it is given."""
+    return (
+        isinstance(found, Mapping)
+        and str(found.get("kind")).startswith("storage#")
+        and kind in ("", str(found["kind"]).partition("#")[2])
+        and name in (None, found.get("name"))
+    )
+
+
+# Failures
+def failure(
+    status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
+) -> Trouble | Exception:
+    """Return what an answer that is no success means: trouble that may pass, or the error to raise."""
+    text, reasons = error_of(body)
+    said = f"{status}: {text}" if text else str(status)
+    if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
+        return trouble
+    if "requester pays" in text.lower():
+        return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {said})")
+    if status == 404 and not is_absence(headers, body):
+        return foreign(f"somebody answered {said}, not in the words of the service", is_absence=True)
+    if pinned and status in (404, 412):
+        return ObjectChanged(
+            f"{url}: the object was replaced or removed while it was read ({doing}); open it again"
+        )
+    if status == 404:
+        return ObjectNotFound(f"{url}: no object or folder has this name ({doing}: {said})")
+    if status in (401, 403):
+        # Who signs in with nothing gets a 401 too, for what is not public.
+        kind = SignInRefused if status == 401 and "anonymous" not in text.lower() else AccessDenied
+        return kind(f"{url}: access denied; {_HINT_403} ({doing}: {said})")
+    if status == 400:
+        return ValueError(f"{url}: the service did not accept the request ({doing}: {said})")
+    return CachedFSError(f"{url}: the service answered in a way that is not understood ({doing}: {said})")

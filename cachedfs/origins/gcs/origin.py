@@ -1,0 +1,253 @@
+"""Google Cloud Storage: gcsfs for credentials, settings and writes; reads and listings are our own requests.
+
+So one reply gives bytes, version and size together, a body can be resumed, and every request is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cachedfs.common.optional_imports import importing
+from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
+from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound
+from cachedfs.origins.base import describe, subject_of
+from cachedfs.origins.fsspec_origin import jsonable
+from cachedfs.origins.gcs import api
+from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
+from cachedfs.origins.gcs.read import MediaRead
+from cachedfs.origins.inner_filesystem import Once, close_session, invoke
+from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.request_log import telling
+from cachedfs.origins.request_slots import Slots
+from cachedfs.origins.retry import Policy, Tries, Trouble
+
+if TYPE_CHECKING:
+    from cachedfs.origins.http import Ask, Client
+
+__all__ = ["GCSOrigin"]
+
+
+class GCSOrigin:
+    """Objects of Google Cloud Storage; the fingerprint is the generation."""
+
+    by_parent = False
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        *,
+        identity: str,
+        loop: asyncio.AbstractEventLoop,
+        on_request: Callable[[], None],
+        concurrency: int = 16,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.identity = identity
+        self.on_request = on_request
+        self._options, self._loop, self.concurrency = dict(options), loop, concurrency
+        self._policy = policy or Policy()
+        self._new_tries = partial(Tries, self._policy, clock=clock, rng=rng or random.Random())
+        self._slots = Slots(concurrency)
+        self._inner = Once(self._make)
+        self._connection = Once(self._connect)
+
+    # The parts, made late
+    async def _make(self) -> Any:
+        return await asyncio.to_thread(make_gcsfs, self._options, self._loop)
+
+    async def _connect(self) -> Connection:
+        with importing():
+            from cachedfs.origins.http import Client, timeout_of
+
+        inner = await self._inner.get()
+        session = await inner._set_session()
+        # gcsfs makes itself another one when it needs it: else a burst of writes, which are not bounded
+        # by our slots, would take all connections, and waiting for one would look like a lost network.
+        inner._session = None
+        can_wait = 0 < getattr(session.connector, "limit", 0) < 3 * self.concurrency
+        client = Client(
+            session,
+            GCSAuth(inner.credentials, self._policy),
+            _judge,
+            slots=self._slots,
+            on_request=lambda: self.on_request(),  # whoever it is by then
+            new_tries=self._new_tries,
+            timeout=timeout_of(self._policy, given=inner.requests_timeout, can_wait_for_pool=can_wait),
+            keeps_session_timeout="timeout" in inner.session_kwargs and inner.requests_timeout is None,
+        )
+        return Connection(inner, session, client)
+
+    async def connection(self) -> Connection:
+        """Return the client and what it needs, made at the first call."""
+        with mapped("gs://", "looking for credentials"):
+            return await self._connection.get()
+
+    async def filesystem(self) -> Any:
+        """Return the inner `gcsfs.core.GCSFileSystem`."""
+        with mapped("gs://", "looking for credentials"):
+            return await self._inner.get()
+
+    async def aclose(self) -> None:
+        """Close the sessions, ours and that of gcsfs."""
+        connection, inner = self._connection.take(), self._inner.take()
+        if connection is not None:
+            await connection.session.close()
+        if inner is not None:
+            await close_session(inner)
+
+    def spare_s(self) -> float:
+        """Return 0: this service takes all that we can send."""
+        return 0.0
+
+    # The questions
+    async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
+        """Return what `path` is: one request for an object, two for a folder or nothing."""
+        path = api.plain_path(path)
+        with mapped(api.url_of(path), "looking it up"):
+            if not path:
+                return api.folder_info("")
+            to = await self.connection()
+            bucket, key, generation = to.split(path)
+            if not key:
+                return await self._lookup_bucket(to, bucket)
+            try:
+                return api.object_info(await to.metadata(path, bucket, key, generation), path)
+            except ObjectNotFound:
+                if generation is None and await self._has_children(to, path, bucket, f"{key}/"):
+                    return api.folder_info(path)
+                raise
+
+    async def _lookup_bucket(self, to: Connection, bucket: str) -> ObjectInfo:
+        try:
+            return api.bucket_info(jsonable(await to.bucket(bucket)))
+        except AccessDenied:
+            # Who may read objects need not be allowed to look at the bucket itself.
+            await self._has_children(to, bucket, bucket, "")
+            return api.folder_info(bucket)
+
+    async def _has_children(self, to: Connection, path: str, bucket: str, prefix: str) -> bool:
+        async with aclosing(to.pages(path, bucket, prefix, deep=True, limit=1)) as pages:
+            async for page in pages:
+                if page.get("items"):
+                    return True
+        return False
+
+    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> MediaRead:
+        """Ask for bytes: one request, whose headers tell version and size too."""
+        return MediaRead(self, api.plain_path(path), want, pinned)
+
+    async def list(
+        self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
+    ) -> AsyncIterator[ObjectInfo]:
+        """Give the children of `folder`: one request for every thousand. Nothing for a folder that is missing.
+
+        Raises NoSuchBucket.
+        """
+        folder = api.plain_path(folder)
+        to = await self.connection()
+        if not folder:
+            for info in await self._buckets():
+                yield info
+            return
+        bucket, key, _ = to.split(folder)
+        prefix = f"{key}/" if key else ""
+        async with aclosing(to.pages(folder, bucket, prefix, deep=deep)) as pages:
+            while True:
+                try:
+                    with mapped(api.url_of(folder), "listing it"):
+                        page = await anext(pages, None)
+                except ObjectNotFound as error:
+                    raise NoSuchBucket(error.message) from None
+                if page is None:
+                    return
+                for info in api.children(page, bucket, prefix):
+                    yield info
+
+    async def _buckets(self) -> tuple[ObjectInfo, ...]:
+        found = await self.call("ls", "", detail=True)
+        return tuple(api.bucket_info(jsonable({**info, "name": info["name"].rstrip("/")})) for info in found)
+
+    async def changes(self, path: str, token: str | None) -> Changes | None:
+        """Return None: there is no feed."""
+        return None
+
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Return what gcsfs's `method` returns; takes no slot, as one call may be many requests."""
+        inner = await self.filesystem()
+        path = subject_of(method, args)
+        self.on_request()
+        url = api.url_of(api.plain_path(path))
+        with mapped(url, f"calling {method}"), telling(method, url):
+            return await invoke(inner, method, *args, **options)
+
+
+class Connection:
+    """The requests that this origin knows, over one session with one filesystem's settings."""
+
+    def __init__(self, inner: Any, session: Any, client: Client) -> None:
+        self._inner, self.session, self.client = inner, session, client
+
+    def split(self, path: str) -> tuple[str, str, str | None]:
+        """Return bucket, key and, where the filesystem is aware of versions and the path names one, generation."""
+        bucket, key, generation = self._inner.split_path(path)
+        return bucket, key, generation
+
+    async def metadata(self, path: str, bucket: str, key: str, generation: str | None) -> Any:
+        params = {"fields": api.FIELDS, "generation": generation}
+        address = api.metadata_url(self._inner._location, bucket, key)
+        return await self.client.json(
+            self._ask(address, params, path, "looking it up"),
+            partial(api.is_resource, kind="object", name=key),
+        )
+
+    async def bucket(self, bucket: str) -> Any:
+        address = api.bucket_url(self._inner._location, bucket)
+        is_bucket = partial(api.is_resource, kind="bucket", name=bucket)
+        return await self.client.json(self._ask(address, {}, bucket, "looking it up"), is_bucket)
+
+    async def pages(
+        self, path: str, bucket: str, prefix: str, *, deep: bool, **limit: int
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the pages of a listing; each is asked for when it is wanted."""
+        address, token = api.list_url(self._inner._location, bucket), None
+        while True:
+            params = api.list_params(prefix, deep=deep, token=token, **limit)
+            ask = self._ask(address, params, path, "listing it")
+            page = await self.client.json(ask, partial(api.is_resource, kind="objects"))
+            yield page
+            if not (token := page.get("nextPageToken")):  # without one, the first page would come again
+                return
+
+    def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> Ask:
+        """Return the request for bytes of one generation, or of whichever is current."""
+        bucket, key, generation = self.split(path)
+        return self._ask(
+            api.media_url(self._inner._location, bucket, key),
+            {"alt": "media", "ifGenerationMatch": pin, "generation": generation},
+            path,
+            describe(want),
+            headers=api.read_headers(want),
+            as_stored=True,
+            is_pinned=pin is not None,
+        )
+
+    def _ask(self, address: str, params: Mapping[str, str | None], path: str, doing: str, **more: Any) -> Ask:
+        from cachedfs.origins.http import Ask
+
+        full = self._inner._get_params(params)  # with who pays
+        given = {name: value for name, value in full.items() if value is not None}
+        return Ask(url=address, params=given, subject=api.url_of(path), doing=doing, **more)
+
+
+def _judge(ask: Ask, status: int, headers: Mapping[str, str], body: bytes) -> Trouble | Exception:
+    now = datetime.now(UTC)
+    return api.failure(status, headers, body, url=ask.subject, doing=ask.doing, pinned=ask.is_pinned, now=now)

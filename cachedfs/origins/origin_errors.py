@@ -1,0 +1,258 @@
+"""What Google's services have in common: how they word answers and errors, and which ones pass. Pure."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    IsAFolder,
+    ObjectNotFound,
+    OriginAway,
+    OriginUnavailable,
+    SignInRefused,
+)
+from cachedfs.origins.retry import Failed, Trouble, retry_after_s
+
+__all__ = [
+    "error_of",
+    "failure_since",
+    "handled_exceptions",
+    "is_failure",
+    "mapped",
+    "object_of",
+    "token_server_away",
+    "translate",
+    "trouble_of",
+    "without_secrets",
+]
+
+
+_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+_RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
+_TOO_MANY = "Too many requests: lower concurrency=, or wait a minute; others may use the same quota"
+
+
+def trouble_of(
+    status: int, reasons: set[str], said: str, headers: Mapping[str, str], now: datetime
+) -> Trouble | None:
+    """Return the trouble that an answer tells of, where another try may succeed; None where none will."""
+    is_rate = status == 429 or (status == 403 and bool(reasons & _RATE_REASONS))
+    if status not in _RETRIED and status <= 504 and not is_rate:
+        return None
+    trouble = Trouble(f"the service answered {said}", retry_after_s(headers.get("retry-after"), now))
+    return replace(trouble, remedy=_TOO_MANY, is_rate=True) if is_rate else trouble
+
+
+def error_of(body: bytes) -> tuple[str, set[str]]:
+    """Return Google's own message and reasons from the body of an error: JSON, or short text (of media).
+
+    A reason that names a place is there twice: by itself, and as "reason at place".
+    """
+    text = body.decode("utf-8", "replace").strip()
+    try:
+        error = json.loads(text)["error"]
+        items = error.get("errors", ())
+        reasons = {str(item.get("reason")) for item in items}
+        places = {f"{item.get('reason')} at {item['location']}" for item in items if item.get("location")}
+        return str(error.get("message", "")), reasons | places
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return ("" if text.startswith("<") else text[:500]), set()
+
+
+def token_server_away(error: Exception) -> Exception | None:
+    """Return the error of google-auth that says that who gives tokens is away or in trouble; None where it says anything else.
+
+    It may be behind `error`: of a metadata server, google-auth makes a refusal of whatever is in the way.
+    """
+    from google.auth.exceptions import TransportError
+
+    away = next((each for each in (error, error.__cause__) if isinstance(each, TransportError)), None)
+    return None if away is None or _is_answered(away) else away
+
+
+def _is_answered(error: Exception) -> bool:
+    """Return whether a metadata server is there, and says that it has no such credentials: nobody has signed in yet."""
+    status = getattr(error.args[1] if len(error.args) > 1 else None, "status", None)
+    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
+
+
+def object_of(text: bytes) -> dict[str, Any]:
+    """Return the object that an answer is in JSON; raises Failed: any other value is something's on the way."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Failed(Trouble("the answer is not JSON")) from error
+    if not isinstance(found, dict):
+        raise Failed(Trouble("the answer is JSON of no object"))
+    return found
+
+
+_BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...] = (
+    ((FileNotFoundError, NotADirectoryError), ObjectNotFound),
+    ((PermissionError,), AccessDenied),
+    ((IsADirectoryError,), IsAFolder),
+    ((ConnectionError, socket.gaierror), OriginAway),
+    ((TimeoutError, json.JSONDecodeError), OriginUnavailable),  # an answer that is none
+)
+# Class names of aiohttp, requests and google-auth, looked for among the bases: the most special first.
+_BY_NAME: tuple[tuple[frozenset[str], type[CachedFSError]], ...] = (
+    (frozenset({"ClientConnectorError", "TransportError"}), OriginAway),
+    (frozenset({"ClientConnectionError", "ClientPayloadError"}), OriginUnavailable),
+    (frozenset({"RequestException", "ClientResponseError"}), OriginUnavailable),
+    (frozenset({"GoogleAuthError", "NoCredentialsError"}), SignInRefused),
+)
+_BY_STATUS: dict[int, type[CachedFSError]] = {
+    401: AccessDenied,
+    403: AccessDenied,
+    404: ObjectNotFound,
+    407: AccessDenied,
+    408: OriginUnavailable,
+    410: ObjectNotFound,
+    429: OriginUnavailable,
+}
+_ADVICE: dict[type[CachedFSError], str] = {
+    ObjectNotFound: "no object or folder has this name",
+    IsAFolder: "this is a folder; list it, or name an object in it",
+    AccessDenied: "access denied; check the credentials and what they are allowed to read",
+    SignInRefused: "access denied; check the credentials and what they are allowed to read",
+    OriginAway: "the origin cannot be reached; check the network and the endpoint",
+    OriginUnavailable: "no usable answer from the origin; check the network, or try again later",
+}
+
+
+_SECRETS = re.compile(
+    r"(?i)((?:token|secret|password|signature|sig|credential|assertion|code)=)[^&\s'\")]+|(bearer\s+)\S+|()ya29\.[\w.-]+"
+)
+
+
+def without_secrets(text: str) -> str:
+    """Return a library's message without the tokens, signatures and passwords that it may quote."""
+    return _SECRETS.sub(lambda found: f"{found[1] or found[2] or ''}***", text)
+
+
+@contextmanager
+def mapped(url: str, doing: str) -> Iterator[None]:
+    """Turn what libraries raise inside into the errors of cachedfs, which name `url` and what was tried."""
+    try:
+        yield
+    except Exception as error:  # everything passes through; `translate` leaves alone what is not known
+        ours = translate(error, url, doing)
+        if ours is error:
+            raise
+        # A cause is printed with its message: where that quotes a secret, it stays behind.
+        raise ours from (error if str(error) == without_secrets(str(error)) else None)
+
+
+def translate(error: Exception, url: str, doing: str) -> Exception:
+    """Return the error of cachedfs that says what `error` says, or `error` itself where that is clear enough.
+
+    FileExistsError, NotImplementedError, ValueError and what else is about the call pass as they are.
+    """
+    if (
+        isinstance(error, (CachedFSError, FileExistsError))
+        or getattr(error, "errno", None) == errno.ENOTEMPTY
+    ):
+        return error
+    said = _behind(error)
+    kind = _kind_of(said)
+    if kind is None:
+        return error
+    advice = _ADVICE.get(kind, "the origin failed")
+    ours = kind(f"{url}: {advice} ({doing}: {_text(said)})")
+    if kind is CachedFSError and isinstance(error, OSError) and error.errno:
+        ours.errno = error.errno
+    return ours
+
+
+def _behind(error: Exception) -> Exception:
+    """Return the error to believe: what an absence was made of, where that was none.
+
+    fsspec's HTTP filesystem says of a 503, and of a server that is gone, that there is no such file. Who takes that for an
+    absence, such as Zarr, reads zeros where there are data.
+    """
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
+        return error
+    cause = _behind(cause)
+    kind = _kind_of(cause)
+    is_refusal = kind is CachedFSError and _status_of(cause) is not None
+    return (
+        cause if is_refusal or kind in (AccessDenied, SignInRefused, OriginAway, OriginUnavailable) else error
+    )
+
+
+def _kind_of(error: Exception) -> type[CachedFSError] | None:
+    for types, kind in _BY_TYPE:
+        if isinstance(error, types):
+            return kind
+    if _is_no_http(error):
+        return OriginUnavailable
+    if (status := _status_of(error)) is not None:
+        return _BY_STATUS.get(status, OriginUnavailable if status >= 500 else CachedFSError)
+    names = {base.__name__ for base in type(error).__mro__}
+    for known, kind in _BY_NAME:
+        if names & known:
+            return kind
+    if not isinstance(error, OSError):
+        return None
+    # gcsfs says 403 in words only.
+    return AccessDenied if str(error).startswith("Forbidden") else CachedFSError
+
+
+def _is_no_http(error: Exception) -> bool:
+    """Return whether what came was no HTTP: aiohttp raises that as a 400 of its own, which no service said."""
+    return any(base.__name__ == "HttpProcessingError" for base in type(error.__cause__).__mro__)
+
+
+def _status_of(error: Exception) -> int | None:
+    """Return the HTTP status that an exception of any library carries, None without one."""
+    response = getattr(error, "response", None)
+    # aiohttp's errors have `code` as well, which warns whoever reads it.
+    own = "status" if hasattr(error, "status") else "code"
+    for holder, name in ((error, own), (response, "status_code")):
+        value = getattr(holder, name, None)
+        if isinstance(value, (int, str)) and str(value).isdigit() and 400 <= int(value) < 600:
+            return int(value)
+    return None
+
+
+def _text(error: Exception) -> str:
+    name, text = type(error).__name__, without_secrets(str(error))
+    return f"{name}: {text}" if text else name
+
+
+# Writers that fail
+def handled_exceptions() -> tuple[BaseException, ...]:
+    """Return the exceptions that are being handled here, the innermost first."""
+    found: list[BaseException] = []
+    error = sys.exc_info()[1]
+    while error is not None and not any(error is known for known in found):
+        found.append(error)
+        error = error.__context__
+    return tuple(found)
+
+
+def failure_since(before: tuple[BaseException, ...]) -> BaseException | None:
+    """Return the failure that is being handled here, unless it was among the handled exceptions `before`."""
+    error = sys.exc_info()[1]
+    if error is None or not is_failure(error) or any(error is known for known in before):
+        return None
+    return error
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return whether an exception says that something failed: the end of an iteration and `sys.exit(0)` do not."""
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return not isinstance(error, (StopIteration, StopAsyncIteration, GeneratorExit))

@@ -1,0 +1,198 @@
+"""Origins: the network room. `open_origin` makes one for a protocol; nothing here knows the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from fsspec.config import conf
+
+from cachedfs.common.optional_imports import importing
+from cachedfs.common.types import ObjectInfo
+from cachedfs.origins.base import Alone, Origin, Reply
+
+if TYPE_CHECKING:
+    from cachedfs.origins.rate_limit import Book
+
+__all__ = [
+    "Alone",
+    "Origin",
+    "Reply",
+    "identity_of",
+    "is_whole",
+    "names_a_version",
+    "open_origin",
+    "with_known_details",
+]
+
+_GCS = ("gs", "gcs")
+_AWARE = "-versions"  # of the account in an identity: its paths may name a generation
+_GENERATION = re.compile(r"(#|[?&]generation=)\d+$")  # as gcsfs finds it
+_DRIVE_ACCOUNT = ("client_id", "profile", "client_user_email", "client_json_file_path")
+_ALIASES = {"gcs": "gs", "local": "file"}
+_HOSTS = ("endpoint_url", "endpoint", "host", "account_name")
+_SECRET = re.compile(
+    r"token|secret|passw|credential|authorization|cookie|sas|signature|connection_string|^(key|auth|username|user)$",
+    re.IGNORECASE,
+)
+
+
+def open_origin(
+    protocol: str,
+    options: Mapping[str, Any],
+    *,
+    loop: AbstractEventLoop,
+    on_request: Callable[[], None],
+    concurrency: int = 16,
+    book: Callable[[str], Book] | None = None,
+    alone: Callable[[str], Alone] | None = None,
+) -> Origin:
+    """Return the origin behind `protocol`; neither imports its packages nor looks for credentials.
+
+    `options` are the inner filesystem's own. The origin's methods run on `loop`; `on_request` is called
+    there once for every request sent, of which `concurrency` may be in flight.
+    `book` keeps what was sent of what a service lets an account send; without it each origin counts for itself. `alone` says for an identity how to keep
+    others off a path: needed where the service would make two objects of one name.
+    """
+    identity = identity_of(protocol, options)
+    with importing():
+        if protocol in _GCS:
+            from cachedfs.origins.gcs.origin import GCSOrigin
+
+            return GCSOrigin(
+                options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
+            )
+        if protocol == "drive":
+            from cachedfs.origins.drive.origin import DriveOrigin
+            from cachedfs.origins.rate_limit import OwnBook
+
+            options = {**conf.get("drive", {}), **options}
+            return DriveOrigin(
+                options,
+                identity=identity,
+                loop=loop,
+                on_request=on_request,
+                concurrency=concurrency,
+                book=book or OwnBook,
+                alone=alone and alone(identity),
+            )
+        from cachedfs.origins.fsspec_origin import GenericOrigin
+
+        return GenericOrigin(
+            protocol, options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
+        )
+
+
+def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ) -> str:
+    """Return what says which data `protocol` and `options` lead to: part of every key.
+
+    Secrets never enter it, only that there are some. fsspec's own configuration counts as it will for
+    the filesystem.
+    """
+    names = _GCS if protocol in _GCS else (protocol,)
+    given = {name: value for each in names for name, value in conf.get(each, {}).items()} | dict(options)
+    if protocol in _GCS:
+        # The same path is another object to gcsfs, where it is aware of versions.
+        aware = _AWARE if given.get("version_aware") else ""
+        return f"gs|{_gcs_host(given, environ)}|{_gcs_account(given)}{aware}"
+    if protocol == "drive":
+        from cachedfs.origins.drive.options import DriveOptions
+
+        DriveOptions.of(given)  # what is wrong with them is said when the filesystem is made
+        return f"drive|{_host_of(given.get('endpoint_url') or 'www.googleapis.com')}|{_drive_account(given)}"
+    plain = _without_secrets({name: value for name, value in given.items() if value is not None})
+    digest = _digest(plain) if plain else "-"
+    host = next((str(given[name]) for name in _HOSTS if given.get(name)), "")
+    return f"{_ALIASES.get(protocol, protocol)}|{_host_of(host)}|{digest}"
+
+
+def names_a_version(identity: str, path: str) -> bool:
+    """Return whether `path` may name one version of an object, which no listing has, to the origin of this identity."""
+    return identity.startswith("gs|") and identity.endswith(_AWARE) and bool(_GENERATION.search(path))
+
+
+def is_whole(identity: str, info: ObjectInfo) -> bool:
+    """Return whether `info` has all the metadata that a lookup gives; the headers of a read from GCS have fewer."""
+    return "bucket" in info.details or "generation" not in info.details or not identity.startswith("gs|")
+
+
+def with_known_details(info: ObjectInfo, known: ObjectInfo) -> ObjectInfo:
+    """Return what the headers of a read say with the metadata that are known, if these are still the same.
+
+    Metadata can change while the bytes stay: GCS counts these changes in `metageneration`.
+    """
+    is_same = info.fingerprint == known.fingerprint and (
+        info.details.get("metageneration") == known.details.get("metageneration")
+    )
+    return dataclasses.replace(info, details=known.details) if is_same else info
+
+
+def _gcs_host(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Return host and port as gcsfs finds them: argument, emulator, universe."""
+    emulator = environ.get("STORAGE_EMULATOR_HOST", "")
+    given = options.get("endpoint_url") or ("" if emulator == "default" else emulator)
+    universe = environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN", "googleapis.com")
+    return _host_of(given) or f"storage.{universe}"
+
+
+def _gcs_account(options: Mapping[str, Any]) -> str:
+    token = options.get("token")
+    return "anon" if token == "anon" or type(token).__name__ == "AnonymousCredentials" else "auth"
+
+
+def _drive_account(options: Mapping[str, Any]) -> str:
+    """Return which account it is, as far as options without secrets tell: paths are each account's own."""
+    from cachedfs.origins.drive.options import token_file
+
+    token = options.get("token")
+    if token == "anon":
+        return "anon"
+    told = {name: options[name] for name in _DRIVE_ACCOUNT if options.get(name)}
+    if (file := token_file(token)) is not None:
+        told["token"] = file
+    for name in ("token", "client_json"):
+        if email := _email_of(options.get(name)):
+            told["email"] = email
+    return f"auth-{_digest(told)}" if told else "auth"
+
+
+def _email_of(key: Any) -> str | None:
+    """Return whose key the JSON of a service account is."""
+    if isinstance(key, str) and key.lstrip().startswith("{"):
+        try:
+            key = json.loads(key)
+        except ValueError:
+            return None
+    return key.get("client_email") if isinstance(key, Mapping) else None
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    text = json.dumps(plain, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _host_of(endpoint: str) -> str:
+    """Return `host:port` of a URL or of itself, in lower case; user names and passwords are dropped."""
+    netloc = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").netloc
+    return netloc.rpartition("@")[2].lower()
+
+
+def _without_secrets(value: Any) -> Any:
+    """Return options as JSON values: what names a secret is only marked as given, an object is its type."""
+    if isinstance(value, Mapping):
+        return {
+            str(name): "given" if _SECRET.search(str(name)) else _without_secrets(item)
+            for name, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_without_secrets(item) for item in value]
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    return str(value) if isinstance(value, os.PathLike) else type(value).__qualname__

@@ -1,0 +1,78 @@
+"""Every request is told of once, when it is over: a line of the log at debug, and an event where events are written."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cachedfs.common import event_log
+from cachedfs.common.logging import public_url
+from cachedfs.origins.request_slots import is_ahead
+
+__all__ = ["Told", "telling"]
+
+logger = logging.getLogger("cachedfs.origins")
+
+
+class Told:
+    """One request, from when it is sent. `range_` is the header of that name, `size` the bytes of its answer as they come."""
+
+    def __init__(self, method: str, url: str, range_: str = "") -> None:
+        self._method, self._url, self._range = method, url, range_
+        self._began = time.monotonic()
+        self._wait_s: float | None = None
+        self._is_ahead, self._is_over = is_ahead(), False
+        self.status: int | str = "no answer"
+        self.size = 0
+
+    def answered(self, status: int | str) -> None:
+        """The headers are here."""
+        self.status, self._wait_s = status, time.monotonic() - self._began
+
+    def over(self, error: BaseException | None = None) -> None:
+        """The answer is complete, given up, or failed with `error` before it began. Once; later calls are nothing."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if error is not None and self._wait_s is None:
+            self.status = type(error.__cause__ or error).__name__
+        log = event_log.current()
+        if log is None and not logger.isEnabledFor(logging.DEBUG):
+            return
+        took_s = time.monotonic() - self._began
+        wait_s = took_s if self._wait_s is None else self._wait_s
+        url = public_url(self._url)
+        if log is not None:
+            log.note(
+                "request",
+                self._began,
+                method=self._method,
+                url=url,
+                range=self._range,
+                status=self.status,
+                bytes=self.size,
+                wait_s=round(wait_s, 6),
+                took_s=round(took_s, 6),
+                ahead=self._is_ahead,
+            )
+        asked = f"{url} {self._range}" if self._range else url
+        logger.debug(
+            "%s %s: %s, %d bytes in %.3f s, begun after %.3f s",
+            *(self._method, asked, self.status, self.size, took_s, wait_s),
+        )
+
+
+@contextmanager
+def telling(method: str, url: str, range_: str = "") -> Iterator[Told]:
+    """Tell of a request whose answer comes in one piece: it is over when the block is left; `size` is set there."""
+    told = Told(method, url, range_)
+    try:
+        yield told
+        if told.status == "no answer":
+            told.answered("ok")
+    except BaseException as error:  # a cancellation too
+        told.over(error)
+        raise
+    told.over()

@@ -1,0 +1,127 @@
+"""A reply whose body is resumed, of the same version, where it breaks, and checked. What a try is, an origin says."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from cachedfs.common.checksums import Running, Stated
+from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.origins.base import Reply, describe
+from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.retry import Failed, Trouble
+
+if TYPE_CHECKING:
+    from cachedfs.origins.http import Exchange
+
+__all__ = ["WHOLE", "BehindTheEnd", "ResumedRead", "reaches"]
+
+WHOLE = 8 << 20  # what is held until its checksum is right: one request of the reader
+
+
+class BehindTheEnd(Failed):
+    """416: no byte of the object is in the range, as far as this try could see."""
+
+
+def reaches(want: Range | Suffix | None, size: int) -> bool:
+    """Return whether any byte that is wanted is in an object of this size."""
+    return size > (want.start if isinstance(want, Range) else 0)
+
+
+class ResumedRead(ABC):
+    """A read of one version. Subclasses begin it, send again for what is left, and say what proves the bytes."""
+
+    info: ObjectInfo
+    start: int
+    stop: int
+
+    def __init__(self, url: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> None:
+        self._url, self._doing = url, describe(want)
+        self._want, self._pinned = want, pinned
+        self._attempt = AsyncExitStack()  # holds what the try that runs holds: slot and connection
+        self._body: Exchange | None = None
+        self._arrived = 0  # offset of the next byte to take
+        self._offset = 0  # of the next byte of the body: before what has arrived where a range was ignored
+        # What has arrived and is not given. Invariant: no proof is open when a piece is given.
+        self._held: deque[bytes] = deque()
+        self._proof: Stated | None = None  # of all bytes of the object, until it holds
+        self._total: Running | None = None  # of those that have arrived
+
+    @abstractmethod
+    async def _begin(self) -> None:
+        """Settle what is read, and have its body coming."""
+
+    @abstractmethod
+    async def _resume(self, left: Range, failed: Failed) -> None:
+        """Have the body of what is left coming, after a wait; raises OriginUnavailable when there is no hope."""
+
+    async def __aenter__(self) -> Reply:
+        try:
+            with mapped(self._url, self._doing):
+                await self._begin()
+        except BaseException:  # a cancellation too: __aexit__ is not called when this fails
+            await self._attempt.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._attempt.aclose()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while self._held or self._arrived < self.stop:
+            with mapped(self._url, self._doing):
+                try:
+                    await self._prove()
+                    return self._held.popleft() if self._held else await self._take()
+                except Failed as failed:
+                    await self._attempt.aclose()
+                    await self._resume(Range(self._arrived, self.stop), failed)
+        raise StopAsyncIteration
+
+    async def _take(self) -> bytes:
+        """Return the next bytes, never none, often a piece of the body as it is; raises Failed where it breaks."""
+        assert self._body is not None  # there is one wherever bytes are left to take
+        while True:
+            piece = await self._body.read_some()
+            if not piece:
+                raise Failed(Trouble(f"the body ended at byte {self._offset}, before {self.stop}"))
+            skip, left = self._arrived - self._offset, self.stop - self._arrived
+            self._offset += len(piece)
+            wanted = piece if not skip and len(piece) <= left else piece[skip : skip + left]
+            if wanted:
+                self._arrived += len(wanted)
+                return wanted
+
+    async def _prove(self) -> None:
+        """Hold what comes until it is known to be true; raises Failed where it is not."""
+        if self._proof is None:
+            return
+        self._total = self._total or Running(self._proof)
+        while self._arrived < self.stop:
+            self._held.append(await self._take())
+            self._total.add(self._held[-1])
+        if wrong := self._total.contradiction():
+            self._held.clear()
+            self._arrived, self._total = self.start, None
+            await self._doubt()
+            raise Failed(Trouble(wrong))
+        self._proof = None
+
+    @abstractmethod
+    async def _doubt(self) -> None:
+        """Raise what explains bytes that are not those of the version, unless they were spoilt on the way."""
+
+    def _settle(self, info: ObjectInfo, span: Range) -> None:
+        self.info, self.start, self.stop = info, span.start, span.stop
+        self._arrived, self._proof = span.start, None
+
+    def _settle_empty(self, info: ObjectInfo) -> None:
+        size = info.size or 0
+        at = min(self._want.start, size) if isinstance(self._want, Range) else size
+        self._settle(info, Range(at, at))
