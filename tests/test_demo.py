@@ -12,7 +12,7 @@ import fsspec
 import pytest
 from rich.console import Console
 
-from cachedfs import demo, demo_session
+from cachedfs.demo import comparison, session
 from tests.fork_server import ForkServer
 from tests.support import ROOT, forget, until
 
@@ -45,7 +45,7 @@ def serve(job, env, orders, answers):
     os.environ.update(env)
     fsspec.config.set_conf_env(fsspec.config.conf)
     with open(orders) as received, open(answers, "w") as sent:
-        demo_session.main(job, received, sent)
+        session.main(job, received, sent)
     forget()
 
 
@@ -54,7 +54,7 @@ def found(tmp_path_factory):
     popen = subprocess.Popen
 
     def start(command, env, **pipes):
-        if "cachedfs.demo_session" in command:
+        if "cachedfs.demo.session" in command:
             return ForkedReader(server, tmp_path_factory.mktemp("pipes"), command, env)
         return popen(command, env=env, **pipes)  # a simulated cloud
 
@@ -64,7 +64,7 @@ def found(tmp_path_factory):
             "tests.test_demo", "sklearn.datasets", "xarray", "zarr.storage", "gcsfs", *ORIGINS
         )
         patch.setattr(subprocess, "Popen", start)
-        found = list(demo.run(tmp_path_factory.mktemp("demo"), profile="off", **COUNTS))
+        found = list(comparison.run(tmp_path_factory.mktemp("demo"), profile="off", **COUNTS))
     server.close()
     return found
 
@@ -76,8 +76,8 @@ def blocks(found):
 
 def printed(found, width):
     console = Console(file=io.StringIO(), width=width)
-    for protocol, cloud in demo.CLOUDS.items():
-        console.print(demo.table_of(cloud, [block for where, block in found if where == protocol]))
+    for protocol, cloud in comparison.CLOUDS.items():
+        console.print(comparison.table_of(cloud, [block for where, block in found if where == protocol]))
     return console.file.getvalue()
 
 
@@ -85,10 +85,12 @@ def block_of(first, rest=1.0, *, plain_s=12.0, part=1):
     """Return a block with made-up numbers."""
 
     def line(who, seconds):
-        return demo.Line(who, seconds, demo_session.Reading(seconds, 1, 1, 0, "same"), "same", part)
+        return comparison.Line(who, seconds, session.Reading(seconds, 1, 1, 0, "same"), "same", part)
 
-    modelled = (demo.Line("a model", 3.0),)
-    return demo.Block("what", line("plain", plain_s), modelled, (line("cached", first), line("cached", rest)))
+    modelled = (comparison.Line("a model", 3.0),)
+    return comparison.Block(
+        "what", line("plain", plain_s), modelled, (line("cached", first), line("cached", rest))
+    )
 
 
 def test_all_bytes_are_right(found, blocks):
@@ -124,52 +126,56 @@ def test_the_first_pass_fetches_everything_once(blocks):
 
 def test_a_sample_is_scaled_but_for_its_opening(blocks):
     pydrive2 = blocks[0].plain
-    assert pydrive2.part == demo.PYDRIVE2.part
+    assert pydrive2.part == comparison.PYDRIVE2.part
     # A lookup and a download a file, one listing, and the way to the folder; an empty file is a lookup and a 416.
     assert 2 * N_TEXTS < pydrive2.reading.requests < 2 * N_TEXTS + 8
-    assert blocks[3].plain.part == demo.GCSFS.part
+    assert blocks[3].plain.part == comparison.GCSFS.part
 
 
 def test_what_a_sample_draws_is_what_is_compared():
-    data = demo.Data("", "", [b"a", b"b", b"c", b"d"], 4, 4)
-    chosen = sorted(demo_session.drawn(4, seed=1, part=2))
+    data = comparison.Data("", "", [b"a", b"b", b"c", b"d"], 4, 4)
+    chosen = sorted(session.drawn(4, seed=1, part=2))
     assert len(chosen) == 2
-    assert data.digest(1, 2) == demo_session.digest([data.items[index] for index in chosen])
+    assert data.digest(1, 2) == session.digest([data.items[index] for index in chosen])
     assert data.digest(1, 100) != data.digest(), "one is drawn at least"
 
 
 def test_the_mount_is_computed_from_the_same_files(blocks):
     assert [len(block.modelled) for block in blocks] == [2, 2, 0, 0]
     assert all(line.reading is None for block in blocks for line in block.modelled)
-    cold, warm = demo.on_a_mount(demo.Data("", "", [], 120_000_000, 1000))
+    cold, warm = comparison.on_a_mount(comparison.Data("", "", [], 120_000_000, 1000))
     assert (cold.seconds, warm.seconds) == (20 + 1000 * 0.18 + 2.0, 0.96)
-    cold, _ = demo.on_a_mount(demo.Data("", "", [], 120_000_000, 10))
+    cold, _ = comparison.on_a_mount(comparison.Data("", "", [], 120_000_000, 10))
     assert cold.seconds == 10 * 0.18 + 2.0, "a small folder is listed at once"
 
 
 def test_times_faster_is_against_the_measured_line():
     block = block_of(4.0)
     assert block.times_faster(block.cached[0]) == 3.0
-    assert demo.cells(block, block.cached[0])[-1] == "3.0"
-    assert demo.cells(block, block.modelled[0]) == ["3.00"]
+    assert comparison.cells(block, block.cached[0])[-1] == "3.0"
+    assert comparison.cells(block, block.modelled[0]) == ["3.00"]
     sampled = block_of(4.0, plain_s=2000, part=9)
-    assert demo.cells(sampled, sampled.plain) == ["~2,000", "~1"]
+    assert comparison.cells(sampled, sampled.plain) == ["~2,000", "~1"]
 
 
 def test_without_pydrive2s_extra_its_line_is_empty():
-    assert demo.PYDRIVE2.is_here
-    assert not dataclasses.replace(demo.PYDRIVE2, needs=("no_such_module",)).is_here
-    block = dataclasses.replace(block_of(1.0), plain=demo.Line("PyDrive2"))
+    assert comparison.PYDRIVE2.is_here
+    assert not dataclasses.replace(comparison.PYDRIVE2, needs=("no_such_module",)).is_here
+    block = dataclasses.replace(block_of(1.0), plain=comparison.Line("PyDrive2"))
     assert block.plain.is_right
-    assert demo.cells(block, block.plain) == ["-", "-"]
-    assert demo.cells(block, block.cached[0])[-1] == "-"
+    assert comparison.cells(block, block.plain) == ["-", "-"]
+    assert comparison.cells(block, block.cached[0])[-1] == "-"
 
 
 def test_everything_printed_fits_80_columns(found):
     text = printed(found, 80)
     assert "…" not in text
-    assert "SIMULATED" in demo.describe("Google Drive", demo.profiles()["drive"])
-    texts = [text, demo.LEGEND, *(demo.describe("Google Drive", p) for p in demo.profiles().values())]
+    assert "SIMULATED" in comparison.describe("Google Drive", comparison.profiles()["drive"])
+    texts = [
+        text,
+        comparison.LEGEND,
+        *(comparison.describe("Google Drive", p) for p in comparison.profiles().values()),
+    ]
     assert max(len(line) for each in texts for line in each.splitlines()) <= 80
 
 
@@ -177,12 +183,12 @@ def test_wrong_bytes_are_said_and_the_exit_status_is_1(monkeypatch):
     block = block_of(1.0)
     wrong = dataclasses.replace(block.cached[0], expected="another digest")
     lied = dataclasses.replace(block, cached=(wrong, *block.cached[1:]))
-    monkeypatch.setattr(demo, "run", lambda folder, say: iter([("drive", lied), ("gs", block)]))
+    monkeypatch.setattr(comparison, "run", lambda folder, say: iter([("drive", lied), ("gs", block)]))
     console = Console(file=io.StringIO(), width=80)
-    assert demo.show(console) == 1
+    assert comparison.show(console) == 1
     assert "WRONG BYTES: what: cached" in console.file.getvalue()
-    monkeypatch.setattr(demo, "run", lambda folder, say: iter([("drive", block), ("gs", block)]))
-    assert demo.show(console) == 0
+    monkeypatch.setattr(comparison, "run", lambda folder, say: iter([("drive", block), ("gs", block)]))
+    assert comparison.show(console) == 0
 
 
 def test_a_failure_names_the_url_and_the_cause(tmp_path):
@@ -190,13 +196,13 @@ def test_a_failure_names_the_url_and_the_cause(tmp_path):
 
     with (
         GCSServer(folder=tmp_path / "cloud", process=True) as server,
-        demo_session.Session(demo_session.Cloud(server, "gs"), tmp_path / "cache", "zarr") as session,
+        session.Session(session.Cloud(server, "gs"), tmp_path / "cache", "zarr") as reader,
     ):
-        session.hear()
+        reader.hear()
         with pytest.raises(
             RuntimeError, match=r"(?s)zarr of cachedfs::gs://demo/nothing failed:.*NotFoundError"
         ):
-            session.read("cachedfs::gs://demo/nothing")
+            reader.read("cachedfs::gs://demo/nothing")
 
 
 def test_pydrive2_is_asked_again_where_it_gives_up():
@@ -208,16 +214,16 @@ def test_pydrive2_is_asked_again_where_it_gives_up():
             raise answer
         return answer
 
-    assert demo_session.stubborn(call, "path") == b"content"
+    assert session.stubborn(call, "path") == b"content"
     answers += [OSError("1"), OSError("2"), OSError("3")]
     with pytest.raises(OSError, match="3"):
-        demo_session.stubborn(call, "path")
+        session.stubborn(call, "path")
 
 
 def test_a_missing_package_is_one_sentence_with_the_command(monkeypatch):
-    monkeypatch.setattr(demo, "NEEDED", {"no_such_module": "no-such-package"})
+    monkeypatch.setattr(comparison, "NEEDED", {"no_such_module": "no-such-package"})
     with pytest.raises(SystemExit) as exit_:
-        sys.exit(demo.main([]))
+        sys.exit(comparison.main([]))
     assert exit_.value.code == "The demo needs no-such-package: pip install no-such-package"
 
 

@@ -10,9 +10,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-__all__ = ["INTERRUPTED", "PIPE_CLOSED", "main"]
+from cachedfs.cli.exit_codes import INTERRUPTED, PIPE_CLOSED
 
-INTERRUPTED, PIPE_CLOSED = 130, 141  # exit statuses
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

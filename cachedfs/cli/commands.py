@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from cachedfs.cli import (
-    cache,
-    carrying,
-    doctor,
-    get,
-    pack,
-    pins,
-    prefetch,
-    reading,
-    report,
-    simulated,
-    stats,
-    verifying,
-)
+from cachedfs.cli import cache, doctor, get, pack, prefetch, reading, report, simulated, stats, transfer
+from cachedfs.cli.app import app
 from cachedfs.cli.completion import rejoin
-from cachedfs.cli.shared import app
 
 __all__ = [
     "app",
     "cache",
-    "carrying",
     "doctor",
     "get",
     "pack",
-    "pins",
     "prefetch",
     "reading",
     "rejoin",
     "report",
     "simulated",
     "stats",
-    "verifying",
+    "transfer",
 ]
 
 # Of the help, and of docs/cli.md: what is read first. That of the imports is of no use to anybody.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from cachedfs.cli.places import Place
+    from cachedfs.cli.arguments import Place
 
 __all__ = ["PROTOCOLS", "offered", "rejoin", "urls_known"]
 
@@ -97,8 +97,8 @@ def offered(text: str, ctx: typer.Context) -> list[str]:
 
 def names_below(text: str, ctx: typer.Context) -> list[str]:
     """Return the URLs of what is known in the folder that `text` begins a name in, folders with a slash, by name."""
-    from cachedfs.cli.given import Given
-    from cachedfs.cli.places import place_of
+    from cachedfs.cli.arguments import place_of
+    from cachedfs.cli.output import Given
 
     folder = text[: text.rindex("/") + 1]
     values = [each.params for each in (ctx.find_root(), ctx)]

@@ -22,10 +22,12 @@ from rich.text import Text
 
 from cachedfs.cli import advice
 from cachedfs.cli.advice import Seen
+from cachedfs.cli.app import command, url_argument
+from cachedfs.cli.arguments import place_of
 from cachedfs.cli.cache import cache_of, config_of
-from cachedfs.cli.given import Given
+from cachedfs.cli.exit_codes import FAILED
 from cachedfs.cli.output import (
-    FAILED,
+    Given,
     busy,
     cell,
     message_of,
@@ -34,8 +36,6 @@ from cachedfs.cli.output import (
     print_table,
     print_traceback,
 )
-from cachedfs.cli.places import place_of
-from cachedfs.cli.shared import command, url_argument
 from cachedfs.cli.stats import bytes_of, contents, said
 from cachedfs.common.executor import Workers
 from cachedfs.common.text import counted

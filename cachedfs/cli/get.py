@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from cachedfs.cli.given import Given
-from cachedfs.cli.output import print_summary
-from cachedfs.cli.places import ABOUT_ONE, Place, place_of
-from cachedfs.cli.shared import Copying, Urls, argument, command
+from cachedfs.cli.app import Copying, Urls, argument, command
+from cachedfs.cli.arguments import ABOUT_ONE, Place, place_of
+from cachedfs.cli.output import Given, print_summary
 from cachedfs.common.text import counted
 
 if TYPE_CHECKING:

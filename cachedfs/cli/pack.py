@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cachedfs.cli.app import command, option, url_argument
+from cachedfs.cli.arguments import cached_url
 from cachedfs.cli.get import counting, progress
-from cachedfs.cli.given import Given
-from cachedfs.cli.output import print_json, say
-from cachedfs.cli.places import cached_url
-from cachedfs.cli.shared import command, option, url_argument
+from cachedfs.cli.output import Given, print_json, say
 from cachedfs.errors import CachedFSError
 
 if TYPE_CHECKING:
-    from cachedfs.datasets.packing import Packed
+    from cachedfs.packing import Packed
 
 __all__ = ["pack"]
 
@@ -81,7 +80,7 @@ def pack(
     Files, lines, rows or members of tars become tens of objects, which any reader of Zarr 3 opens. Run it again after it was
     interrupted: it goes on with what is missing.
     """
-    from cachedfs.datasets.packing import Packing
+    from cachedfs.packing import Packing
 
     refuse_what_cannot_be(kind, decode, chunk_bytes, shard_bytes, codec, n_workers)
     given.url = source
@@ -115,9 +114,9 @@ def refuse_what_cannot_be(
     n_workers: int | None,
 ) -> None:
     """Raise BadParameter for a value that no SOURCE makes right: before anything is listed or read."""
-    from cachedfs.datasets.packing.kinds import KINDS
-    from cachedfs.datasets.packing.packs import part_size
-    from cachedfs.datasets.packing.sizes import CODECS
+    from cachedfs.packing.api import part_size
+    from cachedfs.packing.chunk_sizes import CODECS
+    from cachedfs.packing.sources.detect import KINDS
 
     for name, value, known in (
         ("--kind", kind, KINDS),

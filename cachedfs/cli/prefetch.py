@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
+from cachedfs.cli.app import Urls, command
+from cachedfs.cli.arguments import Place, place_of
 from cachedfs.cli.get import shown
-from cachedfs.cli.given import Given
-from cachedfs.cli.output import print_summary, say
-from cachedfs.cli.places import Place, place_of
-from cachedfs.cli.shared import Urls, command
+from cachedfs.cli.output import Given, print_summary, say
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError
 

@@ -15,11 +15,13 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from cachedfs.cli.app import Urls, command, option
+from cachedfs.cli.arguments import Place, at_each
+from cachedfs.cli.exit_codes import FAILED
 from cachedfs.cli.get import shown
-from cachedfs.cli.given import Given
 from cachedfs.cli.output import (
-    FAILED,
     NARROW,
+    Given,
     busy,
     cell,
     is_narrow,
@@ -28,8 +30,6 @@ from cachedfs.cli.output import (
     print_table,
     say,
 )
-from cachedfs.cli.places import Place, at_each
-from cachedfs.cli.shared import Urls, command, option
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem

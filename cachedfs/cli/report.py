@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cachedfs.cli.app import argument, command, option
 from cachedfs.cli.cache import cache_of, config_of
-from cachedfs.cli.given import Given
-from cachedfs.cli.output import print_json, say
-from cachedfs.cli.shared import argument, command, option
+from cachedfs.cli.output import Given, print_json, say
 from cachedfs.common.event_log import VARIABLE, log_events
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ def report(
 
 
 def _write(summary: Summary, held: list[tuple[str, int]], path: Path, *, is_quiet: bool) -> None:
-    from cachedfs.report.drawing import pictures
-    from cachedfs.report.page import page
+    from cachedfs.report.charts import pictures
+    from cachedfs.report.html_page import page
 
     path.write_text(page(summary, pictures(summary, held)), encoding="utf-8")
     if not is_quiet:

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from cachedfs.cli.given import Given
-from cachedfs.cli.shared import command, option
+from cachedfs.cli.app import command, option
+from cachedfs.cli.output import Given
 
 __all__ = ["demo", "sim"]
 
@@ -112,6 +112,6 @@ def demo(given: Given) -> None:
 
     Reads real data with cachedfs and without, and prints one table. Takes a minute or two.
     """
-    from cachedfs.demo import main as run
+    from cachedfs.demo.comparison import main as run
 
     raise typer.Exit(run([]))

@@ -17,10 +17,9 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from cachedfs.cli.app import command, option
 from cachedfs.cli.cache import cache_of, config_of
-from cachedfs.cli.given import Given
-from cachedfs.cli.output import NARROW, busy, cell, is_narrow, plain_table, print_json, print_table
-from cachedfs.cli.shared import command, option
+from cachedfs.cli.output import NARROW, Given, busy, cell, is_narrow, plain_table, print_json, print_table
 from cachedfs.common.text import counted as number_of
 from cachedfs.common.text import per_cent
 from cachedfs.config import Config

@@ -8,24 +8,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cachedfs.datasets.arrays.zarr_dataset import ZarrDataset
     from cachedfs.datasets.base import Samples
-    from cachedfs.datasets.files import FileDataset
-    from cachedfs.datasets.hdf5 import HDF5Dataset
-    from cachedfs.datasets.lines import LineDataset
-    from cachedfs.datasets.loader import Loader
-    from cachedfs.datasets.packing import Packed, pack
-    from cachedfs.datasets.zarrs import ZarrDataset
+    from cachedfs.datasets.file_dataset import FileDataset
+    from cachedfs.datasets.hdf5_dataset import HDF5Dataset
+    from cachedfs.datasets.line_dataset import LineDataset
+    from cachedfs.datasets.loading.loader import Loader
+    from cachedfs.packing import Packed, pack
 
 __all__ = ["FileDataset", "HDF5Dataset", "LineDataset", "Loader", "Packed", "Samples", "ZarrDataset", "pack"]
 
 _MODULES = {
-    "FileDataset": "files",
-    "HDF5Dataset": "hdf5",
-    "LineDataset": "lines",
-    "Loader": "loader",
+    "FileDataset": "datasets.file_dataset",
+    "HDF5Dataset": "datasets.hdf5_dataset",
+    "LineDataset": "datasets.line_dataset",
+    "Loader": "datasets.loading.loader",
     "Packed": "packing",
-    "Samples": "base",
-    "ZarrDataset": "zarrs",
+    "Samples": "datasets.base",
+    "ZarrDataset": "datasets.arrays.zarr_dataset",
     "pack": "packing",
 }
 _EXTRAS = {
@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'cachedfs.datasets' has no attribute {name!r}")
     try:
-        return getattr(import_module(f"cachedfs.datasets.{_MODULES[name]}"), name)
+        return getattr(import_module(f"cachedfs.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(error.name or "")
         if extra is not None and _MODULES[name] == "packing":

@@ -173,7 +173,7 @@ class Caching(ChainedFileSystem):
         yet; what the folder held before is replaced when all of it is there. `callback` is told bytes. Raises CacheError where nothing is cached,
         and where the folder holds a `manifest.json` that is not of an export of this origin.
         """
-        from cachedfs.carrying import Export  # here: most processes carry nothing
+        from cachedfs.snapshot import Export
 
         self._source.engine.drain()  # what was read a moment ago counts
         there, folder = self._elsewhere(target, target_options)
@@ -197,7 +197,7 @@ class Caching(ChainedFileSystem):
         nobody is asked. Raises ValueError for the export of another origin or account, ObjectNotFound where there is none, CacheError where
         nothing can be stored.
         """
-        from cachedfs.carrying import Import
+        from cachedfs.snapshot import Import
 
         self._source.engine.drain()  # what was read a moment ago takes its room
         there, folder = self._elsewhere(source, source_options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cachedfs.report.records import Records, read
+from cachedfs.report.event_reader import Records, read
 from cachedfs.report.summary import Summary, by_folder, summary_of
 
 __all__ = ["Records", "Summary", "by_folder", "read", "summary_of"]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from cachedfs.common.text import counted, per_cent, seconds, size
-from cachedfs.report.records import COUNTS, Records
+from cachedfs.report.event_reader import COUNTS, Records
 
 __all__ = ["Bins", "Span", "Summary", "Waited", "both", "by_folder", "merged", "outside", "summary_of"]
 

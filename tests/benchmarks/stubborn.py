@@ -7,7 +7,7 @@ from typing import Any
 
 import fsspec
 
-from cachedfs.demo_session import stubborn
+from cachedfs.demo.session import stubborn
 
 __all__ = ["Stubborn"]
 

@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.carrying import bundles, frames, importing, manifest
-from cachedfs.carrying import knowledge as carried_knowledge
-from cachedfs.carrying.frames import BadBundle, Unframer, framed
-from cachedfs.carrying.knowledge import Adoption, age_kept
 from cachedfs.common.types import ObjectKey
 from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound, OriginUnavailable
+from cachedfs.snapshot import archive, import_, manifest
+from cachedfs.snapshot import exported_metadata as carried_knowledge
+from cachedfs.snapshot.archive import BadBundle, Unframer, framed
+from cachedfs.snapshot.exported_metadata import Adoption, age_kept
 from tests.cache.helpers import flip
 from tests.support import KiB, MiB, forget, noise, tally, until
 
@@ -66,14 +66,14 @@ def is_sound(place):
 @pytest.fixture
 def small(monkeypatch):
     """Have bundles of some 24 KB."""
-    monkeypatch.setattr(bundles, "LEAST", 16 * KiB)
-    monkeypatch.setattr(bundles, "MEAN", 8 * KiB)
+    monkeypatch.setattr(archive, "LEAST", 16 * KiB)
+    monkeypatch.setattr(archive, "MEAN", 8 * KiB)
 
 
 SMALL = """
-    from cachedfs.carrying import bundles, importing
-    importing.BUNDLES_AT_ONCE = 1
-    bundles.LEAST, bundles.MEAN = 16 << 10, 8 << 10
+    from cachedfs.snapshot import archive, import_
+    import_.BUNDLES_AT_ONCE = 1
+    archive.LEAST, archive.MEAN = 16 << 10, 8 << 10
 """
 
 
@@ -477,9 +477,9 @@ def test_what_has_no_room_stays_and_what_is_pinned_too(cloud, machine, tmp_path)
 
 
 def test_a_bundle_is_not_held_in_memory(cloud, machine, tmp_path, monkeypatch):
-    monkeypatch.setattr(importing, "BATCH", MiB)
-    monkeypatch.setattr(importing, "AT_ONCE", 2)
-    monkeypatch.setattr(bundles, "RUN", 2 * MiB)
+    monkeypatch.setattr(import_, "BATCH", MiB)
+    monkeypatch.setattr(import_, "AT_ONCE", 2)
+    monkeypatch.setattr(archive, "RUN", 2 * MiB)
     fs = machine("a", cloud)
     cloud.put("data/a", noise(32 * MiB))
     fs.cat_file(cloud.path("data/a"))
@@ -576,7 +576,7 @@ def test_two_imports_at_once_fetch_each_bundle_once(cloud, machine, small, monke
     size = fs.export_cache(cloud.path("data"), target).bytes
     fs = machine("b", cloud)
     cloud.asked()
-    sent, store = cloud.server.bytes_sent(), importing.Import._store
+    sent, store = cloud.server.bytes_sent(), import_.Import._store
 
     def manifests_read():
         return sum(r.kind == "media" and manifest.NAME in r.path for r in cloud.server.requests)
@@ -585,7 +585,7 @@ def test_two_imports_at_once_fetch_each_bundle_once(cloud, machine, small, monke
         await asyncio.to_thread(until, lambda: manifests_read() == 2)
         await store(self, *args)
 
-    monkeypatch.setattr(importing.Import, "_store", store_when_both_run)
+    monkeypatch.setattr(import_.Import, "_store", store_when_both_run)
     process = child(cloud, "import", target, 1 << 40)
     blocks = fs.import_cache(target).blocks
     assert blocks + int(process.communicate(timeout=600)[0]) == 100
@@ -599,44 +599,44 @@ def test_two_imports_at_once_fetch_each_bundle_once(cloud, machine, small, monke
 
 def entries(n, size=1000):
     keys = [ObjectKey("gs||", f"b/{i:05}", f"generation:{i}", MiB) for i in range(n)]
-    return [bundles.Entry(key, 0, size + i % 7) for i, key in enumerate(keys)]
+    return [archive.Entry(key, 0, size + i % 7) for i, key in enumerate(keys)]
 
 
 def test_bundles_are_cut_by_what_is_in_them(small):
     all_of = entries(2000)
-    cuts = list(bundles.cut(all_of))
+    cuts = list(archive.cut(all_of))
     assert [entry for each in cuts for entry in each] == all_of
     sizes = [sum(entry.size for entry in each) for each in cuts]
-    assert min(sizes[:-1]) >= bundles.LEAST
-    names = [bundles.layout_of(each).name for each in cuts]
-    again = [bundles.layout_of(each).name for each in bundles.cut(all_of[:700] + all_of[701:])]
+    assert min(sizes[:-1]) >= archive.LEAST
+    names = [archive.layout_of(each).name for each in cuts]
+    again = [archive.layout_of(each).name for each in archive.cut(all_of[:700] + all_of[701:])]
     assert len(set(names) - set(again)) <= 2
 
 
 def test_an_index_says_what_was_put_in():
     some = entries(3000)
-    layout = bundles.layout_of(some)
-    found = bundles.entries_of(layout.tail, index_at=layout.index_at, identity="gs||", block_size=MiB)
+    layout = archive.layout_of(some)
+    found = archive.entries_of(layout.tail, index_at=layout.index_at, identity="gs||", block_size=MiB)
     assert found == some
     for identity, block_size in (("gs|x|", MiB), ("gs||", 2 * MiB)):
         with pytest.raises(BadBundle, match="something else"):
-            bundles.entries_of(
+            archive.entries_of(
                 layout.tail, index_at=layout.index_at, identity=identity, block_size=block_size
             )
 
 
 def test_an_index_of_more_blocks_than_it_says_is_refused_where_it_exceeds(monkeypatch):
     some = entries(3000)
-    layout = bundles.layout_of(some)
-    begins, n, *rest = bundles._FOOT.unpack(layout.tail[-bundles._FOOT.size :])
+    layout = archive.layout_of(some)
+    begins, n, *rest = archive._FOOT.unpack(layout.tail[-archive._FOOT.size :])
     assert n == 3000
     made = []
-    monkeypatch.setattr(bundles, "Entry", lambda *of: made.append(of) or some[0])
+    monkeypatch.setattr(archive, "Entry", lambda *of: made.append(of) or some[0])
     for said, most in ((1000, 1001), (2**31, 0)):
         made.clear()
-        tail = layout.tail[: -bundles._FOOT.size] + bundles._FOOT.pack(begins, said, *rest)
+        tail = layout.tail[: -archive._FOOT.size] + archive._FOOT.pack(begins, said, *rest)
         with pytest.raises(BadBundle):
-            bundles.entries_of(tail, index_at=layout.index_at, identity="gs||", block_size=MiB)
+            archive.entries_of(tail, index_at=layout.index_at, identity="gs||", block_size=MiB)
         assert len(made) <= most
 
 
@@ -644,14 +644,14 @@ def test_an_index_of_more_blocks_than_it_says_is_refused_where_it_exceeds(monkey
 @settings(max_examples=50)
 def test_runs_have_every_wanted_block_once(wanted, size):
     some = entries(len(wanted), size)
-    found = [(at, entry) for _, inside in bundles.runs(some, wanted) for at, entry in inside]
+    found = [(at, entry) for _, inside in archive.runs(some, wanted) for at, entry in inside]
     assert [entry for _, entry in found] == [
         e for e, is_wanted in zip(some, wanted, strict=True) if is_wanted
     ]
-    for span, inside in bundles.runs(some, wanted):
+    for span, inside in archive.runs(some, wanted):
         assert span.start == inside[0][0]
         assert span.stop == inside[-1][0] + inside[-1][1].size
-        assert span.size <= bundles.RUN
+        assert span.size <= archive.RUN
 
 
 @given(st.lists(st.lists(st.text(max_size=20), max_size=3), max_size=40), st.integers(1, 50))
@@ -663,7 +663,7 @@ def test_rows_come_back_from_pieces_of_any_size(rows, step):
     assert unframer.is_over
 
 
-MOST_ROWS = b"\n".join([b"0"] * frames._ROWS)
+MOST_ROWS = b"\n".join([b"0"] * archive._ROWS)
 LONG = b"[" + b"[]," * (11 << 20) + b"[]]"  # 33 MB that take 900 when decoded, and 33 kB packed
 
 
@@ -671,14 +671,14 @@ LONG = b"[" + b"[]," * (11 << 20) + b"[]]"  # 33 MB that take 900 when decoded, 
 def test_a_frame_of_more_rows_or_bytes_than_an_export_writes_is_refused_before_it_is_decoded(
     monkeypatch, lines
 ):
-    assert len(*Unframer().feed(frames._frame([MOST_ROWS]))) == frames._ROWS
+    assert len(*Unframer().feed(archive._frame([MOST_ROWS]))) == archive._ROWS
     monkeypatch.setattr(json, "loads", None)
     with pytest.raises(BadBundle, match="too many rows"):
-        list(Unframer().feed(frames._frame([lines])))
+        list(Unframer().feed(archive._frame([lines])))
 
 
 def test_frames_may_have_fewer_rows_together():
-    unframer, frame = Unframer(most=3), frames._frame([b"11"])
+    unframer, frame = Unframer(most=3), archive._frame([b"11"])
     assert list(unframer.feed(frame)) == [[11]]
     with pytest.raises(BadBundle, match="too many rows"):
         list(unframer.feed(frame))
@@ -721,12 +721,12 @@ def test_only_so_many_feeds_begin(tmp_path):
 
 @pytest.mark.parametrize("change", [1, 104, 255])
 def test_an_index_with_any_wrong_byte_is_refused(change):
-    layout = bundles.layout_of(entries(30))
+    layout = archive.layout_of(entries(30))
     for at in range(len(layout.tail)):
         tail = bytearray(layout.tail)
         tail[at] ^= change
         with pytest.raises(BadBundle):
-            bundles.entries_of(bytes(tail), index_at=layout.index_at, identity="gs||", block_size=MiB)
+            archive.entries_of(bytes(tail), index_at=layout.index_at, identity="gs||", block_size=MiB)
 
 
 JSON = st.recursive(
@@ -784,7 +784,7 @@ def test_a_manifest_that_nobody_wrote_is_refused(found):
 
 def test_the_bytes_of_a_bundle():
     """Other bytes here are another format: raise `bundles.FORMAT`, and say so in docs/cache-format.md."""
-    layout = bundles.layout_of(entries(2))
-    assert bundles.HEADER == b"cfsbundl\x01\0\0\0\0\0\0\0"
+    layout = archive.layout_of(entries(2))
+    assert archive.HEADER == b"cfsbundl\x01\0\0\0\0\0\0\0"
     assert layout.name == "blocks-fda7cca4e7a1a467f531e0145490a790"
     assert layout.tail[-32:] == (2017).to_bytes(8, "little") + b"\2" + bytes(7) + b"\1\0\0\0\0\0\0\0cfsbundl"

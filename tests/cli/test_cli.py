@@ -27,8 +27,8 @@ import typer
 from typer.testing import CliRunner
 
 from cachedfs import log_events
-from cachedfs.cli import commands, get, main, output, places, reading, simulated
-from cachedfs.cli.given import Given
+from cachedfs.cli import arguments, commands, exit_codes, get, main, output, reading, simulated
+from cachedfs.cli.output import Given
 from cachedfs.cli.pack import naming
 from cachedfs.common.atomic_files import filled
 from cachedfs.fetch import runtimes
@@ -126,7 +126,7 @@ def interrupted(when, *arguments):
     thread = threading.Thread(target=ctrl_c)
     thread.start()
     try:
-        result = run(*arguments, status=output.INTERRUPTED)
+        result = run(*arguments, status=exit_codes.INTERRUPTED)
     finally:
         is_over.set()
         thread.join()
@@ -385,7 +385,7 @@ def test_prefetch_goes_on_after_an_interrupt(cloud):
     until(lambda: len(list(cloud.cache_dir.glob("cachedfs-*/blocks/*/*"))) >= 15)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (output.INTERRUPTED, b"")
+    assert (process.returncode, out) == (exit_codes.INTERRUPTED, b"")
     assert b"; the same command goes on from here\n" in err
     assert b"Traceback" not in err
     cloud.server.heal()
@@ -972,10 +972,10 @@ def test_sim_serves_a_folder_that_is_there_and_names_a_bucket_of_it(tmp_path, mo
 
 
 def test_demo_is_the_demo(monkeypatch):
-    from cachedfs import demo
+    from cachedfs.demo import comparison
 
     given = []
-    monkeypatch.setattr(demo, "main", lambda arguments: given.append(arguments) or 3)
+    monkeypatch.setattr(comparison, "main", lambda arguments: given.append(arguments) or 3)
     run("demo", status=3)
     assert given == [[]]
 
@@ -1225,13 +1225,13 @@ def test_urls_that_cannot_be(url, said):
 def test_what_is_read_through_the_cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "key").touch()
-    assert places.cached_url("gs://b/k") == "cachedfs::gs://b/k"
-    assert places.cached_url("drive://My Drive/a") == "cachedfs::drive://My Drive/a"
+    assert arguments.cached_url("gs://b/k") == "cachedfs::gs://b/k"
+    assert arguments.cached_url("drive://My Drive/a") == "cachedfs::drive://My Drive/a"
     for url in ("cachedfs::gs://b/k", "cgs://b/k", "cdrive://My Drive/a"):
-        assert places.cached_url(url) == url
+        assert arguments.cached_url(url) == url
     listed = run("ls", "-o", "auto_mkdir=false", f"cachedfs::{tmp_path}").stdout.split()
     assert f"cachedfs::file://{tmp_path}/key" in listed
-    assert places.cached_url("key") == f"cachedfs::file://{tmp_path}/key"
+    assert arguments.cached_url("key") == f"cachedfs::file://{tmp_path}/key"
 
 
 def test_options_go_where_they_belong(cloud, tmp_path):
@@ -1392,7 +1392,7 @@ def test_every_command_and_option_is_on_the_page(command):
 
 def test_exit_statuses_on_the_page():
     statuses = {int(number) for number in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
-    assert statuses == {0, 2, output.FAILED, output.INTERRUPTED, output.PIPE_CLOSED}
+    assert statuses == {0, 2, exit_codes.FAILED, exit_codes.INTERRUPTED, exit_codes.PIPE_CLOSED}
 
 
 def sessions():

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from cachedfs.datasets.batches import Mover, mapped, size_of  # noqa: E402
-from cachedfs.datasets.declared import ranks_here  # noqa: E402
-from cachedfs.datasets.feed import UNKNOWN, Bounds, may_begin  # noqa: E402
+from cachedfs.datasets.loading.batch_queue import UNKNOWN, Bounds, may_begin  # noqa: E402
+from cachedfs.datasets.loading.batches import Mover, mapped, size_of  # noqa: E402
+from cachedfs.datasets.loading.prefetch_plan import ranks_here  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "image label")
 

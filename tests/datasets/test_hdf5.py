@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from cachedfs.datasets import Loader, hdf5  # noqa: E402
-from cachedfs.datasets.hdf5 import HDF5Dataset  # noqa: E402
+from cachedfs.datasets import Loader, hdf5_dataset  # noqa: E402
+from cachedfs.datasets.hdf5_dataset import HDF5Dataset  # noqa: E402
 from cachedfs.errors import ObjectChanged, ObjectNotFound  # noqa: E402
 from cachedfs.filesystem import CachedFileSystem  # noqa: E402
 from tests.datasets import virtual  # noqa: E402
@@ -216,7 +216,7 @@ def test_a_file_is_let_go_of_where_h5py_may_not_be_waited_for(url):
 
 def epoch_of(rows, monkeypatch):
     """Return where in the file HDF5 read in an epoch of a window shuffle, of all that it read, and the bytes of the cache read."""
-    reads, readinto = [], hdf5._Bytes.readinto
+    reads, readinto = [], hdf5_dataset._Bytes.readinto
 
     def noting(self, buffer):
         reads.append(self._position)
@@ -224,7 +224,7 @@ def epoch_of(rows, monkeypatch):
 
     before = rows.fs.stats().bytes_served
     with monkeypatch.context() as patch, Loader(rows, batch_size=10, shuffle="window", n_threads=1) as loader:
-        patch.setattr(hdf5._Bytes, "readinto", noting)
+        patch.setattr(hdf5_dataset._Bytes, "readinto", noting)
         samples = [int(label) for batch in loader for label in batch[1]]
     assert sorted(samples) == sorted(LABELS.tolist())
     return reads, rows.fs.stats().bytes_served - before

@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from cachedfs.datasets import spans  # noqa: E402
-from cachedfs.datasets.lines import LineDataset  # noqa: E402
-from cachedfs.datasets.spans import END, first_line, lines_from, spans_of  # noqa: E402
+from cachedfs.datasets import text_streams  # noqa: E402
+from cachedfs.datasets.line_dataset import LineDataset  # noqa: E402
+from cachedfs.datasets.text_streams import END, first_line, lines_from, spans_of  # noqa: E402
 from cachedfs.errors import ObjectChanged, ObjectNotFound  # noqa: E402
 from tests.support import KiB, MiB, noise  # noqa: E402
 
@@ -100,8 +100,8 @@ def read(contents, part, n_parts, is_whole=None):
 @given(st.lists(files(), max_size=4), st.integers(1, 9), st.integers(1, 40), st.integers(1, 40))
 def test_the_parts_one_after_the_other_are_all_lines_in_order(contents, n_parts, read_size, tail_size):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans, "READ", read_size)
-        patch.setattr(spans, "TAIL", tail_size)
+        patch.setattr(text_streams, "READ", read_size)
+        patch.setattr(text_streams, "TAIL", tail_size)
         parts = [read(contents, part, n_parts) for part in range(n_parts)]
     assert [each for part in parts for each in part] == [each for c in contents for each in lines_in(c)]
 
@@ -137,8 +137,8 @@ def test_as_many_compressed_files_as_readers_are_one_for_each(n):
 def test_a_line_longer_than_every_part_and_every_read_is_whole(size, read_size, n_parts):
     content = b"short\n" + b"x" * size + b"\nend"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans, "READ", read_size)
-        patch.setattr(spans, "TAIL", read_size)
+        patch.setattr(text_streams, "READ", read_size)
+        patch.setattr(text_streams, "TAIL", read_size)
         found = [each for part in range(n_parts) for each in read([content], part, n_parts)]
     assert found == [b"short", b"x" * size, b"end"]
 
@@ -307,7 +307,7 @@ def test_what_is_not_compressed_as_its_name_says_is_named(cloud):
 
 def test_zstandard_that_is_missing_is_said(cloud, monkeypatch):
     cloud.put("a.zst", b"")
-    monkeypatch.setattr("cachedfs.datasets.compressed.import_module", _missing)
+    monkeypatch.setattr("cachedfs.datasets.text_streams.import_module", _missing)
     with pytest.raises(ImportError, match="pip install zstandard"):
         list(LineDataset(cloud.url("a.zst")))
 

@@ -21,9 +21,9 @@ from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 
 from cachedfs.datasets import FileDataset  # noqa: E402
 from cachedfs.datasets.base import Samples  # noqa: E402
-from cachedfs.datasets.feed import Feed  # noqa: E402
-from cachedfs.datasets.loader import Loader  # noqa: E402
-from cachedfs.datasets.order import epoch_order  # noqa: E402
+from cachedfs.datasets.loading.batch_queue import Feed  # noqa: E402
+from cachedfs.datasets.loading.loader import Loader  # noqa: E402
+from cachedfs.datasets.loading.sampler import epoch_order  # noqa: E402
 from tests.support import MiB, forget, noise, takers, tally, until  # noqa: E402
 
 
@@ -568,7 +568,7 @@ def test_nothing_is_begun_before_the_first_batch_is_asked_for(cloud):
 
 
 def test_a_batch_that_hangs_keeps_nobody_from_leaving(monkeypatch):
-    monkeypatch.setattr("cachedfs.datasets.feed.END_S", 0.01)
+    monkeypatch.setattr("cachedfs.datasets.loading.batch_queue.END_S", 0.01)
     gate, begun = threading.Event(), Queue()
 
     def before(index):
@@ -587,7 +587,7 @@ def test_a_batch_that_hangs_keeps_nobody_from_leaving(monkeypatch):
 IN_USE_AT_THE_END = """
     import sys, threading
     from cachedfs.datasets.base import Samples
-    from cachedfs.datasets.loader import Loader
+    from cachedfs.datasets.loading.loader import Loader
 
     class Objects(Samples):
         def __len__(self):
@@ -847,7 +847,7 @@ def test_a_plan_that_fails_is_nobodys_error(cloud, monkeypatch, caplog):
 
 
 def test_a_plan_that_failed_is_made_again_from_where_the_training_is(cloud, monkeypatch):
-    monkeypatch.setattr("cachedfs.datasets.declared.RENEW_S", 0.0)
+    monkeypatch.setattr("cachedfs.datasets.loading.prefetch_plan.RENEW_S", 0.0)
     dataset, real, calls, may_fail = objects(cloud, 30), Objects.items, [], threading.Event()
 
     def items(indexes):

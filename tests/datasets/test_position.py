@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.datasets.position import VERSION, Division, Epochs, Place, place_in, state_at
+from cachedfs.datasets.loading.sampler import VERSION, Division, Epochs, Place, place_in, state_at
 
 divisions = st.builds(
     Division,

@@ -12,10 +12,9 @@ torch = pytest.importorskip("torch")
 
 from cachedfs.common.text import bars, columns, counted, per_cent, seconds, size  # noqa: E402
 from cachedfs.datasets import FileDataset, HDF5Dataset, Loader  # noqa: E402
-from cachedfs.datasets.clock import reading, reading_s  # noqa: E402
-from cachedfs.datasets.picture import MOST, picture  # noqa: E402
-from cachedfs.datasets.report import Fetched, Measured, report_of  # noqa: E402
-from cachedfs.datasets.timings import Timing, Timings  # noqa: E402
+from cachedfs.datasets.loading.epoch_chart import MOST, picture  # noqa: E402
+from cachedfs.datasets.loading.epoch_report import Fetched, Measured, report_of  # noqa: E402
+from cachedfs.datasets.loading.metrics import Timing, Timings, reading, reading_s  # noqa: E402  # noqa: E402
 from tests.support import MiB, forget, noise  # noqa: E402
 
 WARM = Fetched(0, 0, 4_000_000, None, None, 32, 10**10)

@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, default_collate  # noqa: E402
 
-from cachedfs.datasets import arrays, codecs, direct, pool  # noqa: E402
-from cachedfs.datasets.loader import Loader  # noqa: E402
-from cachedfs.datasets.zarrs import ZarrDataset  # noqa: E402
+from cachedfs.datasets.arrays import array_layout, chunk_cache, chunk_reader, codecs  # noqa: E402
+from cachedfs.datasets.arrays.zarr_dataset import ZarrDataset  # noqa: E402
+from cachedfs.datasets.loading.loader import Loader  # noqa: E402
 from cachedfs.errors import ObjectChanged  # noqa: E402
 from tests.support import KiB, MiB, noise  # noqa: E402
 
@@ -58,7 +58,7 @@ def check(url, array, *, direct=True, **options):
     """Compare every way to read an array with what zarr reads."""
     expected = np.asarray(array[...])
     dataset = ZarrDataset(url, **options)
-    assert dataset._through == {} or not direct
+    assert dataset._through == {} or not chunk_reader
     assert len(dataset) == len(expected)
     n = len(expected)
     shuffled = np.random.default_rng(1).permutation(n)
@@ -592,8 +592,8 @@ def test_samples_of_a_chunk_that_come_in_other_batches_do_not_decode_it_again(tm
 
 
 def test_the_index_of_a_shard_is_read_and_decoded_once_in_a_process(tmp_path, monkeypatch):
-    array, decode, n = sharded(tmp_path / "a.zarr"), arrays.Index.decode, []
-    monkeypatch.setattr(arrays.Index, "decode", lambda self, data: n.append(1) or decode(self, data))
+    array, decode, n = sharded(tmp_path / "a.zarr"), array_layout.Index.decode, []
+    monkeypatch.setattr(array_layout.Index, "decode", lambda self, data: n.append(1) or decode(self, data))
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
     order = np.random.default_rng(0).permutation(32)
     for _ in range(2):
@@ -810,7 +810,7 @@ def test_a_shard_that_is_replaced_right_after_its_index_was_read(cloud, tmp_path
     array = sharded(tmp_path / "a.zarr", compressors=zarr.codecs.ZstdCodec())
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": max_age}})
-    decode, read = arrays.Index.decode, []
+    decode, read = array_layout.Index.decode, []
 
     def then_replaced(self, data):
         found = decode(self, data)
@@ -821,7 +821,7 @@ def test_a_shard_that_is_replaced_right_after_its_index_was_read(cloud, tmp_path
             dataset.fs.invalidate_cache()
         return found
 
-    monkeypatch.setattr(arrays.Index, "decode", then_replaced)
+    monkeypatch.setattr(array_layout.Index, "decode", then_replaced)
     for samples in ([3], [4, 5], [29, 3]):
         same(dataset.batch(samples).numpy(), array[...][samples])
 
@@ -839,13 +839,13 @@ def test_a_shard_that_is_replaced_again_and_again_is_an_error(cloud, tmp_path, m
     sharded(tmp_path / "a.zarr")
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": 0}})
-    decode = arrays.Index.decode
+    decode = array_layout.Index.decode
 
     def then_replaced(self, data):
         put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
         return decode(self, data)
 
-    monkeypatch.setattr(arrays.Index, "decode", then_replaced)
+    monkeypatch.setattr(array_layout.Index, "decode", then_replaced)
     with pytest.raises(ObjectChanged, match=r"a\.zarr/c/1/0 is replaced faster than it is read") as error:
         dataset[9]
     assert "in sample 9 of" in notes(error)
@@ -877,7 +877,7 @@ def test_a_shard_whose_versions_are_told_apart_and_that_is_gone_is_an_error_too(
 
 
 def test_many_threads_decode_each_chunk_once(tmp_path, decoded, monkeypatch):
-    monkeypatch.setattr(direct, "INLINE", 0)
+    monkeypatch.setattr(chunk_reader, "INLINE", 0)
     array = zarr.create_array(
         tmp_path / "a.zarr", shape=(256, 100), chunks=(16, 50), shards=(64, 100), dtype="f4"
     )
@@ -919,7 +919,7 @@ def test_who_waits_for_a_chunk_that_another_thread_cannot_read_reads_it_for_hims
 
 
 def test_a_chunk_that_failed_does_not_end_another_threads_wait_for_it():
-    chunks = pool.Pool(1000)
+    chunks = chunk_cache.Pool(1000)
     parts = [types.SimpleNamespace(future=None) for _ in range(2)]
     first = chunks.take("a", 1, 9, parts[0])
     assert first is parts[0].future
@@ -937,7 +937,7 @@ def test_after_an_interrupt_between_two_chunks_nobody_waits_for_them(tmp_path, m
     array = zarr.create_array(tmp_path / "a.zarr", shape=(16, 10), chunks=(4, 10), dtype="i4")
     array[...] = values_of((16, 10), "i4")
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
-    take, taken = pool.Pool.take, []
+    take, taken = chunk_cache.Pool.take, []
 
     def interrupted(self, *given):
         taken.append(take(self, *given))
@@ -945,7 +945,7 @@ def test_after_an_interrupt_between_two_chunks_nobody_waits_for_them(tmp_path, m
             raise KeyboardInterrupt
         return taken[-1]
 
-    monkeypatch.setattr(pool.Pool, "take", interrupted)
+    monkeypatch.setattr(chunk_cache.Pool, "take", interrupted)
     with pytest.raises(KeyboardInterrupt):
         dataset.batch([0, 9])
     with ThreadPoolExecutor(1) as thread:

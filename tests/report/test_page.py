@@ -11,14 +11,14 @@ from cachedfs import log_events
 from cachedfs.cli import commands
 from cachedfs.common import event_log
 from cachedfs.filesystem import CachedGCSFileSystem
-from cachedfs.report.records import Records
+from cachedfs.report.event_reader import Records
 from cachedfs.report.summary import summary_of
 from tests.report.browser import CHROMIUM, browser
 from tests.support import MiB, forget, noise
 
 pytest.importorskip("matplotlib")
 
-from cachedfs.report.drawing import BACKGROUND, COLOURS, INK, pictures
+from cachedfs.report.charts import BACKGROUND, COLOURS, INK, pictures
 
 LOOK = """(() => {
   const seen = e => { const r = e.getBoundingClientRect(); return r.width > 0 && r.height > 0 };

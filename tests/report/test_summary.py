@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.report.records import COUNTS, Records, Request, Sample, Wait, parsed
+from cachedfs.report.event_reader import COUNTS, Records, Request, Sample, Wait, parsed
 from cachedfs.report.summary import both, by_folder, merged, outside, summary_of
 
 

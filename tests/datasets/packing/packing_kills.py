@@ -4,8 +4,8 @@ import os
 import signal
 
 from cachedfs.datasets import pack
-from cachedfs.datasets.packing import run, store
-from cachedfs.datasets.packing.sources import blocks
+from cachedfs.packing import runner, store
+from cachedfs.packing.sources import record_blocks
 
 SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
 
@@ -15,7 +15,7 @@ def pack_and_die(source, target, number, when, options):
 
     `noted`: after it, and what was done before is written down at once.
     """
-    blocks.PIECE = 4096
+    record_blocks.PIECE = 4096
     put, left = store.Store.put, [number]
 
     def deadly(self, name, data):
@@ -30,5 +30,5 @@ def pack_and_die(source, target, number, when, options):
 
     store.Store.put = deadly
     if when == "noted":
-        run.NOTED_S = 0.0
+        runner.NOTED_S = 0.0
     pack(source, target, n_workers=1, storage_options=options, target_options=options, **SMALL)

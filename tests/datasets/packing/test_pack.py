@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cachedfs.datasets import pack
-from cachedfs.datasets.packing import job, store
-from cachedfs.datasets.packing import packs as room
-from cachedfs.datasets.packing.sources import blocks, hdf5, parquet
-from cachedfs.datasets.packing.sources.lines import JSONSource
+from cachedfs.packing import api as room
+from cachedfs.packing import store, task
+from cachedfs.packing.sources import hdf5_file, parquet, record_blocks
+from cachedfs.packing.sources.text_lines import JSONSource
 from tests.datasets.packing import packs
 from tests.support import KiB, noise
 
@@ -34,7 +34,7 @@ SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}  # so that a little is m
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Read sources in small pieces, so that a little is many of them."""
-    for module in (blocks, hdf5, parquet):
+    for module in (record_blocks, hdf5_file, parquet):
         monkeypatch.setattr(module, "PIECE", 4 * KiB)
 
 
@@ -170,16 +170,16 @@ def test_json_lines_become_columns(cloud, suffix, small_pieces):
 
 def test_a_compressed_file_is_read_once_in_sequence(cloud, small_pieces, monkeypatch):
     opened = []
-    begin = blocks._Reader.__init__
+    begin = record_blocks._Reader.__init__
     monkeypatch.setattr(
-        blocks._Reader, "__init__", lambda self, *given: opened.append(given[2]) or begin(self, *given)
+        record_blocks._Reader, "__init__", lambda self, *given: opened.append(given[2]) or begin(self, *given)
     )
     samples = packs.records(900)
     cloud.put("x.jsonl.gz", gzip.compress(packs.lines_of(samples)))
     pack(cloud.url("x.jsonl.gz"), cloud.url("out.zarr"), **SMALL)
     assert packs.stored(cloud.url("out.zarr"), "text", text=True) == [each["text"] for each in samples]
     assert opened == [0, 0]  # to look at the first lines, and for all of the pieces
-    assert len(packs.lines_of(samples)) > 20 * blocks.PIECE
+    assert len(packs.lines_of(samples)) > 20 * record_blocks.PIECE
 
 
 def test_columns_say_which_and_as_what(cloud):
@@ -208,7 +208,7 @@ def test_each_line_is_packed_once_wherever_pieces_end(tmp_path_factory, found, s
     if not expected:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cachedfs.datasets.packing.sources.blocks.PIECE", size)
+        patch.setattr("cachedfs.packing.sources.record_blocks.PIECE", size)
         pack(str(folder / "x.txt"), str(folder / "out.zarr"))
     assert [line.tobytes() for line in packs.stored(str(folder / "out.zarr"), "data")] == expected
 
@@ -474,13 +474,13 @@ def test_a_file_that_changed_between_two_runs_is_packed_anew(cloud, kind, monkey
 def test_a_source_that_changes_meanwhile_is_an_error(cloud, monkeypatch):
     for i in range(4):
         cloud.put(f"src/{i}", noise(100))
-    write = job.Job.write
+    write = task.Job.write
 
     def writes_and_somebody_else_too(self, *arguments):
         cloud.put("src/2", noise(100, seed=1))
         return write(self, *arguments)
 
-    monkeypatch.setattr(job.Job, "write", writes_and_somebody_else_too)
+    monkeypatch.setattr(task.Job, "write", writes_and_somebody_else_too)
     refused(ValueError, "came, went or changed", cloud.url("src"), cloud.url("out.zarr"))
     with pytest.raises(FileNotFoundError):
         zarr.open_group(cloud.url("out.zarr"), mode="r")

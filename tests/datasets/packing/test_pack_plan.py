@@ -17,15 +17,15 @@ import pyarrow.parquet
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cachedfs.datasets.packing.encoding import Encoding, ShardBytes, wrong_with
-from cachedfs.datasets.packing.job import chunks_of
-from cachedfs.datasets.packing.kinds import kind_of
-from cachedfs.datasets.packing.model import END, Batch, Field, Piece, Tally
-from cachedfs.datasets.packing.sizes import choose_codec, grid_of, shard_size, shares, small_of
-from cachedfs.datasets.packing.sources.base import Held
-from cachedfs.datasets.packing.sources.columns import chosen
-from cachedfs.datasets.packing.sources.files import spread
-from cachedfs.datasets.packing.sources.records import first_record, last_record, record_ends
+from cachedfs.packing.chunk_sizes import choose_codec, grid_of, shard_size, shares, small_of
+from cachedfs.packing.pack_types import END, Batch, Field, Piece, Tally
+from cachedfs.packing.shard_encoder import Encoding, ShardBytes, wrong_with
+from cachedfs.packing.sources.arrow_columns import chosen
+from cachedfs.packing.sources.csv_records import first_record, last_record, record_ends
+from cachedfs.packing.sources.detect import kind_of
+from cachedfs.packing.sources.file_samples import spread
+from cachedfs.packing.sources.source import Held
+from cachedfs.packing.task import chunks_of
 from tests.support import ROOT, MiB
 
 
@@ -252,7 +252,7 @@ def test_what_is_not_installed_is_said(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "distributed", None)
-    monkeypatch.delitem(sys.modules, "cachedfs.datasets.packing.sources.lines", raising=False)
+    monkeypatch.delitem(sys.modules, "cachedfs.packing.sources.text_lines", raising=False)
     with pytest.raises(ImportError, match=r"packing jsonl needs pyarrow: pip install 'cachedfs\[pack\]'"):
         pack(str(tmp_path / "x.jsonl"), str(tmp_path / "out.zarr"))
     with pytest.raises(ImportError, match="needs Pillow: pip install pillow"):

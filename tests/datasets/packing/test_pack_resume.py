@@ -16,9 +16,9 @@ pytest.importorskip("pyarrow")
 import zarr
 
 from cachedfs.datasets import pack
-from cachedfs.datasets.packing.sources import blocks
-from cachedfs.datasets.packing.store import BESIDE, Store
-from cachedfs.datasets.packing.workers import Cluster, Threads
+from cachedfs.packing.executors import Cluster, Threads
+from cachedfs.packing.sources import record_blocks
+from cachedfs.packing.store import BESIDE, Store
 from tests.datasets.packing import packs
 from tests.fork_server import ForkServer
 from tests.support import KiB, forget, noise, until
@@ -59,7 +59,7 @@ def killed(fork_server, cloud):
 @pytest.fixture
 def lines(cloud, monkeypatch):
     """Some 100 KB of lines of JSON, in pieces of 4 KiB: 7 shards of text."""
-    monkeypatch.setattr(blocks, "PIECE", 4 * KiB)
+    monkeypatch.setattr(record_blocks, "PIECE", 4 * KiB)
     samples = [{"text": f"{i} " + noise(60, seed=i).hex(), "label": i} for i in range(600)]
     cloud.put("x.jsonl", packs.lines_of(samples))
     return samples
@@ -306,7 +306,7 @@ def test_a_pack_on_a_cluster_that_failed_writes_nothing_any_more(cluster, tmp_pa
 
 def _fail_beside_a_late_one(folder):
     """Have one worker fail to write the second shard while another still writes the first."""
-    from cachedfs.datasets.packing import store
+    from cachedfs.packing import store
 
     put, failed, closing = store.Store.put, os.path.join(folder, "failed"), os.path.join(folder, "closing")
 
@@ -324,7 +324,7 @@ def _fail_beside_a_late_one(folder):
 
 def _die_once(flag):
     """Have this worker die in the middle of its third shard."""
-    from cachedfs.datasets.packing import store
+    from cachedfs.packing import store
 
     put, left = store.Store.put, [3]
 

@@ -15,9 +15,9 @@ import h5py
 import numpy as np
 import pyarrow as pa
 
-from cachedfs.datasets.packing.sources import blocks, hdf5, objects, parquet, tars
-from cachedfs.datasets.packing.sources.lines import JSONSource, LineSource
-from cachedfs.datasets.packing.store import Store
+from cachedfs.packing.sources import hdf5_file, json_values, parquet, record_blocks, tars
+from cachedfs.packing.sources.text_lines import JSONSource, LineSource
+from cachedfs.packing.store import Store
 from tests.datasets import virtual
 from tests.datasets.packing import packs
 from tests.support import ROOT
@@ -83,14 +83,14 @@ def test_rows_of_their_own_lengths_keep_each_number(tmp_path, dtype, rows):
 def test_rows_of_their_own_lengths_are_read_a_few_at_a_time(tmp_path, monkeypatch):
     sizes = [1, 0, *[64 << 10] * 300, 5]  # 20 MB, of which a row says 16 bytes until it is read
     rows = [np.full(n, i % 251, "u1") for i, n in enumerate(sizes)]
-    read, at_once = hdf5._values, []
+    read, at_once = hdf5_file._values, []
 
     def noted(data, field, *where):
         found = read(data, field, *where)
         at_once.append(found[0].nbytes)
         return found
 
-    monkeypatch.setattr(hdf5, "_values", noted)
+    monkeypatch.setattr(hdf5_file, "_values", noted)
     found = packs.packed(
         tmp_path, {"x.h5": packs.hdf5(jpeg=packs.vlen("u1", rows), label=np.arange(len(sizes)))}
     )
@@ -534,7 +534,7 @@ def test_lines_that_are_no_text_are_an_error_and_can_be_bytes(tmp_path, little_l
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_mark_alone_is_no_line(tmp_path, content, kept, suffix):
-    lines = pytest.importorskip("cachedfs.datasets.lines")
+    lines = pytest.importorskip("cachedfs.datasets.line_dataset")
     files = {
         f"{i}.txt{suffix}": gzip.compress(each) if suffix else each
         for i, each in enumerate([content, b"last"])
@@ -672,7 +672,7 @@ def test_integers_of_csv_that_are_no_int64(tmp_path):
 
 @pytest.mark.parametrize("delimiter", ",;|")
 def test_quotes_inside_of_a_field_are_characters(tmp_path, monkeypatch, delimiter):
-    monkeypatch.setattr(blocks, "PIECE", 64)
+    monkeypatch.setattr(record_blocks, "PIECE", 64)
     rows = [(i, f'{i}" pipe', "of\ntwo lines") for i in range(50)]
     records = [delimiter.join([str(i), size, f'"{text}"']) for i, size, text in rows]
     files = {"x.csv": lines(delimiter.join(["n", 'size"', "text"]), *records)}
@@ -728,4 +728,4 @@ def test_a_header_that_is_none_is_an_error(tmp_path, data, match):
 
 def test_a_line_nested_too_deep_is_named():
     with pytest.raises(ValueError, match="line 1 of these is no JSON"):
-        list(objects.objects_of(b"{}\n" + b"[" * 100_000))
+        list(json_values.objects_of(b"{}\n" + b"[" * 100_000))

@@ -1,0 +1,5 @@
+"""Exit statuses of the command line: 0 is success, and typer exits with 2 for wrong usage."""
+
+__all__ = ["FAILED", "INTERRUPTED", "PIPE_CLOSED"]
+
+FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141

@@ -1,0 +1,1 @@
+"""Samples of arrays: Zarr chunk layout, reading and decoding."""

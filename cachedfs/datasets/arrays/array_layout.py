@@ -1,0 +1,349 @@
+"""Zarr arrays at a URL: found by their metadata, and how their chunks lie. What zarr itself understands, by its own words."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from fsspec import AbstractFileSystem
+
+from cachedfs.datasets.arrays.codecs import Crc32c, Decoder
+
+__all__ = [
+    "ABSENT",
+    "NUMBERS",
+    "RAGGED",
+    "Beside",
+    "Index",
+    "Layout",
+    "Place",
+    "Unknown",
+    "arrays_at",
+    "dtype_of",
+    "layout_of",
+]
+
+# Attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}, the last two where there are such. The names
+# are those of the arrays beside it, in its own group.
+RAGGED = "cachedfs_ragged"
+
+# What filesystems say of a name that is not there, as zarr takes it.
+ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+NUMBERS = "biufcmM"  # kinds of types that are decoded here
+# Of those that zarr takes from numcodecs into its third version: from bytes to bytes.
+NUMCODECS = (
+    "adler32",
+    "blosc",
+    "bz2",
+    "crc32",
+    "crc32c",
+    "fletcher32",
+    "gzip",
+    "lz4",
+    "lzma",
+    "shuffle",
+    "zlib",
+    "zstd",
+)
+
+Place = tuple[int, ...]
+
+
+class Unknown(Exception):
+    """An array that is read by zarr; the message says what of it is not known here."""
+
+
+class Index(NamedTuple):
+    """How the index of a shard is stored: offset and length of each chunk."""
+
+    shape: tuple[int, ...]  # chunks of a shard along each axis
+    dtype: np.dtype[Any]
+    has_checksum: bool
+    is_at_end: bool
+
+    @property
+    def size(self) -> int:
+        """Stored bytes."""
+        return 16 * int(np.prod(self.shape, dtype=np.int64)) + 4 * self.has_checksum
+
+    @property
+    def bounds(self) -> tuple[int, int | None]:
+        """Where it is in its shard, as of a slice."""
+        return (-self.size, None) if self.is_at_end else (0, self.size)
+
+    def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
+        """Return offset and length of each chunk in the last axis. Raises ValueError for what is no index."""
+        if len(data) != self.size:
+            raise ValueError(f"the index of a shard has {self.size} bytes, and {len(data)} are there")
+        found = Crc32c().decode(data) if self.has_checksum else np.frombuffer(data, "u1")
+        return np.asarray(found.view(self.dtype).reshape(*self.shape, 2).astype(np.uint64))
+
+
+class Beside(NamedTuple):
+    """Where chunks are along all axes but the first: those that hold one sample differ in nothing else."""
+
+    place: Place
+    tail: str  # how the name of the object ends, behind the first number
+    inner: Place  # in its shard
+    # Slices in a sample, and of the chunk: what is beyond the array is in no sample.
+    there: tuple[slice, ...]
+    here: tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An array whose chunks are read here. `chunk` is what is decoded at once: in shards, the inner ones."""
+
+    path: str
+    shape: tuple[int, ...]
+    fill: Any
+    decoder: Decoder
+    head: str  # what the names of its objects begin with: "c/", "c." or nothing
+    separator: str
+    index: Index | None  # None: each chunk is an object
+
+    @cached_property
+    def chunk(self) -> tuple[int, ...]:
+        return self.decoder.shape
+
+    @cached_property
+    def per_shard(self) -> tuple[int, ...]:
+        """Chunks of an object, along each axis."""
+        return (1,) * len(self.shape) if self.index is None else self.index.shape
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether the samples of a chunk are whole, and nothing else is in it."""
+        return self.shape[1:] == self.chunk[1:]
+
+    def n_rows(self, number: int) -> int:
+        """Return how many samples a chunk holds, by its number along the first axis."""
+        return min(self.chunk[0], self.shape[0] - number * self.chunk[0])
+
+    def object_path(self, number: int, beside: Beside) -> str:
+        """Return the path of the object that a chunk is, or is in."""
+        return f"{self.path}/{self.head}{number // self.per_shard[0]}{beside.tail}"
+
+    @cached_property
+    def beside(self) -> list[Beside]:
+        """Where the chunks that hold one sample are."""
+        axes = list(zip(self.shape[1:], self.chunk[1:], self.per_shard[1:], strict=True))
+        places = itertools.product(*(range(-(-whole // part)) for whole, part, _ in axes))
+        return [self._beside(place, axes) for place in places]
+
+    def _beside(self, place: Place, axes: list[tuple[int, int, int]]) -> Beside:
+        numbers = [str(at // n) for at, (_, _, n) in zip(place, axes, strict=True)]
+        starts = [at * part for at, (_, part, _) in zip(place, axes, strict=True)]
+        stops = [min(whole, start + part) for start, (whole, part, _) in zip(starts, axes, strict=True)]
+        spans = list(zip(starts, stops, strict=True))
+        return Beside(
+            place,
+            "".join(self.separator + number for number in numbers),
+            tuple(at % n for at, (_, _, n) in zip(place, axes, strict=True)),
+            tuple(slice(start, stop) for start, stop in spans),
+            tuple(slice(0, stop - start) for start, stop in spans),
+        )
+
+
+# What is there.
+
+
+def arrays_at(fs: AbstractFileSystem, path: str, names: Sequence[str] | None) -> dict[str, Any]:
+    """Return zarr's metadata of the arrays with these names below `path`; None: the array there ("") or all of the group.
+
+    One round trip where names are given and are of Zarr's third version, two of the second. Raises FileNotFoundError for
+    what is no array.
+    """
+    if names is not None:
+        found = _members(fs, path, names)
+        if missing := [name for name in names if name not in found]:
+            raise FileNotFoundError(
+                f"{fs.unstrip_protocol(path)} has no array {', '.join(map(repr, missing))}"
+            )
+        return found
+    (root,) = _documents(fs, [f"{path}/zarr.json"])
+    if root is None:
+        root, consolidated, group = _documents(
+            fs, [f"{path}/{name}" for name in (".zarray", ".zmetadata", ".zgroup")]
+        )
+        if root is not None:
+            return {"": _metadata(fs, path, root)}
+        if consolidated is None and group is None:
+            raise FileNotFoundError(f"{fs.unstrip_protocol(path)} is no Zarr array or group")
+        nodes = (consolidated or {}).get("metadata") or {}
+        arrays = {
+            name.removesuffix("/.zarray"): node for name, node in nodes.items() if name.endswith("/.zarray")
+        }
+    else:
+        if root.get("node_type") == "array":
+            return {"": _metadata(fs, path, root)}
+        consolidated = root.get("consolidated_metadata")
+        nodes = (consolidated or {}).get("metadata") or {}
+        arrays = {name: node for name, node in nodes.items() if node.get("node_type") == "array"}
+    if consolidated is not None:
+        return {
+            name: _metadata(fs, f"{path}/{name}", arrays[name]) for name in sorted(arrays) if "/" not in name
+        }
+    folders = [info["name"] for info in fs.ls(path, detail=True) if info["type"] == "directory"]
+    return _members(fs, path, sorted(str(folder).rstrip("/").rpartition("/")[2] for folder in folders))
+
+
+def _members(fs: AbstractFileSystem, path: str, names: Iterable[str]) -> dict[str, Any]:
+    found, missing = {}, list(names)
+    for ending in ("zarr.json", ".zarray"):
+        documents = _documents(fs, [f"{path}/{name}/{ending}" for name in missing])
+        for name, document in zip(missing, documents, strict=True):
+            if document is not None and document.get("node_type", "array") == "array":
+                found[name] = _metadata(fs, f"{path}/{name}", document)
+        missing = [name for name, document in zip(missing, documents, strict=True) if document is None]
+    return {name: found[name] for name in names if name in found}
+
+
+def _documents(fs: AbstractFileSystem, paths: list[str]) -> list[dict[str, Any] | None]:
+    documents: list[dict[str, Any] | None] = []
+    for path, data in zip(paths, fs.cat_ranges(paths, None, None, on_error="return"), strict=True):
+        if isinstance(data, ABSENT):
+            documents.append(None)
+            continue
+        if isinstance(data, BaseException):
+            raise data
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{fs.unstrip_protocol(path)} is no metadata of Zarr: {error}") from error
+        if not isinstance(document, dict):
+            raise ValueError(f"{fs.unstrip_protocol(path)} is no metadata of Zarr: {document!r:.100}")
+        documents.append(document)
+    return documents
+
+
+def _metadata(fs: AbstractFileSystem, path: str, document: dict[str, Any]) -> Any:
+    from zarr.core.metadata.v2 import ArrayV2Metadata
+    from zarr.core.metadata.v3 import ArrayV3Metadata
+
+    try:
+        return (ArrayV2Metadata if document.get("zarr_format") == 2 else ArrayV3Metadata).from_dict(document)
+    except Exception as error:  # of many kinds: zarr's own words say what it does not understand
+        error.add_note(f"in the metadata of {fs.unstrip_protocol(path)}")
+        raise
+
+
+# How it lies.
+
+
+def layout_of(path: str, metadata: Any) -> Layout:
+    """Return how the array with zarr's metadata lies. Raises Unknown for what only zarr can read."""
+    dtype = _stated(metadata)
+    if dtype.kind not in NUMBERS:
+        raise Unknown(f"its type is {dtype}")
+    if not metadata.shape:
+        raise Unknown("it has no axes")
+    index = None
+    if metadata.zarr_format == 2:
+        head, separator, chunk = "", metadata.dimension_separator, tuple(metadata.chunks)
+        steps = (*filter(None, [metadata.compressor]), *reversed(metadata.filters or ()))
+        decoder = Decoder(chunk, dtype, steps, order=metadata.order)
+    else:
+        chunk = _regular(metadata.chunk_grid)
+        head, separator = _keys(metadata.chunk_key_encoding)
+        codecs = [codec.to_dict() for codec in metadata.codecs]
+        if codecs[0]["name"] == "sharding_indexed":
+            shard, settings = chunk, codecs[0]["configuration"]
+            if len(codecs) > 1:
+                raise Unknown("its shards are encoded once more")
+            chunk = tuple(settings["chunk_shape"])
+            index = _index(tuple(whole // part for whole, part in zip(shard, chunk, strict=True)), settings)
+            codecs = [_as_dict(codec) for codec in settings["codecs"]]
+        decoder = _decoder(chunk, dtype, codecs)
+    fill = metadata.fill_value
+    if fill is None:
+        fill = metadata.dtype.default_scalar() if hasattr(metadata.dtype, "default_scalar") else 0
+    fill = np.asarray(fill).astype(decoder.dtype)
+    return Layout(path, tuple(metadata.shape), fill, decoder, head, separator, index)
+
+
+def dtype_of(metadata: Any) -> np.dtype[Any]:
+    """Return an array's type; of numbers, in this machine's byte order."""
+    dtype = _stated(metadata)
+    return dtype.newbyteorder("=") if dtype.kind in NUMBERS else dtype
+
+
+def _stated(metadata: Any) -> np.dtype[Any]:
+    dtype = metadata.dtype
+    return np.dtype(dtype.to_native_dtype() if hasattr(dtype, "to_native_dtype") else dtype)  # type: ignore[no-any-return]
+
+
+def _regular(grid: Any) -> tuple[int, ...]:
+    described = grid.to_dict()
+    if described.get("name") != "regular":
+        raise Unknown(f"its grid of chunks is {described.get('name')!r}")
+    return tuple(described["configuration"]["chunk_shape"])
+
+
+def _keys(encoding: Any) -> tuple[str, str]:
+    described = encoding.to_dict()
+    name, separator = described.get("name"), (described.get("configuration") or {}).get("separator")
+    if name not in ("default", "v2") or separator not in (".", "/"):
+        raise Unknown(f"its chunks are named by {name!r}")
+    return (f"c{separator}" if name == "default" else ""), separator
+
+
+def _as_dict(codec: Any) -> dict[str, Any]:
+    return codec if isinstance(codec, dict) else dict(codec.to_dict())
+
+
+def _index(shape: tuple[int, ...], settings: dict[str, Any]) -> Index:
+    first, *others = [_as_dict(codec) for codec in settings["index_codecs"]]
+    names = [codec["name"] for codec in (first, *others)]
+    if names not in (["bytes"], ["bytes", "crc32c"]):
+        raise Unknown(f"the index of its shards is encoded by {', '.join(names)}")
+    return Index(
+        shape,
+        _stored(np.dtype(np.uint64), first),
+        has_checksum=bool(others),
+        is_at_end=str(settings.get("index_location", "end")) == "end",
+    )
+
+
+def _stored(dtype: np.dtype[Any], codec: dict[str, Any]) -> np.dtype[Any]:
+    endian = (codec.get("configuration") or {}).get("endian")
+    order: Any = ">" if endian == "big" else "<"
+    return np.dtype(dtype.newbyteorder(order))
+
+
+def _decoder(chunk: tuple[int, ...], dtype: np.dtype[Any], codecs: list[dict[str, Any]]) -> Decoder:
+    """Return what decodes by the codecs of Zarr's third version: arrays to arrays, to bytes, bytes to bytes."""
+    names = [codec["name"] for codec in codecs]
+    if "bytes" not in names:
+        raise Unknown(f"it is encoded by {', '.join(names)}")
+    at = names.index("bytes")
+    axes = list(range(len(chunk)))
+    for codec in codecs[:at]:
+        if codec["name"] != "transpose":
+            raise Unknown(f"it is encoded by {codec['name']}")
+        axes = [axes[axis] for axis in codec["configuration"]["order"]]
+    is_plain = axes == sorted(axes)
+    back = None if is_plain else tuple(int(axis) for axis in np.argsort(axes))
+    steps = tuple(_step(codec) for codec in reversed(codecs[at + 1 :]))
+    return Decoder(chunk, _stored(dtype, codecs[at]), steps, back)
+
+
+def _step(codec: dict[str, Any]) -> Any:
+    import numcodecs
+
+    name, settings = codec["name"], codec.get("configuration") or {}
+    if name == "crc32c":
+        return Crc32c()
+    if name in ("blosc", "gzip", "zstd"):
+        settings = {}  # what is stored says how to decode it
+    elif name.startswith("numcodecs.") and name.removeprefix("numcodecs.") in NUMCODECS:
+        name = name.removeprefix("numcodecs.")
+    else:
+        raise Unknown(f"it is encoded by {name}")
+    return numcodecs.get_codec({**settings, "id": name})

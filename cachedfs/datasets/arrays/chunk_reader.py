@@ -1,0 +1,342 @@
+"""Samples of Zarr arrays straight from the bytes of their chunks: shard indexes once, a batch in one round trip."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+from fsspec import AbstractFileSystem
+
+from cachedfs.datasets.arrays.array_layout import ABSENT, Layout
+from cachedfs.datasets.arrays.chunk_cache import Kept, Pool, in_threads
+from cachedfs.datasets.arrays.chunk_slices import Part, parts_of
+from cachedfs.datasets.base import Item
+from cachedfs.datasets.loading.metrics import reading
+from cachedfs.errors import ObjectChanged
+from cachedfs.filesystem import CachedFileSystem
+from cachedfs.read.cached_reads import versions_read
+
+__all__ = ["Direct"]
+
+AT_ONCE = 128 << 20  # decoded bytes of the chunks that are fetched before the first of them is decoded
+INLINE = 1 << 20  # decoded bytes of chunks that are not worth other threads
+INDEXES = 64 << 20  # of shard indexes: those of four million chunks
+TRIES = 3  # versions of a shard that one read begins with
+NOTHING = 0xFFFF_FFFF_FFFF_FFFF  # offset and length of a chunk that a shard does not have
+
+Array = npt.NDArray[Any]
+_NO_ARRAY: Array = np.empty(0)
+Naming = Callable[[int, str], AbstractContextManager[None]]
+
+
+class _Shard(NamedTuple):
+    chunks: npt.NDArray[np.uint64] | None  # None: there is no such object
+    version: str | None  # of the object that the index was read from; None where the filesystem does not tell
+
+
+class _State:
+    """What one process knows."""
+
+    def __init__(self, pool_size: int) -> None:
+        self.pid = os.getpid()
+        self.shards: Kept[_Shard] = Kept(INDEXES)
+        self.pool = Pool(pool_size)
+
+
+class Direct:
+    """Reads samples of several arrays of one filesystem. In any thread; it pickles and forks without what it knows.
+
+    `naming(sample, what)` is the context in which an error leaves.
+    """
+
+    def __init__(
+        self, fs: AbstractFileSystem, layouts: Mapping[str, Layout], *, pool_size: int, naming: Naming
+    ) -> None:
+        self._fs, self._layouts, self._naming = fs, layouts, naming
+        self._pool_size = pool_size
+        self._state = _State(pool_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_state"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._state = _State(self._pool_size)
+
+    def read(self, samples: Array, outs: Mapping[str, Array]) -> None:
+        """Copy these samples of each array into the rows of its `out`; each chunk is fetched and decoded once.
+
+        Raises what filesystem and codecs raise, ObjectChanged for a shard that is replaced again and again, and ValueError
+        for one that is not what its index says.
+        """
+        self.put(
+            part for name, layout in self._layouts.items() for part in parts_of(layout, samples, outs[name])
+        )
+
+    def put(self, parts: Iterable[Part]) -> None:
+        """Copy parts of chunks into place, as `read` does."""
+        pool = self._here().pool
+        mine: list[Part] = []
+        others: list[Part] = []
+        try:
+            for part in parts:
+                mine.append(part)
+                n = part.layout.n_rows(part.number)
+                is_wanted_again = part.n_rows < n
+                if is_wanted_again and (version := self._version(part.path)) is not None:
+                    part.pool, part.version = pool, version
+                    future = pool.take(part.key, part.n_rows, n, part)
+                    if future is not part.future:
+                        others.append(mine.pop())
+                        part.future = future
+            self._fill(mine)
+        except BaseException:  # an interrupt, too: other threads wait for these chunks, and would for ever
+            for part in mine:
+                if part.future is not None:
+                    pool.fail(part.key, part.future)
+            raise
+        again = []
+        for part in others:
+            assert part.future is not None
+            try:
+                with reading():  # another thread's fetching and decoding, which it counts as well
+                    chunk = part.future.result()
+                part.put(chunk)
+            except CancelledError:
+                # Another thread has the error, and this one may have another: it reads for itself.
+                part.pool = part.future = None
+                again.append(part)
+        self._fill(again)
+
+    # What is read, see `reads.Reads`.
+
+    def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
+        return [(sample,) for sample in samples]
+
+    def indexes(self, rows: Iterable[int], told: set[str]) -> Iterator[Item]:
+        indexed = [(layout, layout.index) for layout in self._layouts.values() if layout.index is not None]
+        for row in rows if indexed else ():
+            for layout, index in indexed:
+                for beside in layout.beside:
+                    path = layout.object_path(row // layout.chunk[0], beside)
+                    if path not in told and self._kept_index(path) is None:
+                        yield path, *index.bounds  # type: ignore[misc]  # one of the bounds may be None
+                    told.add(path)
+
+    def chunks(self, row: int) -> Iterator[Item]:
+        for layout in self._layouts.values():
+            parts = list(parts_of(layout, np.array([row]), _NO_ARRAY))
+            try:
+                shards = self._shards(parts)
+            except Exception:  # of any kind: who reads the sample is told
+                continue
+            for part in parts:
+                match _where(part, shards):
+                    case path, int(start), int(stop):
+                        yield path, start, stop
+                    case path, _, _:
+                        yield path
+
+    # Fetching.
+
+    def _here(self) -> _State:
+        if self._state.pid != os.getpid():
+            # A fork: its parent's locks may have been held, and futures be nobody's.
+            self._state = _State(self._pool_size)
+        return self._state
+
+    def _fill(self, parts: list[Part]) -> None:
+        most = 0
+        group: list[Part] = []
+        for part in parts:
+            group.append(part)
+            most += part.layout.decoder.size
+            if most >= AT_ONCE:
+                self._fetch(group)
+                most, group = 0, []
+        if group:
+            self._fetch(group)
+
+    def _fetch(self, parts: list[Part]) -> None:
+        """Fetch and decode chunks; again those in shards that were replaced since their index was read."""
+        for tries_left in reversed(range(TRIES)):
+            shards = self._shards(parts)
+            wheres = [_where(part, shards) for part in parts]
+            found = [(part, where) for part, where in zip(parts, wheres, strict=True) if where is not None]
+            for part, where in zip(parts, wheres, strict=True):
+                if where is None:
+                    self._finish((part, None, shards[part.path].version))
+            datas: list[Any] = []
+            versions: dict[str, set[str | None]] = {}
+            if found:
+                paths, starts, stops = zip(*(where for _, where in found), strict=True)
+                datas, versions = self._read(paths, starts, stops)
+            changed = {path for path, shard in shards.items() if versions.get(path, set()) - {shard.version}}
+            parts = [part for part, _ in found if part.path in changed]
+            self._decode(
+                [
+                    (part, self._checked(part, where, data), _only(versions.get(part.path)))
+                    for (part, where), data in zip(found, datas, strict=True)
+                    if part.path not in changed
+                ]
+            )
+            if not parts:
+                return
+            if not tries_left:
+                self._raise_changed(parts[0])
+
+    def _shards(self, parts: list[Part]) -> dict[str, _Shard]:
+        """Return the shards that these chunks are in, by path; their indexes are read where they are not known.
+
+        Raises what the filesystem raises, and ObjectChanged for a shard that is replaced again and again.
+        """
+        found: dict[str, _Shard] = {}
+        missing: dict[str, Part] = {}
+        for part in parts:
+            if part.layout.index is None or part.path in found or part.path in missing:
+                continue
+            shard = self._kept_index(part.path)
+            if shard is None:
+                missing[part.path] = part
+            else:
+                found[part.path] = shard
+        for _ in range(TRIES):
+            if not missing:
+                return found
+            bounds = [part.layout.index.bounds for part in missing.values() if part.layout.index is not None]
+            datas, versions = self._read([*missing], *zip(*bounds, strict=True))
+            for (path, part), data in zip([*missing.items()], datas, strict=True):
+                seen = versions.get(path, set())
+                if len(seen) > 1:
+                    continue  # replaced meanwhile: it is read once more
+                with self._naming(part.sample, self._url(part)):
+                    found[path] = shard = self._shard(part, data, _only(seen))
+                del missing[path]
+                if shard.chunks is not None and shard.version is not None:
+                    self._here().shards.put(path, shard, shard.chunks.nbytes)
+        if missing:
+            self._raise_changed(next(iter(missing.values())))
+        return found
+
+    def _shard(self, part: Part, data: Any, version: str | None) -> _Shard:
+        assert part.layout.index is not None
+        if isinstance(data, ABSENT) and self._here().shards.get(part.path) is None:
+            return _Shard(None, None)
+        if isinstance(data, BaseException):  # one that was there and is gone is an error, too
+            raise data
+        return _Shard(part.layout.index.decode(data), version)
+
+    def _kept_index(self, path: str) -> _Shard | None:
+        """Return a shard whose index was read before, while a read would give the same version of it."""
+        shard = self._here().shards.get(path)
+        return shard if shard is not None and shard.version == self._version(path) else None
+
+    def _raise_changed(self, part: Part) -> NoReturn:
+        with self._naming(part.sample, self._url(part)):
+            raise ObjectChanged(f"{self._fs.unstrip_protocol(part.path)} is replaced faster than it is read")
+        raise AssertionError("unreachable")
+
+    # Versions.
+
+    def _version(self, path: str) -> Hashable:
+        """Return the version that a read of an object would give now; nobody is asked.
+
+        A number where the read would ask first: it differs after each change on this machine. None where nothing of the object
+        can be kept: it is absent, its filesystem tells no versions, or would send a request for each.
+        """
+        fs = self._fs
+        if not isinstance(fs, CachedFileSystem):
+            return self._ukey(path)
+        known = fs._source.fresh(path)
+        if known is not None:
+            return None if known.info is None else known.info.fingerprint
+        return fs._source.facts.mark(path) if fs.config.lifetime_s > 0 else None
+
+    def _ukey(self, path: str) -> str | None:
+        """Return the version of an object of a filesystem without a cache."""
+        if not self._fs.async_impl:  # else it is remote, and each would be a request
+            with contextlib.suppress(OSError):  # the read tells what is wrong
+                return str(self._fs.ukey(path))
+        return None
+
+    def _read(
+        self, paths: Sequence[str], starts: Sequence[Any], stops: Sequence[Any]
+    ) -> tuple[list[Any], dict[str, set[str | None]]]:
+        """Return the bytes or error of each range, and the versions of each object that the bytes are of."""
+        with reading(), versions_read() as versions:
+            before = (
+                {} if isinstance(self._fs, CachedFileSystem) else {path: self._ukey(path) for path in paths}
+            )
+            datas = self._fs.cat_ranges([*paths], [*starts], [*stops], on_error="return")
+            for path, version in before.items():
+                versions[path] = {version, self._ukey(path)}
+        return datas, versions
+
+    def _checked(self, part: Part, where: tuple[str, int | None, int | None], data: Any) -> Any:
+        """Return the stored bytes of a chunk; None for one that is not there, and may be."""
+        _, start, stop = where
+        error = data if isinstance(data, BaseException) else None
+        if start is None and isinstance(error, ABSENT):
+            return None
+        if error is None and start is not None and stop is not None and len(data) != stop - start:
+            error = ValueError(
+                f"{self._fs.unstrip_protocol(part.path)} is cut off: its index has a chunk at bytes {start} to {stop}"
+            )
+        if error is not None:
+            with self._naming(part.sample, self._url(part)):
+                raise error
+        return data
+
+    # Decoding.
+
+    def _decode(self, found: list[tuple[Part, Any, str | None]]) -> None:
+        size = sum(part.layout.decoder.size for part, _, _ in found)
+        if len(found) == 1 or size <= INLINE:
+            for one in found:
+                self._finish(one)
+        else:
+            in_threads(self._finish, found)
+
+    def _finish(self, one: tuple[Part, Any, str | None]) -> None:
+        part, data, version = one
+        try:
+            layout, chunk = part.layout, None
+            if data is not None and part.pool is None and part.is_all:
+                layout.decoder.into(data, part.out[part.rows])
+                return
+            if data is not None:
+                chunk = layout.decoder.array(data)
+            part.put(chunk)
+        except Exception:  # of any kind: codecs raise what they like
+            with self._naming(part.sample, self._url(part)):
+                raise
+        if part.pool is not None:
+            key, part.version = part.key, version
+            kept_as = None if version is None else part.key
+            part.pool.fill(key, chunk, 0 if chunk is None else chunk.nbytes, kept_as)
+
+    def _url(self, part: Part) -> str:
+        place = part.number, *part.beside.place
+        return f"chunk {place} of {self._fs.unstrip_protocol(part.layout.path)}, in {part.path}"
+
+
+def _only(versions: set[str | None] | None) -> str | None:
+    """Return the version that all bytes are of; None where they may be of several."""
+    return next(iter(versions)) if versions is not None and len(versions) == 1 else None
+
+
+def _where(part: Part, shards: dict[str, _Shard]) -> tuple[str, int | None, int | None] | None:
+    """Return path and range of the stored bytes of a chunk; None when its shard does not have it."""
+    if part.layout.index is None:
+        return part.path, None, None
+    index = shards[part.path].chunks
+    if index is None:
+        return None
+    start, n = index[(part.number % part.layout.per_shard[0], *part.beside.inner)].tolist()
+    return None if start == n == NOTHING else (part.path, start, start + n)

@@ -1,0 +1,102 @@
+"""What a batch needs of each chunk. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy.typing as npt
+
+from cachedfs.datasets.arrays.array_layout import Beside, Layout, Place
+from cachedfs.datasets.arrays.chunk_cache import Pool
+
+__all__ = ["Part", "parts_between", "parts_of"]
+
+Array = npt.NDArray[Any]
+Rows = slice | list[int]
+
+
+class Part:
+    """What a batch needs of one chunk: its rows `within` go to the `rows` of `out`.
+
+    The chunk is the `number`-th along the first axis, and `beside` along the others; `path` is the object that it is in.
+    """
+
+    __slots__ = (
+        "beside",
+        "future",
+        "layout",
+        "n_rows",
+        "number",
+        "out",
+        "path",
+        "pool",
+        "rows",
+        "version",
+        "within",
+    )
+
+    def __init__(
+        self, layout: Layout, number: int, beside: Beside, out: Array, n_rows: int, rows: Rows, within: Rows
+    ) -> None:
+        self.layout, self.number, self.beside = layout, number, beside
+        self.out, self.n_rows, self.rows, self.within = out, n_rows, rows, within
+        self.path = layout.object_path(number, beside)
+        self.pool: Pool | None = None  # where others may want the chunk too
+        self.version: Hashable = None  # of the object, as far as it is known
+        self.future: Future[Any] | None = None  # of the pool
+
+    @property
+    def key(self) -> tuple[str, int, Place, Hashable]:
+        return self.layout.path, self.number, self.beside.place, self.version
+
+    @property
+    def sample(self) -> int:
+        """One of the samples that need it."""
+        within = self.within
+        first = within.start if isinstance(within, slice) else within[0]
+        return self.number * self.layout.chunk[0] + int(first)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it is all of the chunk, in its order, and goes to one place."""
+        rows, within = self.rows, self.within
+        is_in_order = isinstance(rows, slice) and isinstance(within, slice) and within.start == 0
+        return is_in_order and self.n_rows == self.layout.chunk[0] and self.layout.is_whole
+
+    def put(self, chunk: Array | None) -> None:
+        """Copy what is needed into place; None: nothing is stored, and all is the fill value."""
+        there = (self.rows, *self.beside.there)
+        self.out[there] = self.layout.fill if chunk is None else chunk[(self.within, *self.beside.here)]
+
+
+def parts_of(layout: Layout, samples: Array, out: Array) -> Iterator[Part]:
+    """Yield what these samples need of each chunk, in the order in which they need it."""
+    n = layout.chunk[0]
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate((samples // n).tolist()):
+        rows.setdefault(number, []).append(row)
+    inside = (samples % n).tolist()
+    for number, own in rows.items():
+        where, within = _as_slice(own), _as_slice([inside[row] for row in own])
+        for beside in layout.beside:
+            yield Part(layout, number, beside, out, len(own), where, within)
+
+
+def parts_between(layout: Layout, start: int, stop: int, out: Array, at: int) -> Iterator[Part]:
+    """Yield what is needed of each chunk for rows `[start, stop)`, which go to `out` from `at` on."""
+    n = layout.chunk[0]
+    while start < stop:
+        number, inside = divmod(start, n)
+        rows = min(n - inside, stop - start)
+        for beside in layout.beside:
+            yield Part(layout, number, beside, out, rows, slice(at, at + rows), slice(inside, inside + rows))
+        start, at = start + rows, at + rows
+
+
+def _as_slice(numbers: list[int]) -> Rows:
+    """Return numbers that follow one another as a slice."""
+    first, n = numbers[0], len(numbers)
+    is_run = n == 1 or (numbers[-1] - first == n - 1 and numbers == list(range(first, first + n)))
+    return slice(first, first + n) if is_run else numbers

@@ -1,0 +1,150 @@
+"""Ragged arrays as `pack` makes them: elements of all samples one behind the other, and offsets that say where each begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from fsspec import AbstractFileSystem
+
+from cachedfs.datasets.arrays.array_layout import Layout, Unknown, layout_of
+from cachedfs.datasets.arrays.chunk_reader import Direct
+from cachedfs.datasets.arrays.chunk_slices import parts_between
+from cachedfs.datasets.base import Item, naming
+
+__all__ = ["Ragged"]
+
+Array = npt.NDArray[Any]
+Numbers = npt.NDArray[np.int64]
+
+
+class Ragged:
+    """The samples of one ragged array. In any thread; it pickles and forks without what it read."""
+
+    def __init__(
+        self,
+        fs: AbstractFileSystem,
+        path: str,
+        name: str,
+        layouts: Mapping[str, Layout],
+        means: str,
+        pool_size: int,
+    ) -> None:
+        """`layouts`: those of the elements, the offsets and, where samples have several axes, their shapes: by these words."""
+        self._name, self._means = f"{fs.unstrip_protocol(path)}/{name}", means
+        self._layout, self._offsets = layouts["elements"], layouts["offsets"]
+        self._n_axes = layouts["shapes"].shape[1] if "shapes" in layouts else 0
+        self._elements = Direct(
+            fs, {"elements": layouts["elements"]}, pool_size=pool_size, naming=self._naming
+        )
+        self._edges = Direct(fs, {"offsets": layouts["offsets"]}, pool_size=pool_size, naming=self._naming)
+        self._shapes: Direct | None = None
+        if "shapes" in layouts:
+            self._shapes = Direct(fs, {"shapes": layouts["shapes"]}, pool_size=pool_size, naming=self._naming)
+
+    @classmethod
+    def of(
+        cls, fs: AbstractFileSystem, path: str, told: Mapping[str, Any], *, pool_size: int
+    ) -> dict[str, Ragged]:
+        """Return the ragged arrays of a group, by name; `told` is what their attributes say, with `metadata` by name.
+
+        Raises ValueError for one that is not as pack makes it.
+        """
+        found = {}
+        for name, spec in told.items():
+            words = {"elements": name, "offsets": spec["offsets"], "shapes": spec.get("shapes")}
+            try:
+                layouts = {
+                    word: layout_of(f"{path}/{array}", spec["metadata"][array])
+                    for word, array in words.items()
+                    if array
+                }
+            except Unknown as why:
+                raise ValueError(
+                    f"{fs.unstrip_protocol(path)}/{name}: a ragged array is read directly or not at all: {why}"
+                ) from why
+            found[name] = cls(fs, path, name, layouts, spec.get("means", ""), pool_size)
+        return found
+
+    def __len__(self) -> int:
+        return self._offsets.shape[0] - 1
+
+    @property
+    def mean(self) -> float:
+        """Elements of a sample."""
+        return self._layout.shape[0] / max(1, len(self))
+
+    def rows(self, numbers: Numbers) -> list[Any]:
+        """Return the samples with these numbers; each of their chunks is fetched and decoded once."""
+        samples, places = np.unique(numbers, return_inverse=True)
+        starts, stops = self._bounds(samples)
+        sizes = stops - starts
+        ends = np.cumsum(sizes)
+        out = np.empty(int(ends[-1]) if len(ends) else 0, self._layout.decoder.dtype)
+        self._elements.put(
+            part
+            for start, stop, at in _runs(starts, stops, ends - sizes)
+            for part in parts_between(self._layout, start, stop, out, at)
+        )
+        found = self._samples(samples, out, ends - sizes, ends)
+        # Who changes a sample in place does not change it twice.
+        is_shared = len(samples) < len(numbers) and not self._means
+        return [found[place].copy() if is_shared else found[place] for place in places.tolist()]
+
+    # What is read, see `reads.Reads`. The rows are elements.
+
+    def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
+        n = self._layout.chunk[0]
+        starts, stops = self._bounds(np.array(samples, np.int64))
+        return [
+            range(start // n * n, stop, n) if start < stop else ()
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+        ]
+
+    def indexes(self, rows: Iterable[int], told: set[str]) -> Iterator[Item]:
+        return self._elements.indexes(rows, told)
+
+    def chunks(self, row: int) -> Iterator[Item]:
+        return self._elements.chunks(row)
+
+    def _bounds(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+        """Return where samples begin and end. Raises ValueError for offsets that are none."""
+        wanted, places = np.unique(np.concatenate([samples, samples + 1]), return_inverse=True)
+        edges = np.empty(len(wanted), self._offsets.decoder.dtype)
+        self._edges.read(wanted, {"offsets": edges})
+        found = edges.astype(np.int64)[places].reshape(2, -1)
+        if (found[0] > found[1]).any() or (found < 0).any() or (found > self._layout.shape[0]).any():
+            raise ValueError(f"{self._name}: its offsets are not those of its elements; pack it again")
+        return found[0], found[1]
+
+    def _samples(self, samples: Numbers, out: Array, starts: Numbers, stops: Numbers) -> list[Any]:
+        parts = [out[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        if self._means == "bytes":
+            return [part.tobytes() for part in parts]
+        if self._means:  # utf-8, json
+            return [part.tobytes().decode("utf-8", "surrogatepass") for part in parts]
+        if self._shapes is None:
+            return list(parts)
+        shapes = np.empty((len(samples), self._n_axes), np.int32)
+        self._shapes.read(samples, {"shapes": shapes})
+        return [part.reshape(shape) for part, shape in zip(parts, shapes.tolist(), strict=True)]
+
+    def _naming(self, element: int, what: str) -> AbstractContextManager[None]:
+        return naming(f"element {element:,} of {self._name}: {what}")
+
+
+def _runs(starts: Numbers, stops: Numbers, ats: Numbers) -> Iterator[tuple[int, int, int]]:
+    """Yield ranges of elements, each with where it goes; those that follow one another as one."""
+    first: tuple[int, int, int] | None = None
+    for start, stop, at in zip(starts.tolist(), stops.tolist(), ats.tolist(), strict=True):
+        if first is not None and first[1] == start:
+            first = first[0], stop, first[2]
+            continue
+        if first is not None:
+            yield first
+        first = start, stop, at
+    if first is not None:
+        yield first

@@ -1,0 +1,251 @@
+"""ZarrDataset: the samples of Zarr arrays, their chunks read and decoded without zarr where their codecs are known."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cachedfs.config import parse_size
+from cachedfs.datasets.arrays.array_layout import (
+    NUMBERS,
+    RAGGED,
+    Layout,
+    Unknown,
+    arrays_at,
+    dtype_of,
+    layout_of,
+)
+from cachedfs.datasets.arrays.chunk_reader import Direct
+from cachedfs.datasets.arrays.ragged_arrays import Ragged
+from cachedfs.datasets.base import Item, Samples, once_each
+from cachedfs.datasets.loading.prefetch_plan import items_of
+
+__all__ = ["ZarrDataset"]
+
+logger = logging.getLogger("cachedfs.datasets")
+
+# Decoded bytes of a shard that are taken to come with one fetch: a block by default. Not the one that is configured, nor
+# what is stored of them: an order must follow from the array alone.
+FETCHED = 1 << 20
+
+Array = npt.NDArray[Any]
+
+
+class ZarrDataset(Samples):
+    """Samples along the first axis of Zarr arrays: sample `i` is `array[i]` of each.
+
+    A tuple of NumPy arrays in the order of `arrays`, a dictionary by name with `named`, or one array alone where `url` or
+    `arrays` is one. They have the array's type in this machine's byte order; of an array of one axis, a sample is a number.
+
+    Of a ragged array that `pack` made, a sample is `bytes`, a `str` or an array, each as long as it is.
+
+    Chunks of numbers by codecs that numcodecs has are read directly: the index of a shard once in a process, and of the
+    shard only the ranges that are wanted. What else there is goes through zarr, several times slower; the log says which.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        arrays: str | Sequence[str] | None = None,
+        *,
+        named: bool = False,
+        pool: int | str = "256MiB",
+        transform: Callable[[Any], Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Look at the arrays' metadata, once: an array that grows later stays as it was here.
+
+        `arrays`: names below the group at `url`; one name for one array alone. None: the array at `url`, or all of the group.
+        `pool`: memory for decoded chunks whose other samples are to come. For a window shuffle of `window` chunks, twice as many.
+        A chunk that was rewritten is read again: within `max_age`, as with any read of the filesystem.
+
+        Raises FileNotFoundError for what is no array, and ValueError for arrays of different lengths and a name that comes twice.
+        """
+        super().__init__(url, transform=transform, storage_options=storage_options)
+        self._pool_size = parse_size(pool)
+        if isinstance(self._pool_size, float):
+            raise ValueError(f"pool={pool!r}: expected bytes, or a size like '256MiB'")
+        names = (
+            None if arrays is None else [arrays] if isinstance(arrays, str) else once_each(arrays, self.url)
+        )
+        found = arrays_at(self.fs, self.path, names)
+        ragged = _ragged(self, found)
+        beside = {found_by for spec in ragged.values() for found_by in (spec["offsets"], spec.get("shapes"))}
+        if names is None:  # what only says where samples are is no sample
+            found = {name: metadata for name, metadata in found.items() if name not in beside}
+        self.arrays = tuple(found)
+        self._is_single = isinstance(arrays, str) or self.arrays == ("",)
+        if named and self._is_single:
+            raise ValueError(f"{self!r}: named=True is for arrays of a group")
+        self._is_named = named
+        self._ragged = Ragged.of(self.fs, self.path, ragged, pool_size=self._pool_size)
+        self._length = _length(self, found, self._ragged)
+        self.dtypes = {name: dtype_of(metadata) for name, metadata in found.items()}
+        fixed = {name: metadata for name, metadata in found.items() if name not in self._ragged}
+        self.shapes = {name: tuple(metadata.shape) for name, metadata in fixed.items()}
+        layouts: dict[str, Layout] = {}
+        self._through: dict[str, _Through] = {}
+        for name, metadata in fixed.items():
+            path = f"{self.path}/{name}" if name else self.path
+            try:
+                layouts[name] = layout_of(path, metadata)
+            except Unknown as why:
+                logger.info("%s is read by zarr, not directly: %s", self.fs.unstrip_protocol(path), why)
+                self._through[name] = _Through(self.url, storage_options, name)
+        self.tells_reading = not self._through  # zarr reads and decodes at once
+        self._direct = Direct(self.fs, layouts, pool_size=self._pool_size, naming=self.naming)
+        self.group_size = _group_size(self, found)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+        """Return the samples with these numbers, in one round trip: views of arrays that hold all of them."""
+        numbers = self._numbers(indexes)
+        found = self._read(numbers)
+        samples: list[Any]
+        if self._is_single:
+            samples = [*found[0]]
+        elif self._is_named:
+            samples = [dict(zip(self.arrays, sample, strict=True)) for sample in zip(*found, strict=True)]
+        else:
+            samples = [*zip(*found, strict=True)]
+        if self.transform is None:
+            return samples
+        return [self.transformed(i, sample) for i, sample in zip(numbers.tolist(), samples, strict=True)]
+
+    def batch(self, indexes: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
+        """Return a batch as torch's `default_collate` makes it, or `collate`.
+
+        Without `collate` and `transform` chunks are decoded into the batch's own memory.
+        """
+        is_plain = all(dtype.kind in "biufc" for dtype in self.dtypes.values()) and not self._ragged
+        is_ours = type(self).__getitems__ is ZarrDataset.__getitems__
+        if collate is not None or self.transform is not None or not is_plain or not is_ours:
+            return super().batch(indexes, collate)
+        found = [torch.from_numpy(array) for array in self._read(self._numbers(indexes))]
+        if self._is_single:
+            return found[0]
+        return dict(zip(self.arrays, found, strict=True)) if self._is_named else found
+
+    def items(self, indexes: Iterable[int]) -> Iterator[Item]:
+        """Yield the objects that these samples read, or in shards their ranges; of arrays that zarr reads, nothing.
+
+        The index of a shard comes some 256 samples before what it tells of, and is read here then, as are offsets.
+        """
+        return items_of([self._direct, *self._ragged.values()], map(self.number, indexes))
+
+    def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return numbers counted from the front. Raises IndexError, and TypeError for what is no number."""
+        return np.fromiter(map(self.number, indexes), np.int64, len(indexes))
+
+    def _read(self, numbers: npt.NDArray[np.int64]) -> list[Any]:
+        """Return these samples of each array, new ones."""
+        n = len(numbers)
+        found: dict[str, Any] = {
+            name: np.empty((n, *shape[1:]), self.dtypes[name])
+            for name, shape in self.shapes.items()
+            if name not in self._through
+        }
+        self._direct.read(numbers, found)
+        found |= {name: one.rows(numbers) for name, one in self._ragged.items()}
+        for name, array in self._through.items():
+            try:
+                found[name] = array.rows(numbers)
+            except Exception:  # of any kind: zarr and its codecs raise what they like
+                with self.naming(int(numbers[0]), f"and others of array {name!r}"):
+                    raise
+        return [found[name] for name in self.arrays]
+
+
+class _Through:
+    """An array that zarr reads. It pickles and forks without its store."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None, name: str) -> None:
+        self._given = url, storage_options, name
+        self._opened: tuple[int, Any] | None = None
+
+    def __reduce__(self) -> Any:
+        return type(self), self._given
+
+    def rows(self, numbers: npt.NDArray[np.int64]) -> Array:
+        array = self._array()
+        different, places = np.unique(numbers, return_inverse=True)
+        found = np.asarray(array.oindex[(different,)])
+        if found.dtype.kind in NUMBERS:
+            found = found.astype(found.dtype.newbyteorder("="), copy=False)
+        return found[places]
+
+    def _array(self) -> Any:
+        if self._opened is None or self._opened[0] != os.getpid():
+            import zarr
+
+            url, storage_options, name = self._given
+            store = zarr.storage.FsspecStore.from_url(
+                url, storage_options=dict(storage_options or {}), read_only=True
+            )
+            self._opened = os.getpid(), zarr.open_array(store, path=name, mode="r")
+        return self._opened[1]
+
+
+def _ragged(dataset: ZarrDataset, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the attributes of ragged arrays of a group say, by name, each with the metadata of all that it needs."""
+    ragged = {
+        name: dict(metadata.attributes[RAGGED])
+        for name, metadata in found.items()
+        if name and RAGGED in (metadata.attributes or {})
+    }
+    for name, spec in ragged.items():
+        group = "".join(name.rpartition("/")[:2])
+        spec.update({word: group + spec[word] for word in ("offsets", "shapes") if word in spec})
+    needed = {
+        name for spec in ragged.values() for name in (spec["offsets"], spec.get("shapes")) if name is not None
+    }
+    more = arrays_at(dataset.fs, dataset.path, sorted(needed - found.keys())) if needed - found.keys() else {}
+    for name, spec in ragged.items():
+        spec["metadata"] = {
+            each: {**found, **more}[each] for each in (name, spec["offsets"], spec.get("shapes")) if each
+        }
+    return ragged
+
+
+def _length(dataset: ZarrDataset, found: Mapping[str, Any], ragged: Mapping[str, Ragged]) -> int:
+    lengths = {name: metadata.shape[0] if metadata.shape else None for name, metadata in found.items()}
+    lengths |= {name: len(one) for name, one in ragged.items()}
+    if not lengths:
+        raise FileNotFoundError(
+            f"{dataset!r}: the group has no arrays of its own; of arrays in a group below name that group's URL, or "
+            "arrays=('group/array', ...)"
+        )
+    first = next(iter(lengths.values()))
+    if first is not None and set(lengths.values()) == {first}:
+        return int(first)
+    told = ", ".join(f"{name!r} {'no axes' if n is None else n}" for name, n in lengths.items())
+    raise ValueError(
+        f"{dataset!r}: arrays of different lengths have no common samples: {told}; name those of one length, arrays=(...)"
+    )
+
+
+def _group_size(dataset: ZarrDataset, found: Mapping[str, Any]) -> int:
+    """Return how many samples come with one fetch: of the array that has the most bytes a sample, by far the dearest.
+
+    They are those of a chunk; in a shard, of as many neighbouring chunks as a block of the cache may hold.
+    """
+    means = {name: one.mean for name, one in dataset._ragged.items()}  # elements of a sample
+    means |= {name: int(np.prod(shape[1:])) for name, shape in dataset.shapes.items()}
+    sizes = {name: dataset.dtypes[name].itemsize * means[name] for name in found}
+    name = max(sizes, key=lambda name: sizes[name])
+    each = max(1.0, means[name]) if name in dataset._ragged else 1  # of the first axis, to a sample
+    try:
+        rows, shards = max(1, int(found[name].chunks[0] / each)), getattr(found[name], "shards", None)
+    except NotImplementedError:  # a grid of chunks that are not alike
+        return 1
+    if not shards:
+        return rows
+    return rows * max(1, int(min(shards[0] / each, FETCHED / max(1, sizes[name]))) // rows)

@@ -1,0 +1,403 @@
+"""Samples along the first axis of the datasets of one HDF5 file, read by h5py."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import math
+import os
+import threading
+import weakref
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+from h5py._objects import phil
+
+from cachedfs.datasets.base import Item, Samples, once_each
+from cachedfs.datasets.hdf5_features import elsewhere, unreadable
+from cachedfs.datasets.loading.metrics import reading
+from cachedfs.errors import ObjectChanged
+from cachedfs.filesystem.file import CachedFile
+from cachedfs.read.cached_reads import versions_read
+
+__all__ = ["HDF5Dataset"]
+
+PIECE = 16 << 10  # of data that has no chunks: small rows are asked for together, larger ones one by one
+# Decoded chunks that HDF5 keeps of each dataset, as much as the pool of a ZarrDataset. Its own 1 MiB has the chunks of a window
+# shuffle decompressed again for every batch: seven times the CPU. Two chunks that share a slot put each other out.
+KEPT = {"rdcc_nbytes": 256 << 20, "rdcc_nslots": 100_003}
+
+
+class HDF5Dataset(Samples):
+    """Sample `i` is row `i` of each of the datasets of an HDF5 file: a tuple of arrays, in the order of `datasets`.
+
+    A row has the dataset's dtype in this machine's byte order, and its shape without the first axis: a dataset of shape
+    (60000, 28, 28) gives arrays of shape (28, 28), one of shape (60000,) NumPy scalars; strings of variable length come as
+    bytes, as h5py has them. With a single name instead of a list, a sample is the row itself. Then comes `transform`.
+
+    A batch is read at once: each chunk once, however the batch is ordered, and what is not in the cache yet in one round
+    trip. `dtypes` and `shapes` are those of the rows, by name. Each process opens the file for itself, when it reads first;
+    threads share that, since the HDF5 library does one thing at a time. A process that opens it after it was replaced reads it
+    as it is now; where length, shapes or dtypes are others, that is `ObjectChanged`.
+    """
+
+    tells_reading = True
+
+    def __init__(
+        self,
+        url: str,
+        datasets: Sequence[str] | str = ("image", "label"),
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        h5py: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Open the file and look at the datasets: names in it, also below groups (`train/image`), of equal length.
+
+        `h5py` are options of `h5py.File`: `{"rdcc_nbytes": 1 << 30}` keeps more decoded chunks of each dataset than the 256 MiB
+        that are kept in each process; a window shuffle of `window` chunks wants twice as many.
+
+        Raises ObjectNotFound for a missing file, OSError for one that h5py cannot read, ValueError for a name that is not
+        there (saying which are), comes twice, or is in another file (virtual datasets, links), datasets of unequal length, or rows of their own
+        lengths in a foreign byte order, which h5py misreads.
+        """
+        super().__init__(url, transform=transform, storage_options=storage_options)
+        self.datasets = [datasets] if isinstance(datasets, str) else once_each(datasets, self.url)
+        self._is_single = isinstance(datasets, str)
+        self._options = {**KEPT, **(h5py or {})}
+        self._opened: _Opened | None = None
+        self._looks: dict[str, _Look] | None = None
+        columns = self._file().columns
+        lengths = {name: column.look.length for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{self.url}: datasets of unequal length: {lengths}")
+        self._length: int = next(iter(lengths.values()))
+        self._looks = {name: column.look for name, column in columns.items()}
+        self.dtypes = {name: look.dtype for name, look in self._looks.items()}
+        self.shapes = {name: look.shape for name, look in self._looks.items()}
+        # The others' chunks are small beside those of the largest.
+        largest = max(columns.values(), key=lambda column: column.row_size)
+        self.group_size = largest.data.chunks[0] if largest.data.chunks else 1
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+        """Return the samples with these numbers, read at once."""
+        numbers = [self.number(index) for index in indexes]
+        if not numbers:
+            return []
+        rows, places = np.unique(numbers, return_inverse=True)
+        columns = self._file().read(rows)
+        if len(rows) < len(numbers):  # who changes a sample in place does not change it twice
+            columns = [[_own(column[place]) for place in places.tolist()] for column in columns]
+        else:
+            columns = [[column[place] for place in places.tolist()] for column in columns]
+        samples = columns[0] if self._is_single else list(zip(*columns, strict=True))
+        return [self.transformed(number, sample) for number, sample in zip(numbers, samples, strict=True)]
+
+    def items(self, indexes: Iterable[int]) -> Iterator[Item]:
+        """Yield the byte ranges of the chunks that hold these samples, as `fs.prefetch` takes them.
+
+        Nothing for what HDF5 does not place in this file.
+        """
+        file = self._file()
+        last: dict[str, int] = {}
+        for index in indexes:
+            number = self.number(index)
+            for name, column in file.columns.items():
+                group = number // column.rows
+                if last.get(name) != group:  # the next sample is often in the same chunk
+                    last[name] = group
+                    for start, stop in column.pieces(group):
+                        yield self.path, start, stop
+
+    def _file(self) -> _Opened:
+        opened = self._opened
+        if opened is None or opened.pid != os.getpid():
+            # What was opened before a fork is left alone, here: its parent uses it.
+            opened = _Opened(self)
+            self._check_same(opened)
+            self._opened = opened
+        return opened
+
+    def _check_same(self, opened: _Opened) -> None:
+        for name, look in (self._looks or {}).items():
+            now = opened.columns[name].look
+            if now != look:
+                raise ObjectChanged(
+                    f"{self.url}: replaced since the dataset was made: {name!r} is {now}, and was {look}; make it again"
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+
+class _Opened:
+    """The file, open in one process, until nobody holds it."""
+
+    def __init__(self, of: HDF5Dataset) -> None:
+        self.pid = os.getpid()
+        self._url, self._fs, self._path = of.url, of.fs, of.path
+        self._lock = threading.Lock()
+        file = of.fs.open(of.path, "rb")
+        # That of the open file: it may have been replaced since.
+        self._version = file._object().fingerprint if isinstance(file, CachedFile) else None
+        self._bytes = _Bytes(file)
+        try:
+            self._file = h5py.File(self._bytes, "r", **of._options)
+        except OSError as error:
+            if type(error) is not OSError:  # an error of the file, not of what is in it
+                raise
+            message = f"{of.url}: not an HDF5 file that h5py can read: {error}"
+            raise OSError(errno.EINVAL, message) from error
+        self.columns: dict[str, _Column] = {}
+        _close_those_left()
+        _opened.add(self)
+        weakref.finalize(self, _leave, self._file, self.columns).atexit = False
+        self.columns.update({name: _Column(self._dataset(name)) for name in of.datasets})
+        if not self.columns:
+            raise ValueError(f"{of.url}: expected the names of datasets, such as {self._names()}")
+
+    def read(self, rows: Any) -> list[list[Any]]:
+        """Return these rows of each dataset; `rows` are sorted, each once."""
+        fetched = self._fetched(rows)
+        with self._lock:
+            self._bytes.hold(fetched)
+            try:
+                return [self._rows(name, column, rows) for name, column in self.columns.items()]
+            finally:
+                self._bytes.hold({})
+
+    def _rows(self, name: str, column: _Column, rows: Any) -> list[Any]:
+        try:
+            return column.read(rows)
+        except OSError as error:
+            if type(error) is not OSError:  # an error of the file, not of what is in it
+                raise
+            which = f"samples {rows[0]} to {rows[-1]}" if len(rows) > 1 else f"sample {rows[0]}"
+            message = f"{self._url}: {name!r}: h5py cannot read {which}: {error}"
+            raise OSError(errno.EIO, message) from error
+
+    def _fetched(self, rows: Any) -> dict[int, bytes]:
+        """Return what HDF5 will read, by offset: it would ask for one chunk after the other. Empty where it may as well."""
+        if self._version is None:
+            return {}
+        with self._lock:
+            pieces = [piece for column in self.columns.values() for piece in column.pieces_of(rows)]
+        if len(pieces) < 2:
+            return {}
+        starts, stops = [start for start, _ in pieces], [stop for _, stop in pieces]
+        with reading(), versions_read() as versions:
+            found = self._fs.cat_ranges([self._path] * len(pieces), starts, stops, on_error="return")
+        if versions != {self._path: {self._version}}:
+            return {}  # of another version: the open file says so
+        return {start: data for start, data in zip(starts, found, strict=True) if isinstance(data, bytes)}
+
+    def _dataset(self, name: str) -> Any:
+        if linked := elsewhere(self._file, name):
+            raise ValueError(f"{self._url}: {name!r} {linked}")
+        found = self._file.get(name)
+        if not isinstance(found, h5py.Dataset) or not found.shape:
+            what = "has no rows" if isinstance(found, h5py.Dataset) else "is not a dataset there"
+            raise ValueError(f"{self._url}: {name!r} {what}; the datasets are {self._names()}")
+        if wrong := unreadable(found):
+            raise ValueError(f"{self._url}: {name!r} {wrong}")
+        return found
+
+    def _names(self) -> str:
+        names: list[str] = []
+        self._file.visititems(
+            lambda name, what: names.append(name) if isinstance(what, h5py.Dataset) else None
+        )
+        return ", ".join(map(repr, names)) or "none"
+
+
+# Files that nobody holds any more, and their datasets, that could not be closed at once. Who lets go of one may not wait for
+# h5py's lock: garbage is also collected in the thread that brings bytes, for which somebody waits who has that lock.
+_left: deque[tuple[Any, dict[str, _Column]]] = deque()
+
+
+def _leave(file: Any, columns: dict[str, _Column]) -> None:
+    _left.append((file, columns))
+    if phil.acquire(False):
+        try:
+            _close_those_left()
+        finally:
+            phil.release()
+
+
+def _close_those_left() -> None:
+    with contextlib.suppress(IndexError):  # there is none any more
+        while True:
+            _left.popleft()[0].close()
+
+
+@atexit.register
+def _close_all() -> None:
+    # At exit at the latest: HDF5 would close them itself when there is no Python any more to do it with, and crash.
+    for opened in [*_opened]:
+        opened._file.close()
+    _close_those_left()
+
+
+_opened: weakref.WeakSet[_Opened] = weakref.WeakSet()
+
+
+class _Look(NamedTuple):
+    """What of a dataset has to stay as it was."""
+
+    length: int
+    shape: tuple[int, ...]  # of a row
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return f"{self.length:,} rows of {self.dtype}{list(self.shape)}"
+
+
+class _Column:
+    """One dataset, and where its bytes are."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.look = _Look(data.shape[0], data.shape[1:], _native(data.dtype))
+        self.row_size = data.id.get_type().get_size() * math.prod(data.shape[1:])
+        # Rows that come together: those of a chunk, or a piece of what has no chunks.
+        self.rows: int = data.chunks[0] if data.chunks else max(1, PIECE // max(1, self.row_size))
+        # HDF5 decompresses a chunk that it cannot keep for every read again.
+        kept = data.id.get_access_plist().get_chunk_cache()[1]
+        is_filtered = data.id.get_create_plist().get_nfilters() > 0
+        self._is_read_once = is_filtered and self.rows * self.row_size > kept
+        # The groups that were read last: no more than HDF5 has for sure, and none of what has no chunks.
+        self._n_known = kept // max(1, self.rows * self.row_size) // 2 if data.chunks else 0
+        self._known: OrderedDict[int, None] = OrderedDict()
+        self._places: _Places | None = None
+
+    def read(self, rows: Any) -> list[Any]:
+        """Return rows, which are sorted, each once: neighbours by one read, of chunks that HDF5 cannot keep all by one.
+
+        Many reads of slices: h5py takes some 50 us for one, and milliseconds for each row of a list.
+        """
+        is_cut = np.diff(rows) > 1
+        if self._is_read_once:
+            is_cut &= np.diff(rows // self.rows) > 0
+        found: list[Any] = []
+        for run in np.split(rows, np.flatnonzero(is_cut) + 1):
+            first, last = int(run[0]), int(run[-1])
+            block = self.data[first : last + 1]
+            block = block.astype(_native(block.dtype), copy=False)  # torch takes no other
+            found.extend(block if len(block) == len(run) else block[run - first])
+        self._note(rows)
+        return found
+
+    def _note(self, rows: Any) -> None:
+        for group in dict.fromkeys((rows // self.rows).tolist()):
+            self._known[group] = None
+            self._known.move_to_end(group)
+        while len(self._known) > self._n_known:
+            self._known.popitem(last=False)
+
+    def pieces_of(self, rows: Any) -> list[tuple[int, int]]:
+        """Return the byte ranges of the file that hold these rows, in order; those that touch as one. None of what HDF5 keeps."""
+        groups = [group for group in dict.fromkeys((rows // self.rows).tolist()) if group not in self._known]
+        merged: list[tuple[int, int]] = []
+        for start, stop in sorted(piece for group in groups for piece in self.pieces(group)):
+            if merged and merged[-1][1] == start:
+                start = merged.pop()[0]
+            merged.append((start, stop))
+        return merged
+
+    def pieces(self, group: int) -> Sequence[tuple[int, int]]:
+        """Return the byte ranges of the file that hold a group of rows."""
+        if self.data.chunks is None:
+            begin = self.data.id.get_offset()
+            if begin is None:  # compact, or in another file
+                return ()
+            start, stop = group * self.rows, min((group + 1) * self.rows, len(self.data))
+            return ((begin + start * self.row_size, begin + stop * self.row_size),)
+        if self._places is None:
+            self._places = _places(self.data)
+        return self._places.of(group)
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    # As it is where it may: a new one has not what h5py notes at it.
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def _own(row: Any) -> Any:
+    return row.copy() if isinstance(row, np.ndarray) else row
+
+
+class _Places(NamedTuple):
+    """Where the chunks of a dataset lie: sorted by the group of rows that they hold."""
+
+    groups: Any
+    starts: Any
+    stops: Any
+
+    def of(self, group: int) -> list[tuple[int, int]]:
+        low, high = np.searchsorted(self.groups, [group, group + 1])
+        return list(zip(self.starts[low:high].tolist(), self.stops[low:high].tolist(), strict=True))
+
+
+def _places(data: Any) -> _Places:
+    """Return where all chunks lie, from one walk over HDF5's own index: it has no cheaper way to find one."""
+    found: list[tuple[int, int, int]] = []
+    rows = data.chunks[0]
+    if hasattr(data.id, "chunk_iter"):  # not with an old HDF5 library
+        data.id.chunk_iter(
+            lambda chunk: found.append((chunk.chunk_offset[0] // rows, chunk.byte_offset, chunk.size))
+        )
+    table = np.array(sorted(found), dtype=np.int64).reshape(-1, 3)
+    return _Places(table[:, 0], table[:, 1], table[:, 1] + table[:, 2])
+
+
+class _Bytes:
+    """The file as h5py reads it: from what was fetched for it, else from the open file. No read is short: HDF5 would not see it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._position = 0
+        # Offsets, sorted, and the pieces there: one value, as threads take it while others change it.
+        self._held: tuple[list[int], list[bytes]] = ([], [])
+
+    def hold(self, pieces: Mapping[int, bytes]) -> None:
+        """Take pieces of the file, by offset, in the place of those from before."""
+        starts = sorted(pieces)
+        self._held = starts, [pieces[start] for start in starts]
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = offset if whence == 0 else self._file.seek(offset, whence)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        start, size = self._position, len(buffer)
+        starts, pieces = self._held
+        at = bisect_right(starts, start) - 1
+        inside = start - starts[at] if at >= 0 else 0
+        if at >= 0 and inside + size <= len(pieces[at]):
+            buffer[:] = memoryview(pieces[at])[inside : inside + size]
+            n = size
+        else:
+            with reading():
+                self._file.seek(start)
+                n = self._file.readinto(buffer)
+        self._position += n
+        if n != size:
+            raise OSError(errno.EIO, f"{self._file}: {n} bytes at {start:,}, not {size}: it is cut off")
+        return size
+
+    def read(self, n: int = -1) -> bytes:
+        self._file.seek(self._position)
+        data: bytes = self._file.read(n)
+        self._position += len(data)
+        return data

@@ -1,0 +1,324 @@
+"""The lines of large files, each of them a sample: split by bytes, read in sequence, resumed where they were left."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import torch.distributed
+from fsspec.core import url_to_fs
+from torch.utils.data import IterableDataset, get_worker_info
+
+from cachedfs.datasets.base import Item
+from cachedfs.datasets.file_list import Names, URLs, as_urls, files_of, paths_of
+from cachedfs.datasets.text_streams import (
+    Lines,
+    Span,
+    decompressed,
+    first_line,
+    is_compressed,
+    lines_from,
+    spans_of,
+)
+from cachedfs.errors import ObjectChanged
+from cachedfs.filesystem import CachedFileSystem
+
+__all__ = ["LineDataset"]
+
+
+class LineDataset(IterableDataset[Any]):
+    """A sample for each line of one file or many: in the files' natural order (or the list's), not shuffled.
+
+    A line ends with `\\n` or `\\r\\n`, which is not part of it; the last one may have no end. A sample is what `decode` makes
+    of its bytes, then `transform`. Without `decode` it is the line as a str, or with `encoding=None` as bytes. Empty lines
+    are left out unless `keep_empty`; a byte order mark at the start of a file is, always.
+
+    Ranks and DataLoader workers get each line exactly once between them: each reads its share of the bytes of all files, of
+    which it takes the lines that begin there. So they have equal numbers of bytes, not of lines: under
+    DistributedDataParallel end the epoch together (`join`, or a fixed number of steps). Compressed files (.gz, .bz2, .xz,
+    .zst) cannot be read from the middle: each goes to one reader as a whole.
+
+    `state_dict()` says after which line the iterator that began last stands, `load_state_dict()` has the next one go on
+    there, with the same files, ranks and workers, and without reading what came before: torchdata's StatefulDataLoader
+    keeps one for each worker. A compressed file is decompressed again up to there.
+    """
+
+    def __init__(
+        self,
+        urls: URLs,
+        *,
+        decode: Callable[[bytes], Any] | None = None,
+        encoding: str | None = "utf-8",
+        keep_empty: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Find the files of a pattern, folder, URL or list of URLs, and their sizes: one listing, or one question a file of a list.
+
+        `decode` (`json.loads`) and `transform` have to be picklable where workers are spawned. `rank` and `world_size` are
+        those of torch.distributed where it is initialised when the iteration begins, unless given.
+
+        Raises ObjectNotFound when there is no such file, ValueError for options that make no sense.
+        """
+        _check(encoding, rank, world_size)
+        first, given = as_urls(urls)
+        self.url, self.encoding, self.keep_empty = first, encoding, keep_empty
+        self.decode, self.transform = decode, transform
+        self.fs, path = url_to_fs(first, **(storage_options or {}))
+        if given is None:
+            found = files_of(self.fs, first, path)
+            paths, sizes = list(found), list(found.values())
+        else:
+            paths = paths_of(self.fs, given)
+            sizes = self.fs.sizes(paths)
+        self.paths = Names(paths)
+        self._sizes: list[int | None] = sizes
+        self._versions = [_listed_version(self.fs, path) for path in paths]
+        self._rank = None if rank is None or world_size is None else (rank, world_size)
+        self._spawned_by = (0, 1)
+        self._resume: dict[str, Any] | None = None
+        self._place = _Place()
+
+    def __iter__(self) -> Iterator[Any]:
+        part, n_parts = self._part()
+        spans = self._spans(part, n_parts)
+        resume, self._resume = self._resume, None
+        place = self._place = _Place(part, n_parts)
+        at = None
+        if resume is not None:
+            at = self._resumed(resume, place)
+            spans = [span for span in spans if at is not None and span.file >= at[0]]
+        return self._read(spans, place, at)
+
+    def items(self) -> Iterator[Item]:
+        """Yield the bytes that the next iterator in this process would read, as `fs.prefetch` takes them."""
+        for span in self._spans(*self._part()):
+            yield self.paths[span.file], span.start, span.stop
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the iterator that began last stands, as JSON values."""
+        if self._resume is not None:
+            return dict(self._resume)
+        file, offset = self._place.stands()
+        return {
+            "part": self._place.part,
+            "n_parts": self._place.n_parts,
+            "bytes": sum(self._weights()),
+            "file": None if file is None else self.paths[file],
+            "number": file,
+            "version": None if file is None else self._versions[file],
+            "offset": offset,
+            "is_over": self._place.is_over,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iterator go on where another one stood. What does not fit is said when it begins."""
+        missing = self.state_dict().keys() - state.keys()
+        if missing:
+            raise ValueError(
+                f"{self!r}: not a state of a LineDataset: it has no {', '.join(sorted(missing))}"
+            )
+        self._resume = dict(state)
+
+    def _resumed(self, state: dict[str, Any], place: _Place) -> tuple[int, int] | None:
+        """Return the file and offset that a state names; (-1, 0) for the start of the part, None for its end."""
+        if (state["part"], state["n_parts"]) != (place.part, place.n_parts):
+            raise ValueError(
+                f"{self!r}: the state is that of part {state['part']} of {state['n_parts']}, and this is part {place.part} of "
+                f"{place.n_parts}: resume with as many ranks and workers"
+            )
+        if state["bytes"] != sum(self._weights()):
+            raise ObjectChanged(f"{self!r}: other files, or other sizes, than when the state was saved")
+        if state["is_over"]:
+            place.is_over = True
+            return None
+        if state["file"] is None:
+            return -1, 0
+        number = int(state["number"])
+        if number >= len(self.paths) or self.paths[number] != state["file"]:
+            raise ObjectChanged(f"{self!r}: {state['file']} is not in the place where the state was saved")
+        if self._versions[number] != state["version"]:
+            raise ObjectChanged(
+                f"{self.fs.unstrip_protocol(state['file'])}: replaced since the state was saved; begin again"
+            )
+        place.resume(number, state["offset"])
+        return number, state["offset"]
+
+    def _read(self, spans: Sequence[Span], place: _Place, at: tuple[int, int] | None) -> Iterator[Any]:
+        decode = self._decoder()
+        for span in spans:
+            offset = at[1] if at is not None and span.file == at[0] else None
+            if offset is not None and offset >= span.stop:
+                continue
+            with self._opened(span.file) as file:
+                if offset is not None:
+                    file.seek(offset)
+                else:
+                    offset = first_line(file, span.start, span.stop)
+                for found in _told(lines_from(file, offset, span.stop), self._name(span.file)):
+                    if found.lines == [codecs.BOM_UTF8] and self._is_mark(span.file):
+                        continue
+                    lines = place.enter(span.file, found, keep_empty=self.keep_empty)
+                    # Of all that is done for a line, this is the only loop in Python.
+                    samples = iter(lines) if decode is None else map(decode, lines)
+                    try:
+                        for place.line, sample in enumerate(samples):
+                            yield sample
+                        if place.line + 1 < len(lines):  # `map` took it for its end
+                            raise RuntimeError("decode or transform raised StopIteration")
+                    except Exception as error:  # of any kind: it is the caller's own code, and goes on
+                        where = f"in the line at byte {place.stands()[1]:,}"
+                        error.add_note(f"{where} of {self._name(span.file)}, in {self!r}")
+                        raise
+        place.is_over = True
+
+    @contextlib.contextmanager
+    def _opened(self, number: int) -> Iterator[Any]:
+        path, size = self.paths[number], self._sizes[number]
+        with self.fs.open(path, "rb") as file:
+            now = getattr(file, "size", None)
+            is_other = None not in (size, now) and size != now
+            if is_other or _version(self.fs, path) != self._versions[number]:
+                raise ObjectChanged(f"{self._name(number)}: replaced since {self!r} was made; make it again")
+            if not is_compressed(path):
+                yield file
+                return
+            with contextlib.closing(decompressed(path, file)) as stream:
+                yield stream
+
+    def _is_mark(self, number: int) -> bool:
+        """Tell whether a file is a byte order mark and nothing else, not even the end of a line."""
+        with self._opened(number) as file:
+            return bool(file.read(len(codecs.BOM_UTF8) + 1) == codecs.BOM_UTF8)
+
+    def _decoder(self) -> Callable[[bytes], Any] | None:
+        decode, transform = self.decode, self.transform
+        if decode is None and self.encoding is not None:
+            is_utf8 = codecs.lookup(self.encoding).name == "utf-8"
+            decode = bytes.decode if is_utf8 else operator.methodcaller("decode", self.encoding)
+        if decode is None or transform is None:
+            return decode or transform
+        return functools.partial(_both, decode, transform)
+
+    def _spans(self, part: int, n_parts: int) -> list[Span]:
+        # What has no size is read in one piece.
+        whole = [
+            size is None or is_compressed(path) for path, size in zip(self.paths, self._sizes, strict=True)
+        ]
+        return spans_of(self._weights(), whole, part, n_parts)
+
+    def _weights(self) -> list[int]:
+        known = [size for size in self._sizes if size is not None]
+        typical = max(1, sum(known) // len(known)) if known else 1
+        return [typical if size is None else size for size in self._sizes]
+
+    def _part(self) -> tuple[int, int]:
+        """Return which part of how many is read here: by rank, then by worker of the DataLoader."""
+        rank, world_size = self._where()
+        worker = get_worker_info()
+        if worker is None:
+            return rank, world_size
+        return rank * worker.num_workers + worker.id, world_size * worker.num_workers
+
+    def _where(self) -> tuple[int, int]:
+        if self._rank is not None:
+            return self._rank
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return self._spawned_by
+
+    def _name(self, number: int) -> str:
+        return str(self.fs.unstrip_protocol(self.paths[number]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_place": _Place()}
+        if get_spawning_popen() is not None:  # a worker knows nothing of its parent's torch.distributed
+            state["_spawned_by"] = self._where()
+        return state
+
+    def __repr__(self) -> str:
+        n_bytes = sum(size or 0 for size in self._sizes)
+        return f"LineDataset({self.url!r}, {len(self.paths):,} files, {n_bytes:,} bytes)"
+
+
+class _Place:
+    """Where an iterator stands: worked out when it is asked for, so that a line costs next to nothing."""
+
+    def __init__(self, part: int = 0, n_parts: int = 1) -> None:
+        self.part, self.n_parts = part, n_parts
+        self.is_over = False
+        self.line = -1  # which of the lines in hand was given last
+        self._file: int | None = None
+        self._begin = 0  # offset of the first line in hand
+        self._raw: list[bytes] = []  # the lines in hand, as they are in the file,
+        self._numbers: list[int] | None = None  # and which of them are given, where that is not all
+        self._passed = self._n_passed = 0  # bytes of so many of them
+
+    def resume(self, file: int, offset: int) -> None:
+        self._file, self._begin = file, offset
+
+    def enter(self, file: int, found: Lines, *, keep_empty: bool) -> list[bytes]:
+        """Take lines in hand; return those to give, as they are given."""
+        self._file, self._begin, self._raw, self.line = file, found.begin, found.lines, -1
+        self._passed = self._n_passed = 0
+        lines, self._numbers = found.lines, None
+        if found.begin == 0 and lines[0].startswith(codecs.BOM_UTF8):
+            lines = [lines[0].removeprefix(codecs.BOM_UTF8), *lines[1:]]
+        if found.may_return:
+            lines = [line.removesuffix(b"\r") for line in lines]
+        if not keep_empty and not all(lines):
+            self._numbers = [i for i, line in enumerate(lines) if line]
+            lines = [line for line in lines if line]
+        return lines
+
+    def stands(self) -> tuple[int | None, int]:
+        """Return the file, and the offset at which the line to give next begins; (None, 0) at the start and the end."""
+        if self._file is None or self.is_over:
+            return None, 0
+        n = self.line + 1
+        if self._numbers is not None:
+            n = self._numbers[n] if n < len(self._numbers) else len(self._raw)
+        # From where it was asked last: to ask after each batch is not to count all of them again.
+        self._passed += sum(map(len, self._raw[self._n_passed : n])) + n - self._n_passed
+        self._n_passed = n
+        return self._file, self._begin + self._passed
+
+
+def _check(encoding: str | None, rank: int | None, world_size: int | None) -> None:
+    if encoding is not None and "\n".encode(encoding) != b"\n":
+        raise ValueError(f"encoding={encoding!r}: its line ends are not the byte 10, by which lines are told")
+    if (rank is None) != (world_size is None):
+        raise ValueError("rank and world_size: give both, or neither")
+    if rank is not None and world_size is not None and not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank} of world_size={world_size}: expected 0 <= rank < world_size")
+
+
+def _told(blocks: Iterator[Any], name: str) -> Iterator[Any]:
+    """Yield what is read; an error of the reading or decompressing is told of which file it is."""
+    try:
+        yield from blocks
+    except Exception as error:  # of any kind: each library has its own for data that it cannot read
+        error.add_note(f"while reading {name}")
+        raise
+
+
+def _version(fs: Any, path: str) -> str | None:
+    """Return what changes with the bytes, where it is known without asking again."""
+    return str(fs.ukey(path)) if isinstance(fs, CachedFileSystem) else None
+
+
+def _listed_version(fs: Any, path: str) -> str | None:
+    """Return what changes with the bytes, by the listing or question that came before, however soon that counts no more."""
+    known = fs._source.known(path) if isinstance(fs, CachedFileSystem) else None
+    return _version(fs, path) if known is None or known.info is None else known.info.fingerprint
+
+
+def _both(decode: Callable[[bytes], Any], transform: Callable[[Any], Any], line: bytes) -> Any:
+    return transform(decode(line))

@@ -1,0 +1,1 @@
+"""`Loader`, and what it is made of."""

@@ -1,0 +1,70 @@
+"""What users give a Loader, checked."""
+
+from __future__ import annotations
+
+import operator
+import os
+from typing import Any
+
+from cachedfs.config import parse_size
+from cachedfs.datasets.loading.sampler import Shuffle
+
+__all__ = ["at_least", "default_threads", "n_cores", "ranks_of", "shuffle_of", "size"]
+
+THREADS = 4, 8  # fewest and most that are used where nothing is said; between them one for each core
+SHUFFLES: dict[Any, Shuffle | None] = {
+    False: None,
+    None: None,
+    True: "full",
+    "full": "full",
+    "window": "window",
+}
+
+
+def default_threads() -> int:
+    """Return how many threads make batches where nothing is said."""
+    return min(max(n_cores(), THREADS[0]), THREADS[1])
+
+
+def n_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def at_least(least: int, **given: Any) -> int:
+    """Return the one number that is given by its name. Raises ValueError for what is less, or no whole number."""
+    [(name, value)] = given.items()
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
+        raise ValueError(f"{name}={value!r}: expected a whole number, {least} or more")
+    return operator.index(value)
+
+
+def size(**given: Any) -> int:
+    """Return the one size that is given by its name, in bytes. Raises ValueError for what is none."""
+    [(name, value)] = given.items()
+    try:
+        size = parse_size(value)
+    except ValueError:
+        size = 0
+    if isinstance(size, float) or size == 0:
+        raise ValueError(f"{name}={value!r}: expected bytes or a size like '1GiB', more than 0")
+    return size
+
+
+def shuffle_of(given: Any) -> Shuffle | None:
+    """Return how an epoch is shuffled."""
+    if isinstance(given, str | bool | None) and given in SHUFFLES:
+        return SHUFFLES[given]
+    raise ValueError(f"shuffle={given!r}: expected True, False, 'full' or 'window'")
+
+
+def ranks_of(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
+    """Return both as given; None for those of torch.distributed."""
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        raise ValueError(f"rank={rank!r}, world_size={world_size!r}: give both, or neither")
+    rank, world_size = at_least(0, rank=rank), at_least(1, world_size=world_size)
+    if rank >= world_size:
+        raise ValueError(f"rank={rank!r}: of {world_size} ranks the last is {world_size - 1}")
+    return rank, world_size

@@ -1,0 +1,342 @@
+"""What limits a training: what was measured of one `for`, beside the least that it could have taken. Pure.
+
+With all of it going on at once, an epoch takes as long as the longest of: computing, bringing the missing bytes over the link,
+waiting for answers so many at a time, decoding in so many threads. None of them is estimated where it was not measured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from cachedfs.common.text import bars, counted, per_cent, seconds, size
+from cachedfs.common.types import LinkStats, Stats
+from cachedfs.datasets.loading.epoch_chart import page
+from cachedfs.datasets.loading.metrics import Timing, Timings
+from cachedfs.filesystem import CachedFileSystem
+
+__all__ = ["Fetched", "Measured", "Meter", "Report", "report_of"]
+
+
+NEAR = 0.9  # of the time: what takes as much limits; below, several things do by turns
+N_BARS = 60
+REMOTE = {"link": "the link", "latency": "waiting for answers"}
+MORE_AT_ONCE = "pack the files, or raise concurrency"
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What cachedfs did in this process since the `for` began, for all readers; what it measured of the link; and its bound.
+
+    `latency_s`: until the first byte, on average. `bytes_per_s`: of the link in all. None: nothing was measured. `n_at_once`:
+    requests that may be in flight.
+    """
+
+    requests: int
+    bytes_fetched: int
+    bytes_read: int
+    latency_s: float | None
+    bytes_per_s: float | None
+    n_at_once: int
+    may_hold: int | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One `for`: what its batches took, of a dataset of `n` samples, made by so many threads.
+
+    `tells_reading`: how long a thread waited for bytes is known, so that the rest is decoding. `fetched`: None where the
+    dataset does not read through cachedfs, as far as anybody can tell.
+    """
+
+    epoch: int
+    n: int
+    n_threads: int
+    timings: Timings
+    tells_reading: bool
+    fetched: Fetched | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one `for` took, what it would have taken at best, and what limits it; times in seconds, sizes in bytes.
+
+    `by_itself`: how long each would have taken with nothing else going on: "compute", "link", "latency", "decode", and "load",
+    all that the threads did, where nothing came over the link or that cannot be told. The longest is `bound_s`. `limit` is its name when it fills
+    nearly all of `elapsed_s`, else None. `hit_bound`: the share of the data that the cache can hold, and so of the bytes read
+    that need not be fetched from the second epoch on. `unknown` says what could not be measured, and why.
+    """
+
+    epoch: int
+    n_batches: int
+    n_samples: int
+    elapsed_s: float
+    wait_s: float
+    first_wait_s: float
+    by_itself: dict[str, float]
+    bound_s: float
+    limit: str | None
+    latency_s: float | None
+    bytes_per_s: float | None
+    bytes_fetched: int | None
+    hit_ratio: float | None
+    hit_bound: float | None
+    requests_per_sample: float | None
+    fetched_per_sample: float | None
+    read_per_sample: float | None
+    sentence: str
+    unknown: tuple[str, ...]
+    stalls: tuple[Timing, ...]  # the last batches, one by one
+    n_threads: int
+
+    @property
+    def of_bound(self) -> float:
+        """The share of the bound that was reached: 1.0 could not be faster."""
+        return self.bound_s / self.elapsed_s if self.elapsed_s else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        stalls = [timing._asdict() for timing in self.stalls]
+        return {**asdict(self), "unknown": list(self.unknown), "of_bound": self.of_bound, "stalls": stalls}
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the lines of the report, each what it is about and what is said of it."""
+        first = f", {seconds(self.first_wait_s)} of it for the first" if self.first_wait_s else ""
+        lines = [
+            ("bound", f"{seconds(self.bound_s)}, {per_cent(self.of_bound)} of it reached"),
+            *((name, self._taken(name)) for name, took_s in self.by_itself.items() if took_s),
+            ("waited", f"{seconds(self.wait_s)} for batches{first}"),
+            ("by time", bars([timing.wait_s for timing in self.stalls], N_BARS)),
+        ]
+        if self.hit_ratio is not None:
+            bound = (
+                f" of at most {self.hit_bound:.2f} after the first epoch"
+                if self.hit_bound is not None
+                else ""
+            )
+            lines.append(("hit ratio", f"{self.hit_ratio:.2f}{bound}"))
+        if self.fetched_per_sample is not None and self.read_per_sample is not None:
+            each = f"{self.requests_per_sample:.3g} requests, {size(self.fetched_per_sample)} fetched"
+            lines.append(("a sample", f"{each}, {size(self.read_per_sample)} read"))
+        return [*lines, *(("not known", what) for what in self.unknown)]
+
+    def _taken(self, name: str) -> str:
+        took_s = self.by_itself[name]
+        share = per_cent(took_s / self.elapsed_s if self.elapsed_s else 0.0)
+        more = {
+            "link": self.bytes_per_s and f"{size(self.bytes_fetched or 0)} at {size(self.bytes_per_s)}/s",
+            "latency": self.latency_s and f"{seconds(self.latency_s)} until an answer begins",
+            "decode": f"in {counted(self.n_threads, 'thread')}",
+            "load": f"in {counted(self.n_threads, 'thread')}",
+        }.get(name)
+        return f"{seconds(took_s)}, {share} of the time{f': {more}' if more else ''}"
+
+    @property
+    def title(self) -> str:
+        """What the epoch was, in one line."""
+        given = f"{counted(self.n_batches, 'batch', 'batches')}, {counted(self.n_samples, 'sample')}"
+        return f"Epoch {self.epoch}: {given} in {seconds(self.elapsed_s)}"
+
+    def __str__(self) -> str:
+        facts = "\n".join(f"  {name:<10} {said}" for name, said in self.facts() if said)
+        return f"{self.title}\n{self.sentence}\n{facts}"
+
+    def _repr_html_(self) -> str:
+        return page(self.title, self.sentence, self.facts(), self.stalls, self.n_threads)
+
+
+def report_of(measured: Measured) -> Report:
+    """Return the report on one `for`."""
+    timings, fetched = measured.timings, measured.fetched
+    elapsed_s = timings.wait_s + timings.compute_s
+    by_itself, unknown = _by_itself(measured, elapsed_s)
+    limit = _limit(by_itself, elapsed_s)
+    hit_ratio, hit_bound = _hits(measured)
+
+    def per_sample(of: Callable[[Fetched], int]) -> float | None:
+        return of(fetched) / timings.n_samples if fetched and timings.n_samples else None
+
+    return Report(
+        epoch=measured.epoch,
+        n_batches=timings.n_batches,
+        n_samples=timings.n_samples,
+        elapsed_s=elapsed_s,
+        wait_s=timings.wait_s,
+        first_wait_s=timings.first_wait_s,
+        by_itself=by_itself,
+        bound_s=max(by_itself.values()),
+        limit=limit,
+        latency_s=fetched.latency_s if fetched else None,
+        bytes_per_s=_rate(fetched, elapsed_s) if fetched else None,
+        bytes_fetched=fetched.bytes_fetched if fetched else None,
+        hit_ratio=hit_ratio,
+        hit_bound=hit_bound,
+        requests_per_sample=per_sample(lambda fetched: fetched.requests),
+        fetched_per_sample=per_sample(lambda fetched: fetched.bytes_fetched),
+        read_per_sample=per_sample(lambda fetched: fetched.bytes_read),
+        sentence=_sentence(measured, by_itself, limit, elapsed_s, hit_bound),
+        unknown=tuple(unknown),
+        stalls=tuple(timings.recent),
+        n_threads=measured.n_threads,
+    )
+
+
+# The bound.
+
+
+def _by_itself(measured: Measured, elapsed_s: float) -> tuple[dict[str, float], list[str]]:
+    """Return how long each would have taken with nothing else going on, and what of it is not known."""
+    timings, fetched, unknown = measured.timings, measured.fetched, []
+    found = {"compute": timings.compute_s}
+    if fetched is None:
+        unknown.append(
+            "what is fetched, from where and how fast: the dataset does not read through cachedfs, or does so by itself"
+        )
+    else:
+        rate = _rate(fetched, elapsed_s)
+        if fetched.bytes_fetched == 0 or rate:
+            found["link"] = fetched.bytes_fetched / rate if rate else 0.0
+        else:
+            unknown.append("the link's bandwidth: nothing of a MiB or more was fetched ahead")
+        if fetched.requests == 0 or fetched.latency_s is not None:
+            # No more than it took: what was waited for by others is beside those `n_at_once`.
+            waits_s = fetched.requests * (fetched.latency_s or 0.0) / fetched.n_at_once
+            found["latency"] = min(elapsed_s, waits_s)
+        else:
+            unknown.append("how late answers are: nothing was fetched ahead")
+    if measured.tells_reading:
+        found["decode"] = (timings.load_s - timings.read_s) / measured.n_threads
+    else:
+        unknown.append("what of loading is decoding: the dataset does not tell how long it waits for bytes")
+    if fetched is None or not measured.tells_reading or fetched.bytes_fetched == 0:
+        found["load"] = timings.load_s / measured.n_threads
+    return found, unknown
+
+
+def _limit(by_itself: dict[str, float], elapsed_s: float) -> str | None:
+    """Return what fills nearly all of the time, the longest of several; all of loading only where no part of it does."""
+    near = [name for name, took_s in by_itself.items() if elapsed_s and took_s >= NEAR * elapsed_s]
+    return max(near, key=lambda name: (name != "load", by_itself[name]), default=None)
+
+
+def _rate(fetched: Fetched, elapsed_s: float) -> float | None:
+    """Return the bytes a second that the link takes: measured, and at least what came."""
+    if fetched.bytes_per_s is None or not elapsed_s:
+        return fetched.bytes_per_s
+    return max(fetched.bytes_per_s, fetched.bytes_fetched / elapsed_s)
+
+
+def _data_size(measured: Measured) -> float | None:
+    """Return what all samples take together, if they are as large as those that were read; None: nothing was read."""
+    timings, fetched = measured.timings, measured.fetched
+    if fetched is None or not timings.n_samples or not fetched.bytes_read:
+        return None
+    return fetched.bytes_read / timings.n_samples * measured.n
+
+
+def _hits(measured: Measured) -> tuple[float | None, float | None]:
+    """Return the share of the bytes read that was not fetched, and the most that it can be while samples are read once an epoch."""
+    fetched, data_size = measured.fetched, _data_size(measured)
+    if fetched is None or data_size is None:
+        return None, None
+    ratio = max(0.0, 1 - fetched.bytes_fetched / fetched.bytes_read)
+    return ratio, None if fetched.may_hold is None else min(1.0, fetched.may_hold / data_size)
+
+
+# In words: what limits, and what can be done about it.
+
+
+def _sentence(
+    measured: Measured,
+    by_itself: dict[str, float],
+    limit: str | None,
+    elapsed_s: float,
+    hit_bound: float | None,
+) -> str:
+    timings, fetched = measured.timings, measured.fetched
+    if not timings.n_batches:
+        return "Nothing was given yet."
+    if limit == "compute":
+        share = per_cent(timings.compute_s / elapsed_s)
+        return f"The training limits: it computes {share} of the time; faster loading would change nothing."
+    if limit == "load" and fetched is not None and measured.tells_reading:
+        share = per_cent(timings.read_s / timings.load_s)
+        return f"Loading limits, {share} of it reading the cache: more n_threads if there are free cores, else a faster disk."
+    if limit == "load":
+        return "Loading limits, and by what cannot be told: try more n_threads, or a dataset of cachedfs.datasets."
+    if limit == "decode":
+        busy = f"{counted(measured.n_threads, 'thread is', 'threads are')} busy with it"
+        return f"Decoding limits: {busy}; more n_threads if there are free cores, else a lighter codec or transform."
+    if limit == "link" and fetched is not None:
+        rate = f"{size(fetched.bytes_fetched / elapsed_s)}/s of {size(_rate(fetched, elapsed_s) or 0.0)}/s"
+        return f"The link limits: {rate}; {_of_room(hit_bound)}."
+    if limit == "latency" and fetched is not None:
+        rate = f"{fetched.requests / elapsed_s:.3g} requests a second of {seconds(fetched.latency_s or 0.0)} each"
+        return f"Waiting for answers limits: {rate}, {fetched.n_at_once} at a time; {MORE_AT_ONCE}."
+    return _of_waiting(timings, by_itself, elapsed_s, hit_bound)
+
+
+def _of_room(hit_bound: float | None) -> str:
+    if hit_bound is None:
+        return (
+            "let the cache store what comes (fs.stats() says why it cannot), or give batches twice (echo=2)"
+        )
+    if hit_bound < 1:
+        return f"give the cache more room (cache_size; now for {per_cent(hit_bound)} of the data), or batches twice (echo=2)"
+    return "the cache holds all of it, so the next epoch is free of it"
+
+
+def _of_waiting(
+    timings: Timings, by_itself: dict[str, float], elapsed_s: float, hit_bound: float | None
+) -> str:
+    waited = f"the loop waited {seconds(timings.wait_s)} of {seconds(elapsed_s)}"
+    if timings.first_wait_s > timings.wait_s / 2:
+        return f"Only the beginning was waited for: {waited}, {seconds(timings.first_wait_s)} of that for the first batch."
+    name = max(by_itself, key=by_itself.__getitem__)
+    if name in REMOTE and by_itself[name] > elapsed_s / 2:  # loading more at a time would wait for the same
+        share = per_cent(by_itself[name] / elapsed_s)
+        advice = _of_room(hit_bound) if name == "link" else MORE_AT_ONCE
+        return f"Nothing fills all of the time, {REMOTE[name]} most of it ({share}): {waited}; {advice}."
+    return f"Nothing that was measured is at its limit: {waited}, by turns; more n_threads or n_prefetch may even it out."
+
+
+class _Counts(NamedTuple):
+    stats: Stats
+    link: LinkStats
+
+
+class Meter:
+    """Counts from when it is made, until `stop`. Of a filesystem that is none of ours it knows nothing."""
+
+    def __init__(self, fs: CachedFileSystem | None) -> None:
+        self._pid = os.getpid()
+        self._before = None if fs is None else _Counts(fs.stats(), fs.link_stats())
+        self._after: _Counts | None = None
+
+    def stop(self, fs: CachedFileSystem | None) -> None:
+        """Count no further: what is fetched from now on is for the next one."""
+        self._after = self._now(fs)
+
+    def fetched(self, fs: CachedFileSystem | None) -> Fetched | None:
+        """Return what was counted; None where that cannot be known."""
+        before, after = self._before, self._after or self._now(fs)
+        if fs is None or before is None or after is None:
+            return None
+        n_timed = after.link.n_timed - before.link.n_timed
+        waited_s = after.link.wait_s - before.link.wait_s
+        return Fetched(
+            requests=after.stats.requests - before.stats.requests,
+            bytes_fetched=after.stats.bytes_fetched - before.stats.bytes_fetched,
+            bytes_read=after.stats.bytes_served - before.stats.bytes_served,
+            latency_s=waited_s / n_timed if n_timed else None,
+            bytes_per_s=after.link.bytes_per_s,
+            n_at_once=after.link.n_at_once,
+            may_hold=fs.may_hold(),
+        )
+
+    def _now(self, fs: CachedFileSystem | None) -> _Counts | None:
+        if fs is None or self._pid != os.getpid():  # a child of the process that began has counts of its own
+            return None
+        return _Counts(fs.stats(), fs.link_stats())

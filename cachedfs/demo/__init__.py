@@ -1,0 +1,1 @@
+"""The demo: simulated clouds read with and without cachedfs, side by side."""

@@ -1,0 +1,347 @@
+"""The main job on real data, against simulated clouds on this machine: `python -m cachedfs.demo.comparison`.
+
+The parent starts the clouds, counts their requests and prints. Whatever is read is read by a `Session`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+import signal
+import sys
+import sysconfig
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+from cachedfs.demo.session import BATCH, MAX_AGE_S, SHARD, Cloud, Reading, Session, digest, digits, drawn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from cachedfs.sim import Profile
+    from cachedfs.sim.network import Delay
+
+__all__ = ["Block", "Client", "Data", "Line", "main", "profiles", "run", "on_a_mount"]
+
+NEEDED = {"rich": "rich", "sklearn": "scikit-learn", "xarray": "xarray", "zarr": "zarr", "gcsfs": "gcsfs"}
+NEEDED |= {"pydrive2": "pydrive2", "google_auth_httplib2": "google-auth-httplib2"}  # what drive:// needs
+NEEDED |= {"google_crc32c": "google-crc32c"}  # the simulated clouds' checksums
+TEXTS, IMAGES = "demo/stdlib", "demo/digits.zarr"
+WIDTH = 80
+PASSES = ("first pass", "second pass", "new process")
+# Google Drive mounted in Colab, as its users measured it.
+MOUNT_LIST_S, MOUNT_BIG = 20.0, 600  # the first listing of a folder of so many files
+MOUNT_FILE_S = 0.18  # before the first byte of a file
+MOUNT_COLD, MOUNT_WARM = 60e6, 125e6  # bytes a second: from Drive, from the mount's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who reads without cachedfs, and how."""
+
+    name: str
+    job: str
+    part: int = 1  # reads one item in so many, where all would take minutes
+    needs: tuple[str, ...] = ()  # modules without which it cannot be measured
+
+    @property
+    def is_here(self) -> bool:
+        return all(importlib.util.find_spec(module) for module in self.needs)
+
+
+PYDRIVE2 = Client("PyDrive2, one file after the other", "pydrive2", 200, ("funcy", "appdirs", "tqdm"))
+DRIVE = Client("drive:// without cachedfs", "xarray")
+GCSFS_AT_ONCE, GCSFS = (
+    Client("gcsfs without cachedfs", "xarray"),
+    Client("gcsfs without cachedfs", "zarr", 60),
+)
+CLOUDS = {"drive": "Google Drive", "gs": "Google Cloud Storage"}
+LEGEND = f"""\
+requests, MB: by the simulated cloud's own log. hits: blocks served from the
+  cache. times faster: than the measured reader without cachedfs in the same
+  block, which is measured once, as it keeps nothing.
+~: measured on one file in {PYDRIVE2.part} (PyDrive2) or one image in {GCSFS.part} (gcsfs), and
+  scaled; listing and opening are not scaled.
+model: computed, not measured, after published accounts of Drive mounted in
+  Colab: {MOUNT_LIST_S:.0f} s to list a big folder, {MOUNT_FILE_S:g} s a file, one after the other,
+  {MOUNT_COLD / 1e6:.0f} MB/s; again, from the mount's own cache: {MOUNT_WARM / 1e6:.0f} MB/s.
+cachedfs: {BATCH} requests in flight (concurrency; 16 unless set); what is known of
+  a data set counts for {MAX_AGE_S // 60} minutes (max_age; 60 s unless set), as the first
+  pass over it may take longer than one.
+Python's start and imports are not counted. The images are scikit-learn's digits
+  of 8 x 8 pixels, enlarged; the Zarr v3 array is sharded and not compressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A data set, as it is on this machine."""
+
+    what: str
+    path: str  # in the cloud
+    items: Sequence[Any]
+    size: int
+    n_files: int  # in the cloud
+
+    def digest(self, seed: int = 0, part: int = 1) -> str:
+        """Return the digest of all items, or of the one in `part` that are drawn."""
+        return digest(self.items[index] for index in sorted(drawn(len(self.items), seed, part)))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the table: somebody reads a data set."""
+
+    who: str
+    seconds: float | None = None  # None: could not be measured here
+    reading: Reading | None = None  # None: computed, not measured
+    expected: str = ""  # the digest of the local data
+    part: int = 1  # read one item in so many
+
+    @property
+    def is_right(self) -> bool:
+        return self.reading is None or self.reading.digest == self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One data set in one cloud: read without cachedfs, and by the three passes with it."""
+
+    what: str
+    plain: Line
+    modelled: tuple[Line, ...]
+    cached: tuple[Line, ...]
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        return (self.plain, *self.modelled, *self.cached)
+
+    def times_faster(self, line: Line) -> float | None:
+        """Return how many times as long the measured client without cachedfs took."""
+        return self.plain.seconds / line.seconds if self.plain.seconds and line.seconds else None
+
+
+def profiles() -> dict[str, Profile]:
+    """Return the profiles of the two clouds."""
+    from cachedfs.sim import PROFILES
+
+    # A stall of 30 s strikes one download in 5,000: one in a sample would be scaled to an hour.
+    return {"drive": dataclasses.replace(PROFILES["drive-typical"], stall_rate=0.0), "gs": PROFILES["table"]}
+
+
+def run(
+    folder: Path,
+    *,
+    profile: str | None = None,
+    n_texts: int | None = None,
+    n_images: int = 1797,
+    side: int = 336,
+    say: Callable[[str], object] = lambda text: None,
+) -> Iterator[tuple[str, Block]]:
+    """Yield protocol and block as they are measured; `folder` is filled, and the caller's to remove.
+
+    `profile` takes the place of both clouds' own.
+    """
+    from cachedfs.sim import DriveServer, GCSServer
+
+    own = profiles()
+    texts = put_texts(folder / "drive" / TEXTS, n_texts)
+    few, all_images = digits(side, max(1, n_images // 2)), digits(side, n_images)
+    (folder / "gs" / "demo").mkdir(parents=True)
+    with (
+        DriveServer(profile or own["drive"], folder=folder / "drive", process=True) as drive_server,
+        GCSServer(profile or own["gs"], folder=folder / "gs", process=True) as gcs_server,
+    ):
+        drive, gcs = Cloud(drive_server, "drive", "My Drive/"), Cloud(gcs_server, "gs")
+        say(f"reading {texts.n_files:,} sources of Python's standard library from Drive")
+        yield "drive", compare(drive, folder, "texts", texts, PYDRIVE2)
+        say(f"storing {len(few):,} and {n_images:,} images as sharded Zarr arrays")
+        store(folder, {drive: few, gcs: all_images})
+        say("reading them from Drive by xarray")
+        yield "drive", compare(drive, folder, "xarray", images(few, "by xarray, all at once"), DRIVE)
+        say("reading them from Cloud Storage by xarray")
+        at_once = images(all_images, "by xarray, all at once")
+        yield "gs", compare(gcs, folder, "xarray", at_once, GCSFS_AT_ONCE)
+        say("reading them from Cloud Storage by zarr")
+        yield "gs", compare(gcs, folder, "zarr", images(all_images, "by zarr, shuffled, 1 a call"), GCSFS)
+
+
+def put_texts(folder: Path, count: int | None) -> Data:
+    """Return the standard library's sources, copied to one folder."""
+    library = Path(sysconfig.get_path("stdlib"))
+    files = sorted(file for file in library.rglob("*.py") if "site-packages" not in file.parts)[:count]
+    folder.mkdir(parents=True)
+    items, size = [], 0
+    for number, file in enumerate(files):
+        name, data = f"{number:05}-{file.name}", file.read_bytes()
+        (folder / name).write_bytes(data)
+        items.append(name.encode() + data)
+        size += len(data)
+    what = f"{len(files):,} Python sources, {size / 1e6:.0f} MB,\nby fs.cat, shuffled, {BATCH} a call"
+    return Data(what, TEXTS, items, size, len(files))
+
+
+def images(found: Any, how: str) -> Data:
+    """Return images as they are stored in a cloud."""
+    what = f"{len(found):,} digit images, {found.nbytes / 1e6:.0f} MB,\n{how}"
+    return Data(what, IMAGES, found, found.nbytes, -(-len(found) // SHARD))
+
+
+def store(folder: Path, found: dict[Cloud, Any]) -> None:
+    """Store images in each cloud, in all at the same time, through cachedfs."""
+    with contextlib.ExitStack() as stack:
+        writers = {
+            cloud: stack.enter_context(Session(cloud, folder / f"{cloud.protocol}-writer", "store"))
+            for cloud in found
+        }
+        for cloud, writer in writers.items():
+            writer.tell(open=f"cachedfs::{cloud.url(IMAGES)}")
+            writer.tell(read={"side": found[cloud].shape[1], "count": len(found[cloud])})
+        for writer in writers.values():
+            for _ in ("imported", "opened", "stored"):
+                writer.hear()
+
+
+def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) -> Block:
+    """Return the three passes of one job with a cache that is empty at first, beside a client without cachedfs."""
+    cache_dir, url = folder / f"{cloud.protocol}-{job}", f"cachedfs::{cloud.url(data.path)}"
+    # All import at the same time, and before anything is measured.
+    with contextlib.ExitStack() as later:
+        with Session(cloud, cache_dir, job) as first:
+            new = later.enter_context(Session(cloud, cache_dir, job))
+            plain = later.enter_context(Session(cloud, None, client.job)) if client.is_here else None
+            for session in (first, new, plain):
+                if session:
+                    session.hear()
+            passes = [first.read(url, seed=seed) for seed in (1, 2)]
+        passes.append(new.read(url, seed=3))
+        line = read_plainly(plain, cloud, data, client) if plain else Line(client.name)
+    expected = data.digest()
+    cached = [
+        Line(f"cachedfs, {when}", reading.seconds, reading, expected)
+        for when, reading in zip(PASSES, passes, strict=True)
+    ]
+    return Block(data.what, line, on_a_mount(data) if cloud.protocol == "drive" else (), tuple(cached))
+
+
+def read_plainly(session: Session, cloud: Cloud, data: Data, client: Client) -> Line:
+    """Return one pass without cachedfs, over a part of the data where all would take minutes."""
+    n_drawn = len(drawn(len(data.items), 1, client.part))
+    sampled = {"part": client.part} if client.part > 1 else {}
+    reading = session.read(cloud.url(data.path), scale=len(data.items) / n_drawn, seed=1, **sampled)
+    return Line(client.name, reading.seconds, reading, data.digest(1, client.part), client.part)
+
+
+def on_a_mount(data: Data) -> tuple[Line, Line]:
+    """Return what Drive mounted in Colab would take, by a model: the first time, and from its cache."""
+    cold = data.n_files * MOUNT_FILE_S + data.size / MOUNT_COLD
+    cold += MOUNT_LIST_S if data.n_files >= MOUNT_BIG else 0.0
+    return Line("Colab's mount (model), first pass", cold), Line(
+        "Colab's mount (model), again", data.size / MOUNT_WARM
+    )
+
+
+def table_of(cloud: str, blocks: list[Block]) -> Table:
+    """Return the table of one cloud, 80 columns wide at most."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    table.add_column(f"{cloud},\nsimulated", no_wrap=True, width=37)
+    heads = {"\nseconds": 8, "\nrequests": 9, "\nMB": 5, "\nhits": 7, "times\nfaster": 8}
+    for head, width in heads.items():
+        table.add_column(head, justify="right", no_wrap=True, width=width)
+    for block in blocks:
+        table.add_row(block.what, style="bold")
+        for line in block.lines:
+            style = None if line.is_right else "bold red"
+            table.add_row(f"  {line.who}", *cells(block, line), style=style)
+        table.add_section()
+    return table
+
+
+def cells(block: Block, line: Line) -> list[str]:
+    """Return the numbers of a line; what is not known of it is left out."""
+    if line.seconds is None:
+        return ["-"] * 2
+    reading, times = line.reading, block.times_faster(line)
+    if reading is None:
+        return [f"{line.seconds:,.{1 if line.seconds >= 10 else 2}f}"]
+    if line.part > 1:
+        return [f"~{line.seconds:,.0f}", f"~{reading.requests:,}"]
+    shown = [f"{line.seconds:,.2f}", f"{reading.requests:,}", f"{reading.sent / 1e6:.0f}"]
+    if line is block.plain:
+        return shown
+    return [*shown, f"{reading.hits:,}", "-" if times is None else f"{times:,.{0 if times >= 10 else 1}f}"]
+
+
+def describe(cloud: str, profile: Profile) -> str:
+    """Return a simulated cloud in words."""
+    from cachedfs.sim import PROFILES
+
+    usual = PROFILES[profile.name]
+    calm = f" without its {usual.stall_s:.0f} s stalls" if usual.stall_rate > profile.stall_rate else ""
+    budget = "any number of requests"
+    if (quota := profile.quota).requests_per_user < math.inf:
+        budget = f"at most {quota.requests_per_user / 60:.0f} requests and {quota.creates_per_s:.0f} new files a second"
+    errors = f"{profile.error_rate:.1%} of them fail" if profile.error_rate else "none fails"
+    text = (
+        f'{cloud} is SIMULATED: profile "{profile.name}"{calm}, seed 0. Milliseconds to the '
+        f"first byte, median / 95th percentile: file {spread(profile.media)}, metadata {spread(profile.metadata)}, "
+        f"list {spread(profile.listing)} and {profile.list_item_s * 1e3:g} an item. "
+        f"{profile.stream_rate / 1e6:.0f} MB/s a stream, {profile.total_rate / 1e6:.0f} MB/s in all; {budget}; {errors}."
+    )
+    return textwrap.fill(text, WIDTH) + "\n"
+
+
+def spread(delay: Delay) -> str:
+    """Return median and 95th percentile in milliseconds."""
+    p95 = delay.median_s * math.exp(delay.sigma * NormalDist().inv_cdf(0.95))
+    return f"{delay.median_s * 1e3:.0f} / {p95 * 1e3:.0f}"
+
+
+def show(console: Console) -> int:
+    """Run and print everything; return the exit status."""
+    start = time.perf_counter()
+    for protocol, profile in profiles().items():
+        console.print(describe(CLOUDS[protocol], profile), highlight=False)
+    with tempfile.TemporaryDirectory(prefix="cachedfs-demo-") as folder, console.status("starting") as status:
+        say = status.update if console.is_terminal else lambda text: console.print(f"... {text}")
+        found = list(run(Path(folder), say=say))
+    for protocol, cloud in CLOUDS.items():
+        console.print(table_of(cloud, [block for where, block in found if where == protocol]))
+        console.print()
+    console.print(LEGEND, highlight=False)
+    lines = [(block, line) for _, block in found for line in block.lines if line.reading]
+    wrong = [f"{' '.join(block.what.split())}: {line.who}" for block, line in lines if not line.is_right]
+    if wrong:
+        console.print(f"WRONG BYTES: {'; '.join(wrong)}", style="bold red")
+        return 1
+    took = time.perf_counter() - start
+    console.print(
+        f"All {len(lines)} measured passes gave the right bytes (SHA-256). {took:.0f} s in all.",
+        highlight=False,
+    )
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return the exit status: 1 when bytes were wrong."""
+    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        sys.exit(f"The demo needs {', '.join(missing)}: pip install {' '.join(missing)}")
+    from rich.console import Console
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that nothing is left behind
+    try:
+        return show(Console())
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,157 @@
+"""What is decided before anything is written: which fields there are, and how each array is cut and encoded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cachedfs.datasets.arrays.array_layout import RAGGED
+from cachedfs.packing.chunk_sizes import CODECS, choose_codec, grid_of, shard_size, shares, small_of
+from cachedfs.packing.pack_types import OFFSETS, Array, Batch, Field
+from cachedfs.packing.shard_encoder import Encoding, measured
+from cachedfs.packing.small_arrays import small_arrays
+from cachedfs.packing.sources.source import Source
+from cachedfs.packing.store import ArrayPlan
+
+__all__ = ["ATTRIBUTE", "FORMAT", "Plan", "attributes_of", "array_plans", "plan_of"]
+
+ATTRIBUTE = "cachedfs_pack"  # of the group: what its arrays are
+FORMAT = 1
+SMALL_SHARD = 16 << 20  # bytes: all small arrays are made at the same time
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How the arrays of a store will be: by name, those of big fields and small ones, and why."""
+
+    fields: tuple[Field, ...]
+    big: Mapping[str, Encoding]
+    small: Mapping[str, Encoding]
+    reasons: Mapping[str, str]  # of the codecs of big fields
+
+    def as_json(self, source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what has to be the same for a run to go on where an earlier one ended."""
+        return {
+            "format": FORMAT,
+            "source": {"digest": source.files.digest, "kind": source.kind, **options},
+            "fields": [dataclasses.asdict(field) for field in self.fields],
+            "arrays": {name: _as_json(encoding) for name, encoding in {**self.big, **self.small}.items()},
+        }
+
+    def lines(self) -> list[str]:
+        """Return for people what each array will be, and why."""
+        found = []
+        for name, encoding in self.big.items():
+            grid, reason = encoding.grid, self.reasons[name]
+            found.append(
+                f"{name}: {encoding.dtype}, chunks {_shape(grid.chunk)}, shards {_shape(grid.shard)} ({grid.reason}); "
+                f"{encoding.codec} ({reason})"
+            )
+        return [*found, f"{', '.join(self.small)}: little beside the samples; zstd"] if self.small else found
+
+
+def plan_of(
+    source: Source,
+    sampled: list[Batch],
+    protocol: str,
+    *,
+    chunk: int | None,
+    shard: int | None,
+    codec: str | None,
+) -> Plan:
+    """Return the plan for a source of which some samples are known; `protocol` is that of the target's origin."""
+    n = sum(batch.n for batch in sampled)
+    means = {field.name: _mean(field, sampled, n) for field in source.fields}
+    small_ones = small_of({field.name: means[field.name] for field in source.fields if not field.is_small})
+    fields = tuple(
+        dataclasses.replace(field, is_small=field.is_small or field.name in small_ones)
+        for field in source.fields
+    )
+    most, why = (shard, "as asked for") if shard is not None else shard_size(protocol)
+    big_means = {field.name: means[field.name] for field in fields if not field.is_small}
+    # Sources that are read by range need nothing at hand.
+    by_field = shares(big_means, most) if source.is_decoded else dict.fromkeys(big_means, most)
+    big, small, reasons = {}, {}, {}
+    for field in fields:
+        if not field.is_small:
+            values = np.concatenate([batch.values[field.name] for batch in sampled])
+            chosen, reasons[field.name] = _codec(field, values, codec)
+            grid = grid_of(field, means[field.name], chunk=chunk, shard=by_field[field.name], why=why)
+            big[field.name] = Encoding.of(field, grid, chosen)
+    for field in small_arrays(fields):
+        size = min(most, SMALL_SHARD)
+        grid = grid_of(
+            field, means.get(field.name, 8.0), chunk=None, shard=size, why="little beside the samples"
+        )
+        small[field.name] = Encoding.of(field, grid, "zstd")
+    return Plan(fields, big, small, reasons)
+
+
+def array_plans(plan: Plan, lengths: Mapping[str, int]) -> list[ArrayPlan]:
+    """Return the arrays as they are when all is written, by what `lengths` says of how long each is."""
+    fields = {field.name: field for field in (*plan.fields, *small_arrays(plan.fields))}
+    ragged = {field.name for field in plan.fields if field.is_ragged}
+    found = []
+    for name, encoding in {**plan.big, **plan.small}.items():
+        field = fields[name]
+        if name in ragged:
+            first = f"{name}_element"
+        else:
+            first = (
+                f"{name.removesuffix(OFFSETS)}_edge"
+                if name.removesuffix(OFFSETS) in ragged and name.endswith(OFFSETS)
+                else "sample"
+            )
+        # xarray takes no two axes of one name.
+        axes = (first, *(f"{name}_axis_{i}" for i in range(1, len(field.shape) + 1)))
+        found.append(ArrayPlan(name, (lengths[name], *field.shape), encoding, axes, _attributes(field)))
+    return found
+
+
+def attributes_of(plan: Plan, source: Source, n: int) -> dict[str, Any]:
+    """Return the attributes of the group: where it is from."""
+    return {ATTRIBUTE: {"format": FORMAT, "source": source.files.url, "kind": source.kind, "samples": n}}
+
+
+def _attributes(field: Field) -> dict[str, Any]:
+    """Return the attributes of a field's array: by them samples are found in what is ragged."""
+    if not field.is_ragged:
+        return {"units": field.means} if field.means else {}
+    told = {"offsets": _beside(field.name + OFFSETS), "means": field.means, "shapes": _beside(field.shapes)}
+    return {RAGGED: {name: value for name, value in told.items() if value}}
+
+
+def _beside(name: str) -> str:
+    """Return what an array is called in its own group: whoever opens that alone finds it."""
+    return name.rpartition("/")[2]
+
+
+def _mean(field: Field, sampled: list[Batch], n: int) -> float:
+    if not field.is_ragged:
+        return float(field.row_size)
+    return field.row_size * sum(int(batch.sizes[field.name].sum()) for batch in sampled) / max(1, n)
+
+
+def _codec(field: Field, values: Array, given: str | None) -> tuple[str, str]:
+    if given is None:
+        return choose_codec(measured(field, values))
+    if given not in CODECS:
+        raise ValueError(f"codec={given!r}: expected one of {', '.join(CODECS)}; None: by measuring samples")
+    return choose_codec({given: 1.0}, is_given=True)
+
+
+def _as_json(encoding: Encoding) -> list[Any]:
+    return [
+        encoding.dtype,
+        list(encoding.grid.chunk),
+        list(encoding.grid.shard),
+        encoding.codec,
+        encoding.shuffle,
+    ]
+
+
+def _shape(numbers: tuple[int, ...]) -> str:
+    return " x ".join(f"{n:,}" for n in numbers)

@@ -1,0 +1,125 @@
+"""How large chunks and shards are, and how they are encoded: pure functions, each with the reason that is printed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cachedfs.packing.pack_types import Field
+
+__all__ = ["CODECS", "Grid", "choose_codec", "grid_of", "shard_size", "shares", "small_of"]
+
+KiB, MiB = 1 << 10, 1 << 20
+CHUNK = 256 * KiB  # decoded in 0.1 ms, which is what a random sample of it waits for
+CHUNKS = 64 * KiB, 1 * MiB  # smallest and largest; the latter is the unit in which the cache fetches
+SHARD = 64 * MiB  # 1 s of a link of 500 Mbit/s; built in memory by each worker
+DRIVE_SHARD = 128 * MiB  # Drive makes some two new files a second, and gives 27 to 200
+SMALL = 0.1  # share of the bytes of a sample that small fields may have together
+AT_ONCE = 64 * MiB  # shards of all fields that are made of the same samples, of sources that are decoded
+CODECS = ("none", "lz4", "zstd")  # in the order of their speed
+WORTH = 0.9  # a slower codec has to make it this much smaller
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The shapes of chunks and shards of an array, and why."""
+
+    chunk: tuple[int, ...]
+    shard: tuple[int, ...]
+    reason: str
+
+
+def shard_size(protocol: str) -> tuple[int, str]:
+    """Return the bytes of a shard at an origin, and why."""
+    if protocol in ("drive", "gdrive"):
+        return DRIVE_SHARD, "Drive makes few new files a second, so there are fewer and larger ones"
+    return SHARD, "large enough for the speed of a link, and several fit in memory"
+
+
+def small_of(means: Mapping[str, float]) -> set[str]:
+    """Return the fields that are next to nothing beside the others, all together, by the mean bytes of each in a sample."""
+    found, left = set(), SMALL * sum(means.values())
+    for name in sorted(means, key=lambda name: means[name])[:-1]:
+        left -= means[name]
+        if left < 0:
+            break
+        found.add(name)
+    return found
+
+
+def shares(means: Mapping[str, float], size: int) -> dict[str, int]:
+    """Return the bytes of a shard of each field such that shards of all fields are about the same samples.
+
+    What is read for one of them is then at hand for the others, and fits in memory.
+    """
+    largest, total = max(means.values(), default=1) or 1, max(1.0, sum(means.values()))
+    most = min(size, AT_ONCE * largest / total)
+    return {name: max(min(MiB, size), int(most * mean / largest)) for name, mean in means.items()}
+
+
+def grid_of(field: Field, mean: float, *, chunk: int | None, shard: int, why: str) -> Grid:
+    """Return the grid of a field's array: `mean` bytes a sample, `chunk` and `shard` bytes (None: chosen here)."""
+    if field.is_ragged:
+        return _ragged(field, mean, chunk, shard, why)
+    return _fixed(field, chunk, shard, why)
+
+
+def _ragged(field: Field, mean: float, chunk: int | None, shard: int, why: str) -> Grid:
+    reason = f"{_size(mean)} a sample"
+    if chunk is None:
+        chunk = min(max(1 << max(0, math.ceil(math.log2(max(mean, 1)))), CHUNK), CHUNKS[1])
+        reason += f": a random one decodes {_size(chunk)} or few of them"
+    n = max(1, chunk // field.row_size)
+    per_shard = max(1, shard // (n * field.row_size))
+    return Grid((n,), (n * per_shard,), f"{reason}; shards of {_size(n * per_shard * field.row_size)}: {why}")
+
+
+def _fixed(field: Field, chunk: int | None, shard: int, why: str) -> Grid:
+    given, chunk = chunk, chunk or CHUNK
+    size = max(1, field.row_size)
+    if size > shard:  # one sample is more than a shard: its own first axes are cut, too
+        inner, outer = _cut(field, given or CHUNKS[1], shard)
+        reason = f"a sample has {_size(size)}, more than a shard: it is cut along its axes; {why}"
+        return Grid((1, *inner), (1, *outer), reason)
+    rows = max(1, chunk // size)
+    per_shard = max(1, shard // (rows * size))
+    told = "1 sample" if rows == 1 else f"{rows:,} samples"
+    reason = f"{told} of {_size(size)} a chunk: {'one is read by itself' if rows == 1 else f'about {_size(chunk)} are decoded for one'}"
+    grid = (rows, *field.shape), (rows * per_shard, *field.shape)
+    return Grid(*grid, f"{reason}; shards of {_size(rows * per_shard * size)}: {why}")
+
+
+def _cut(field: Field, chunk: int, shard: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return how a sample is cut into chunks and these gathered in shards, along its own axes."""
+    item = field.row_size // math.prod(field.shape)
+    inner = list(field.shape)
+    for axis in range(len(inner)):
+        while inner[axis] > 1 and math.prod(inner) * item > chunk:
+            inner[axis] = -(-inner[axis] // 2)
+    outer = list(inner)
+    for axis in reversed(range(len(outer))):
+        while outer[axis] < field.shape[axis] and 2 * math.prod(outer) * item <= shard:
+            outer[axis] *= 2
+    return tuple(inner), tuple(outer)
+
+
+def choose_codec(measured: Mapping[str, float], *, is_given: bool = False) -> tuple[str, str]:
+    """Return a codec and why, by the share of the bytes that each leaves of some samples."""
+    if is_given or not measured:
+        return next(iter(measured), "none"), "as asked for" if is_given else "nothing to measure"
+    best = "none"
+    for name in CODECS:
+        if measured.get(name, 1.0) <= WORTH * measured.get(best, 1.0):
+            best = name
+    told = ", ".join(f"{name} {100 * measured[name]:.0f} %" for name in CODECS if name in measured)
+    if best == "none":
+        return best, f"kept as it is: compressed, samples are {told} of their size"
+    return best, f"samples are {told} of their size"
+
+
+def _size(n: float) -> str:
+    for unit, name in ((1 << 30, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if n >= unit:
+            return f"{n / unit:.3g} {name}"
+    return f"{n:.3g} bytes"

@@ -1,0 +1,206 @@
+"""The order of the work: pieces are measured as they follow one another, and a shard is written as soon as all of it has a place."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from cachedfs.packing.executors import Pool
+from cachedfs.packing.pack_types import END, Field, Piece, Span
+from cachedfs.packing.store import BESIDE, Stored
+from cachedfs.packing.task import Job, Known, object_name
+
+__all__ = ["Run"]
+
+MEASURED = 96 << 20  # decoded bytes that may wait for the rest of their shards
+NOTED_S = 10.0  # between two notes of what is done
+Place = tuple[int, ...]
+
+
+class Run:
+    """Hands out measuring and writing until every shard of every big field is in the store.
+
+    Which samples are in a shard follows from the source alone, so a shard that an earlier run wrote is the one that this
+    run would write.
+    """
+
+    def __init__(
+        self, job: Job, pool: Pool, there: Mapping[str, Stored], told: Callable[[int], object]
+    ) -> None:
+        """`there`: what the store has; `told` is called with the bytes of samples that were stored."""
+        self._job, self._pool, self._there, self._told = job, pool, there, told
+        self._checksums = job.store.kept_done(there)
+        self._fields = job.source.big
+        self._coming = iter(job.source.pieces())
+        # In the order of the pieces; the first of them is next to be placed.
+        self._slots: deque[_Slot] = deque()
+        self._writing: dict[Any, tuple[Field, int]] = {}
+        self._measuring: dict[Any, _Slot] = {}
+        self._begins: dict[str, list[int]] = {field.name: [0] for field in self._fields}
+        self._next: dict[str, int] = {field.name: 0 for field in self._fields}  # row of shards
+        self._ready: deque[tuple[Field, Place, list[Span], int]] = deque()
+        self._held = 0  # bytes that are measured and not written
+        self._noted = time.monotonic()
+        self._notes: dict[str, str] = {}
+        self._is_placed = False
+        self.pieces: list[tuple[Piece, Known]] = []
+        self.stored: dict[str, Stored] = {}
+
+    def __call__(self) -> None:
+        """Do all of it. Raises what a worker raised."""
+        while True:
+            self._hand_out()
+            if not (self._writing or self._measuring):
+                break
+            for handle, result in self._pool.finished():
+                if (slot := self._measuring.pop(handle, None)) is not None:
+                    slot.known = result
+                    self._place()
+                else:
+                    self._note(*self._writing.pop(handle), result)
+        self._write_notes()
+
+    @property
+    def n_samples(self) -> int:
+        return sum(known.n for _, known in self.pieces)
+
+    def length(self, name: str) -> int:
+        """Return how many values or elements of a big field there are."""
+        return self._begins[name][-1]
+
+    # Measuring.
+
+    def _hand_out(self) -> None:
+        while len(self._writing) + len(self._measuring) < self._pool.n_workers:
+            if self._ready:
+                self._write(*self._ready.popleft())
+            elif not self._measure():
+                return
+
+    def _measure(self) -> bool:
+        """Begin to measure another piece; False when there is none, or enough waits to be written."""
+        if self._is_placed:
+            return False
+        is_enough = self._job.source.is_decoded and self._held > MEASURED
+        if is_enough and (self._writing or self._measuring):
+            return False
+        slot = next((slot for slot in self._slots if not slot.is_begun), None)
+        if slot is None:
+            piece = next(self._coming, None)
+            if piece is None:
+                self._place()
+                return bool(self._ready)
+            slot = _Slot(piece)
+            self._slots.append(slot)
+        slot.is_begun = True
+        is_kept = f"{BESIDE}/{slot.piece.name}.npz" in self._there
+        if self._job.source.is_known:
+            slot.known = self._job.measure(slot.piece)
+            self._place()
+        else:
+            self._measuring[self._pool.submit("measure", slot.piece, is_kept)] = slot
+        return True
+
+    def _place(self) -> None:
+        """Give the samples of measured pieces their places, in order."""
+        while self._slots and (known := self._slots[0].known) is not None:
+            piece = self._slots.popleft().piece
+            self.pieces.append((piece, known))
+            for field in self._fields:
+                begins = self._begins[field.name]
+                begins.append(begins[-1] + known.lengths[field.name])
+                self._held += known.lengths[field.name] * field.row_size
+            if piece.stop == END and known.stop != END:
+                self._slots.appendleft(_Slot(Piece(piece.file, known.stop, END)))
+            self._find_shards(is_last=False)
+        if not self._slots and not self._is_placed and self._exhausted():
+            self._is_placed = True
+            self._find_shards(is_last=True)
+
+    def _exhausted(self) -> bool:
+        piece = next(self._coming, None)
+        if piece is not None:
+            self._slots.append(_Slot(piece))
+        return piece is None
+
+    # Writing.
+
+    def _find_shards(self, *, is_last: bool) -> None:
+        for field in self._fields:
+            grid = self._job.encodings[field.name].grid
+            rows, length = grid.shard[0], self.length(field.name)
+            while (at := self._next[field.name]) * rows < length and (is_last or (at + 1) * rows <= length):
+                start, stop = at * rows, min((at + 1) * rows, length)
+                spans = self._spans(field.name, start, stop)
+                for place, n_chunks in _places(field, grid.chunk, grid.shard, stop - start):
+                    self._ready.append((field, (at, *place), spans, n_chunks))
+                self._next[field.name] += 1
+
+    def _spans(self, name: str, start: int, stop: int) -> list[Span]:
+        begins = self._begins[name]
+        found = []
+        i = bisect_right(begins, start) - 1
+        while start < stop:
+            end = min(stop, begins[i + 1])
+            if end > start:
+                found.append(Span(self.pieces[i][0], start - begins[i], end - begins[i]))
+            start, i = end, i + 1
+        return found
+
+    def _write(self, field: Field, place: Place, spans: list[Span], n_chunks: int) -> None:
+        # Of a sample that is cut, about its share.
+        n_beside = math.prod(_counts(field, self._job.encodings[field.name].grid.shard))
+        size = sum(span.stop - span.start for span in spans) * field.row_size // n_beside
+        name = object_name(field.name, place)
+        old = self._there.get(name)
+        if old is not None and old.checksum is not None and self._checksums.get(name) == old.checksum:
+            self._note(field, size, old)  # as it was when it was found to be right
+            return
+        method, more = ("write", ()) if old is None else ("ensure", (n_chunks,))
+        self._writing[self._pool.submit(method, field.name, place, spans, *more)] = field, size
+
+    def _note(self, field: Field, size: int, stored: Stored) -> None:
+        if not stored.is_new:
+            stored = stored._replace(checksum=self._there[stored.name].checksum)
+        self.stored[stored.name] = stored
+        self._held -= size
+        self._told(size)
+        if stored.checksum is not None and self._checksums.get(stored.name) != stored.checksum:
+            self._notes[stored.name] = stored.checksum
+            if time.monotonic() - self._noted > NOTED_S:
+                self._write_notes()
+
+    def _write_notes(self) -> None:
+        if self._notes:
+            self._job.store.keep_done(self._notes)
+        self._notes, self._noted = {}, time.monotonic()
+
+
+class _Slot:
+    """A piece on its way to its place."""
+
+    def __init__(self, piece: Piece) -> None:
+        self.piece = piece
+        self.is_begun = False
+        self.known: Known | None = None
+
+
+def _places(field: Field, chunk: Place, shard: Place, rows: int) -> Iterator[tuple[Place, int]]:
+    """Yield the shards beside one another that hold so many rows, by their places along the other axes, with their numbers of chunks."""
+    for place in np.ndindex(*_counts(field, shard)):
+        there = [
+            min((at + 1) * part, whole) - at * part
+            for at, part, whole in zip(place, shard[1:], field.shape, strict=True)
+        ]
+        yield place, math.prod(-(-n // part) for n, part in zip((rows, *there), chunk, strict=True))
+
+
+def _counts(field: Field, shard: Place) -> list[int]:
+    """Return how many shards are beside one another, along each axis but the first."""
+    return [-(-whole // part) for whole, part in zip(field.shape, shard[1:], strict=True)]

@@ -1,0 +1,361 @@
+"""Columns of Arrow as fields: of what type each is, and their values. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cachedfs.packing.pack_types import END, Array, Batch, Field
+from cachedfs.packing.sources.field_names import checked
+from cachedfs.packing.sources.json_values import as_json
+
+__all__ = [
+    "Columns",
+    "arrow_type",
+    "batch_of",
+    "chosen",
+    "field_of",
+    "fields_of",
+    "merged",
+    "stored_type",
+    "structs_of",
+    "text_of",
+    "unfolded",
+    "unfolded_types",
+]
+
+# Names with what each is to be; None: as found. `columns=` as users give it.
+Columns = Mapping[str, str | None] | None
+UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+TYPE = re.compile(r"(ragged )?([a-z]+[0-9]*)(?:\[([0-9, ]+)\])?")
+TEXTS = {"utf8": "utf-8", "bytes": "bytes", "json": "json"}
+
+
+def chosen(columns: Any) -> Columns:
+    """Return what users give as `columns`: names, or names with types. Raises ValueError for what is neither."""
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        columns = [columns]
+    given = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns)
+    for name, type_ in given.items():
+        if type_ is not None:
+            _parsed(name, type_)
+    return given
+
+
+def arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType:
+    """Return the type of a column that is to be `given`, where it was found to be `found`."""
+    if given is None or given == "json":
+        if pa.types.is_timestamp(found) and found.tz is None:
+            return found
+        return pa.string() if pa.types.is_null(found) else found
+    field = _parsed(name, given)
+    if field.means == "utf-8":
+        return pa.string()
+    if field.means == "bytes":
+        return pa.binary()
+    item = pa.from_numpy_dtype(np.dtype(field.dtype))
+    return pa.list_(item) if field.is_ragged or field.shape else item
+
+
+def fields_of(schema: pa.Schema, columns: Columns) -> tuple[Field, ...]:
+    """Return the fields of these columns. Raises ValueError for names that cannot be those of arrays, and bytes in JSON."""
+    fields = tuple(field_of(column.name, column.type, (columns or {}).get(column.name)) for column in schema)
+    for column, field in zip(schema, fields, strict=True):
+        if field.means == "json" and _holds_bytes(stored_type(column.type)):
+            raise ValueError(
+                f"column {column.name!r} is {column.type}: JSON has no bytes; columns=[...] leaves it out, or gives it another type"
+            )
+    return checked(fields)
+
+
+def field_of(name: str, type_: pa.DataType, given: str | None = None) -> Field:
+    """Return the field of a column. Raises ValueError for tensors whose axes are not in the order of their numbers."""
+    if given is not None:
+        return _parsed(name, given)
+    if isinstance(type_, pa.FixedShapeTensorType):
+        return _tensor(name, type_)
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_):
+        return Field(name, type_.to_pandas_dtype().__name__.removesuffix("_"))
+    if (units := _units(type_)) is not None:
+        return Field(name, "int64", means=units)
+    if _is_text(type_) or pa.types.is_null(type_) or pa.types.is_decimal(type_):
+        return Field(name, "uint8", is_ragged=True, means="utf-8")
+    if _is_bytes(type_):
+        return Field(name, "uint8", is_ragged=True, means="bytes")
+    if _is_list(type_) and _is_number(type_.value_type):
+        dtype = type_.value_type.to_pandas_dtype().__name__.removesuffix("_")
+        if pa.types.is_fixed_size_list(type_):
+            return Field(name, dtype, (type_.list_size,))
+        return Field(name, dtype, is_ragged=True)
+    return Field(name, "uint8", is_ragged=True, means="json")
+
+
+def _tensor(name: str, type_: pa.FixedShapeTensorType) -> Field:
+    found, order = field_of(name, type_.storage_type), type_.permutation or []
+    if order != sorted(order):
+        raise ValueError(
+            f"column {name!r} is {type_}: its axes are in another order than its numbers; columns={{...}} leaves it out, or "
+            f"gives it another type, such as {found if found.shape else 'json'} for what is stored"
+        )
+    return dataclasses.replace(found, shape=tuple(type_.shape)) if found.shape else found
+
+
+def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> Batch:
+    """Return samples from a table that has these columns. Raises ValueError for values that do not fit, naming the column."""
+    values: dict[str, Array] = {}
+    sizes: dict[str, Array] = {}
+    for field in fields:
+        column = table.column(field.name)
+        try:
+            values[field.name], n = _values(_whole(column), field)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ValueError(
+                f"column {field.name!r}: {error}; columns={{...}} can give it another type"
+            ) from error
+        if n is not None:
+            sizes[field.name] = n
+    return Batch(table.num_rows, values, sizes, stop)
+
+
+def whole_type(name: str, least: int, largest: int, other: str = "json") -> pa.DataType:
+    """Return the type of integers in this range. Raises ValueError where there is none; `other`: what has all digits."""
+    if least >= -(2**63) and largest < 2**63:
+        return pa.int64()
+    if least >= 0 and largest < 2**64:
+        return pa.uint64()
+    raise ValueError(
+        f"column {name!r}: no type has integers from {least} to {largest}; columns={{...}} can give it another, such as "
+        f"float64 or {other}"
+    )
+
+
+def stored_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type with that of their storage in the place of all extension types in it."""
+    if isinstance(type_, pa.BaseExtensionType):
+        return stored_type(type_.storage_type)
+    if pa.types.is_struct(type_):
+        return pa.struct([_stored(field) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(_stored(type_.key_field), _stored(type_.item_field), type_.keys_sorted)
+    if pa.types.is_fixed_size_list(type_):
+        return pa.list_(_stored(type_.value_field), type_.list_size)
+    if _is_list(type_):
+        made = pa.large_list if pa.types.is_large_list(type_) else pa.list_
+        return made(_stored(type_.value_field))
+    return type_
+
+
+def _stored(field: pa.Field) -> pa.Field:
+    return field.with_type(stored_type(field.type))
+
+
+def structs_of(schema: pa.Schema) -> frozenset[str]:
+    """Return the names of the structs that are unfolded, `image`, also of those in others: they hold bytes, lost as JSON."""
+    return frozenset(each for column in schema for each in _structs(column.name, stored_type(column.type)))
+
+
+def _structs(name: str, stored: pa.DataType) -> list[str]:
+    if not _is_unfolded(stored):
+        return []
+    return [name, *(each for field in stored for each in _structs(f"{name}.{field.name}", field.type))]
+
+
+def _is_unfolded(stored: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(stored)) and _holds_bytes(stored)
+
+
+def unfolded_types(schema: pa.Schema) -> pa.Schema:
+    """Return the columns that `unfolded` makes of these. They are of its types, but for tensors, whose shape storage has not."""
+    return pa.schema([each for column in schema for each in _part_types(column.name, column.type)])
+
+
+def _part_types(name: str, type_: pa.DataType) -> list[tuple[str, pa.DataType]]:
+    stored = stored_type(type_)
+    if not _is_unfolded(stored):
+        return [(name, type_ if isinstance(type_, pa.FixedShapeTensorType) else stored)]
+    struct = type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
+    return [each for field in struct for each in _part_types(f"{name}.{field.name}", field.type)]
+
+
+def unfolded(table: pa.Table, structs: frozenset[str]) -> pa.Table:
+    """Return columns as they are stored, and of their own, `image.path`, what is in these structs, which `structs_of` names.
+
+    Their types do not tell it here: of a struct of which some is read, Arrow gives that, perhaps without its bytes.
+    """
+    found = [
+        each
+        for name, column in zip(table.column_names, table.columns, strict=True)
+        for each in _parts(name, _as_stored(column), structs)
+    ]
+    return pa.Table.from_arrays([column for _, column in found], names=[name for name, _ in found])
+
+
+def _as_stored(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    stored = stored_type(column.type)
+    return column if stored == column.type else column.cast(stored)
+
+
+def _parts(name: str, column: pa.ChunkedArray, structs: frozenset[str]) -> list[tuple[str, pa.ChunkedArray]]:
+    if name not in structs or not pa.types.is_struct(column.type):  # another column may be called like one
+        return [(name, column)]
+    # Where a struct is missing, all in it is.
+    inner = zip(column.type, column.flatten(), strict=True)
+    return [each for field, part in inner for each in _parts(f"{name}.{field.name}", part, structs)]
+
+
+def text_of(texts: Sequence[bytes]) -> tuple[Array, Array]:
+    """Return texts as elements, and how many each has."""
+    return np.frombuffer(b"".join(texts), "u1"), np.fromiter(map(len, texts), np.int64, len(texts))
+
+
+def merged(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return one schema for tables that have these. Raises ValueError where there is none."""
+    try:
+        return pa.unify_schemas(list(schemas), promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ValueError(
+            f"files have columns of one name and different types: {error}; columns={{...}} settles it"
+        ) from error
+
+
+def _values(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
+    if field.means in TEXTS.values():
+        return _text(column, field)
+    if field.is_ragged or field.shape:
+        return _lists(column, field)
+    if field.means:  # times
+        return np.asarray(
+            _filled(column.cast(_integer(column.type)).cast(pa.int64()), np.iinfo(np.int64).min)
+        ), None
+    return _numbers(column, field.dtype), None
+
+
+def _numbers(column: pa.Array, dtype: str) -> Array:
+    """Return values as numbers of this type, NaN where a float is missing.
+
+    Raises ArrowInvalid for what is missing or has no such number; a float may be rounded, as whoever asked for it knows.
+    """
+    type_ = pa.from_numpy_dtype(np.dtype(dtype))
+    if _units(column.type) is not None:  # Arrow makes int64 of no date
+        column = column.cast(_integer(column.type))
+    column = column.cast(type_, safe=not pa.types.is_floating(type_))
+    if pa.types.is_floating(type_):
+        column = _filled(column, float("nan"))
+    if column.null_count:
+        raise pa.ArrowInvalid(f"{column.null_count} values are missing, which {dtype} cannot tell")
+    return np.array(column.to_numpy(zero_copy_only=False), dtype)  # copied: see `_text`
+
+
+def _text(column: pa.Array, field: Field) -> tuple[Array, Array]:
+    if field.means == "json":
+        return text_of([b"" if value is None else as_json(value) for value in column.to_pylist()])
+    if field.means == "utf-8" or not (_is_text(column.type) or _is_bytes(column.type)):
+        column = column.cast(pa.large_string())
+        column.validate(full=True)  # of what Parquet or JSON call text, nobody has looked whether it is UTF-8
+    column = _filled(column.cast(pa.large_binary()), b"")
+    offsets = np.frombuffer(column.buffers()[1], "i8")[column.offset : column.offset + len(column) + 1]
+    data = column.buffers()[2]
+    flat = np.frombuffer(data, "u1") if data is not None and data.size else np.empty(0, "u1")
+    # Copied: Arrow's own buffers are up to twice as large as what is in them, and a view keeps all of one.
+    return flat[offsets[0] : offsets[-1]].copy(), np.diff(offsets)
+
+
+def _lists(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
+    if not _is_list(column.type):
+        raise pa.ArrowInvalid(f"its values are {column.type}, and no lists")
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    sizes = np.asarray(_filled(pc.list_value_length(column), 0), np.int64)
+    found = _numbers(column.flatten(), field.dtype)
+    if field.is_ragged:
+        return found, sizes
+    n = int(np.prod(field.shape))
+    if len(sizes) and (sizes != n).any():
+        raise pa.ArrowInvalid(f"a list of {int(sizes[sizes != n][0])} elements, and not of {n}")
+    return found.reshape(len(column), *field.shape), None
+
+
+def _parsed(name: str, given: str) -> Field:
+    """Return the field that a type in words is: int64, float32[768], ragged float32, utf8, bytes, json."""
+    match = TYPE.fullmatch(given)
+    if match and given in TEXTS:
+        return Field(name, "uint8", is_ragged=True, means=TEXTS[given])
+    try:
+        dtype = np.dtype(match[2] if match else "")
+    except TypeError:
+        dtype = np.dtype("V")
+    if match is None or dtype.kind not in "biuf" or not match[2] or (match[1] and match[3]):
+        raise ValueError(
+            f"columns={{{name!r}: {given!r}}}: expected a type such as int64, float32[768], ragged float32, utf8, bytes or json"
+        )
+    shape = tuple(int(n) for n in match[3].split(",")) if match[3] else ()
+    return Field(name, dtype.name, shape, is_ragged=bool(match[1]))
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+
+
+def _filled(column: pa.Array, value: Any) -> pa.Array:
+    return column.fill_null(value) if column.null_count else column
+
+
+def _units(type_: pa.DataType) -> str | None:
+    """Return what the numbers of a time are, as CF writes it; None for other types."""
+    if pa.types.is_date32(type_):
+        return "days since 1970-01-01"
+    if pa.types.is_date64(type_):
+        return "milliseconds since 1970-01-01"
+    if pa.types.is_timestamp(type_):
+        return f"{UNITS[type_.unit]} since 1970-01-01"
+    if pa.types.is_time(type_) or pa.types.is_duration(type_):
+        return UNITS[type_.unit]
+    return None
+
+
+def _integer(type_: pa.DataType) -> pa.DataType:
+    return pa.int32() if pa.types.is_date32(type_) or pa.types.is_time32(type_) else pa.int64()
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+    )
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(type_)
+        or pa.types.is_large_binary(type_)
+        or pa.types.is_fixed_size_binary(type_)
+        or pa.types.is_binary_view(type_)
+    )
+
+
+def _holds_bytes(type_: pa.DataType) -> bool:
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    return _is_bytes(type_) or any(_holds_bytes(type_.field(i).type) for i in range(type_.num_fields))
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+    )
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_))

@@ -1,0 +1,77 @@
+"""Which kind of source it is: by the names of its files, and by their first bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cachedfs.packing.sources.source import Files, Source
+
+__all__ = ["KINDS", "kind_of", "source_of"]
+
+# Kind: its module and class, and what that needs besides zarr.
+_SOURCES = {
+    "files": ("file_samples", "FileSource", None),
+    "lines": ("text_lines", "LineSource", "pyarrow"),
+    "jsonl": ("text_lines", "JSONSource", "pyarrow"),
+    "csv": ("text_lines", "CSVSource", "pyarrow"),
+    "parquet": ("parquet", "ParquetSource", "pyarrow"),
+    "hdf5": ("hdf5_file", "HDF5Source", "h5py"),
+    "tar": ("tars", "TarSource", None),
+}
+KINDS = tuple(_SOURCES)
+ENDINGS = {
+    "jsonl": "jsonl", "ndjson": "jsonl", "txt": "lines", "csv": "csv", "tsv": "csv", "parquet": "parquet", "pq": "parquet",
+    "h5": "hdf5", "hdf5": "hdf5", "he5": "hdf5", "tar": "tar",
+}  # fmt: skip
+PACKED = ("gz", "bz2", "xz", "zst")
+MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n"}
+HEAD = 512
+
+
+def kind_of(paths: Sequence[str], head: bytes) -> str:
+    """Return the kind of files with these names, the first of which begins with `head` (512 bytes).
+
+    Files of one ending that says so are read as what they are; many text files, or anything else, are samples themselves.
+    """
+    endings = {_ending(path) for path in paths}
+    kind = ENDINGS.get(endings.pop(), "files") if len(endings) == 1 else "files"
+    if kind == "lines" and len(paths) > 1:
+        return "files"
+    if kind == "files" and len(paths) == 1:  # one file that is all of the source, whatever it is called
+        return next(
+            (name for name, magic in MAGIC.items() if head.startswith(magic)),
+            "tar" if _is_tar(head) else kind,
+        )
+    return kind
+
+
+def source_of(kind: str, files: Files, *, decode: str | None, columns: Any) -> Source:
+    """Return the source of a kind. Raises ValueError for what it cannot do, ImportError for what it lacks, saying what to install."""
+    if decode is not None and (kind != "files" or decode != "image"):
+        raise ValueError(f"decode={decode!r} of {kind}: only files are decoded, by decode='image'")
+    module, name, needs = _SOURCES[kind]
+    if decode == "image":
+        name = "ImageSource"
+    try:
+        found = getattr(import_module(f"cachedfs.packing.sources.{module}"), name)
+    except ModuleNotFoundError as error:
+        if needs is None or (error.name or "").partition(".")[0] != needs:
+            raise
+        raise ImportError(f"packing {kind} needs {needs}: pip install 'cachedfs[pack]'") from error
+    source: Source = found(files, columns)
+    return source
+
+
+def _ending(path: str) -> str:
+    base = path.rpartition("/")[2].lower()
+    stem, _, ending = base.rpartition(".")
+    if ending in PACKED:  # what is compressed, not how
+        ending = stem.rpartition(".")[2]
+    return ending
+
+
+def _is_tar(head: bytes) -> bool:
+    return head[257:262] == b"ustar"

@@ -1,0 +1,222 @@
+"""Files as samples: their bytes as they are, or images, decoded."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from cachedfs.packing.pack_types import Array, Batch, Field, Piece, Span, Tally
+from cachedfs.packing.sources.source import LARGEST, NAMES, Decoded, Files, Item, Source
+
+__all__ = ["FileSource", "ImageSource", "as_text", "decoded_image", "spread"]
+
+PER_PIECE = 4096  # files
+SAMPLED = 32  # files that are looked at
+IMAGES = 64  # the same, where pixels are packed: are all of one shape?
+SAMPLED_SIZE = 256 << 10  # bytes of each that tell how well they compress
+DECODED = 24 << 20  # bytes of the images of a piece, about
+AXES = ("height", "width", "channels")
+
+
+class FileSource(Source):
+    """A sample for each file, its bytes; what its listing says is all there is to know."""
+
+    kind = "files"
+    is_known = True
+    fields = (
+        Field("data", "uint8", is_ragged=True, means="bytes"),
+        Field(NAMES, "uint8", is_ragged=True, means="utf-8", is_small=True),
+    )
+
+    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+        if columns is not None:
+            raise ValueError(f"columns={columns!r}: files have none; leave it out")
+        super().__init__(files)
+        self.fields = FileSource.fields
+
+    def look(self) -> list[Batch]:
+        chosen = spread(len(self.files), SAMPLED)
+        wanted = [(i, 0, min(SAMPLED_SIZE, int(self.files.sizes[i]))) for i in chosen if self.files.sizes[i]]
+        data = b"".join(self.files.ranges(wanted)) if wanted else b""
+        # Sizes are known of all of them.
+        names = self.measure(Piece(0, 0, min(PER_PIECE, len(self.files))))
+        return [
+            Batch(
+                len(self.files),
+                {"data": np.frombuffer(data, "u1"), **names.small},
+                {"data": self.files.sizes, NAMES: names.sizes[NAMES]},
+            )
+        ]
+
+    def pieces(self) -> Iterable[Piece]:
+        n = len(self.files)
+        return [Piece(0, start, min(start + PER_PIECE, n)) for start in range(0, n, PER_PIECE)]
+
+    def measure(self, piece: Piece) -> Tally:
+        names, sizes = as_text(self.files.name(i) for i in range(piece.start, piece.stop))
+        return Tally(
+            piece.stop - piece.start,
+            {NAMES: names},
+            {"data": self.files.sizes[piece.start : piece.stop], NAMES: sizes},
+        )
+
+    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
+        return np.frombuffer(b"".join(self.files.ranges(list(self._within(*span)))), "u1")
+
+    def _within(self, piece: Piece, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the ranges of files that are some of the bytes of a piece."""
+        ends = np.cumsum(self.files.sizes[piece.start : piece.stop])
+        at = int(np.searchsorted(ends, start, side="right"))
+        while start < stop:
+            size = int(self.files.sizes[piece.start + at])
+            begin = int(ends[at]) - size
+            if size:
+                yield piece.start + at, start - begin, min(stop - begin, size)
+            start, at = int(ends[at]), at + 1
+
+    def items(self, piece: Piece) -> Iterator[Item]:
+        for i in range(piece.start, piece.stop):
+            if self.files.sizes[i]:
+                yield self.files.paths[i], 0, int(self.files.sizes[i])
+
+    @property
+    def total_size(self) -> int:
+        return self.files.size
+
+    def shown(self, piece: Piece) -> str:
+        return self.files.shown(piece.start)
+
+
+class ImageSource(Decoded):
+    """A sample for each image file: its pixels, all of one shape, or ragged with the shape beside."""
+
+    kind = "files"
+
+    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+        """`columns={"image": "ragged"}`: not of one shape, whatever the first ones are."""
+        super().__init__(files)
+        if columns not in (None, {"image": "ragged"}):
+            raise ValueError(
+                f"columns={columns!r}: of images {{'image': 'ragged'}} is possible, and nothing else"
+            )
+        self._is_ragged = columns is not None
+        self._per_piece = PER_PIECE
+
+    def look(self) -> list[Batch]:
+        chosen = spread(len(self.files), IMAGES)
+        shapes: set[tuple[int, ...]] = set()
+        dtypes: set[str] = set()
+        kept: list[tuple[int, Array]] = []
+        n_bytes = 0
+        for number in chosen:  # one by one: they may be large
+            (image,) = self._images([number])
+            shapes.add(image.shape)
+            dtypes.add(image.dtype.name)
+            n_bytes += image.nbytes
+            if len(kept) < 2 or sum(each.nbytes for _, each in kept) < DECODED:
+                kept.append((number, image))
+        if len(dtypes) > 1:
+            raise ValueError(
+                f"{self.files.url}: images of several types ({', '.join(sorted(dtypes))}) are no one array"
+            )
+        is_ragged = self._is_ragged = self._is_ragged or len(shapes) > 1
+        shape = () if is_ragged else shapes.pop()
+        self.fields = (
+            Field("image", dtypes.pop(), shape, is_ragged, shapes="image_shape" if is_ragged else ""),
+            *([Field("image_shape", "int32", (3,), is_small=True)] if is_ragged else []),
+            Field(NAMES, "uint8", is_ragged=True, means="utf-8", is_small=True),
+        )
+        self._per_piece = max(1, min(PER_PIECE, DECODED * len(chosen) // max(1, n_bytes)))
+        return [self._batch_of([number for number, _ in kept], [image for _, image in kept])]
+
+    def pieces(self) -> Iterable[Piece]:
+        n, step = len(self.files), self._per_piece
+        return [Piece(0, start, min(start + step, n)) for start in range(0, n, step)]
+
+    def read(self, piece: Piece) -> Batch:
+        chosen = range(piece.start, piece.stop)
+        return self._batch_of(chosen, self._images(chosen))
+
+    def items(self, piece: Piece) -> Iterator[Item]:
+        for i in range(piece.start, piece.stop):
+            yield self.files.paths[i], 0, int(self.files.sizes[i])
+
+    def _images(self, chosen: Iterable[int]) -> list[Array]:
+        numbers = list(chosen)
+        datas = self.files.ranges([(i, 0, int(self.files.sizes[i])) for i in numbers])
+        with ThreadPoolExecutor(2) as pool:  # Pillow lets go of the interpreter's lock where it decodes
+            return list(
+                pool.map(
+                    lambda each: decoded_image(each[1], self.files.shown(each[0])),
+                    zip(numbers, datas, strict=True),
+                )
+            )
+
+    def _batch_of(self, numbers: Iterable[int], images: list[Array]) -> Batch:
+        field, numbers = self.fields[0], list(numbers)
+        for number, image in zip(numbers, images, strict=True):
+            if image.dtype.name != field.dtype or (not field.is_ragged and image.shape != field.shape):
+                raise ValueError(
+                    f"{self.files.shown(number)}: an image of {image.dtype} {image.shape}, where the first ones looked at are {field}: "
+                    + (
+                        'columns={"image": "ragged"} packs images of any shape'
+                        if image.dtype.name == field.dtype
+                        else "pack it apart"
+                    )
+                )
+        names, name_sizes = as_text(map(self.files.name, numbers))
+        values, sizes = {NAMES: names}, {NAMES: name_sizes}
+        if field.is_ragged:
+            whole = [image if image.ndim == 3 else image[..., None] for image in images]
+            values["image"] = np.concatenate([image.reshape(-1) for image in whole])
+            values["image_shape"] = np.array([image.shape for image in whole], "int32")
+            sizes["image"] = np.array([image.size for image in whole], np.int64)
+        else:
+            values["image"] = np.stack(images)
+        return Batch(len(images), values, sizes)
+
+    def shown(self, piece: Piece) -> str:
+        return self.files.shown(piece.start)
+
+
+def decoded_image(data: bytes, name: str) -> Array:
+    """Return the pixels of an image: (height, width), or (height, width, channels). Raises ValueError that names it."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise ImportError("decode='image' needs Pillow: pip install pillow") from error
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.mode in ("P", "PA"):  # colours by number say nothing
+                image = image.convert("RGBA" if "transparency" in image.info or image.mode == "PA" else "RGB")
+            elif image.mode in ("CMYK", "YCbCr", "LAB", "HSV", "1"):
+                image = image.convert("L" if image.mode == "1" else "RGB")
+            pixels = np.asarray(image)
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(
+            f"{name}: no image that Pillow can decode: {error}; leave it out, or pack bytes as they are"
+        ) from error
+    if pixels.nbytes > LARGEST:
+        raise ValueError(
+            f"{name}: {pixels.nbytes:,} bytes decoded, more than {LARGEST:,}: pack its bytes as they are"
+        )
+    return pixels
+
+
+def as_text(words: Iterable[str]) -> tuple[Array, Array]:
+    """Return words as elements in UTF-8, and how many each has."""
+    encoded = [word.encode("utf-8", "surrogatepass") for word in words]
+    return np.frombuffer(b"".join(encoded), "u1"), np.fromiter(map(len, encoded), np.int64, len(encoded))
+
+
+def spread(n: int, most: int) -> list[int]:
+    """Return up to `most` of n numbers, the first and the last of them and others evenly between."""
+    return (
+        sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(min(n, most))})
+        if n > most
+        else list(range(n))
+    )

@@ -1,0 +1,299 @@
+"""Datasets of HDF5 files, along their first axis; several files one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+
+from cachedfs.datasets.hdf5_features import elsewhere, unreadable
+from cachedfs.packing.pack_types import Array, Batch, Field, Piece, Span, Tally
+from cachedfs.packing.sources.field_names import checked
+from cachedfs.packing.sources.source import PIECE, Files, Item, Source
+
+__all__ = ["HDF5Source"]
+
+SAMPLED_SIZE = 4 << 20  # bytes of each dataset by which a codec is chosen
+ROWS = 1024  # rows of their own lengths that are read at once, at most: how long they are, only reading them tells,
+READ_SIZE = 1 << 20  # and bytes of them, as long as those that follow are like them
+OPEN = 4  # files that stay open
+NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}  # bytes of the largest that Zarr has, by NumPy's kinds
+
+
+class HDF5Source(Source):
+    """Sample `i` is row `i` of each dataset; the array of a dataset in a group is in a group of that name."""
+
+    kind = "hdf5"
+
+    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+        super().__init__(files)
+        if columns is not None and (
+            isinstance(columns, dict) or not all(isinstance(name, str) for name in columns)
+        ):
+            raise ValueError(f"columns={columns!r}: datasets keep their types: give a list of names")
+        self.columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        self._opened = _Opened()
+        self._row_sizes: dict[str, int] = {}
+
+    def look(self) -> list[Batch]:
+        first = self._first()
+        with self._opened.file(self.files, first) as file:
+            found, where = _datasets(file), self.files.shown(first)
+            names = self.columns or list(found)
+            missing = [name for name in names if name not in found]
+            for name in missing or ([] if names else file):
+                if linked := elsewhere(file, name):
+                    raise ValueError(f"{where}: {name!r} {linked}")
+            if missing:
+                raise ValueError(f"{where}: no datasets {missing}; there are {', '.join(found) or 'none'}")
+            if not names:
+                raise ValueError(f"{where}: has no datasets with rows")
+            lengths = {name: found[name].shape[0] for name in names}
+            if len(set(lengths.values())) > 1:
+                raise ValueError(
+                    f"{where}: datasets of unequal length have no common samples: {lengths}; name those of one "
+                    "length: columns=[...]"
+                )
+            self.fields = checked(tuple(_field(name, found[name], where) for name in names))
+            n = next(iter(lengths.values()))
+            n_looked, values, sizes = self._look_at_ragged(file, first, n)
+            for field in self.fields:
+                if field.is_ragged:
+                    continue
+                rows = min(n, max(1, SAMPLED_SIZE // _row_size(found[field.name])))
+                box = tuple(
+                    slice(0, max(1, SAMPLED_SIZE // max(1, field.row_size // size)))
+                    for size in field.shape[:1]
+                )
+                values[field.name], _ = self._values(
+                    file, field, Piece(first, 0, n), 0, rows, box if rows == 1 else ()
+                )
+            self._row_sizes = {
+                field.name: max(1, len(values[field.name]) * field.row_size // max(1, n_looked))
+                if field.is_ragged
+                else _row_size(found[field.name])
+                for field in self.fields
+            }
+            return [Batch(n_looked, values, sizes)]
+
+    def _look_at_ragged(
+        self, file: Any, number: int, n: int
+    ) -> tuple[int, dict[str, Array], dict[str, Array]]:
+        """Return how many of the first rows were looked at, and of the ragged fields their elements, and how many each has.
+
+        Where no field is ragged, `n`.
+        """
+        ragged = [field for field in self.fields if field.is_ragged]
+        parts = {field.name: [(np.empty(0, field.dtype), np.empty(0, np.int64))] for field in ragged}
+        size, stop = 0, 0 if ragged else n
+        while stop < n and size < SAMPLED_SIZE:
+            start, stop = stop, min(n, 2 * stop + 1, stop + ROWS)
+            for field in ragged:
+                found, more = self._values(file, field, Piece(number, 0, n), start, stop)
+                assert more is not None
+                parts[field.name].append((found, more))
+                size += found.nbytes + more.nbytes
+        values = {name: np.concatenate([part for part, _ in each]) for name, each in parts.items()}
+        sizes = {name: np.concatenate([more for _, more in each]) for name, each in parts.items()}
+        return stop, values, sizes
+
+    def _first(self) -> int:
+        """Return the first file that has rows; 0, if none has."""
+        for number in range(len(self.files)):
+            with self._opened.file(self.files, number) as file:
+                found = _datasets(file)
+                if any(found[name].shape[0] for name in self.columns or found if name in found):
+                    return number
+        return 0
+
+    def pieces(self) -> Iterable[Piece]:
+        for number in range(len(self.files)):
+            with self._opened.file(self.files, number) as file:
+                n = self._checked(file, number)
+                row = sum(self._row_sizes.values())
+                # Whole chunks of the dataset that has the most bytes: each is decoded once.
+                chunks = file[max(self._row_sizes, key=lambda name: self._row_sizes[name])].chunks
+                rows = max(1, PIECE // max(1, row))
+                step = max(chunks[0], rows // chunks[0] * chunks[0]) if chunks else rows
+            yield from (Piece(number, at, min(at + step, n)) for at in range(0, n, step))
+
+    def measure(self, piece: Piece) -> Tally:
+        small, sizes = {}, {}
+        with self._opened.file(self.files, piece.file) as file:
+            for field in self.fields:
+                if not (field.is_small or field.is_ragged):
+                    continue
+                if field.is_ragged:
+                    values, sizes[field.name] = self._measured(file, field, piece)
+                else:
+                    values, _ = self._values(file, field, piece, 0, piece.stop - piece.start)
+                if field.is_small:
+                    small[field.name] = values
+        return Tally(piece.stop - piece.start, small, sizes)
+
+    def _measured(self, file: Any, field: Field, piece: Piece) -> tuple[Array, Array]:
+        """Return the elements of a ragged field, where they are kept, and how many each sample has: a few samples at a time."""
+        kept, sizes = [np.empty(0, field.dtype)], [np.empty(0, np.int64)]
+        at, n, step = 0, piece.stop - piece.start, 1
+        while at < n:
+            stop = min(n, at + step)
+            values, more = self._values(file, field, piece, at, stop)
+            assert more is not None
+            sizes.append(more)
+            if field.is_small:
+                kept.append(values)
+            like_these = (stop - at) * READ_SIZE // max(1, values.nbytes)
+            at, step = stop, max(1, min(2 * step, like_these, ROWS))
+        return np.concatenate(kept), np.concatenate(sizes)
+
+    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
+        piece, start, stop = span
+        with self._opened.file(self.files, piece.file) as file:
+            if not field.is_ragged:
+                return self._values(file, field, piece, start, stop, box)[0]
+            # Elements: those of the samples that have any of them.
+            edges = np.concatenate([[0], np.cumsum(tally().sizes[field.name])])
+            first = int(np.searchsorted(edges, start, side="right")) - 1
+            last = int(np.searchsorted(edges, stop, side="left"))
+            values, _ = self._values(file, field, piece, first, last)
+            return values[start - int(edges[first]) : stop - int(edges[first])]
+
+    def _values(
+        self, file: Any, field: Field, piece: Piece, start: int, stop: int, box: tuple[slice, ...] = ()
+    ) -> tuple[Array, Array | None]:
+        try:
+            return _values(file[field.name], field, piece.start + start, piece.start + stop, box)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self.shown(piece)}: dataset {field.name!r} is to be UTF-8, and is not: {error}; leave it out: columns=[...]"
+            ) from error
+        except Exception as error:  # of any kind: HDF5 has its own, and the filesystem
+            error.add_note(f"in {self.shown(piece)}, dataset {field.name!r}")
+            raise
+
+    def items(self, piece: Piece) -> Iterator[Item]:
+        if not piece.start:
+            yield self.files.paths[piece.file], 0, int(self.files.sizes[piece.file])
+
+    def shown(self, piece: Piece) -> str:
+        return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
+
+    def _checked(self, file: Any, number: int) -> int:
+        """Return how many rows a file has. Raises ValueError for one that is not like the first."""
+        found = _datasets(file)
+        for field in self.fields:
+            name = field.name
+            other = None if name not in found else _field(name, found[name], self.files.shown(number))
+            if other is None or (other.dtype, other.shape, other.is_ragged) != (
+                field.dtype,
+                field.shape,
+                field.is_ragged,
+            ):
+                raise ValueError(
+                    f"{self.files.shown(number)}: dataset {name!r} is {other or 'not there'}, and {field} in the first file"
+                )
+        lengths = {name: found[name].shape[0] for name in (field.name for field in self.fields)}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{self.files.shown(number)}: datasets of unequal length: {lengths}")
+        return int(next(iter(lengths.values())))
+
+
+class _Opened:
+    """Files that are open, in this process. HDF5 does one thing at a time, so one lock is for all. It pickles empty."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._files: dict[int, tuple[Any, Any]] = {}
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+    def file(self, files: Files, number: int) -> _Lent:
+        return _Lent(self, files, number)
+
+
+class _Lent:
+    """An open file, nobody else's while the `with` block lasts."""
+
+    def __init__(self, opened: _Opened, files: Files, number: int) -> None:
+        self._opened, self._files, self._number = opened, files, number
+
+    def __enter__(self) -> Any:
+        opened, number = self._opened, self._number
+        opened._lock.acquire()
+        try:
+            if number not in opened._files:
+                while len(opened._files) >= OPEN:
+                    for each in opened._files.pop(next(iter(opened._files))):
+                        each.close()
+                raw = self._files.fs.open(self._files.paths[number], "rb")
+                try:
+                    opened._files[number] = h5py.File(raw, "r"), raw
+                except OSError as error:
+                    raw.close()
+                    raise ValueError(
+                        f"{self._files.shown(number)}: no HDF5 file that h5py can read: {error}"
+                    ) from error
+            return opened._files[number][0]
+        except BaseException:  # an interrupt, too: there is no `__exit__` after it
+            opened._lock.release()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._opened._lock.release()
+
+
+def _datasets(file: Any) -> dict[str, Any]:
+    """Return the datasets that have rows, by name."""
+    found: dict[str, Any] = {}
+    file.visititems(
+        lambda name, what: (
+            found.update({name: what}) if isinstance(what, h5py.Dataset) and what.shape else None
+        )
+    )
+    return found
+
+
+def _field(name: str, data: Any, where: str) -> Field:
+    """Return the field of a dataset. Raises ValueError for types that Zarr has not."""
+    base = h5py.check_vlen_dtype(data.dtype)
+    text = h5py.check_string_dtype(data.dtype)
+    if wrong := unreadable(data):
+        raise ValueError(f"{where}: dataset {name!r} {wrong}, or leave it out: columns=[...]")
+    if text is not None and data.ndim == 1:
+        return Field(name, "uint8", is_ragged=True, means="utf-8" if text.encoding == "utf-8" else "bytes")
+    if base is not None and data.ndim == 1 and _is_number(np.dtype(base)):
+        return Field(name, np.dtype(base).name, is_ragged=True)
+    if _is_number(data.dtype) and base is None:
+        return Field(name, data.dtype.newbyteorder("=").name, tuple(data.shape[1:]))
+    raise ValueError(
+        f"{where}: dataset {name!r} of type {data.dtype} and shape {data.shape} cannot be packed; leave it out: columns=[...]"
+    )
+
+
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    return dtype.itemsize <= NUMBERS.get(dtype.kind, 0)
+
+
+def _row_size(data: Any) -> int:
+    return max(1, int(data.dtype.itemsize * np.prod(data.shape[1:], dtype=np.int64)))
+
+
+def _values(
+    data: Any, field: Field, start: int, stop: int, box: tuple[slice, ...]
+) -> tuple[Array, Array | None]:
+    if not field.is_ragged:
+        return np.asarray(data[(slice(start, stop), *box)]).astype(field.dtype, copy=False), None
+    rows = data[start:stop]
+    if field.means:
+        texts = [bytes(row) for row in rows]
+        if field.means == "utf-8":
+            for text in texts:
+                text.decode()
+        return np.frombuffer(b"".join(texts), "u1"), np.fromiter(map(len, texts), np.int64, len(texts))
+    sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+    # One of that type among them, so that there is one, and none becomes a float, which has not all integers.
+    return np.concatenate([np.empty(0, field.dtype), *rows]), sizes

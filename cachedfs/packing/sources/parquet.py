@@ -1,0 +1,243 @@
+"""Columns of Parquet files: a piece is a row group, or some rows of a large one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cachedfs.packing.pack_types import END, Batch, Piece
+from cachedfs.packing.sources.arrow_columns import (
+    arrow_type,
+    batch_of,
+    chosen,
+    fields_of,
+    stored_type,
+    structs_of,
+    unfolded,
+    unfolded_types,
+)
+from cachedfs.packing.sources.file_samples import spread
+from cachedfs.packing.sources.source import PIECE, Decoded, Files, Item
+
+__all__ = ["ParquetSource"]
+
+SAMPLED = 4  # files of which some rows are looked at
+ROWS = 16  # rows that are read at once of them,
+SAMPLED_SIZE = 1 << 20  # until there are so many bytes,
+SAMPLED_BATCHES = 512  # or so often: of narrow rows that is enough, and each time takes some
+
+
+class ParquetSource(Decoded):
+    """A sample for each row, an array for each column. The rows of a piece count from the start of its file.
+
+    Structs that hold bytes, as Hugging Face keeps images, are unfolded: `image.bytes` is a column.
+    """
+
+    kind = "parquet"
+
+    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+        super().__init__(files)
+        self.columns = chosen(columns)
+        self._readers = _Readers()
+
+    def look(self) -> list[Batch]:
+        first, whole = self._first()
+        schema, self._structs = unfolded_types(whole), structs_of(whole)
+        wanted = list(self.columns) if self.columns is not None else schema.names
+        if missing := [name for name in wanted if name not in schema.names]:
+            raise ValueError(f"{self.files.url}: columns {missing} are not there; there are {schema.names}")
+        if twice := [name for name in wanted if schema.names.count(name) > 1]:
+            raise ValueError(
+                f"{self.files.url}: several columns are called {twice[0]!r}; columns=[...] says which others to pack"
+            )
+        self._schema = pa.schema([schema.field(name) for name in wanted])
+        try:
+            self.fields = fields_of(self._asked_for(), self.columns)
+        except ValueError as error:
+            raise ValueError(f"{self.files.shown(first)}: {error}") from error
+        found = [self._sampled(number) for number in sorted({first, *spread(len(self.files), SAMPLED)})]
+        n = sum(batch.n for batch in found)
+        # Of words that are the same again and again, a file has each once.
+        self._row_size = max(1, sum(batch.nbytes for batch in found) // max(1, n))
+        return found
+
+    def _asked_for(self) -> pa.Schema:
+        """Return the columns, each of the type that it was given, or else of its own."""
+        given = self.columns or {}
+        return pa.schema(
+            [
+                (each.name, arrow_type(each.name, type_, each.type))
+                if (type_ := given.get(each.name))
+                else each
+                for each in self._schema
+            ]
+        )
+
+    def _first(self) -> tuple[int, pa.Schema]:
+        """Return the first file that has rows, and its columns as they are: of columns without rows pandas knows no types."""
+        for number in range(len(self.files)):
+            with self._file(number) as file:
+                if file.metadata.num_rows:
+                    return number, file.schema_arrow
+        raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
+
+    def _sampled(self, number: int) -> Batch:
+        stored = pa.schema([(each.name, stored_type(each.type)) for each in self._schema])
+        tables: list[pa.Table] = [stored.empty_table()]
+        size = 0
+        with self._file(number) as file:
+            self._check(number, file)
+            try:
+                for batch in file.iter_batches(ROWS, columns=self._schema.names, use_threads=False):
+                    table = unfolded(pa.Table.from_batches([batch]), self._structs)
+                    tables.append(table.select(self._schema.names))
+                    size += tables[-1].nbytes
+                    if size > SAMPLED_SIZE or len(tables) > SAMPLED_BATCHES:
+                        break
+                return batch_of(pa.concat_tables(tables), self.fields)
+            except Exception as error:  # of any kind, as of Arrow or of the filesystem
+                error.add_note(f"in {self.files.shown(number)}")
+                raise
+
+    def pieces(self) -> Iterable[Piece]:
+        for number in range(len(self.files)):
+            with self._file(number) as file:
+                self._check(number, file)
+                metadata = file.metadata
+            row = 0
+            for i in range(metadata.num_row_groups):
+                group = metadata.row_group(i)
+                if not group.num_rows:
+                    continue
+                # The pieces of a large one follow one another: each goes on where the reader of the one before stands.
+                yield Piece(number, row, END if self._step(group) < group.num_rows else row + group.num_rows)
+                row += group.num_rows
+
+    def read(self, piece: Piece) -> Batch:
+        reader = self._readers.take(piece.file, piece.start)
+        try:
+            if reader is None:
+                reader = _Rows(self._file(piece.file), piece.start, self._schema.names)
+            stop, end = (
+                (piece.stop, piece.stop) if piece.stop != END else reader.span(piece.start, self._step)
+            )
+            table = unfolded(reader.read(stop - piece.start), self._structs)
+            batch = batch_of(table, self.fields, END if stop == end else stop)
+        except Exception as error:  # of any kind, as of Arrow or of the filesystem
+            error.add_note(f"in {self.shown(piece)}")
+            raise
+        self._readers.put(piece.file, stop, reader)
+        return batch
+
+    def items(self, piece: Piece) -> Iterator[Item]:
+        if not piece.start:
+            yield self.files.paths[piece.file], 0, int(self.files.sizes[piece.file])
+
+    def shown(self, piece: Piece) -> str:
+        return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
+
+    def _step(self, group: Any) -> int:
+        """Return how many rows of a row group are a piece."""
+        n_pieces = max(1, -(-group.total_byte_size // PIECE))
+        return int(max(1, min(-(-group.num_rows // n_pieces), PIECE // self._row_size)))
+
+    def _file(self, number: int) -> pq.ParquetFile:
+        raw = self.files.fs.open(self.files.paths[number], "rb")
+        try:
+            # In pieces, as rows are asked for: a row group may be larger than memory.
+            return pq.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
+        except pa.ArrowInvalid as error:
+            raw.close()
+            raise ValueError(
+                f"{self.files.shown(number)}: no Parquet file that Arrow can read: {error}"
+            ) from error
+
+    def _check(self, number: int, file: pq.ParquetFile) -> None:
+        """Raise ValueError for a file that has rows, and not of these columns."""
+        schema = unfolded_types(file.schema_arrow)
+        for each in self._schema if file.metadata.num_rows else ():
+            index = schema.get_field_index(each.name)
+            if index < 0 or schema.field(index).type != each.type:
+                found = "is not there" if index < 0 else f"is {schema.field(index).type}"
+                raise ValueError(
+                    f"{self.files.shown(number)}: column {each.name!r} {found}, and {each.type} in the first file that has rows; "
+                    "columns=[...] says which to pack"
+                )
+
+
+class _Rows:
+    """The rows of an open file, in order from some row on."""
+
+    def __init__(self, file: pq.ParquetFile, start: int, columns: list[str]) -> None:
+        self._file, metadata = file, file.metadata
+        first, self.position = 0, 0
+        while self.position + metadata.row_group(first).num_rows <= start:
+            self.position += metadata.row_group(first).num_rows
+            first += 1
+        groups = list(range(first, metadata.num_row_groups))
+        self._columns, self._groups = columns, groups
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._over: pa.Table | None = None
+        self._skip = start - self.position
+
+    def span(self, start: int, step: Callable[[Any], int]) -> tuple[int, int]:
+        """Return where the piece ends that begins here, and where its row group does."""
+        metadata, end, i = self._file.metadata, 0, -1
+        while end <= start:
+            i += 1
+            end += metadata.row_group(i).num_rows
+        return min(start + step(metadata.row_group(i)), end), end
+
+    def read(self, n: int) -> pa.Table:
+        """Return the next `n` rows."""
+        if self._batches is None:
+            size = max(1, min(n, 64 << 10))
+            self._batches = self._file.iter_batches(
+                size, self._groups, columns=self._columns, use_threads=False
+            )
+        tables, have = ([self._over], self._over.num_rows) if self._over is not None else ([], 0)
+        while have < self._skip + n:
+            batch = next(self._batches, None)
+            if batch is None:
+                raise ValueError("the file has fewer rows than it says")
+            table = pa.Table.from_batches([batch])
+            if have + table.num_rows <= self._skip:  # all of it comes before what is wanted
+                self._skip -= table.num_rows
+                continue
+            tables.append(table)
+            have += table.num_rows
+        whole = pa.concat_tables(tables)
+        found = whole.slice(self._skip, n)
+        self._over = whole.slice(self._skip + n)
+        self._skip = 0
+        return found
+
+    def close(self) -> None:
+        self._file.close(force=True)
+
+
+class _Readers:
+    """Files that are open where the piece before ended; the rows of a large row group are decoded once. It pickles empty."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at: dict[tuple[int, int], _Rows] = {}
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+    def take(self, file: int, row: int) -> _Rows | None:
+        with self._lock:
+            return self._at.pop((file, row), None)
+
+    def put(self, file: int, row: int, reader: _Rows) -> None:
+        """Keep a reader that stands at a row; of all the last few."""
+        with self._lock:
+            self._at[file, row] = reader
+            old = [self._at.pop(key) for key in list(self._at)[:-4]]
+        for each in old:
+            each.close()

@@ -1,0 +1,254 @@
+"""What every kind of source has in common: its files, what it is asked, and decoded samples that are held until they are written."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar
+
+import numpy as np
+from fsspec.core import url_to_fs
+
+from cachedfs.datasets.file_list import Names, URLs, as_urls, infos_at, infos_of, paths_of
+from cachedfs.filesystem import CachedFileSystem
+from cachedfs.packing.pack_types import Array, Batch, Field, Piece, Span, Tally
+
+__all__ = ["LARGEST", "NAMES", "PIECE", "Decoded", "Files", "Held", "Item", "Source", "tally_of"]
+
+Item = str | tuple[str, int, int]
+PIECE = 16 << 20  # bytes of a source that are read, and decoded, at once
+# Bytes of a sample that has to be in memory as a whole; one whose bytes are kept may have any size.
+LARGEST = 128 << 20
+HELD = 128 << 20  # decoded bytes that wait to be written
+NAMES = "names"  # the field with what a source calls each sample
+# What changes with the bytes of a file, by the names that listings have for it.
+VERSIONS = (
+    "generation",
+    "md5Checksum",
+    "ETag",
+    "etag",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "modified",
+    "created",
+)
+
+
+class Files:
+    """The files of a source, listed once; `digest` tells whether a later listing is the same."""
+
+    def __init__(self, urls: URLs, options: Mapping[str, Any] | None = None) -> None:
+        """Raises ObjectNotFound where there is none, and ValueError for one without bytes."""
+        self._urls, self._options = urls if isinstance(urls, str) else _listed(urls), dict(options or {})
+        self.url, given = as_urls(self._urls)
+        self.fs, path = url_to_fs(self.url, **self._options)
+        if given is None:
+            found = infos_of(self.fs, self.url, path)
+            paths, infos = list(found), list(found.values())
+        else:  # which may name a file twice
+            paths = paths_of(self.fs, given)
+            infos = infos_at(self.fs, paths)
+        for name, info in zip(paths, infos, strict=True):
+            if info.get("size") is None:
+                raise ValueError(
+                    f"{self.fs.unstrip_protocol(name)} has no bytes to pack, as a document of Google's own: leave it out, "
+                    "or name a type to export it as"
+                )
+        self.paths = Names(paths)
+        self.sizes = np.fromiter((info["size"] for info in infos), np.int64, len(infos))
+        self.digest = _digest(paths, infos)
+        self._head = _common_folder(paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def size(self) -> int:
+        return int(self.sizes.sum())
+
+    def name(self, number: int) -> str:
+        """Return what a file is called below the folder that all are in."""
+        return self.paths[number].removeprefix(self._head)
+
+    def shown(self, number: int) -> str:
+        return str(self.fs.unstrip_protocol(self.paths[number]))
+
+    def again(self) -> Files:
+        """Return what is there now; offline nobody can say that, and what is known stays known."""
+        is_offline = isinstance(self.fs, CachedFileSystem) and self.fs.config.offline
+        if hasattr(self.fs, "invalidate_cache") and not is_offline:
+            self.fs.invalidate_cache()
+        return Files(self._urls, self._options)
+
+    def head(self, number: int, n: int) -> bytes:
+        """Return the first bytes of a file."""
+        size = int(self.sizes[number])
+        return bytes(self.fs.cat_file(self.paths[number], 0, min(n, size))) if size else b""
+
+    def ranges(self, wanted: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        """Return ranges of files, (number, start, stop), in one round trip.
+
+        Raises what the filesystem does, naming the file, and ValueError for one that is shorter than it was listed.
+        """
+        wanted_paths = [self.paths[number] for number, _, _ in wanted]
+        starts, stops = [start for _, start, _ in wanted], [stop for _, _, stop in wanted]
+        found = self.fs.cat_ranges(wanted_paths, starts, stops, on_error="return")
+        for (number, start, stop), data in zip(wanted, found, strict=True):
+            if isinstance(data, BaseException):
+                data.add_note(f"while packing {self.shown(number)}")
+                raise data
+            if len(data) != stop - start:
+                raise ValueError(
+                    f"{self.shown(number)}: {len(data):,} bytes at {start:,}, where its listing has {stop - start:,}: it was "
+                    "replaced meanwhile; pack again, with overwrite"
+                )
+        return list(found)
+
+
+class Source:
+    """Samples of one kind of source, by piece. It pickles, and is asked from any thread.
+
+    `look` finds the fields; then `fields` may be replaced by the same ones with `is_small` settled.
+    """
+
+    kind: ClassVar[str]
+    is_known: ClassVar[bool] = False  # True: to measure is to ask nobody
+    is_decoded: ClassVar[bool] = False  # True: a piece is read as a whole, with all its fields
+
+    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+        self.files, self.columns = files, columns
+        self.fields: tuple[Field, ...] = ()
+
+    def look(self) -> list[Batch]:
+        """Set `fields`, and return some of the samples. REQUIRES: called once, before all else."""
+        raise NotImplementedError
+
+    def pieces(self) -> Iterable[Piece]:
+        """Return all pieces, in the order of the samples; one that stops at END is followed by what is behind it."""
+        raise NotImplementedError
+
+    def measure(self, piece: Piece) -> Tally:
+        raise NotImplementedError
+
+    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
+        """Return values or elements of a field; `box`: what of each, along its own axes. `tally` gives that of the piece."""
+        raise NotImplementedError
+
+    def items(self, piece: Piece) -> Iterator[Item]:
+        """Yield what reading a piece asks for, as `fs.prefetch` takes it."""
+        raise NotImplementedError
+
+    @property
+    def total_size(self) -> int | None:
+        """Bytes of all big fields, where that is the size of the files; None where nobody knows."""
+        return None
+
+    def shown(self, piece: Piece) -> str:
+        """Return what to call a piece in an error."""
+        return self.files.shown(piece.file)
+
+    @property
+    def big(self) -> list[Field]:
+        return [field for field in self.fields if not field.is_small]
+
+
+class Decoded(Source):
+    """A source whose pieces are decoded as a whole: `read` has all fields of its samples."""
+
+    is_decoded = True
+
+    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+        super().__init__(files, columns, **options)
+        self._held = Held(HELD)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _held=Held(HELD))
+
+    def read(self, piece: Piece) -> Batch:
+        raise NotImplementedError
+
+    def measure(self, piece: Piece) -> Tally:
+        return tally_of(self._batch(piece), self.fields)
+
+    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
+        return self._batch(span.piece).values[field.name][(slice(span.start, span.stop), *box)]
+
+    def _batch(self, piece: Piece) -> Batch:
+        return self._held.get(piece, lambda: self.read(piece))
+
+
+class Held:
+    """Batches that were made lately, up to `size` bytes; each is made once at a time.
+
+    They are written in order, so what goes first is what comes first in the source: the last use would tell nothing.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._batches: dict[Piece, Future[Batch]] = {}
+
+    def get(self, piece: Piece, make: Callable[[], Batch]) -> Batch:
+        with self._lock:
+            future = self._batches.get(piece)
+            if future is None:
+                mine = self._batches[piece] = Future()
+        if future is not None:
+            return future.result()
+        try:
+            batch = make()
+        except BaseException as error:  # an interrupt, too: others wait for it
+            with self._lock:
+                self._batches.pop(piece, None)
+            mine.set_exception(error)
+            raise
+        mine.set_result(batch)
+        with self._lock:
+            self._drop(piece)
+        return batch
+
+    def _drop(self, wanted: Piece) -> None:
+        done = sorted(
+            (piece, future.result().nbytes) for piece, future in self._batches.items() if future.done()
+        )
+        over = sum(size for _, size in done) - self._size
+        for piece, size in done:
+            if over <= 0:
+                return
+            if piece != wanted:
+                del self._batches[piece]
+                over -= size
+
+
+def tally_of(batch: Batch, fields: Sequence[Field]) -> Tally:
+    """Return what has to be known of samples before they have a place."""
+    small = {field.name: batch.values[field.name] for field in fields if field.is_small}
+    sizes = {field.name: batch.sizes[field.name] for field in fields if field.is_ragged}
+    return Tally(batch.n, small, sizes, stop=batch.stop)
+
+
+def _listed(urls: Any) -> Any:
+    return urls if hasattr(urls, "__fspath__") else list(urls)
+
+
+def _digest(paths: Sequence[str], infos: Sequence[Mapping[str, Any]]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for name, info in zip(paths, infos, strict=True):
+        version = next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
+        found.update(f"{name}\0{info['size']}\0{version}\n".encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
+
+
+def _common_folder(names: Sequence[str]) -> str:
+    """Return the folder that all are in, with the slash at its end."""
+    first, last = min(names), max(names)
+    n = next(
+        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )
+    return first[: first.rfind("/", 0, n) + 1]

@@ -1,0 +1,243 @@
+"""Members of tar files, in WebDataset's form: what has one name up to its first dot is one sample, a field for each ending."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cachedfs.packing.pack_types import END, Array, Batch, Field, Piece, Span, Tally
+from cachedfs.packing.sources.field_names import checked
+from cachedfs.packing.sources.file_samples import as_text, spread
+from cachedfs.packing.sources.source import LARGEST, NAMES, Files, Item, Source
+
+__all__ = ["TarSource"]
+
+SAMPLED = 8  # tar files that are looked at
+SAMPLED_SIZE = 2 << 20  # bytes of each of them,
+MEMBER_SIZE = 256 << 10  # and of one member
+# Bytes of small fields, and numbers of places, of a piece: those of 32 pieces may be in memory.
+KEPT = 4 << 20
+
+
+class TarSource(Source):
+    """A sample for each run of members that are called alike, the bytes of a member as it is.
+
+    A piece is a tar file, or of a large one so much that what is kept of it is little; it starts at the header of a member.
+    """
+
+    kind = "tar"
+
+    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+        super().__init__(files)
+        if columns is not None and (
+            isinstance(columns, dict) or not all(isinstance(name, str) for name in columns)
+        ):
+            raise ValueError(
+                f"columns={columns!r}: members are packed as bytes: give a list of endings, such as ['jpg']"
+            )
+        self.columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+
+    def look(self) -> list[Batch]:
+        found: dict[str, list[bytes]] = {}
+        lengths: dict[str, list[int]] = {}
+        names: list[str] = []
+        for number in spread(len(self.files), SAMPLED):
+            size = 0
+            with _members(self.files, number) as members:
+                for sample in samples_of(members, self.files.shown(number)):
+                    names.append(sample.name)
+                    for ending, member in sample.members.items():
+                        if self.columns is None or ending in self.columns:
+                            found.setdefault(ending, []).append(member.data(MEMBER_SIZE))
+                            lengths.setdefault(ending, []).append(member.size)
+                            size += len(found[ending][-1])
+                    if size > SAMPLED_SIZE:
+                        break
+        if missing := [ending for ending in self.columns or () if ending not in found]:
+            raise ValueError(f"{self.files.url}: no member ends in {missing}; there are {sorted(found)}")
+        if not found:
+            raise ValueError(f"{self.files.url}: no file is in it")
+        self.fields = checked(
+            (
+                *(
+                    Field(ending, "uint8", is_ragged=True, means="bytes")
+                    for ending in self.columns or sorted(found)
+                ),
+                Field(NAMES, "uint8", is_ragged=True, means="utf-8", is_small=True),
+            )
+        )
+        text, text_sizes = as_text(names)
+        values = {ending: np.frombuffer(b"".join(datas), "u1") for ending, datas in found.items()} | {
+            NAMES: text
+        }
+        sizes = {ending: np.fromiter(map(len, datas), np.int64) for ending, datas in found.items()} | {
+            NAMES: text_sizes
+        }
+        return [Batch(len(names), values, sizes)]
+
+    def pieces(self) -> Iterable[Piece]:
+        return [Piece(number, 0, END) for number in range(len(self.files))]
+
+    def measure(self, piece: Piece) -> Tally:
+        """Read the headers, and what is small; where all else is, is in `places`."""
+        endings = [field.name for field in self.fields if field.name != NAMES]
+        small = {field.name for field in self.fields if field.is_small}
+        names: list[str] = []
+        starts: dict[str, list[int]] = {ending: [] for ending in endings}
+        sizes: dict[str, list[int]] = {ending: [] for ending in endings}
+        datas: dict[str, list[bytes]] = {ending: [] for ending in endings if ending in small}
+        stop, kept_size = END, 0
+        with _members(self.files, piece.file, piece.start) as members:
+            for sample in samples_of(members, self.files.shown(piece.file)):
+                if kept_size > KEPT:
+                    stop = next(iter(sample.members.values())).header
+                    break
+                more = [ending for ending in sample.members if ending not in starts]
+                if more and self.columns is None:
+                    raise ValueError(
+                        f"{self.files.shown(piece.file)}: sample {sample.name!r} has {more[0]!r}, which those looked at first do not have; "
+                        "name all endings that are to be packed: columns=[...]"
+                    )
+                names.append(sample.name)
+                kept_size += len(sample.name) + 16 * len(endings)
+                for ending in endings:
+                    member = sample.members.get(ending)
+                    starts[ending].append(member.start if member else 0)
+                    sizes[ending].append(member.size if member else 0)
+                    if ending in small:
+                        datas[ending].append(self._small(piece, member) if member else b"")
+                        kept_size += len(datas[ending][-1])
+        text, text_sizes = as_text(names)
+        kept = {ending: np.frombuffer(b"".join(found), "u1") for ending, found in datas.items()}
+        return Tally(
+            len(names),
+            {NAMES: text, **kept},
+            {NAMES: text_sizes, **{ending: np.array(found, np.int64) for ending, found in sizes.items()}},
+            {ending: np.array(starts[ending], np.int64) for ending in endings if ending not in small},
+            stop,
+        )
+
+    def _small(self, piece: Piece, member: Member) -> bytes:
+        """Return all bytes of a member of a small field. Raises ValueError for one that is too large to be kept."""
+        if member.size > LARGEST:
+            raise ValueError(
+                f"{self.files.shown(piece.file)}: {member.name!r} has {member.size:,} bytes, more than {LARGEST:,}, where those of its "
+                "ending that were looked at have few; pack that ending apart: columns=[...]"
+            )
+        return member.data(member.size)
+
+    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
+        known, (piece, start, stop) = tally(), span
+        sizes, starts = known.sizes[field.name], known.places[field.name]
+        ends = np.cumsum(sizes)
+        at = int(np.searchsorted(ends, start, side="right"))
+        wanted = []
+        while start < stop:
+            begin = int(ends[at] - sizes[at])
+            if sizes[at]:
+                inside = int(starts[at]) - begin
+                wanted.append((piece.file, inside + start, inside + min(stop, int(ends[at]))))
+            start, at = int(ends[at]), at + 1
+        return np.frombuffer(b"".join(self.files.ranges(wanted)), "u1")
+
+    def items(self, piece: Piece) -> Iterator[Item]:
+        yield self.files.paths[piece.file], 0, int(self.files.sizes[piece.file])
+
+    @property
+    def total_size(self) -> int:
+        return self.files.size
+
+
+class Member(NamedTuple):
+    """A file in a tar: its name, and where its header and its bytes are."""
+
+    name: str
+    header: int
+    start: int
+    size: int
+    file: Any
+
+    def data(self, most: int) -> bytes:
+        """Return its first bytes."""
+        self.file.seek(self.start)
+        return bytes(self.file.read(min(self.size, most)))
+
+
+class Sample(NamedTuple):
+    name: str
+    members: dict[str, Member]
+
+
+def samples_of(members: Iterable[Member], where: str) -> Iterator[Sample]:
+    """Yield samples as WebDataset does: members that follow one another and have one name, up to the first dot behind the folder.
+
+    Raises ValueError for an ending that comes twice in one sample.
+    """
+    sample: Sample | None = None
+    for member in members:
+        folder, slash, base = member.name.rpartition("/")
+        stem, dot, ending = base.partition(".")
+        if not dot or base.startswith("."):
+            continue  # no ending says what it is: WebDataset passes it over
+        name = folder + slash + stem
+        if sample is not None and sample.name != name:
+            yield sample
+            sample = None
+        sample = sample or Sample(name, {})
+        ending = ending.lower()
+        if ending in sample.members:
+            raise ValueError(f"{where}: {member.name!r} comes twice in one sample")
+        sample.members[ending] = member
+    if sample is not None:
+        yield sample
+
+
+class _members:
+    """The files in a tar, in their order, from a header on; all is read in sequence, once."""
+
+    def __init__(self, files: Files, number: int, start: int = 0) -> None:
+        self._files, self._number, self._start = files, number, start
+
+    def __enter__(self) -> Iterator[Member]:
+        self._raw = self._files.fs.open(self._files.paths[self._number], "rb")
+        self._raw.seek(self._start)  # from where it is, tarfile counts
+        try:
+            self._tar = tarfile.open(fileobj=self._raw, mode="r:")
+        except tarfile.TarError as error:
+            self._raw.close()
+            raise self._wrong(error) from error
+        return self._all()
+
+    def __exit__(self, *error: object) -> None:
+        self._tar.close()
+        self._raw.close()
+
+    def _all(self) -> Iterator[Member]:
+        last = 0
+        try:
+            while (info := self._tar.next()) is not None:
+                self._tar.members.clear()  # type: ignore[attr-defined]  # typeshed hides it  # else it keeps all of them
+                last = info.offset_data + info.size
+                if info.issparse():
+                    raise ValueError(
+                        f"{self._files.shown(self._number)}: {info.name!r} is sparse: its bytes do not follow one another; "
+                        "make the tar without --sparse"
+                    )
+                if info.isreg():
+                    yield Member(info.name, info.offset, info.offset_data, info.size, self._raw)
+        except tarfile.TarError as error:
+            raise self._wrong(error) from error
+        if last > int(self._files.sizes[self._number]):
+            raise self._wrong(EOFError("it is cut off"))
+        self._raw.seek(self._tar.offset)
+        if any(self._raw.read(tarfile.BLOCKSIZE)):  # tarfile takes a damaged header for the end
+            raise self._wrong(tarfile.ReadError(f"there is no header at byte {self._tar.offset:,}"))
+
+    def _wrong(self, error: Exception) -> ValueError:
+        return ValueError(
+            f"{self._files.shown(self._number)}: no tar that can be read: {error}; a compressed one cannot be read in "
+            "parts: decompress it first"
+        )

@@ -1,0 +1,365 @@
+"""Lines of text files: as they are, as JSON, as CSV."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+
+from cachedfs.datasets.text_streams import is_compressed
+from cachedfs.packing.pack_types import END, Batch, Field, Piece
+from cachedfs.packing.sources.arrow_columns import (
+    arrow_type,
+    batch_of,
+    chosen,
+    fields_of,
+    merged,
+    text_of,
+    whole_type,
+)
+from cachedfs.packing.sources.csv_records import delimiter_of, first_record, last_record
+from cachedfs.packing.sources.file_samples import spread
+from cachedfs.packing.sources.json_values import objects_of, only, texts_of, whole_ranges, why
+from cachedfs.packing.sources.record_blocks import Blocks, last_line
+from cachedfs.packing.sources.source import Decoded, Files, Item
+
+__all__ = ["CSVSource", "JSONSource", "LineSource"]
+
+SAMPLED = 16  # files whose first lines are looked at
+SAMPLED_SIZE = 1 << 20  # bytes of each
+HEADER = 64 << 10  # bytes read for the first record of CSV
+DELIMITERS = b",;\t|"
+INTEGER = re.compile("-?[0-9]+")
+MEANS = {
+    None: "",
+    "utf8": "utf-8",
+    "bytes": "bytes",
+}  # what lines may be, as it is given; "": as they are found
+
+
+class _Text(Decoded):
+    """Records of text files, block by block."""
+
+    by_range = True
+
+    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+        super().__init__(files)
+        self.columns = chosen(columns)
+        self._blocks = Blocks(files, self.cut, by_range=self.by_range)
+
+    def cut(self, data: bytes) -> int:
+        """Return how many bytes are whole records."""
+        return last_line(data)
+
+    def pieces(self) -> Iterable[Piece]:
+        return self._blocks.pieces()
+
+    def items(self, piece: Piece) -> Iterator[Item]:
+        size = int(self.files.sizes[piece.file])
+        if piece.stop == END or is_compressed(self.files.paths[piece.file]):
+            if not piece.start:
+                yield self.files.paths[piece.file], 0, size
+        else:
+            yield self.files.paths[piece.file], piece.start, piece.stop
+
+    def shown(self, piece: Piece) -> str:
+        return f"{self.files.shown(piece.file)}, the lines from byte {piece.start:,} on"
+
+    def _looked_at(self) -> list[int]:
+        """Return the files whose first records are looked at."""
+        there = [file for file, size in enumerate(self.files.sizes.tolist()) if size]
+        if not there:
+            raise ValueError(f"{self.files.url}: nothing to pack: all files are empty")
+        return [there[i] for i in spread(len(there), SAMPLED)]
+
+    def _head(self, file: int, n: int = SAMPLED_SIZE) -> bytes:
+        """Return the first records of a file, about `n` bytes, without a byte order mark."""
+        return _without_mark(self._blocks.head(file, n), Piece(file, 0, END))
+
+
+class LineSource(_Text):
+    """A sample for each line, its bytes without the line's end; empty ones are left out."""
+
+    kind = "lines"
+
+    def look(self) -> list[Batch]:
+        given = self.columns or {"data": None}
+        if set(given) != {"data"} or given["data"] not in MEANS:
+            raise ValueError(
+                f"columns={self.columns}: lines are data, 'utf8' or 'bytes', and have no others; kind='jsonl' reads lines of JSON"
+            )
+        heads = [self._head(file) for file in self._looked_at()]
+        means = MEANS[given["data"]] or ("bytes" if any(_no_text(head) for head in heads) else "utf-8")
+        self.fields = (Field("data", "uint8", is_ragged=True, means=means),)
+        return [_lines_of(head, END) for head in heads]
+
+    def read(self, piece: Piece) -> Batch:
+        data, stop = self._blocks.read(piece)
+        if self.fields[0].means == "utf-8" and (wrong := _no_text(data)):
+            raise ValueError(
+                f'{self.shown(piece)}: {wrong}; columns={{"data": "bytes"}} (--column data=bytes) packs lines as bytes'
+            )
+        return _lines_of(_without_mark(data, piece), stop)
+
+    @property
+    def total_size(self) -> int | None:
+        is_plain = not any(map(is_compressed, self.files.paths))
+        return self.files.size if is_plain else None
+
+
+class JSONSource(_Text):
+    """A sample for each line of JSON, an array for each name in it."""
+
+    kind = "jsonl"
+
+    def look(self) -> list[Batch]:
+        heads = [(self._head(file), Piece(file, 0, END)) for file in self._looked_at()]
+        schema = merged([self._guessed(head, piece) for head, piece in heads])
+        if self.columns is not None:
+            missing = [name for name in self.columns if name not in schema.names]
+            if missing:
+                raise ValueError(
+                    f"{self.files.url}: columns {missing} are not there; there are {schema.names}"
+                )
+            schema = pa.schema([schema.field(name) for name in self.columns])
+        given = self.columns or {}
+        found = {each.name: each.type for each in schema} | self._whole(schema, heads)
+        schema = pa.schema(
+            [(name, arrow_type(name, given.get(name), type_)) for name, type_ in found.items()]
+        )
+        self.fields = fields_of(schema, self.columns)
+        self._known = frozenset(schema.names) if self.columns is None else None
+        self._as_it_is = [field.name for field in self.fields if field.means == "json"]
+        self._schema = pa.schema([each for each in schema if each.name not in self._as_it_is])
+        return [self._samples(head, piece) for head, piece in heads]
+
+    def read(self, piece: Piece) -> Batch:
+        data, stop = self._blocks.read(piece)
+        return self._samples(_without_mark(data, piece), piece, stop)
+
+    def _whole(self, schema: pa.Schema, heads: list[tuple[bytes, Piece]]) -> dict[str, pa.DataType]:
+        """Return the types of integers that Arrow takes for floats, as they are no int64: floats have not all of them."""
+        lists = {
+            each.name
+            for each in schema
+            if pa.types.is_list(each.type) and pa.types.is_float64(each.type.value_type)
+        }
+        floats = [each.name for each in schema if pa.types.is_float64(each.type) or each.name in lists]
+        objects = (each for head, _ in heads for each in _lenient(head)) if floats else ()
+        found = {name: whole_type(name, *ends) for name, ends in whole_ranges(objects, floats).items()}
+        return {name: pa.list_(type_) if name in lists else type_ for name, type_ in found.items()}
+
+    def _guessed(self, data: bytes, piece: Piece) -> pa.Schema:
+        """Return what type Arrow takes each name for; null where it is given. Raises ValueError that names the file."""
+        try:
+            if self.columns is None:
+                return self._table(data, None).schema
+            objects = list(_lenient(data))
+            ask = [name for name, given in self.columns.items() if given is None]
+            schema = self._table(only(objects, ask), None).schema
+        except ValueError as error:
+            raise ValueError(f"{self.shown(piece)}: {error}") from error
+        others = dict.fromkeys(name for each in objects for name in each if name not in schema.names)
+        return pa.schema([*schema, *((name, pa.null()) for name in others)])
+
+    def _samples(self, data: bytes, piece: Piece, stop: int = END) -> Batch:
+        """Return samples: what is to be JSON as it is in the lines, all else by Arrow, which would fill up and guess.
+
+        Raises ValueError that names the file.
+        """
+        try:
+            texts = texts_of(data, self._as_it_is, self._known) if self._as_it_is else {}
+            table = self._table(data, self._schema)
+            fields = [field for field in self.fields if field.name in table.schema.names]
+            batch = batch_of(table, fields, stop)
+        except ValueError as error:
+            raise ValueError(f"{self.shown(piece)}: {error}") from error
+        n = max([batch.n, *map(len, texts.values())])  # Arrow counts no rows of no columns
+        joined = {name: text_of(found) for name, found in texts.items()}
+        values = {name: elements for name, (elements, _) in joined.items()}
+        sizes = {name: lengths for name, (_, lengths) in joined.items()}
+        return Batch(n, {**batch.values, **values}, {**batch.sizes, **sizes}, stop)
+
+    def _table(self, data: bytes, schema: pa.Schema | None) -> pa.Table:
+        """Return what Arrow makes of lines; without a schema as it guesses, but no time of a text."""
+        if not data.strip() or (schema is not None and not schema.names):
+            return (schema or pa.schema([])).empty_table()
+        known = None if schema is None else self._known
+        # `texts_of` has looked for what is not expected where there is anything for it to do.
+        unexpected = "infer" if schema is None else "error" if known and not self._as_it_is else "ignore"
+        parse = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
+        # One block: pieces are what is done side by side.
+        read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        try:
+            table = pyarrow.json.read_json(pa.py_buffer(data), read_options=read, parse_options=parse)
+        except pa.ArrowInvalid as error:
+            raise ValueError(why(data, known, f"{error}; {self._advice()}")) from error
+        if schema is not None:
+            return table.select(schema.names)
+        return table.cast(pa.schema([(each.name, _plain(each.type)) for each in table.schema]))
+
+    def _advice(self) -> str:
+        """Return what else to ask for; what was given already is no help."""
+        others = [name for name in ("float64", "json") if name not in (self.columns or {}).values()]
+        return (
+            f"columns={{...}} can give a name another type{', such as ' * bool(others)}{' or '.join(others)}"
+        )
+
+
+class CSVSource(_Text):
+    """A sample for each record of CSV, an array for each column; the first record of each file has their names."""
+
+    kind = "csv"
+    by_range = False  # where a record begins follows from all the quotes before it
+    _delimiters = DELIMITERS  # which may be the one, until the header was looked at
+
+    def cut(self, data: bytes) -> int:
+        return last_record(data, self._delimiters)
+
+    def look(self) -> list[Batch]:
+        files = self._looked_at()
+        first = self._head(files[0], HEADER)
+        header = first[: first_record(first, self._delimiters)]
+        where = self.files.shown(files[0])
+        if not header.strip():
+            raise ValueError(f"{where}: its first line is empty, and has to name the columns")
+        is_tabbed = ".tsv" in self.files.paths[files[0]].lower()
+        self._delimiters = b"\t" if is_tabbed else delimiter_of(header, DELIMITERS)
+        self._header = header
+        self._names = self._columns_of(header, where)
+        wanted = list(self.columns) if self.columns is not None else self._names
+        if missing := [name for name in wanted if name not in self._names]:
+            raise ValueError(f"{self.files.url}: columns {missing} are not there; there are {self._names}")
+        self._schema = pa.schema([(name, pa.null()) for name in wanted])
+        heads = [(self._head(file), Piece(file, 0, END)) for file in files]
+        tables = [self._parsed(head, piece, {}) for head, piece in heads]
+        schema = merged([table.schema for table in tables])
+        given = self.columns or {}
+        floats = [
+            name
+            for name in wanted
+            if given.get(name) is None and pa.types.is_float64(schema.field(name).type)
+        ]
+        types = {name: schema.field(name).type for name in wanted} | self._whole(floats, heads)
+        self._schema = pa.schema([(name, arrow_type(name, given.get(name), types[name])) for name in wanted])
+        self.fields = fields_of(self._schema, self.columns)
+        return [batch_of(self._parsed(head, piece), self.fields) for head, piece in heads]
+
+    def _whole(self, names: list[str], heads: list[tuple[bytes, Piece]]) -> dict[str, pa.DataType]:
+        """Return the types of integers that Arrow takes for floats, as they are no int64: floats have not all of them."""
+        found: dict[str, list[int]] = {name: [] for name in names}
+        for head, piece in heads if names else ():
+            table = self._parsed(head, piece, dict.fromkeys(names, pa.string()), has_null=True)
+            for name in [*found]:
+                texts = [text.strip() for text in table.column(name).to_pylist() if text is not None]
+                if all(map(INTEGER.fullmatch, texts)):
+                    found[name].extend(map(int, texts))
+                else:
+                    del found[name]
+        return {name: whole_type(name, min(each), max(each), "utf8") for name, each in found.items() if each}
+
+    def _columns_of(self, header: bytes, where: str) -> list[str]:
+        """Return the names in the first record. Raises ValueError where Arrow finds more than one in it."""
+        others: list[Any] = []
+
+        def passed_over(row: Any) -> str:
+            others.append(row)
+            return "skip"
+
+        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(header) + 64)
+        parse = pyarrow.csv.ParseOptions(
+            delimiter=self._delimiters.decode(),
+            newlines_in_values=True,
+            invalid_row_handler=passed_over,
+        )
+        ended = pa.py_buffer(header + b"\n")  # of a line without its end Arrow says that it is empty
+        table = pyarrow.csv.read_csv(ended, read_options=read, parse_options=parse)
+        if table.num_rows or others:
+            raise ValueError(f"{where}: its lines end with \\r alone; make that \\n, or \\r\\n")
+        return list(table.schema.names)
+
+    def read(self, piece: Piece) -> Batch:
+        data, stop = self._blocks.read(piece)
+        try:
+            return batch_of(self._parsed(data, piece), self.fields, stop)
+        except ValueError as error:
+            error.add_note(f"in {self.shown(piece)}")
+            raise
+
+    def _parsed(
+        self,
+        data: bytes,
+        piece: Piece,
+        types: Mapping[str, pa.DataType] | None = None,
+        *,
+        has_null: bool = False,
+    ) -> pa.Table:
+        """Return what is in records; `types`: of which Arrow does not guess them. `has_null`: of texts, too, a word may say that."""
+        data = _without_mark(data, piece)
+        if not piece.start:
+            header = data[: first_record(data, self._delimiters)]
+            where = self.files.shown(piece.file)
+            if not header.strip() or self._columns_of(header, where) != self._names:
+                raise ValueError(
+                    f"{where}: begins with {header[:100]!r}, and the first file with {self._header[:100]!r}: "
+                    "the first record has to name the same columns"
+                )
+            data = data[len(header) :]
+        if types is None:
+            types = {each.name: each.type for each in self._schema}
+        if not data.strip():
+            return self._schema.empty_table()
+        convert = pyarrow.csv.ConvertOptions(
+            column_types=types, include_columns=self._schema.names, strings_can_be_null=has_null
+        )
+        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self._names)
+        parse = pyarrow.csv.ParseOptions(delimiter=self._delimiters.decode(), newlines_in_values=True)
+        try:
+            return pyarrow.csv.read_csv(
+                pa.py_buffer(data), read_options=read, parse_options=parse, convert_options=convert
+            )
+        except pa.ArrowInvalid as error:
+            raise ValueError(
+                f"{self.shown(piece)}: {error}; columns={{...}} can give a column another type, such as utf8"
+            ) from error
+
+
+def _lines_of(data: bytes, stop: int) -> Batch:
+    lines = data.split(b"\n")
+    if b"\r" in data:
+        lines = [line.removesuffix(b"\r") for line in lines]
+    lines = [line for line in lines if line]
+    sizes = np.fromiter(map(len, lines), np.int64, len(lines))
+    return Batch(len(lines), {"data": np.frombuffer(b"".join(lines), "u1")}, {"data": sizes}, stop)
+
+
+def _no_text(data: bytes) -> str:
+    """Return which line is no UTF-8, in words; "" where all are."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        number, begin = data.count(b"\n", 0, error.start), data.rfind(b"\n", 0, error.start) + 1
+        return f"byte {data[error.start]:#x} in line {number:,} of these is no UTF-8: {data[begin : error.start + 1][-80:]!r}"
+    return ""
+
+
+def _lenient(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the objects of lines to be looked at. What is no UTF-8 is told by who reads it, or may be bytes."""
+    return objects_of(data.decode(errors="replace").encode())
+
+
+def _without_mark(data: bytes, piece: Piece) -> bytes:
+    return data if piece.start else data.removeprefix(codecs.BOM_UTF8)
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    """Return the type without what Arrow guesses from words: a text that looks like a date is a text."""
+    if pa.types.is_timestamp(type_) or pa.types.is_date(type_) or pa.types.is_time(type_):
+        return pa.string()
+    return type_

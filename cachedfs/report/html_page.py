@@ -1,0 +1,87 @@
+"""One page of HTML with everything in it: no script, nothing from anywhere, as wide as whatever shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from cachedfs.common.text import counted, seconds, size
+from cachedfs.report.charts import BACKGROUND, INK, Picture
+from cachedfs.report.summary import Summary
+
+__all__ = ["page"]
+
+STYLE = f"""
+:root {{ color-scheme: light; }}
+body {{ margin: 0 auto; max-width: 62rem; padding: 1rem; background: {BACKGROUND}; color: {INK}; font: 1rem/1.5 system-ui, sans-serif; }}
+h1 {{ font-size: 1.4rem; }} h2 {{ font-size: 1.1rem; margin: 1.5rem 0 0; }} figure h2 {{ margin: 0; }}
+.pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1.5rem; }}
+figure {{ margin: 0; min-width: 0; }} figcaption {{ font-size: 0.9rem; }}
+svg {{ display: block; width: 100%; height: auto; }}
+table {{ border-collapse: collapse; }} th, td {{ text-align: left; padding: 0.15rem 0.8rem 0.15rem 0; vertical-align: top; overflow-wrap: anywhere; }}
+td.n {{ text-align: right; white-space: nowrap; }} td.n + td {{ white-space: nowrap; }} th {{ overflow-wrap: normal; }}
+"""
+
+
+def page(summary: Summary, pictures: Sequence[Picture]) -> str:
+    """Return the report as a page of its own."""
+    drawn = "".join(_figure(number, picture) for number, picture in enumerate(pictures))
+    title = (
+        f"cachedfs: {seconds(summary.elapsed_s)} of {counted(summary.n_processes, 'process', 'processes')}"
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f'<h1>{escape(title)}</h1><p id="sentence">{escape(summary.sentence)}</p>{_notes(summary)}'
+        f'<div class="pictures">{drawn}</div>{_numbers(summary)}{_longest(summary)}</main></body></html>\n'
+    )
+
+
+def _figure(number: int, picture: Picture) -> str:
+    label = f'role="img" aria-labelledby="title-{number} words-{number}"'
+    svg = picture.svg.replace("<svg ", f"<svg {label} ", 1)
+    return (
+        f'<figure><h2 id="title-{number}">{escape(picture.title)}</h2>{svg}'
+        f'<figcaption id="words-{number}">{escape(picture.words)}</figcaption></figure>'
+    )
+
+
+def _notes(summary: Summary) -> str:
+    notes = []
+    if summary.n_full:
+        notes.append(
+            f"{counted(summary.n_full, 'process', 'processes')} had more to tell than a file of events takes: the numbers end there."
+        )
+    if summary.n_cut:
+        notes.append(f"{counted(summary.n_cut, 'line')} could not be read.")
+    return f"<p>{escape(' '.join(notes))}</p>" if notes else ""
+
+
+def _numbers(summary: Summary) -> str:
+    """Return the table of the numbers, exact; those that are sizes also in words."""
+    rows: dict[str, int] = {
+        **summary.counts,
+        "requests": summary.n_requests,
+        "requests_ahead": summary.n_ahead,
+        "requests_failed": summary.n_failed,
+        "bytes_answered": summary.bytes_answered,
+    }
+    body = "".join(
+        f'<tr><th scope="row">{escape(name.replace("_", " "))}</th><td class="n" id="n-{name}">{value:,}</td>'
+        f"<td>{size(value) if name.startswith('bytes') else ''}</td></tr>"
+        for name, value in rows.items()
+    )
+    return f"<h2>Numbers</h2><table>{body}</table>"
+
+
+def _longest(summary: Summary) -> str:
+    if not summary.longest:
+        return ""
+    body = "".join(
+        f'<tr><td>{escape(path)}</td><td class="n">{n:,}</td><td class="n">{seconds(took_s)}</td></tr>'
+        for path, n, took_s in summary.longest
+    )
+    head = '<tr><th scope="col">object</th><th scope="col">times</th><th scope="col">waited</th></tr>'
+    return f"<h2>Waited for longest</h2><table>{head}{body}</table>"
