@@ -81,7 +81,7 @@ def no_pace(monkeypatch):
 def no_hedge(monkeypatch):
     """Send nothing to Drive a second time for being late: a machine that paused would change every exact count."""
     patient = functools.partial(Policy, hedge_least_s=3600.0, hedge_early_s=3600.0)
-    monkeypatch.setattr("cachedfs.origins.drive.account.Policy", patient)
+    monkeypatch.setattr("cachedfs.origins.drive.client.Policy", patient)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from cachedfs.cache.metadata_store import Knowledge
-from cachedfs.origins.drive import connection
+from cachedfs.origins.drive import client
 from cachedfs.sim import Fault
 from tests.support import Drive, forget, noise, tally
 
@@ -227,7 +227,7 @@ def test_a_token_that_is_rejected_means_listing_again_and_a_new_beginning(drive,
 
 
 def test_more_changes_than_are_worth_reading_mean_listing_again(drive, fs, tree, clock, monkeypatch):
-    monkeypatch.setattr(connection, "_MOST_PAGES", 2)
+    monkeypatch.setattr(client, "_MOST_PAGES", 2)
     fs.find(drive.path())
     drive.server.fill(drive.server.folder(f"{drive.name}/new"), 2500)
     clock(3600)

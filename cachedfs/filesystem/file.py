@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from fsspec.spec import AbstractFileSystem
 
 from cachedfs.common.shared_file import SharedFile, at_own_seek
 from cachedfs.common.types import ObjectInfo
@@ -15,9 +17,6 @@ from cachedfs.fetch.metadata_cache import Known
 from cachedfs.origins.registry import is_whole
 from cachedfs.read.raw_reader import BUFFER_SIZE, RawReader
 from cachedfs.read.reader import Reader
-
-if TYPE_CHECKING:
-    from cachedfs.filesystem import CachedFileSystem
 
 __all__ = ["CachedFile"]
 
@@ -33,7 +32,7 @@ class CachedFile(SharedFile, io.BufferedReader):
     """
 
     def __init__(
-        self, fs: CachedFileSystem, path: str, reader: Reader, known: Known, flight: Flight | None
+        self, fs: AbstractFileSystem, path: str, reader: Reader, known: Known, flight: Flight | None
     ) -> None:
         raw = RawReader(reader, known, flight)
         super().__init__(raw, buffer_size=BUFFER_SIZE)
@@ -97,7 +96,7 @@ class CachedFile(SharedFile, io.BufferedReader):
         return info
 
 
-def _reopen(fs: CachedFileSystem, path: str, position: int, fingerprint: str | None) -> CachedFile:
+def _reopen(fs: AbstractFileSystem, path: str, position: int, fingerprint: str | None) -> CachedFile:
     """Return a handle at the same place of the same version; ObjectChanged when that was replaced meanwhile."""
     file: CachedFile = fs.open(path, "rb")
     now = file._object().fingerprint

@@ -10,16 +10,13 @@ import posixpath
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fsspec.spec import AbstractBufferedFile
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from cachedfs.common.urls import GCS_PROTOCOLS
 from cachedfs.errors import CachedFSError, CacheError, OriginUnavailable
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure, mapped
-
-if TYPE_CHECKING:
-    from cachedfs.filesystem import CachedFileSystem
 
 __all__ = ["WrittenFile"]
 
@@ -41,7 +38,7 @@ class WrittenFile(io.IOBase):
     """An object being written: the inner filesystem's own file, whose change all processes see when it is closed."""
 
     def __init__(
-        self, fs: CachedFileSystem, path: str, mode: str, *, autocommit: bool = True, **options: Any
+        self, fs: AbstractFileSystem, path: str, mode: str, *, autocommit: bool = True, **options: Any
     ) -> None:
         self.fs = fs
         self.path = path

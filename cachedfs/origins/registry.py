@@ -82,12 +82,20 @@ def open_origin(
                 concurrency=concurrency,
                 book=book or OwnBook,
                 alone=alone and alone(identity),
+                filesystem_over=_drive_filesystem,
             )
         from cachedfs.origins.fsspec_origin import GenericOrigin
 
         return GenericOrigin(
             protocol, options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
         )
+
+
+def _drive_filesystem(origin: Any) -> Any:
+    with importing():
+        from cachedfs.origins.drive.filesystem import DriveFileSystem
+
+    return DriveFileSystem.over(origin)
 
 
 def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ) -> str:

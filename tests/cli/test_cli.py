@@ -1198,7 +1198,7 @@ def test_ctrl_c_in_the_middle_of_a_copy(cloud, tmp_path):
 
 def test_ctrl_c_while_drive_does_not_answer(drive, monkeypatch):
     drive.server.fail(Fault(kind="list", stall_s=3600, times=100))
-    monkeypatch.setattr("cachedfs.origins.drive.account.Policy", functools.partial(Policy, stall_s=3600.0))
+    monkeypatch.setattr("cachedfs.origins.drive.client.Policy", functools.partial(Policy, stall_s=3600.0))
     assert interrupted(lambda: drive.server.count(kind="list"), "ls", drive.url()) == ""
 
 

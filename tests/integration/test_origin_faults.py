@@ -422,7 +422,7 @@ def policy(monkeypatch):
     given = {"base_s": 0.001, "cap_s": 0.001, "stall_s": 10.0, "connect_s": 10.0}
     # Or what a busy machine holds up for two seconds is sent a second time.
     given |= {"hedge_least_s": 60.0, "hedge_early_s": 60.0}
-    for room in ("cachedfs.origins.gcs.origin", "cachedfs.origins.drive.account"):
+    for room in ("cachedfs.origins.gcs.origin", "cachedfs.origins.drive.client"):
         monkeypatch.setattr(f"{room}.Policy", lambda: Policy(**given))
     # What the pace is after so many refusals is shown elsewhere: here it would be waited for.
     monkeypatch.setattr(rate_limit, "REQUESTS", (rate_limit.Limit(1e6),))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import tempfile
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fsspec.asyn import sync
+from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.spec import AbstractBufferedFile
 
 from cachedfs.common.shared_file import SharedFile, at_own_seek
@@ -15,9 +15,6 @@ from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import CachedFSError
 from cachedfs.origins.drive.upload import Content
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure
-
-if TYPE_CHECKING:
-    from cachedfs.origins.drive.filesystem import DriveFileSystem
 
 __all__ = ["DriveFile", "WrittenDriveFile", "not_kept"]
 
@@ -30,7 +27,7 @@ class DriveFile(SharedFile, AbstractBufferedFile):
 
     def __init__(
         self,
-        fs: DriveFileSystem,
+        fs: AsyncFileSystem,
         path: str,
         info: ObjectInfo,
         block_size: int,
@@ -66,7 +63,7 @@ class WrittenDriveFile(io.RawIOBase):
 
     # Nothing in here may fail: Python closes what it has half made, and closing sends.
     def __init__(
-        self, fs: DriveFileSystem, path: str, mode: str, spool: Any, *, onto: str | None, autocommit: bool
+        self, fs: AsyncFileSystem, path: str, mode: str, spool: Any, *, onto: str | None, autocommit: bool
     ) -> None:
         self.fs, self.path, self.mode, self.autocommit = fs, path, mode, autocommit
         self._spool, self._onto = spool, onto

@@ -9,8 +9,8 @@ import io
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
 
 from fsspec.asyn import sync
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -23,12 +23,10 @@ from cachedfs.errors import CachedFSError, ObjectChanged
 from cachedfs.origins.drive.file_objects import DriveFile, WrittenDriveFile, not_kept
 from cachedfs.origins.drive.mutations import Writer
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
+from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.paths import place_of, plain_path, side_by_side
 from cachedfs.origins.drive.read import must_have_bytes
 from cachedfs.origins.drive.upload import Content
-
-if TYPE_CHECKING:
-    from cachedfs.origins.drive.origin import DriveOrigin
 
 __all__ = ["DriveFileSystem"]
 
@@ -70,9 +68,9 @@ class DriveFileSystem(WalksCycles):
         self._writer: Writer | None = None
 
     @classmethod
-    def over(cls, origin: DriveOrigin, options: Mapping[str, Any]) -> Self:
+    def over(cls, origin: DriveOrigin) -> Self:
         """Return a filesystem over the account of an origin that exists, and on its loop."""
-        made = cls(**options, loop=origin.account.loop, skip_instance_cache=True)
+        made = cls(**origin.options, loop=origin.account.loop, skip_instance_cache=True)
         made._origin = origin
         return made
 
@@ -80,8 +78,6 @@ class DriveFileSystem(WalksCycles):
     def origin(self) -> DriveOrigin:
         """The account behind this filesystem; signs in at the first request."""
         if self._origin is None:
-            from cachedfs.origins.drive.origin import DriveOrigin
-
             made = DriveOrigin(self._options, identity="drive", loop=self._loop, on_request=lambda: None)
             weakref.finalize(self, _close, self._loop, made, os.getpid())
             self._origin = made

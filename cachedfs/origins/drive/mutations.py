@@ -12,8 +12,7 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.account import Account
-from cachedfs.origins.drive.connection import Connection, key_of
+from cachedfs.origins.drive.client import Account, Connection, key_of
 from cachedfs.origins.drive.path_locks import Places, already_exists, folder_of, name_of, writable
 from cachedfs.origins.drive.paths import MY_DRIVE, Tree, place_of
 from cachedfs.origins.drive.upload import Content, OtherBytes, upload

@@ -10,13 +10,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
 from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.account import Account
-from cachedfs.origins.drive.connection import Connection
+from cachedfs.origins.drive.client import Account, Connection
 from cachedfs.origins.drive.paths import MY_DRIVE, Tree, has_feed, place_of, plain_path
 from cachedfs.origins.drive.read import MediaRead
 from cachedfs.origins.inner_filesystem import Once, invoke
@@ -47,13 +45,18 @@ class DriveOrigin:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         book: Callable[[str], Book] = OwnBook,
+        filesystem_over: Callable[[DriveOrigin], Any] | None = None,
     ) -> None:
-        """Count requests in the records of `book`, by account: those of the machine, or, without it, of this origin."""
+        """Count requests in the records of `book`, by account: those of the machine, or, without it, of this origin.
+
+        `filesystem_over` makes the fsspec filesystem whose methods `call` calls, at the first call.
+        """
         self.identity = identity
         self.on_request = on_request
         self.alone = alone
         self.concurrency = concurrency
-        self._options = dict(options)
+        self.options = dict(options)
+        self._filesystem_over = filesystem_over
         self.account = Account(
             options,
             loop=loop,
@@ -68,10 +71,8 @@ class DriveOrigin:
         self._inner = Once(self._make)
 
     async def _make(self) -> Any:
-        with importing():
-            from cachedfs.origins.drive.filesystem import DriveFileSystem
-
-        return await asyncio.to_thread(DriveFileSystem.over, self, self._options)
+        assert self._filesystem_over is not None
+        return await asyncio.to_thread(self._filesystem_over, self)
 
     async def filesystem(self) -> Any:
         """Return the `DriveFileSystem` over this origin."""

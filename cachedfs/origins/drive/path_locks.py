@@ -13,7 +13,7 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.account import Account
+from cachedfs.origins.drive.client import Account
 from cachedfs.origins.drive.paths import Tree, id_and_key, place_of
 
 __all__ = ["Places", "already_exists", "folder_of", "name_of", "writable"]

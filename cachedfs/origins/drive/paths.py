@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, SignInRefused
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.account import Account
-from cachedfs.origins.drive.connection import Connection
+from cachedfs.origins.drive.client import Account, Connection
 
 __all__ = ["MY_DRIVE", "Place", "Tree", "has_feed", "id_and_key", "place_of", "plain_path", "side_by_side"]
 

@@ -18,7 +18,7 @@ from cachedfs.origins.resumable_stream import WHOLE, BehindTheEnd, ResumedRead
 from cachedfs.origins.retry import Failed, Trouble
 
 if TYPE_CHECKING:
-    from cachedfs.origins.drive.account import Account
+    from cachedfs.origins.drive.client import Account
     from cachedfs.origins.drive.paths import Tree
     from cachedfs.origins.http import Ask
 

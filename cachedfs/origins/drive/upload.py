@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from cachedfs.errors import OriginUnavailable
 from cachedfs.origins.base import number
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.connection import GOOD
+from cachedfs.origins.drive.client import GOOD
 from cachedfs.origins.retry import Failed, Trouble
 
 if TYPE_CHECKING:
-    from cachedfs.origins.drive.connection import Connection
+    from cachedfs.origins.drive.client import Connection
     from cachedfs.origins.http import Ask
 
 __all__ = ["PIECE", "Content", "OtherBytes", "upload"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound
-from cachedfs.origins.base import describe, subject_of
+from cachedfs.origins.base import subject_of
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
+from cachedfs.origins.gcs.connection import Connection
 from cachedfs.origins.gcs.read import MediaRead
 from cachedfs.origins.inner_filesystem import Once, close_session, invoke
 from cachedfs.origins.origin_errors import mapped
@@ -29,7 +30,7 @@ from cachedfs.origins.request_slots import Slots
 from cachedfs.origins.retry import Policy, Tries, Trouble
 
 if TYPE_CHECKING:
-    from cachedfs.origins.http import Ask, Client
+    from cachedfs.origins.http import Ask
 
 __all__ = ["GCSOrigin"]
 
@@ -143,7 +144,7 @@ class GCSOrigin:
 
     def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> MediaRead:
         """Ask for bytes: one request, whose headers tell version and size too."""
-        return MediaRead(self, api.plain_path(path), want, pinned)
+        return MediaRead(self.connection, self.lookup, api.plain_path(path), want, pinned)
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -188,64 +189,6 @@ class GCSOrigin:
         url = api.url_of(api.plain_path(path))
         with mapped(url, f"calling {method}"), telling(method, url):
             return await invoke(inner, method, *args, **options)
-
-
-class Connection:
-    """The requests that this origin knows, over one session with one filesystem's settings."""
-
-    def __init__(self, inner: Any, session: Any, client: Client) -> None:
-        self._inner, self.session, self.client = inner, session, client
-
-    def split(self, path: str) -> tuple[str, str, str | None]:
-        """Return bucket, key and, where the filesystem is aware of versions and the path names one, generation."""
-        bucket, key, generation = self._inner.split_path(path)
-        return bucket, key, generation
-
-    async def metadata(self, path: str, bucket: str, key: str, generation: str | None) -> Any:
-        params = {"fields": api.FIELDS, "generation": generation}
-        address = api.metadata_url(self._inner._location, bucket, key)
-        return await self.client.json(
-            self._ask(address, params, path, "looking it up"),
-            partial(api.is_resource, kind="object", name=key),
-        )
-
-    async def bucket(self, bucket: str) -> Any:
-        address = api.bucket_url(self._inner._location, bucket)
-        is_bucket = partial(api.is_resource, kind="bucket", name=bucket)
-        return await self.client.json(self._ask(address, {}, bucket, "looking it up"), is_bucket)
-
-    async def pages(
-        self, path: str, bucket: str, prefix: str, *, deep: bool, **limit: int
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the pages of a listing; each is asked for when it is wanted."""
-        address, token = api.list_url(self._inner._location, bucket), None
-        while True:
-            params = api.list_params(prefix, deep=deep, token=token, **limit)
-            ask = self._ask(address, params, path, "listing it")
-            page = await self.client.json(ask, partial(api.is_resource, kind="objects"))
-            yield page
-            if not (token := page.get("nextPageToken")):  # without one, the first page would come again
-                return
-
-    def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> Ask:
-        """Return the request for bytes of one generation, or of whichever is current."""
-        bucket, key, generation = self.split(path)
-        return self._ask(
-            api.media_url(self._inner._location, bucket, key),
-            {"alt": "media", "ifGenerationMatch": pin, "generation": generation},
-            path,
-            describe(want),
-            headers=api.read_headers(want),
-            as_stored=True,
-            is_pinned=pin is not None,
-        )
-
-    def _ask(self, address: str, params: Mapping[str, str | None], path: str, doing: str, **more: Any) -> Ask:
-        from cachedfs.origins.http import Ask
-
-        full = self._inner._get_params(params)  # with who pays
-        given = {name: value for name, value in full.items() if value is not None}
-        return Ask(url=address, params=given, subject=api.url_of(path), doing=doing, **more)
 
 
 def _judge(ask: Ask, status: int, headers: Mapping[str, str], body: bytes) -> Trouble | Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -11,11 +12,11 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
 from cachedfs.origins.base import Reply
 from cachedfs.origins.gcs import api
+from cachedfs.origins.gcs.connection import Connection
 from cachedfs.origins.resumable_stream import BehindTheEnd, ResumedRead, reaches
 from cachedfs.origins.retry import Failed, Trouble
 
 if TYPE_CHECKING:
-    from cachedfs.origins.gcs.origin import GCSOrigin
     from cachedfs.origins.http import Ask
 
 __all__ = ["WHOLE", "MediaRead"]
@@ -28,15 +29,20 @@ class MediaRead(ResumedRead):
     """A read of one generation."""
 
     def __init__(
-        self, origin: GCSOrigin, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        lookup: Callable[[str], Awaitable[ObjectInfo]],
+        path: str,
+        want: Range | Suffix | None,
+        pinned: ObjectInfo | None,
     ) -> None:
         super().__init__(api.url_of(path), want, pinned)
-        self._origin, self._path = origin, path
+        self._connect, self._lookup, self._path = connect, lookup, path
 
     async def __aenter__(self) -> Reply:
         if "/" not in self._path:
             raise IsAFolder(f"{self._url}: this is a bucket; list it, or read an object in it")
-        self._to = await self._origin.connection()
+        self._to = await self._connect()
         self._tries = self._to.client.new_tries()
         return await super().__aenter__()
 
@@ -126,7 +132,7 @@ class MediaRead(ResumedRead):
     async def _current(self) -> ObjectInfo:
         """Return what the object is by a lookup: the pinned version, if one is."""
         try:
-            info = await self._origin.lookup(self._path)
+            info = await self._lookup(self._path)
         except ObjectNotFound as error:
             if self._pinned is None:
                 raise

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.retry import Policy
 from cachedfs.sim import DriveServer
@@ -78,6 +79,7 @@ async def make(server: DriveServer) -> AsyncIterator[Callable[..., DriveOrigin]]
             concurrency=concurrency,
             policy=policy,
             rng=random.Random(1),
+            filesystem_over=DriveFileSystem.over,
             **more,
         )
         made.append(origin)

@@ -26,7 +26,7 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.account import Creates
+from cachedfs.origins.drive.client import Creates
 from cachedfs.origins.drive.mutations import Writer
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.upload import PIECE, Content

@@ -1,0 +1,74 @@
+"""The requests of our own to Google Cloud Storage: metadata, listings and media."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cachedfs.common.types import Range, Suffix
+from cachedfs.origins.base import describe
+from cachedfs.origins.gcs import api
+
+if TYPE_CHECKING:
+    from cachedfs.origins.http import Ask, Client
+
+__all__ = ["Connection"]
+
+
+class Connection:
+    """The requests that this origin knows, over one session with one filesystem's settings."""
+
+    def __init__(self, inner: Any, session: Any, client: Client) -> None:
+        self._inner, self.session, self.client = inner, session, client
+
+    def split(self, path: str) -> tuple[str, str, str | None]:
+        """Return bucket, key and, where the filesystem is aware of versions and the path names one, generation."""
+        bucket, key, generation = self._inner.split_path(path)
+        return bucket, key, generation
+
+    async def metadata(self, path: str, bucket: str, key: str, generation: str | None) -> Any:
+        params = {"fields": api.FIELDS, "generation": generation}
+        address = api.metadata_url(self._inner._location, bucket, key)
+        return await self.client.json(
+            self._ask(address, params, path, "looking it up"),
+            partial(api.is_resource, kind="object", name=key),
+        )
+
+    async def bucket(self, bucket: str) -> Any:
+        address = api.bucket_url(self._inner._location, bucket)
+        is_bucket = partial(api.is_resource, kind="bucket", name=bucket)
+        return await self.client.json(self._ask(address, {}, bucket, "looking it up"), is_bucket)
+
+    async def pages(
+        self, path: str, bucket: str, prefix: str, *, deep: bool, **limit: int
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the pages of a listing; each is asked for when it is wanted."""
+        address, token = api.list_url(self._inner._location, bucket), None
+        while True:
+            params = api.list_params(prefix, deep=deep, token=token, **limit)
+            ask = self._ask(address, params, path, "listing it")
+            page = await self.client.json(ask, partial(api.is_resource, kind="objects"))
+            yield page
+            if not (token := page.get("nextPageToken")):  # without one, the first page would come again
+                return
+
+    def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> Ask:
+        """Return the request for bytes of one generation, or of whichever is current."""
+        bucket, key, generation = self.split(path)
+        return self._ask(
+            api.media_url(self._inner._location, bucket, key),
+            {"alt": "media", "ifGenerationMatch": pin, "generation": generation},
+            path,
+            describe(want),
+            headers=api.read_headers(want),
+            as_stored=True,
+            is_pinned=pin is not None,
+        )
+
+    def _ask(self, address: str, params: Mapping[str, str | None], path: str, doing: str, **more: Any) -> Ask:
+        from cachedfs.origins.http import Ask
+
+        full = self._inner._get_params(params)  # with who pays
+        given = {name: value for name, value in full.items() if value is not None}
+        return Ask(url=address, params=given, subject=api.url_of(path), doing=doing, **more)
