@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cachedfs.datasets.arrays.zarr_dataset import ZarrDataset
-    from cachedfs.datasets.base import Samples
     from cachedfs.datasets.file_dataset import FileDataset
     from cachedfs.datasets.hdf5_dataset import HDF5Dataset
     from cachedfs.datasets.line_dataset import LineDataset
     from cachedfs.datasets.loading.loader import Loader
+    from cachedfs.datasets.samples import Samples
     from cachedfs.packing import Packed, pack
 
 __all__ = ["FileDataset", "HDF5Dataset", "LineDataset", "Loader", "Packed", "Samples", "ZarrDataset", "pack"]
@@ -24,7 +24,7 @@ _MODULES = {
     "LineDataset": "datasets.line_dataset",
     "Loader": "datasets.loading.loader",
     "Packed": "packing",
-    "Samples": "datasets.base",
+    "Samples": "datasets.samples",
     "ZarrDataset": "datasets.arrays.zarr_dataset",
     "pack": "packing",
 }

@@ -8,9 +8,9 @@ from typing import Any
 
 from fsspec.core import has_magic
 
-from cachedfs.datasets.base import Item, Samples
 from cachedfs.datasets.file_list import Names, URLs, as_urls, files_of, paths_of
 from cachedfs.datasets.loading.metrics import reading
+from cachedfs.datasets.samples import Item, Samples
 
 __all__ = ["FileDataset"]
 

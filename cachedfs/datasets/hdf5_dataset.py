@@ -18,9 +18,9 @@ import h5py
 import numpy as np
 from h5py._objects import phil
 
-from cachedfs.datasets.base import Item, Samples, once_each
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
 from cachedfs.datasets.loading.metrics import reading
+from cachedfs.datasets.samples import Item, Samples, once_each
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem.file import CachedFile
 from cachedfs.read.cached_reads import versions_read

@@ -14,8 +14,8 @@ import torch.distributed
 from fsspec.core import url_to_fs
 from torch.utils.data import IterableDataset, get_worker_info
 
-from cachedfs.datasets.base import Item
 from cachedfs.datasets.file_list import Names, URLs, as_urls, files_of, paths_of
+from cachedfs.datasets.samples import Item
 from cachedfs.datasets.text_streams import (
     Lines,
     Span,

@@ -63,7 +63,7 @@ class CachedFile(SharedFile, io.BufferedReader):
     @property
     def full_name(self) -> str:
         """The URL that opens this object again."""
-        return self.fs.unstrip_protocol(self.path)
+        return str(self.fs.unstrip_protocol(self.path))
 
     @property
     def details(self) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from cachedfs.datasets.loading import arguments
 from cachedfs.packing.array_plan import Plan, array_plans, attributes_of, plan_of
 from cachedfs.packing.executors import Cluster, Pool, Threads, client_of, settle
 from cachedfs.packing.pack_types import OFFSETS
-from cachedfs.packing.runner import Run
+from cachedfs.packing.shard_runner import Run
 from cachedfs.packing.small_arrays import write_small
 from cachedfs.packing.sources.detect import HEAD, KINDS, kind_of, source_of
-from cachedfs.packing.sources.source import Files, Item, Source
+from cachedfs.packing.sources.sample_source import Files, Item, Source
 from cachedfs.packing.store import BESIDE, ZARR, Store, Stored, protocols_of
 from cachedfs.packing.task import Job
 

@@ -13,7 +13,7 @@ from cachedfs.packing.chunk_sizes import CODECS, choose_codec, grid_of, shard_si
 from cachedfs.packing.pack_types import OFFSETS, Array, Batch, Field
 from cachedfs.packing.shard_encoder import Encoding, measured
 from cachedfs.packing.small_arrays import small_arrays
-from cachedfs.packing.sources.source import Source
+from cachedfs.packing.sources.sample_source import Source
 from cachedfs.packing.store import ArrayPlan
 
 __all__ = ["ATTRIBUTE", "FORMAT", "Plan", "attributes_of", "array_plans", "plan_of"]

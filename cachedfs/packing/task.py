@@ -11,7 +11,7 @@ import numpy as np
 
 from cachedfs.packing.pack_types import Array, Field, Piece, Span, Tally
 from cachedfs.packing.shard_encoder import Encoding, ShardBytes, wrong_with
-from cachedfs.packing.sources.source import Source
+from cachedfs.packing.sources.sample_source import Source
 from cachedfs.packing.store import Store, Stored
 
 __all__ = ["Job", "Known", "object_name"]

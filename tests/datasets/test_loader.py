@@ -20,10 +20,10 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 
 from cachedfs.datasets import FileDataset  # noqa: E402
-from cachedfs.datasets.base import Samples  # noqa: E402
 from cachedfs.datasets.loading.batch_queue import Feed  # noqa: E402
 from cachedfs.datasets.loading.loader import Loader  # noqa: E402
 from cachedfs.datasets.loading.sampler import epoch_order  # noqa: E402
+from cachedfs.datasets.samples import Samples  # noqa: E402
 from tests.support import MiB, forget, noise, takers, tally, until  # noqa: E402
 
 
@@ -586,7 +586,7 @@ def test_a_batch_that_hangs_keeps_nobody_from_leaving(monkeypatch):
 
 IN_USE_AT_THE_END = """
     import sys, threading
-    from cachedfs.datasets.base import Samples
+    from cachedfs.datasets.samples import Samples
     from cachedfs.datasets.loading.loader import Loader
 
     class Objects(Samples):

@@ -107,7 +107,7 @@ def test_no_two_modules_have_one_name():
     # Google Drive and GCS are built alike; a command is called after what it runs.
     alike = (".gcs.", ".drive.", "cachedfs.cli.")
     names = Counter(
-        module.rpartition(".")[2] for module in modules() if not any(each in module for each in alike)
+        module.rpartition(".")[2] for module in modules() if not any(each in f"{module}." for each in alike)
     )
     assert [name for name, n in names.items() if n > 1 and name != "__main__"] == []
 

@@ -16,8 +16,8 @@ from fsspec import AbstractFileSystem
 from cachedfs.datasets.arrays.array_layout import ABSENT, Layout
 from cachedfs.datasets.arrays.chunk_cache import Kept, Pool, in_threads
 from cachedfs.datasets.arrays.chunk_slices import Part, parts_of
-from cachedfs.datasets.base import Item
 from cachedfs.datasets.loading.metrics import reading
+from cachedfs.datasets.samples import Item
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.read.cached_reads import versions_read

@@ -13,7 +13,7 @@ from fsspec import AbstractFileSystem
 from cachedfs.datasets.arrays.array_layout import Layout, Unknown, layout_of
 from cachedfs.datasets.arrays.chunk_reader import Direct
 from cachedfs.datasets.arrays.chunk_slices import parts_between
-from cachedfs.datasets.base import Item, naming
+from cachedfs.datasets.samples import Item, naming
 
 __all__ = ["Ragged"]
 

@@ -23,8 +23,8 @@ from cachedfs.datasets.arrays.array_layout import (
 )
 from cachedfs.datasets.arrays.chunk_reader import Direct
 from cachedfs.datasets.arrays.ragged_arrays import Ragged
-from cachedfs.datasets.base import Item, Samples, once_each
 from cachedfs.datasets.loading.prefetch_plan import items_of
+from cachedfs.datasets.samples import Item, Samples, once_each
 
 __all__ = ["ZarrDataset"]
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 
-from cachedfs.datasets.base import Collate, Source
 from cachedfs.datasets.loading.arguments import at_least, default_threads, ranks_of, shuffle_of, size
 from cachedfs.datasets.loading.batch_queue import Bounds, Feed, Made
 from cachedfs.datasets.loading.batches import Mover, size_of
@@ -22,6 +21,7 @@ from cachedfs.datasets.loading.epoch_report import Measured, Meter, Report, repo
 from cachedfs.datasets.loading.metrics import Timing, Timings, reading_s
 from cachedfs.datasets.loading.prefetch_plan import Declared, ranks_here
 from cachedfs.datasets.loading.sampler import Division, Epochs, Order, Place, place_in, state_at
+from cachedfs.datasets.samples import Collate, Source
 
 __all__ = ["Loader"]
 

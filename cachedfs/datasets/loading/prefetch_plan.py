@@ -12,8 +12,8 @@ from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from cachedfs.datasets.base import Item, Source
 from cachedfs.datasets.loading.sampler import Division, Epochs, Place
+from cachedfs.datasets.samples import Item, Source
 
 __all__ = ["Declared", "LOOK", "Reads", "items_of", "ranks_here"]
 

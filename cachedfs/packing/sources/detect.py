@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cachedfs.packing.sources.source import Files, Source
+    from cachedfs.packing.sources.sample_source import Files, Source
 
 __all__ = ["KINDS", "kind_of", "source_of"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cachedfs.packing.pack_types import Array, Batch, Field, Piece, Span, Tally
-from cachedfs.packing.sources.source import LARGEST, NAMES, Decoded, Files, Item, Source
+from cachedfs.packing.sources.sample_source import LARGEST, NAMES, Decoded, Files, Item, Source
 
 __all__ = ["FileSource", "ImageSource", "as_text", "decoded_image", "spread"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
 from cachedfs.packing.pack_types import Array, Batch, Field, Piece, Span, Tally
 from cachedfs.packing.sources.field_names import checked
-from cachedfs.packing.sources.source import PIECE, Files, Item, Source
+from cachedfs.packing.sources.sample_source import PIECE, Files, Item, Source
 
 __all__ = ["HDF5Source"]
 

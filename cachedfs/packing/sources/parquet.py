@@ -21,7 +21,7 @@ from cachedfs.packing.sources.arrow_columns import (
     unfolded_types,
 )
 from cachedfs.packing.sources.file_samples import spread
-from cachedfs.packing.sources.source import PIECE, Decoded, Files, Item
+from cachedfs.packing.sources.sample_source import PIECE, Decoded, Files, Item
 
 __all__ = ["ParquetSource"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cachedfs.datasets.text_streams import decompressed, is_compressed
 from cachedfs.packing.pack_types import END, Piece
-from cachedfs.packing.sources.source import LARGEST, PIECE, Files
+from cachedfs.packing.sources.sample_source import LARGEST, PIECE, Files
 
 __all__ = ["Blocks", "last_line"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from cachedfs.packing.pack_types import END, Array, Batch, Field, Piece, Span, Tally
 from cachedfs.packing.sources.field_names import checked
 from cachedfs.packing.sources.file_samples import as_text, spread
-from cachedfs.packing.sources.source import LARGEST, NAMES, Files, Item, Source
+from cachedfs.packing.sources.sample_source import LARGEST, NAMES, Files, Item, Source
 
 __all__ = ["TarSource"]
 

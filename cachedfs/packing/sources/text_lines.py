@@ -27,7 +27,7 @@ from cachedfs.packing.sources.csv_records import delimiter_of, first_record, las
 from cachedfs.packing.sources.file_samples import spread
 from cachedfs.packing.sources.json_values import objects_of, only, texts_of, whole_ranges, why
 from cachedfs.packing.sources.record_blocks import Blocks, last_line
-from cachedfs.packing.sources.source import Decoded, Files, Item
+from cachedfs.packing.sources.sample_source import Decoded, Files, Item
 
 __all__ = ["CSVSource", "JSONSource", "LineSource"]
 

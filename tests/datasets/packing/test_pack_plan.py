@@ -24,7 +24,7 @@ from cachedfs.packing.sources.arrow_columns import chosen
 from cachedfs.packing.sources.csv_records import first_record, last_record, record_ends
 from cachedfs.packing.sources.detect import kind_of
 from cachedfs.packing.sources.file_samples import spread
-from cachedfs.packing.sources.source import Held
+from cachedfs.packing.sources.sample_source import Held
 from cachedfs.packing.task import chunks_of
 from tests.support import ROOT, MiB
 
