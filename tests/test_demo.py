@@ -231,7 +231,7 @@ def test_interrupted_it_leaves_nothing_behind(tmp_path):
     environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     code = """
         import functools, sys
-        from cachedfs import demo
+        from cachedfs.demo import comparison as demo
         demo.run = functools.partial(demo.run, n_texts=10, n_images=10, side=64)
         sys.exit(demo.main([]))
     """

@@ -12,6 +12,7 @@ import pytest
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.origins import rate_limit
 from cachedfs.origins.drive import api
+from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.rate_limit import OwnBook, Pace, Pacer
 from cachedfs.origins.retry import Policy
@@ -57,6 +58,7 @@ def origins(server: DriveServer, books: Books) -> Iterator[Callable[..., DriveOr
             policy=policy,
             rng=random.Random(1),
             book=books,
+            filesystem_over=DriveFileSystem.over,
         )
 
     return make
