@@ -44,7 +44,8 @@ else
 endif
 
 # What a Python or zarr version may change: reading, writing, processes, zarr.
-AGAIN = test_errors.py test_file.py test_imports.py test_workers.py cache/test_fork.py datasets/test_zarrs.py \
+AGAIN = test_errors.py filesystem/test_file.py $(addprefix common/test_,optional_imports.py executor.py) cache/test_fork.py \
+	datasets/test_zarr_dataset.py \
 	$(addprefix integration/test_,conformance.py processes.py urls.py) $(addprefix libraries/test_,xarray.py zarr.py)
 newer-suite: $(STAMP)
 	$(BIN)/python --version
@@ -53,7 +54,7 @@ newer-suite: $(STAMP)
 # What reads and writes, with the oldest releases that are accepted. Not of the tests: what their own deprecations say, and
 # what their namespace packages import when Python starts; fsspec's memory and xarray's Zarr were others then.
 OLDEST = $(VENV)-oldest
-OLDEST_TESTS = origins cache/test_store.py cache/test_fork.py test_filesystem.py test_file.py test_reader.py integration/test_drive.py test_config.py
+OLDEST_TESTS = origins cache/test_store.py cache/test_fork.py filesystem read/test_reader.py integration/test_drive.py test_config.py
 oldest:  ## The same reads and writes with the oldest dependencies that pyproject.toml accepts
 	$(PYTHON) -m venv --clear $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/release/oldest.txt --editable ".[gcs,drive,zarr,hdf5,sim,cli]" \
@@ -61,9 +62,14 @@ oldest:  ## The same reads and writes with the oldest dependencies that pyprojec
 	$(OLDEST)/bin/python -m pytest -m $(SUITE) -W default::DeprecationWarning $(TOGETHER) \
 		-k "not OverDrive and not emory and not xarray and not imports" $(OLDEST_TESTS:%=tests/%) $(ARGS)
 
+# What decides and does nothing.
+PURE = $(addprefix cache/test_,admission_simulated.py changes.py reading.py schedule.py) common/test_blocks.py \
+	$(addprefix fetch/test_,freshness.py link.py) $(addprefix origins/test_,hedging.py rate_limit.py) \
+	$(addprefix prefetch/test_,patience.py window.py) readahead/test_chunk_grid.py \
+	$(addprefix readahead/test_,chunk_sequence.py rest.py sequential.py)
 stress: $(STAMP)  ## Long runs of what the suite runs short: thousands of kills, other examples; ends with what was counted
 	$(BIN)/python -m pytest -m stress -s $(ARGS)
-	$(BIN)/python -m pytest --hypothesis-profile=explore tests/plan $(ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=explore $(PURE:%=tests/%) $(ARGS)
 
 $(VENV)/.works: $(STAMP)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] > (3, 11))' || { echo "make works runs on Python 3.11: several of its libraries need torch"; exit 1; }

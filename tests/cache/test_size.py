@@ -5,6 +5,7 @@ import re
 import time
 from pathlib import Path
 
+from cachedfs.cache import disk
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.index import block_rows
 from cachedfs.cache.index.metadata_records import Fact
@@ -167,7 +168,7 @@ def test_no_statement_scans_a_table_that_grows(cache):
     ends += [" WHERE blocks.id > ? AND NOT pinned ORDER BY blocks.id LIMIT ?"]
     ends += [" WHERE blocks.id > ? ORDER BY blocks.id LIMIT ?"]
     block = " ".join(block_rows._BLOCK.split())
-    modules = Path(block_rows.__file__).parent.glob("*.py")
+    modules = Path(disk.__file__).parent.rglob("*.py")
     found = [sql for module in modules for sql in statements(module.read_text()) if sql != block]
     scans = {}
     with cache._own.index.writing() as rows:

@@ -20,7 +20,7 @@ __all__ = [
     "window_of",
 ]
 
-# Chosen by simulation, with random epochs, loops, scans and Zipf's law: tests/plan/test_admission.py has them.
+# Chosen by simulation, with random epochs, loops, scans and Zipf's law: tests/cache/test_admission_simulated.py has them.
 SLACK = 1.25  # gaps of random epochs vary: less would take a block for forgotten before its turn comes
 MARGIN = 2  # uses; less would exchange blocks that are used equally often
 STAGING = 64 << 20  # bytes: what one file reads ahead

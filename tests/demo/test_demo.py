@@ -29,7 +29,7 @@ class ForkedReader:
         paths = [str(folder / name) for name in ("orders", "answers")]
         for path in paths:
             os.mkfifo(path)
-        self._pid = server.start("tests.test_demo:serve", command[-1], env, *paths)
+        self._pid = server.start("tests.demo.test_demo:serve", command[-1], env, *paths)
         self.stdin, self.stdout = open(paths[0], "w"), open(paths[1])  # noqa: SIM115 - until `communicate`
 
     def communicate(self):
@@ -61,7 +61,7 @@ def found(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # as a Session without cachedfs sets it
         server = ForkServer(
-            "tests.test_demo", "sklearn.datasets", "xarray", "zarr.storage", "gcsfs", *ORIGINS
+            "tests.demo.test_demo", "sklearn.datasets", "xarray", "zarr.storage", "gcsfs", *ORIGINS
         )
         patch.setattr(subprocess, "Popen", start)
         found = list(comparison.run(tmp_path_factory.mktemp("demo"), profile="off", **COUNTS))

@@ -19,7 +19,7 @@ from cachedfs.packing.sources import hdf5_file, json_values, parquet, record_blo
 from cachedfs.packing.sources.text_lines import JSONSource, LineSource
 from cachedfs.packing.store import Store
 from tests.datasets import virtual
-from tests.datasets.packing import packs
+from tests.packing import packs
 from tests.support import ROOT
 
 

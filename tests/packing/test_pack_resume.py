@@ -19,8 +19,8 @@ from cachedfs.datasets import pack
 from cachedfs.packing.executors import Cluster, Threads
 from cachedfs.packing.sources import record_blocks
 from cachedfs.packing.store import BESIDE, Store
-from tests.datasets.packing import packs
 from tests.fork_server import ForkServer
+from tests.packing import packs
 from tests.support import KiB, forget, noise, until
 
 # Dask leaves sockets of its own open when it chooses a port.
@@ -32,9 +32,7 @@ SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
 @pytest.fixture(scope="module")
 def fork_server():
     """Processes that have all of packing imported."""
-    fork_server = ForkServer(
-        "tests.datasets.packing.packs", "tests.datasets.packing.packing_kills", "gcsfs", "zarr"
-    )
+    fork_server = ForkServer("tests.packing.packs", "tests.packing.packing_kills", "gcsfs", "zarr")
     yield fork_server
     fork_server.close()
 
@@ -49,7 +47,7 @@ def killed(fork_server, cloud):
 
     def run(source, target, number, when="after"):
         given = (source, target, number, when, options if "://" in source else {})
-        ended = fork_server.run("tests.datasets.packing.packing_kills:pack_and_die", *given)
+        ended = fork_server.run("tests.packing.packing_kills:pack_and_die", *given)
         assert ended.signal == signal.SIGKILL, ended
         forget()
 

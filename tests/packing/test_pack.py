@@ -25,7 +25,7 @@ from cachedfs.packing import api as room
 from cachedfs.packing import store, task
 from cachedfs.packing.sources import hdf5_file, parquet, record_blocks
 from cachedfs.packing.sources.text_lines import JSONSource
-from tests.datasets.packing import packs
+from tests.packing import packs
 from tests.support import KiB, noise
 
 SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}  # so that a little is many shards

@@ -148,7 +148,8 @@ def test_processes_that_prefetch_one_folder_download_it_once(cloud, fork_server,
     big = cloud.put("d/big", noise(9 * MiB))
     options = {"cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}, **cloud.options}
     crowd = [
-        fork_server.start("tests.test_prefetch:prefetch_below", cloud.url("d"), options) for _ in range(n)
+        fork_server.start("tests.prefetch.test_prefetch:prefetch_below", cloud.url("d"), options)
+        for _ in range(n)
     ]
     total = 12 * 100 * KiB + len(big)
     assert [fork_server.wait(pid).result for pid in crowd] == [[13, total]] * n
@@ -387,7 +388,7 @@ def test_another_process_that_reads_moves_the_window(cloud, fork_server, fs):
     plan = fs.prefetch(paths, window="4MiB")
     for i in range(2):
         until(lambda i=i: plan.progress.bytes_fetched == (4 + i) * MiB)
-        pid = fork_server.start("tests.test_prefetch:n_bytes", f"cachedfs::gs://{paths[i]}", options)
+        pid = fork_server.start("tests.prefetch.test_prefetch:n_bytes", f"cachedfs::gs://{paths[i]}", options)
         assert fork_server.wait(pid).result == MiB
     assert plan.wait(120).bytes_fetched == 6 * MiB
     assert cloud.asked().count("media") == 6

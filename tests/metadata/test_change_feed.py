@@ -154,7 +154,10 @@ def test_processes_share_one_poll(drive, fork_server, fs, tree):
     options = {"cache_dir": str(drive.cache_dir), "keep_free": 0, **drive.options}
     drive.asked()
     forget()
-    pids = [fork_server.start("tests.test_feeds:cat_below", drive.path(), options) for _ in range(2)]
+    pids = [
+        fork_server.start("tests.metadata.test_change_feed:cat_below", drive.path(), options)
+        for _ in range(2)
+    ]
     assert [fork_server.wait(pid).result for pid in pids] == [len(tree)] * 2
     assert drive.asked() == ["change"]
 

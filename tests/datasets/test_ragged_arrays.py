@@ -13,7 +13,7 @@ pytest.importorskip("PIL")
 from torch.utils.data import DataLoader  # noqa: E402
 
 from cachedfs.datasets import Loader, ZarrDataset, pack  # noqa: E402
-from tests.datasets.packing import packs  # noqa: E402
+from tests.packing import packs  # noqa: E402
 from tests.support import forget, noise  # noqa: E402
 
 SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
