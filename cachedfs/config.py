@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from cachedfs.common.types import Bounds
+from cachedfs.common.types import CacheBounds
 
 __all__ = ["Config", "parse_size"]
 
@@ -59,9 +59,9 @@ class Config:
     """Check the checksums of the touched pages on every read, not once per process."""
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> CacheBounds:
         """`cache_size` and `keep_free`, as the cache takes them."""
-        return Bounds(size=self.cache_size, keep_free=self.keep_free)
+        return CacheBounds(size=self.cache_size, keep_free=self.keep_free)
 
     @property
     def whole_request(self) -> int:

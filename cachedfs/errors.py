@@ -19,11 +19,11 @@ __all__ = [
     "NotDownloadable",
     "ObjectChanged",
     "ObjectNotFound",
-    "OriginAway",
+    "OriginUnreachable",
     "OriginUnavailable",
     "QuotaExceeded",
     "SignInRefused",
-    "WrongBytes",
+    "ChecksumMismatch",
 ]
 
 
@@ -91,11 +91,11 @@ class OriginUnavailable(CachedFSError):
     code = _errno.EHOSTUNREACH
 
 
-class OriginAway(OriginUnavailable):
+class OriginUnreachable(OriginUnavailable):
     """The origin could not be reached at all: refused, unresolved, not connected within 2 s, or in its place somebody untrusted."""
 
 
-class WrongBytes(OriginUnavailable):
+class ChecksumMismatch(OriginUnavailable):
     """All of an object came, and it has not the checksum that the origin states; nothing of it is kept."""
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from cachedfs.fetch import runtimes
 from cachedfs.origins import rate_limit
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
 from tests.fork_server import ForkServer
@@ -74,14 +74,14 @@ def own_cache(tmp_path, monkeypatch):
 def no_pace(monkeypatch):
     """Ask Drive, and make items there, as fast as the simulated one answers, where nothing else is said: tests ask thousands."""
     for ladder in LADDERS:
-        monkeypatch.setattr(rate_limit, ladder, (rate_limit.Limit(1e6), rate_limit.Limit(1e6)))
+        monkeypatch.setattr(rate_limit, ladder, (rate_limit.RateLimit(1e6), rate_limit.RateLimit(1e6)))
 
 
 @pytest.fixture(autouse=True)
 def no_hedge(monkeypatch):
     """Send nothing to Drive a second time for being late: a machine that paused would change every exact count."""
-    patient = functools.partial(Policy, hedge_least_s=3600.0, hedge_early_s=3600.0)
-    monkeypatch.setattr("cachedfs.origins.drive.client.Policy", patient)
+    patient = functools.partial(RetryPolicy, hedge_least_s=3600.0, hedge_early_s=3600.0)
+    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", patient)
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ CASES = [
     (errors.OriginUnavailable, OSError, errno.EHOSTUNREACH),
     (errors.SignInRefused, PermissionError, errno.EACCES),
     (errors.NoSuchBucket, FileNotFoundError, errno.ENOENT),
-    (errors.OriginAway, OSError, errno.EHOSTUNREACH),
-    (errors.WrongBytes, OSError, errno.EHOSTUNREACH),
+    (errors.OriginUnreachable, OSError, errno.EHOSTUNREACH),
+    (errors.ChecksumMismatch, OSError, errno.EHOSTUNREACH),
     (errors.QuotaExceeded, OSError, errno.EDQUOT),
 ]
 

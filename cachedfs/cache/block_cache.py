@@ -10,50 +10,50 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cachedfs.cache import block_file
-from cachedfs.cache.block_file import FORMAT, BadBlock, Handle
-from cachedfs.cache.block_pool import Handles
-from cachedfs.cache.counters import Budgets, Counts, Record
+from cachedfs.cache.block_file import FORMAT, BadBlock, OpenBlock
+from cachedfs.cache.block_pool import BlockPool
+from cachedfs.cache.counters import SharedCounters, SharedRecord, SharedRecords
 from cachedfs.cache.directory import layer_roots
 from cachedfs.cache.disk import Buffer, is_network
-from cachedfs.cache.eviction.plan_registry import Planned
+from cachedfs.cache.eviction.plan_registry import FutureUseSource
 from cachedfs.cache.eviction.policy import likely_allowance
-from cachedfs.cache.fsck import Report
-from cachedfs.cache.index.block_rows import Held
+from cachedfs.cache.fsck import CheckReport
+from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cache.index.metadata_records import (
-    Fact,
-    Feed,
-    Listing,
-    Told,
-    Watch,
+    FeedConfirmation,
+    FeedPosition,
+    FeedSnapshot,
+    ListingRecord,
+    MetadataRecord,
     decode_info,
     encode_info,
     hash_of,
 )
-from cachedfs.cache.layers import Layers
-from cachedfs.cache.local_copies import Lease
+from cachedfs.cache.layers import CacheLayers
+from cachedfs.cache.local_copies import LocalCopy
 from cachedfs.cache.mapped_files import MappedFiles
-from cachedfs.cache.metadata_store import Knowledge
-from cachedfs.cache.writable_directory import Root
-from cachedfs.common.logging import Complaints
-from cachedfs.common.types import BlockKey, Bounds, ObjectKey
+from cachedfs.cache.metadata_store import MetadataStore
+from cachedfs.cache.writable_directory import WritableDirectory
+from cachedfs.common.logging import WarnOnce
+from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
 from cachedfs.errors import CacheError
 
 __all__ = [
     "FORMAT",
     "BadBlock",
     "BlockCache",
-    "Counts",
-    "Fact",
-    "Feed",
-    "Handle",
-    "Held",
-    "Knowledge",
-    "Lease",
-    "Listing",
-    "Planned",
-    "Report",
-    "Told",
-    "Watch",
+    "SharedCounters",
+    "MetadataRecord",
+    "FeedPosition",
+    "OpenBlock",
+    "CachedPath",
+    "MetadataStore",
+    "LocalCopy",
+    "ListingRecord",
+    "FutureUseSource",
+    "CheckReport",
+    "FeedConfirmation",
+    "FeedSnapshot",
     "decode_info",
     "encode_info",
     "hash_of",
@@ -70,13 +70,13 @@ class BlockCache:
     """
 
     def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
-        self._handles = Handles()
-        self._complaints = Complaints()
-        self._layers = Layers(
+        self._handles = BlockPool()
+        self._complaints = WarnOnce()
+        self._layers = CacheLayers(
             layer_roots(cache_dirs[1:]), self._handles, discard=self.discard, complaints=self._complaints
         )
         self._mapped = MappedFiles(self._complaints)
-        self._own = Root(
+        self._own = WritableDirectory(
             cache_dirs[0],
             explicit=explicit,
             handles=self._handles,
@@ -84,9 +84,9 @@ class BlockCache:
             mapped=self._mapped,
             complaints=self._complaints,
         )
-        self.known = Knowledge(self._own, self._mapped)
-        self._budgets = Budgets(lambda: self._own.directory, lambda: self._own.claims)
-        self.counts = Counts(self._budgets.record("what all processes counted"))
+        self.known = MetadataStore(self._own, self._mapped)
+        self._budgets = SharedRecords(lambda: self._own.directory, lambda: self._own.claims)
+        self.counts = SharedCounters(self._budgets.record("what all processes counted"))
 
     def __repr__(self) -> str:
         return f"<BlockCache {self.root or self.cannot_store}>"
@@ -162,7 +162,9 @@ class BlockCache:
             (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
         return size
 
-    def borrow(self, key: ObjectKey, index: int, instead: tuple[int, Handle] | None = None) -> Handle | None:
+    def borrow(
+        self, key: ObjectKey, index: int, instead: tuple[int, OpenBlock] | None = None
+    ) -> OpenBlock | None:
         """Return a block to read from again and again, touched once; None is a miss. One reader has it until `give_back`.
 
         `instead`: another block of the object that is given back for it.
@@ -176,7 +178,7 @@ class BlockCache:
         return handle
 
     def give_back(
-        self, key: ObjectKey, index: int, handle: Handle, error: BaseException | None = None
+        self, key: ObjectKey, index: int, handle: OpenBlock, error: BaseException | None = None
     ) -> None:
         """Take back what was borrowed; with the `error` that reading it raised, the block is dropped if it is bad."""
         if error is None:
@@ -192,7 +194,7 @@ class BlockCache:
         """Return the clock of touches at the last use of a block by any process; None when no use of it is known."""
         return (self._mapped.touches or self._mapped.open_touches()).last_use_of(key.hash64(index))
 
-    def clock(self, bounds: Bounds) -> int:
+    def clock(self, bounds: CacheBounds) -> int:
         """Return how many uses of blocks all processes have noted, in 32 bits."""
         touches = self._mapped.touches
         if touches is None:
@@ -204,7 +206,7 @@ class BlockCache:
         """Have `function` called about once a second while blocks are read, in the thread of whoever reads."""
         self._handles.on_sweep = function
 
-    def missed(self, key: ObjectKey, index: int, bounds: Bounds, *, of: int | None = None) -> None:
+    def missed(self, key: ObjectKey, index: int, bounds: CacheBounds, *, of: int | None = None) -> None:
         """Note that a block is not here and has to be fetched: whether it stays depends on its uses before.
 
         `of`: the size of its object. The first time that one larger than the cache passes through, it drives nothing out.
@@ -227,7 +229,11 @@ class BlockCache:
     # Writing blocks
 
     def put(
-        self, given: Sequence[tuple[BlockKey, Buffer]], bounds: Bounds, *, plan: Planned | None = None
+        self,
+        given: Sequence[tuple[BlockKey, Buffer]],
+        bounds: CacheBounds,
+        *,
+        plan: FutureUseSource | None = None,
     ) -> None:
         """Store blocks, dropping others to stay within `bounds`; those that are there already are skipped.
 
@@ -262,7 +268,7 @@ class BlockCache:
         """Return the key and the data of what `packed` gave, here or elsewhere. Raises BadBlock if a byte of it is wrong."""
         return block_file.unpack(packed)
 
-    def room(self, bounds: Bounds) -> int:
+    def room(self, bounds: CacheBounds) -> int:
         """Return how many bytes blocks may have beside what is pinned or in use. Raises CacheError."""
         allowed = self._own.writable().allowance(bounds)
         return max(0, allowed - self._own.asked(lambda rows: rows.number("fixed") or 0, 0))
@@ -296,7 +302,7 @@ class BlockCache:
         """Return (identity, path) of every pin."""
         return self._own.asked(lambda rows: rows.pins(), [])
 
-    def lease(self, size: int, bounds: Bounds) -> Lease:
+    def lease(self, size: int, bounds: CacheBounds) -> LocalCopy:
         """Return a private file of `size` bytes, counted in the bound until it is closed. Raises CacheError."""
         return self._own.writable().lease(size, bounds)
 
@@ -304,7 +310,7 @@ class BlockCache:
         """Return the paths of which blocks are counted: `path` itself and all below it, by name."""
         return self._own.asked(lambda rows: rows.paths_below(identity, path), [])
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[CachedPath]:
         """Return what is here of each object, by its path, of all origins. Looks at the rows of all blocks."""
         return self._own.asked(lambda rows: rows.held(), [])
 
@@ -326,7 +332,7 @@ class BlockCache:
         if self._own.store is not None:
             self._own.store.room.seats.leave(seat)
 
-    def share(self, seat: int | None, bounds: Bounds) -> int:
+    def share(self, seat: int | None, bounds: CacheBounds) -> int:
         """Return how many bytes the plan that has this seat may have of what is about the bound; puts know it exactly."""
         allowed = self.allowed or likely_allowance(self.root, bounds) or 0
         return allowed if self._own.store is None else self._own.store.room.share(allowed, seat)
@@ -345,7 +351,7 @@ class BlockCache:
 
     # Request budgets: shared memory, no SQLite
 
-    def budget(self, account: str) -> Record:
+    def budget(self, account: str) -> SharedRecord:
         """Return what the processes of the machine have sent of what a service lets one account send."""
         return self._budgets.record(account)
 
@@ -360,7 +366,7 @@ class BlockCache:
         """Return the number of blocks and the bytes of blocks and leases; zeros when nobody can tell."""
         return self._own.asked(lambda rows: (rows.number("blocks") or 0, rows.number("bytes") or 0), (0, 0))
 
-    def allowance(self, bounds: Bounds) -> int | None:
+    def allowance(self, bounds: CacheBounds) -> int | None:
         """Return how many bytes blocks and leases may have in all under `bounds` now; None when nobody can tell."""
         return None if self._own.store is None else self._own.store.allowance(bounds)
 
@@ -369,9 +375,9 @@ class BlockCache:
         """What `allowance` was when this process put or asked last, without asking; None before that."""
         return None if self._own.store is None else self._own.store.allowed
 
-    def check(self, *, repair: bool = False) -> Report:
+    def check(self, *, repair: bool = False) -> CheckReport:
         """Compare every file with its row and its checksums; with `repair` set right what can be. Raises CacheError."""
-        return self._own.store.check(repair=repair) if self._own.store else Report()
+        return self._own.store.check(repair=repair) if self._own.store else CheckReport()
 
     def rebuild(self) -> None:
         """Forget what is counted and count the files anew. A lost index does so by itself. Raises CacheError."""

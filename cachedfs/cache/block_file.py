@@ -24,9 +24,9 @@ from cachedfs.common.types import BlockKey, ObjectKey
 __all__ = [
     "BadBlock",
     "FORMAT",
-    "Handle",
+    "OpenBlock",
     "PAGE",
-    "Trailer",
+    "BlockTrailer",
     "checksums_of",
     "encode_trailer",
     "joined",
@@ -100,7 +100,7 @@ class BadBlock(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Trailer:
+class BlockTrailer:
     """What a block's file says of itself."""
 
     identity: str
@@ -141,7 +141,7 @@ def trailer_size(key: ObjectKey, size: int) -> int:
     return _HEAD.size + 4 * -(-size // PAGE) + fields + _PLACE.size + _TAIL.size
 
 
-def parse_trailer(trailer: bytes) -> Trailer:
+def parse_trailer(trailer: bytes) -> BlockTrailer:
     """Return what the trailer says, or raise `BadBlock`: nothing of a damaged trailer is believed."""
     body, tail = trailer[: -_TAIL.size], trailer[-_TAIL.size :]
     if len(trailer) < _HEAD.size + _PLACE.size + _TAIL.size or not body.startswith(_MAGIC):
@@ -170,7 +170,7 @@ def unpack(packed: Buffer) -> tuple[BlockKey, memoryview]:
     return trailer.key.block(trailer.index), data
 
 
-def _parse_body(body: bytes) -> Trailer:
+def _parse_body(body: bytes) -> BlockTrailer:
     _, version, length = _HEAD.unpack_from(body)
     if version != FORMAT:
         raise BadBlock(f"it has format {version}, not {FORMAT}")
@@ -186,10 +186,10 @@ def _parse_body(body: bytes) -> Trailer:
         raise BadBlock("its trailer has the wrong size")
     if max(index, block_size) >> 63:  # what the index of the cache cannot count
         raise BadBlock("it has an impossible place")
-    return Trailer(fields[0], fields[1], fields[2], block_size, index, length, checksums)
+    return BlockTrailer(fields[0], fields[1], fields[2], block_size, index, length, checksums)
 
 
-class Handle:
+class OpenBlock:
     """An open block whose trailer was found right. One thread uses it at a time; dropped, it closes itself.
 
     `unchecked` has bit n set while page n was not checked by this process; `stamp` names this very file, so that
@@ -198,7 +198,7 @@ class Handle:
 
     __slots__ = ("checksums", "fd", "inode", "length", "path", "stamp", "trailer", "unchecked")
 
-    def __init__(self, fd: int, path: str, trailer: Trailer, stamp: tuple[int, int]) -> None:
+    def __init__(self, fd: int, path: str, trailer: BlockTrailer, stamp: tuple[int, int]) -> None:
         self.fd = fd
         self.path = path
         self.trailer = trailer
@@ -296,7 +296,7 @@ class Handle:
         self.unchecked &= ~((1 << n_pages) - 1 << page)
 
 
-def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> Handle:
+def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> OpenBlock:
     """Open the block at `path`, which must belong to `owner` if one is given: checksums do not tell who made them.
 
     Raises BadBlock, BlockingIOError, OSError; FileNotFoundError: it is not there.
@@ -312,7 +312,7 @@ def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> 
     except BaseException:  # an interrupt too: nobody else knows of the descriptor
         let_go(fd)
         raise
-    return Handle(fd, path, trailer, (status.st_ino, status.st_mtime_ns))
+    return OpenBlock(fd, path, trailer, (status.st_ino, status.st_mtime_ns))
 
 
 def let_go(fd: int) -> None:
@@ -321,7 +321,7 @@ def let_go(fd: int) -> None:
         disk.close(fd)
 
 
-def _read_trailer(fd: int, file_size: int, nowait: bool) -> Trailer:
+def _read_trailer(fd: int, file_size: int, nowait: bool) -> BlockTrailer:
     tail = _read_end(fd, file_size, min(_PROBE, file_size), nowait)
     if len(tail) < _TAIL.size:
         raise BadBlock("it is cut off")

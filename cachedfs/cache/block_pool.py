@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from cachedfs.cache import block_file, disk
-from cachedfs.cache.block_file import BadBlock, Handle
+from cachedfs.cache.block_file import BadBlock, OpenBlock
 from cachedfs.common.types import ObjectKey
 
-__all__ = ["TOO_MANY_FILES", "Handles"]
+__all__ = ["TOO_MANY_FILES", "BlockPool"]
 
 _MOST_HANDLES = 256
 _MOST_REMEMBERED = 16384  # blocks whose checked pages we know: 16 GiB of them in 4 MB of memory
@@ -29,24 +29,24 @@ _Key = tuple[str, int]
 _T = TypeVar("_T")
 
 
-class Handles:
+class BlockPool:
     """Open blocks by (digest, index), the least recently used first; and which pages of which were checked."""
 
     def __init__(self) -> None:
         self._limit = max(4, min(_MOST_HANDLES, disk.file_limit() // 4))
-        self._idle: dict[_Key, Handle] = {}  # Invariant: a handle in here is in nobody's hands
+        self._idle: dict[_Key, OpenBlock] = {}  # Invariant: a handle in here is in nobody's hands
         self._checked: dict[_Key, tuple[tuple[int, int], int]] = {}  # stamp of the file, its unchecked pages
         self._sweep_at = 0.0
         self.on_sweep: Callable[[], object] = bool  # called about once a second while blocks are read
         self._given = 0  # the clock is looked at every 32nd time only: it is as slow as all the rest
 
-    def take(self, key: ObjectKey, index: int) -> Handle | None:
+    def take(self, key: ObjectKey, index: int) -> OpenBlock | None:
         """Return the open handle of the block and forget it here; None when it is not open or in use."""
         return self._idle.pop((key.digest, index), None)
 
     def open(
         self, path: str, key: ObjectKey, index: int, *, nowait: bool = False, owner: int | None = None
-    ) -> Handle:
+    ) -> OpenBlock:
         """Open the block at `path` and prove that it is this one. Raises as `blocks.open_block` does."""
         try:
             handle = block_file.open_block(path, nowait=nowait, owner=owner)
@@ -63,7 +63,7 @@ class Handles:
             handle.unchecked = unchecked
         return handle
 
-    def give(self, key: ObjectKey, index: int, handle: Handle) -> None:
+    def give(self, key: ObjectKey, index: int, handle: OpenBlock) -> None:
         """Put a handle back after use."""
         name = (key.digest, index)
         if self._idle.setdefault(name, handle) is not handle:  # another thread had the block open as well
@@ -81,7 +81,7 @@ class Handles:
             self._sweep()
             self.on_sweep()
 
-    def close(self, name: _Key, handle: Handle) -> None:
+    def close(self, name: _Key, handle: OpenBlock) -> None:
         """Close a handle that was taken, and remember what was checked of its block."""
         self._checked[name] = (handle.stamp, handle.unchecked)
         if len(self._checked) > _MOST_REMEMBERED:
@@ -122,7 +122,7 @@ class Handles:
                 self.close(name, handle)
 
 
-def _is_deleted(handle: Handle) -> bool:
+def _is_deleted(handle: OpenBlock) -> bool:
     """Return whether the block has no name any more; True as well when nobody can tell: it is opened again then."""
     try:
         return disk.state_of_open(handle.fd).st_nlink == 0
@@ -130,7 +130,7 @@ def _is_deleted(handle: Handle) -> bool:
         return True
 
 
-def _is_block(trailer: block_file.Trailer, key: ObjectKey, index: int) -> bool:
+def _is_block(trailer: block_file.BlockTrailer, key: ObjectKey, index: int) -> bool:
     return (
         trailer.index == index
         and trailer.path == key.path

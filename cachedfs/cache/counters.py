@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from cachedfs.cache import disk
-from cachedfs.cache.directory import Directory
-from cachedfs.cache.locks import Claims
+from cachedfs.cache.directory import CacheDirectory
+from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_memory import SharedSlots
 from cachedfs.common.types import Counted
 
-__all__ = ["Budgets", "Counts", "Numbers", "Record"]
+__all__ = ["SharedRecords", "SharedCounters", "Numbers", "SharedRecord"]
 
 
 T = TypeVar("T")
@@ -56,17 +56,19 @@ class _File(SharedSlots):
         return places[0]
 
 
-class Budgets:
+class SharedRecords:
     """The budgets in one cache directory; without one, in memory of this process and of those forked from it."""
 
-    def __init__(self, directory: Callable[[], Directory | None], claims: Callable[[], Claims]) -> None:
+    def __init__(
+        self, directory: Callable[[], CacheDirectory | None], claims: Callable[[], ByteRangeLocks]
+    ) -> None:
         self._directory, self._claims = directory, claims
         self._file: _File | None = None
         self._look_at = self._again_at = 0.0
 
-    def record(self, account: str) -> Record:
+    def record(self, account: str) -> SharedRecord:
         """Return the record of one account at one service; made without I/O."""
-        return Record(self, account)
+        return SharedRecord(self, account)
 
     def close(self) -> None:
         """Let go of the mapped file; it is mapped again when it is needed. What only this process knows stays."""
@@ -120,10 +122,10 @@ class Budgets:
                 claims.drop(hash64)
 
 
-class Record:
+class SharedRecord:
     """The numbers of one account: `N_NUMBERS` of them, all 0 at first."""
 
-    def __init__(self, budgets: Budgets, account: str) -> None:
+    def __init__(self, budgets: SharedRecords, account: str) -> None:
         digest = hashlib.blake2b(account.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         self._budgets, self._hash64 = budgets, int.from_bytes(digest, "little") or 1
 
@@ -155,10 +157,10 @@ class Record:
 _MOST = 2.0**53  # doubles count exactly up to here
 
 
-class Counts:
+class SharedCounters:
     """The sums in one record, in the order of `Counted`. Never an error, whatever the disk does: they only inform."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: SharedRecord) -> None:
         self._record = record
 
     def add(self, more: Sequence[int]) -> None:

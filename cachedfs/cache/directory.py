@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from cachedfs.cache import disk
 from cachedfs.cache.block_file import FORMAT
 
-__all__ = ["Directory", "layer_roots", "open_directory", "readable_root"]
+__all__ = ["CacheDirectory", "layer_roots", "open_directory", "readable_root"]
 
 log = logging.getLogger("cachedfs.cache")
 
@@ -21,7 +21,7 @@ _LEASE = re.compile(r"[0-9a-f]{16}")
 _LAYER = re.compile(rf"cachedfs-{FORMAT}-\d+")
 
 
-class Directory:
+class CacheDirectory:
     """Our root on disk: `blocks/`, `leases/`, `tmp/`, the index and the mapped files."""
 
     def __init__(self, root: str, *, is_network: bool) -> None:
@@ -89,18 +89,18 @@ class Directory:
         folder = disk.state(path.rpartition("/")[0])
         return folder is not None and stat.S_ISDIR(folder.st_mode) and disk.unlink(path)
 
-    def files(self) -> Iterator[disk.Found]:
+    def files(self) -> Iterator[disk.FolderEntry]:
         """Yield what lies in the folders of the blocks."""
         for folder in disk.scan(f"{self.root}/blocks"):
             if folder.is_folder:
                 yield from disk.scan(folder.path)
 
-    def leases(self) -> Iterator[disk.Found]:
+    def leases(self) -> Iterator[disk.FolderEntry]:
         """Yield the files in the folder of the leases that are named as leases are."""
         return (found for found in disk.scan(f"{self.root}/leases") if _LEASE.fullmatch(found.name))
 
 
-def open_directory(cache_dir: str, *, explicit: bool) -> tuple[Directory | None, str | None]:
+def open_directory(cache_dir: str, *, explicit: bool) -> tuple[CacheDirectory | None, str | None]:
     """Return our directory in `cache_dir`, or None and why nothing can be stored there.
 
     A subdirectory that others could have prepared (a symlink, another owner, writable by others) is a ValueError when
@@ -109,7 +109,7 @@ def open_directory(cache_dir: str, *, explicit: bool) -> tuple[Directory | None,
     path = disk.absolute(cache_dir)
     is_network = disk.is_network(path)
     root = _root_in(path, is_network=is_network)
-    directory = Directory(root, is_network=is_network)
+    directory = CacheDirectory(root, is_network=is_network)
     try:
         disk.make_folders(path)
         directory.make()

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 __all__ = [
     "Buffer",
-    "Found",
-    "Space",
+    "FolderEntry",
+    "DiskSpace",
     "Status",
     "absolute",
     "allocate",
@@ -86,14 +86,14 @@ _NETWORK_TYPES = {
 }  # fmt: skip
 
 
-class Space(NamedTuple):
+class DiskSpace(NamedTuple):
     """Bytes of one file system: all of them, and those that we may still use."""
 
     total: int
     free: int
 
 
-class Found(NamedTuple):
+class FolderEntry(NamedTuple):
     """One entry of a folder; `inode`, `size` and `modified_s` are the entry's own, symlinks not followed."""
 
     name: str
@@ -259,7 +259,7 @@ def absolute(path: str) -> str:
     return os.path.realpath(os.path.expanduser(path))
 
 
-def scan(folder: str) -> Iterator[Found]:
+def scan(folder: str) -> Iterator[FolderEntry]:
     """Yield what is in `folder`, in no order; what vanishes meanwhile is left out, a missing folder is empty."""
     try:
         entries = os.scandir(folder)
@@ -272,7 +272,9 @@ def scan(folder: str) -> Iterator[Found]:
             except FileNotFoundError:
                 continue
             is_folder = stat.S_ISDIR(status.st_mode)
-            yield Found(entry.name, entry.path, is_folder, status.st_ino, status.st_size, status.st_mtime)
+            yield FolderEntry(
+                entry.name, entry.path, is_folder, status.st_ino, status.st_size, status.st_mtime
+            )
 
 
 # What is there
@@ -306,9 +308,9 @@ def size_of(path: str) -> int:
         return 0
 
 
-def space(path: str) -> Space:
+def space(path: str) -> DiskSpace:
     found = os.statvfs(path)
-    return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    return DiskSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 def is_network(path: str) -> bool:

@@ -13,27 +13,27 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cachedfs.cache import block_file, disk
-from cachedfs.cache.block_file import BadBlock, Trailer
+from cachedfs.cache.block_file import BadBlock, BlockTrailer
 from cachedfs.cache.block_pool import TOO_MANY_FILES
-from cachedfs.cache.directory import Directory
-from cachedfs.cache.eviction.policy import Room, dead_leases, remove_dead_leases
+from cachedfs.cache.directory import CacheDirectory
+from cachedfs.cache.eviction.policy import EvictionPolicy, dead_leases, remove_dead_leases
 from cachedfs.cache.index.block_rows import BlockRow
-from cachedfs.cache.index.transaction import Index, Rows
-from cachedfs.cache.locks import Claims
+from cachedfs.cache.index.transaction import CacheIndex, IndexRows
+from cachedfs.cache.locks import ByteRangeLocks
 
-__all__ = ["Report", "abandoned", "check", "clear_away", "count_all", "count_if_fresh", "name_for_block"]
+__all__ = ["CheckReport", "abandoned", "check", "clear_away", "count_all", "count_if_fresh", "name_for_block"]
 
 
 _STALE_S = 3600  # a temporary file of this age has no living writer
 _BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
 
 
-def name_for_block(directory: Directory, writer: int) -> str:
+def name_for_block(directory: CacheDirectory, writer: int) -> str:
     """Return a new name for the temporary file of a block that the process with the number `writer` reserved."""
     return f"{directory.root}/tmp/{writer:016x}-{disk.nonce():016x}"
 
 
-def clear_away(directory: Directory, claims: Claims, now_s: float) -> int:
+def clear_away(directory: CacheDirectory, claims: ByteRangeLocks, now_s: float) -> int:
     """Remove the temporary files that no living process writes; return the bytes of those that no row counts."""
     uncounted = 0
     for found in _found(directory):
@@ -45,16 +45,16 @@ def clear_away(directory: Directory, claims: Claims, now_s: float) -> int:
     return uncounted
 
 
-def abandoned(directory: Directory, claims: Claims, now_s: float) -> list[str]:
+def abandoned(directory: CacheDirectory, claims: ByteRangeLocks, now_s: float) -> list[str]:
     """Return the temporary files that no living process writes."""
     return [found.path for found in _found(directory) if _is_abandoned(found, claims, now_s)]
 
 
-def _found(directory: Directory) -> Iterator[disk.Found]:
+def _found(directory: CacheDirectory) -> Iterator[disk.FolderEntry]:
     return disk.scan(f"{directory.root}/tmp")
 
 
-def _is_abandoned(found: disk.Found, claims: Claims, now_s: float) -> bool:
+def _is_abandoned(found: disk.FolderEntry, claims: ByteRangeLocks, now_s: float) -> bool:
     block = _BLOCK.fullmatch(found.name)
     return found.modified_s < now_s - _STALE_S or bool(block and not claims.is_held(int(block[1], 16)))
 
@@ -62,7 +62,7 @@ def _is_abandoned(found: disk.Found, claims: Claims, now_s: float) -> bool:
 _BATCH = 4096
 
 
-class Report(NamedTuple):
+class CheckReport(NamedTuple):
     """What an audit found; every problem names the file. `repaired`: what could be set right was."""
 
     blocks: int = 0
@@ -85,8 +85,8 @@ class Report(NamedTuple):
 class _Findings:
     """Files and rows that do not fit, while they are looked for."""
 
-    def __init__(self, corrupt: list[disk.Found]) -> None:
-        self.orphans: list[disk.Found] = []
+    def __init__(self, corrupt: list[disk.FolderEntry]) -> None:
+        self.orphans: list[disk.FolderEntry] = []
         self.missing: list[BlockRow] = []
         self.wrong_size: list[tuple[BlockRow, int]] = []
         self.corrupt = corrupt
@@ -94,8 +94,14 @@ class _Findings:
 
 
 def check(
-    index: Index, directory: Directory, room: Room, claims: Claims, *, repair: bool, now_s: float
-) -> Report:
+    index: CacheIndex,
+    directory: CacheDirectory,
+    room: EvictionPolicy,
+    claims: ByteRangeLocks,
+    *,
+    repair: bool,
+    now_s: float,
+) -> CheckReport:
     """Audit all files against all rows, reading every byte. Files first, then rows, then whether the file still is there:
     so what other processes put or evict meanwhile is no problem. Raises sqlite3.Error, OSError.
     """
@@ -120,13 +126,13 @@ def check(
     return report
 
 
-def count_if_fresh(rows: Rows, directory: Directory, now_s: float) -> None:
+def count_if_fresh(rows: IndexRows, directory: CacheDirectory, now_s: float) -> None:
     """Count the files of an index that was just made, before anything is stored by it: never under-count."""
     if not rows.number("counted"):
         count_all(rows, directory, now_s)
 
 
-def count_all(rows: Rows, directory: Directory, now_s: float) -> None:
+def count_all(rows: IndexRows, directory: CacheDirectory, now_s: float) -> None:
     """Make the rows from the files: each sound trailer is a row, each other file is removed, leases are leases."""
     for found in directory.files():
         _adopt(rows, found, now_s)
@@ -136,7 +142,7 @@ def count_all(rows: Rows, directory: Directory, now_s: float) -> None:
     rows.record("counted", 1)
 
 
-def _adopt(rows: Rows, found: disk.Found, now_s: float) -> None:
+def _adopt(rows: IndexRows, found: disk.FolderEntry, now_s: float) -> None:
     """Count a file that no row counts as an old block; remove it when it is no block."""
     trailer = _trailer(found)
     if trailer is None:
@@ -148,7 +154,7 @@ def _adopt(rows: Rows, found: disk.Found, now_s: float) -> None:
     )
 
 
-def _trailer(found: disk.Found, *, whole: bool = False) -> Trailer | None:
+def _trailer(found: disk.FolderEntry, *, whole: bool = False) -> BlockTrailer | None:
     """Return what a file says of itself if that is what its name says, and with `whole` if every byte is right."""
     try:
         handle = block_file.open_block(found.path)
@@ -169,18 +175,24 @@ def _trailer(found: disk.Found, *, whole: bool = False) -> Trailer | None:
     return handle.trailer if found.path.endswith("/" + place) else None
 
 
-def _is_sound(found: disk.Found) -> bool:
+def _is_sound(found: disk.FolderEntry) -> bool:
     return _trailer(found, whole=True) is not None or disk.state(found.path) is None
 
 
-def _all_rows(rows: Rows) -> Iterator[BlockRow]:
+def _all_rows(rows: IndexRows) -> Iterator[BlockRow]:
     last = 0
     while batch := rows.blocks_after(last, _BATCH):
         yield from batch
         last = batch[-1].id
 
 
-def _compare(rows: Rows, files: dict[str, disk.Found], findings: _Findings, room: Room, now_s: float) -> None:
+def _compare(
+    rows: IndexRows,
+    files: dict[str, disk.FolderEntry],
+    findings: _Findings,
+    room: EvictionPolicy,
+    now_s: float,
+) -> None:
     corrupt = {found.name for found in findings.corrupt}
     uncounted = dict(files)
     for block in _all_rows(rows):
@@ -201,7 +213,7 @@ def _compare(rows: Rows, files: dict[str, disk.Found], findings: _Findings, room
     ]
 
 
-def _repair(rows: Rows, findings: _Findings, directory: Directory, now_s: float) -> None:
+def _repair(rows: IndexRows, findings: _Findings, directory: CacheDirectory, now_s: float) -> None:
     for found in findings.corrupt:
         status = disk.state(found.path)
         if status is not None and status.st_ino == found.inode and not found.is_folder:
@@ -219,8 +231,8 @@ def _repair(rows: Rows, findings: _Findings, directory: Directory, now_s: float)
 
 def _report(
     findings: _Findings, sums: dict[str, int], left: list[str], wrong_sums: list[str], *, repaired: bool
-) -> Report:
-    return Report(
+) -> CheckReport:
+    return CheckReport(
         blocks=sums["blocks"],
         bytes=sums["bytes"],
         orphans=tuple(found.path for found in findings.orphans),

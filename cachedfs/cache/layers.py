@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from cachedfs.cache import block_file, disk
-from cachedfs.cache.block_file import BadBlock, Handle
-from cachedfs.cache.block_pool import Handles
-from cachedfs.common.logging import Complaints
+from cachedfs.cache.block_file import BadBlock, OpenBlock
+from cachedfs.cache.block_pool import BlockPool
+from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import ObjectKey
 
-__all__ = ["Layers"]
+__all__ = ["CacheLayers"]
 
 log = logging.getLogger("cachedfs.cache")
 
@@ -24,7 +24,7 @@ _AGAIN_S = 60.0  # how long we do without a block that could not be read, before
 _MOST_REJECTED = 4096  # bad blocks of read-only layers that are remembered, so that each is logged once
 
 
-class Layers:
+class CacheLayers:
     """Our own root, and behind it the read-only `layers`, which may be anybody's.
 
     `rejected`: the files that can be neither used nor removed, and when to look again; until then each counts as absent.
@@ -34,10 +34,10 @@ class Layers:
     def __init__(
         self,
         layers: Sequence[str],
-        handles: Handles,
+        handles: BlockPool,
         *,
         discard: Callable[[ObjectKey, int], None],
-        complaints: Complaints,
+        complaints: WarnOnce,
     ) -> None:
         self.rejected: dict[str, float] = {}  # oldest first
         self._layers = layers
@@ -52,7 +52,7 @@ class Layers:
         self._roots = [*([(own, disk.user_id())] if own else []), *((layer, None) for layer in self._layers)]
         self._written = written
 
-    def open(self, key: ObjectKey, index: int, nowait: bool) -> Handle | None:
+    def open(self, key: ObjectKey, index: int, nowait: bool) -> OpenBlock | None:
         """Open the block in the first layer that has it; bad ones are removed from ours and skipped in others."""
         for path, owner in self._files(key, index):
             try:
@@ -98,7 +98,7 @@ class Layers:
                 return True
         return False
 
-    def is_miss(self, key: ObjectKey, index: int, handle: Handle, error: BaseException) -> bool:
+    def is_miss(self, key: ObjectKey, index: int, handle: OpenBlock, error: BaseException) -> bool:
         """Return whether a read that failed is a miss: that of a bad block, which is rejected; else the caller raises.
 
         Raised here, `error` would be in a cycle with this frame, and keep the reader's buffers until they are collected.

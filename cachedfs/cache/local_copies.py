@@ -10,10 +10,10 @@ from cachedfs.cache import disk
 from cachedfs.cache.disk import Buffer
 from cachedfs.errors import CacheError
 
-__all__ = ["Lease"]
+__all__ = ["LocalCopy"]
 
 
-class Lease:
+class LocalCopy:
     """A reserved file of a fixed size at `path`: written, sealed (then read-only), removed by `close`.
 
     Its room was reserved and allocated before it was made. Whoever closes it last is the process that made it: in a
@@ -72,7 +72,7 @@ class Lease:
         if fd is not None:
             disk.close(fd)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> LocalCopy:
         return self
 
     def __exit__(

@@ -12,7 +12,7 @@ import threading
 
 from cachedfs.cache import disk
 
-__all__ = ["Claims"]
+__all__ = ["ByteRangeLocks"]
 
 _BYTES = (1 << 62) - 1  # the largest offset that every kernel locks
 _OPEN_WAIT_S = 1.0
@@ -38,7 +38,7 @@ _DESCRIPTORS: dict[str, int] = {}  # by path; never closed: see above
 _HELD: dict[tuple[str, int], _Held] = {}  # by path and process: a forked child starts with nothing
 
 
-class Claims:
+class ByteRangeLocks:
     """The claims of this process on one cache. Without a file (`path` None) they hold among its threads alone.
 
     `trouble`: why they do not reach other processes, though there should be a file.

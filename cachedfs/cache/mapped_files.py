@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from cachedfs.cache.directory import Directory
-from cachedfs.cache.eviction.access_stats import Touches, touch_slots
-from cachedfs.cache.shared_memory import Marks
-from cachedfs.common.logging import Complaints
+from cachedfs.cache.directory import CacheDirectory
+from cachedfs.cache.eviction.access_stats import AccessStats, touch_slots
+from cachedfs.cache.shared_memory import ChangeCounters
+from cachedfs.common.logging import WarnOnce
 
 __all__ = ["MappedFiles"]
 
@@ -21,28 +21,28 @@ class MappedFiles:
     `marks` and `touches`: those that are open now; None before their first use, and once they were let go of.
     """
 
-    def __init__(self, complaints: Complaints) -> None:
-        self.marks: Marks | None = None
-        self.touches: Touches | None = None
+    def __init__(self, complaints: WarnOnce) -> None:
+        self.marks: ChangeCounters | None = None
+        self.touches: AccessStats | None = None
         self._open: dict[str, Any] = {}  # the two above, by name: of two threads that open one, one wins here
-        self._directory: Directory | None = None
+        self._directory: CacheDirectory | None = None
         self._complaints = complaints
 
-    def move_to(self, directory: Directory) -> None:
+    def move_to(self, directory: CacheDirectory) -> None:
         """Use the files in `directory` from now on."""
         self._directory = directory
         self._let_go("marks")
         self._let_go("touches")
 
-    def open_marks(self) -> Marks:
+    def open_marks(self) -> ChangeCounters:
         marks = self.marks
         if marks is None:
             # Of two threads that make them one wins; a third may drop them again.
-            marks = self.marks = self._open.setdefault("marks", Marks(*self._place("marks")))
+            marks = self.marks = self._open.setdefault("marks", ChangeCounters(*self._place("marks")))
             self._complaints.slower(marks.trouble)
         return marks
 
-    def open_touches(self, *, size: int | None = None, clock: int = 0) -> Touches:
+    def open_touches(self, *, size: int | None = None, clock: int = 0) -> AccessStats:
         """Return the touch records, enough for a cache of `size`; `clock` to go on from when they are made anew."""
         found, slots = self.touches, touch_slots(size)
         if found is not None and (size is None or found.n_slots >= slots):
@@ -51,8 +51,8 @@ class MappedFiles:
             self._open.pop("touches", None)
             clock = found.now
         path, temp = self._place("touches")
-        made = Touches(path, temp, slots, at_least=1 if size is None else slots, clock=clock)
-        touches: Touches = self._open.setdefault("touches", made)  # of two threads one wins
+        made = AccessStats(path, temp, slots, at_least=1 if size is None else slots, clock=clock)
+        touches: AccessStats = self._open.setdefault("touches", made)  # of two threads one wins
         self.touches = touches
         if touches.trouble:  # no warning: evictions go by what this process alone touched
             log.info("%s", touches.trouble)
@@ -68,7 +68,7 @@ class MappedFiles:
         """Let go of what could not be shared, so that its next use tries it again: the disk may have got well since."""
         for name, mapped in list(self._open.items()):
             # Marks only for better ones: new ones that are private too would make us forget all that we know.
-            if mapped.trouble and not (name == "marks" and Marks(*self._place("marks")).trouble):
+            if mapped.trouble and not (name == "marks" and ChangeCounters(*self._place("marks")).trouble):
                 self._let_go(name)
 
     def _place(self, name: str) -> tuple[str | None, str]:

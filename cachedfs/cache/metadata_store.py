@@ -7,14 +7,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from cachedfs.cache.index.metadata_records import Fact, Feed, Listing, Told, Watch
-from cachedfs.cache.index.metadata_rows import FactRows, Sweep
+from cachedfs.cache.index.metadata_records import (
+    FeedConfirmation,
+    FeedPosition,
+    FeedSnapshot,
+    ListingRecord,
+    MetadataRecord,
+)
+from cachedfs.cache.index.metadata_rows import MetadataRows, SweepPosition
 from cachedfs.cache.mapped_files import MappedFiles
-from cachedfs.cache.shared_memory import Marks
-from cachedfs.cache.writable_directory import Root
+from cachedfs.cache.shared_memory import ChangeCounters
+from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.types import Changes, ObjectInfo
 
-__all__ = ["Knowledge", "follow", "overtaken"]
+__all__ = ["MetadataStore", "follow", "overtaken"]
 
 
 def overtaken(
@@ -39,9 +45,9 @@ def _is_same(info: ObjectInfo | None, now: ObjectInfo | None, path: str) -> bool
 
 
 def follow(
-    rows: FactRows,
+    rows: MetadataRows,
     identity: str,
-    feed: Feed,
+    feed: FeedPosition,
     changes: Changes,
     *,
     checked_at: float,
@@ -77,28 +83,28 @@ def follow(
         forget(old, folders)
     # Another process may have asked from the same token. What it was told is the same, perhaps more.
     token = changes.token if now.token == feed.token else now.token
-    rows.advance_feed(identity, Feed(now.id, token, checked_at, now.number + bool(changes.items)))
+    rows.advance_feed(identity, FeedPosition(now.id, token, checked_at, now.number + bool(changes.items)))
 
 
-class Knowledge:
+class MetadataStore:
     """What all processes of a machine know: rows of the index, and change marks in shared memory.
 
     What is asked has no answer where the index fails; what cannot be kept is a CacheError.
     """
 
-    def __init__(self, own: Root, mapped: MappedFiles) -> None:
+    def __init__(self, own: WritableDirectory, mapped: MappedFiles) -> None:
         self._own = own
         self._mapped = mapped
-        self._sweep = Sweep()
+        self._sweep = SweepPosition()
 
     # Facts and listings
 
-    def lookup(self, identity: str, path: str) -> Fact | None:
+    def lookup(self, identity: str, path: str) -> MetadataRecord | None:
         """Return what was learnt last of `path`; the caller compares its mark with the path's mark of now."""
         self._own.look()
         return self._own.asked(lambda rows: rows.lookup(identity, path), None)
 
-    def keep_facts(self, facts: Sequence[Fact]) -> None:
+    def keep_facts(self, facts: Sequence[MetadataRecord]) -> None:
         """Store facts, each instead of an older one of its path. Raises CacheError."""
         if not facts:
             return
@@ -106,14 +112,14 @@ class Knowledge:
             rows.keep_facts(facts)
             self._sweep = rows.forget_old(time.time(), added=len(facts), sweep=self._sweep)
 
-    def listing(self, identity: str, folder: str) -> Listing | None:
+    def listing(self, identity: str, folder: str) -> ListingRecord | None:
         """Return the children that the last listing of `folder` gave, whatever was learnt of one of them since."""
         self._own.look()
         return self._own.asked(lambda rows: rows.listing(identity, folder), None)
 
     def listing_has(
         self, identity: str, folder: str, path: str
-    ) -> tuple[float, int, bool, Told | None] | None:
+    ) -> tuple[float, int, bool, FeedConfirmation | None] | None:
         """Return checked_at and mark of the listing of `folder`, whether it had `path`, and `told`; None: never listed."""
         self._own.look()
         return self._own.asked(lambda rows: rows.listing_has(identity, folder, path), None)
@@ -130,7 +136,7 @@ class Knowledge:
         checked_at: float,
         marks: Mapping[str, int],
         folder_marks: Mapping[str, int],
-        watch: Watch | None = None,
+        watch: FeedSnapshot | None = None,
     ) -> None:
         """Store complete listings: all direct children, by folder. Raises CacheError.
 
@@ -148,7 +154,7 @@ class Knowledge:
 
     # Feeds of changes: what an origin tells by itself
 
-    def feed(self, identity: str, part: str) -> Feed | None:
+    def feed(self, identity: str, part: str) -> FeedPosition | None:
         """Return where the feed of one part of an origin was left; None when there is none."""
         self._own.look()
         if self._mapped.open_marks().is_private:
@@ -160,7 +166,7 @@ class Knowledge:
         with self._own.writing("no feed can be kept") as rows:
             rows.begin_feed(identity, part, token, checked_at)
 
-    def lead_feed(self, identity: str, part: str, token: str, checked_at: float) -> Feed | None:
+    def lead_feed(self, identity: str, part: str, token: str, checked_at: float) -> FeedPosition | None:
         """Have the feed of a part begin at this token if it was given earlier than the one that is here; return the feed.
 
         What was watched from later on is told of once more. None: none can be shared. Raises CacheError.
@@ -173,7 +179,7 @@ class Knowledge:
                 rows.advance_feed(identity, feed._replace(token=token, checked_at=checked_at))
         return self.feed(identity, part)
 
-    def follow_feed(self, identity: str, feed: Feed, changes: Changes, *, checked_at: float) -> None:
+    def follow_feed(self, identity: str, feed: FeedPosition, changes: Changes, *, checked_at: float) -> None:
         """Forget what `changes` since `feed` made old; all else that was watched counts as checked at `checked_at`.
 
         May be done twice, and by two processes at once. Raises CacheError, and then nothing counts as checked.
@@ -189,7 +195,7 @@ class Knowledge:
                 forget=partial(self.overtaken, identity),
             )
 
-    def drop_feed(self, feed: Feed) -> None:
+    def drop_feed(self, feed: FeedPosition) -> None:
         """Forget a feed that cannot go on. Raises CacheError."""
         with self._own.writing("a feed cannot be dropped") as rows:
             rows.drop_feed(feed)
@@ -228,7 +234,7 @@ class Knowledge:
         paths, folders = list(paths), list(folders)
         self._change(lambda marks: marks.change_alone(identity, paths, folders))
 
-    def _change(self, change: Callable[[Marks], None]) -> None:
+    def _change(self, change: Callable[[ChangeCounters], None]) -> None:
         before = self._mapped.open_marks()
         change(before)
         # Somebody may have deleted the file that we have mapped, and others may have a new one already.

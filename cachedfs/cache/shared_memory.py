@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from cachedfs.cache import disk
 from cachedfs.cache.block_file import let_go
 
-__all__ = ["CLOCK_AT", "MASK32", "MASK63", "Marks", "SharedSlots"]
+__all__ = ["CLOCK_AT", "MASK32", "MASK63", "ChangeCounters", "SharedSlots"]
 
 _HEADER = struct.Struct("<8sQ")  # magic, number of slots
 _HEADER_SIZE = 4096
@@ -150,7 +150,7 @@ _HALF = _MARK_SLOTS // 2
 _SECONDS = 32  # bits of a slot above its random ones: when it was changed last, 0 in a new file
 
 
-class Marks(SharedSlots):
+class ChangeCounters(SharedSlots):
     """Change marks: numbers that differ after something happened to a path, seen by all processes at once.
 
     A slot has the second of its last change above 32 random bits, and zeros before that. All marks of a file start with

@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from cachedfs.cache import fsck
-from cachedfs.cache.block_pool import Handles
-from cachedfs.cache.directory import Directory, open_directory, readable_root
-from cachedfs.cache.index.transaction import TROUBLE, Index, Rows
-from cachedfs.cache.layers import Layers
-from cachedfs.cache.locks import Claims
+from cachedfs.cache.block_pool import BlockPool
+from cachedfs.cache.directory import CacheDirectory, open_directory, readable_root
+from cachedfs.cache.index.transaction import TROUBLE, CacheIndex, IndexRows
+from cachedfs.cache.layers import CacheLayers
+from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.mapped_files import MappedFiles
-from cachedfs.cache.writer import Store
-from cachedfs.common.logging import Complaints
+from cachedfs.cache.writer import BlockWriter
+from cachedfs.common.logging import WarnOnce
 from cachedfs.errors import CacheError
 
-__all__ = ["Root"]
+__all__ = ["WritableDirectory"]
 
 log = logging.getLogger("cachedfs.cache")
 
@@ -29,7 +29,7 @@ _LOOK_S = 1.0  # how often we look whether the shared files at our paths are sti
 _AGAIN_S = 60.0  # how long we do without what does not work before it is tried again: `marks` are 0.5 MB
 
 
-class Root:
+class WritableDirectory:
     """Our own subdirectory of `cache_dir`: to write if that can be, else to read.
 
     `path`: None when nothing can be stored, and then there is no `directory`, no `index` and no `store`; `cannot_store`
@@ -41,10 +41,10 @@ class Root:
         cache_dir: str,
         *,
         explicit: bool,
-        handles: Handles,
-        layers: Layers,
+        handles: BlockPool,
+        layers: CacheLayers,
         mapped: MappedFiles,
-        complaints: Complaints,
+        complaints: WarnOnce,
     ) -> None:
         self._cache_dir = cache_dir
         self._handles = handles
@@ -53,18 +53,18 @@ class Root:
         self._complaints = complaints
         self._look_at = 0.0
         self._again_at = time.monotonic() + _AGAIN_S
-        self.claims = Claims(None)
-        self.index: Index | None = None
-        self.store: Store | None = None
+        self.claims = ByteRangeLocks(None)
+        self.index: CacheIndex | None = None
+        self.store: BlockWriter | None = None
         self._open(explicit=explicit)
 
-    def writable(self) -> Store:
+    def writable(self) -> BlockWriter:
         self.look()
         if self.store is None:
             raise CacheError(self.cannot_store or "nothing can be stored")
         return self.store
 
-    def asked(self, question: Callable[[Rows], T], otherwise: T) -> T:
+    def asked(self, question: Callable[[IndexRows], T], otherwise: T) -> T:
         """Return what the index answers; `otherwise` without one, and where it fails: it is no oracle."""
         if self.index is None:
             return otherwise
@@ -76,7 +76,7 @@ class Root:
             return otherwise
 
     @contextlib.contextmanager
-    def writing(self, what: str) -> Iterator[Rows]:
+    def writing(self, what: str) -> Iterator[IndexRows]:
         """Lend the rows in one transaction. Raises CacheError, which begins with `what`."""
         self.look()
         if self.index is None or self.directory is None:
@@ -130,15 +130,15 @@ class Root:
         elif self.cannot_store:
             self._complaints.not_stored(self.cannot_store)
 
-    def _open_store(self, directory: Directory) -> None:
+    def _open_store(self, directory: CacheDirectory) -> None:
         if not directory.is_network:
-            self.claims = Claims(directory.claims)
+            self.claims = ByteRangeLocks(directory.claims)
         with contextlib.suppress(OSError):
             fsck.clear_away(directory, self.claims, time.time())
-        self.index = Index(
+        self.index = CacheIndex(
             directory.index, is_network=directory.is_network, claims=self.claims, temp=directory.temp
         )
-        self.store = Store(
+        self.store = BlockWriter(
             directory,
             index=self.index,
             handles=self._handles,

@@ -14,19 +14,19 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from cachedfs.cache import block_file, disk, fsck
-from cachedfs.cache.block_pool import Handles
-from cachedfs.cache.directory import Directory
+from cachedfs.cache.block_pool import BlockPool
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.disk import Buffer
-from cachedfs.cache.eviction.access_stats import Touches
-from cachedfs.cache.eviction.plan_registry import Planned
-from cachedfs.cache.eviction.policy import UNWRITTEN_S, Room, remove_dead_leases, wal_pages_of
-from cachedfs.cache.index.transaction import TROUBLE, Index, Rows
-from cachedfs.cache.local_copies import Lease
-from cachedfs.cache.locks import Claims
-from cachedfs.common.types import BlockKey, Bounds, ObjectKey
+from cachedfs.cache.eviction.access_stats import AccessStats
+from cachedfs.cache.eviction.plan_registry import FutureUseSource
+from cachedfs.cache.eviction.policy import UNWRITTEN_S, EvictionPolicy, remove_dead_leases, wal_pages_of
+from cachedfs.cache.index.transaction import TROUBLE, CacheIndex, IndexRows
+from cachedfs.cache.local_copies import LocalCopy
+from cachedfs.cache.locks import ByteRangeLocks
+from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
 from cachedfs.errors import CacheError
 
-__all__ = ["Store"]
+__all__ = ["BlockWriter"]
 
 # Rows that go in about one transaction, so that others get their turn to write, and what went stays gone if this process ends.
 _DROPPED_AT_ONCE = 1000
@@ -48,33 +48,33 @@ class _NewBlock:
         self.size = memoryview(data).nbytes + len(self.trailer)
 
 
-class Store:
+class BlockWriter:
     """What one process writes into one cache. Every method but `discard` raises CacheError when it cannot do its work."""
 
     def __init__(
         self,
-        directory: Directory,
+        directory: CacheDirectory,
         *,
-        index: Index,
-        handles: Handles,
-        claims: Claims,
-        touches: Callable[..., Touches],
+        index: CacheIndex,
+        handles: BlockPool,
+        claims: ByteRangeLocks,
+        touches: Callable[..., AccessStats],
     ) -> None:
         self._directory = directory
         self._index = index
         self._handles = handles
         self._claims = claims
         self._touches = touches
-        self.room = Room(directory, handles, claims)
+        self.room = EvictionPolicy(directory, handles, claims)
         self.allowed: int | None = None  # what the last one to ask for the allowance was told
 
     def put(
         self,
         given: Sequence[tuple[BlockKey, Buffer]],
-        bounds: Bounds,
+        bounds: CacheBounds,
         *,
         instead_of: Container[str] = (),
-        plan: Planned | None = None,
+        plan: FutureUseSource | None = None,
     ) -> None:
         """Store the blocks that are not there yet: each is then there in full, or not at all.
 
@@ -91,9 +91,9 @@ class Store:
     def _put(
         self,
         given: Sequence[tuple[BlockKey, Buffer]],
-        bounds: Bounds,
+        bounds: CacheBounds,
         instead_of: Container[str],
-        plan: Planned | None,
+        plan: FutureUseSource | None,
     ) -> None:
         with self._explained("blocks cannot be stored"):
             self._index.database.limit_wal(wal_pages_of(bounds))
@@ -121,7 +121,7 @@ class Store:
                     return freed
                 last = found[-1].id
 
-    def allowance(self, bounds: Bounds) -> int:
+    def allowance(self, bounds: CacheBounds) -> int:
         """Return how many bytes blocks and leases may have in all, recording the automatic bound at first use."""
         with self._explained("the bound cannot be told"), self._writing(time.time()) as rows:
             self.allowed = self.room.allowance(rows, bounds)
@@ -151,7 +151,7 @@ class Store:
             for path in paths:
                 rows.pin(identity, path, wanted)
 
-    def lease(self, size: int, bounds: Bounds) -> Lease:
+    def lease(self, size: int, bounds: CacheBounds) -> LocalCopy:
         """Reserve room for `size` bytes and return the private file that has it."""
         name = f"{disk.process_id():08x}{disk.nonce() >> 32:08x}"
         claim = int(name, 16)
@@ -160,7 +160,7 @@ class Store:
             self._claims.take(claim)
             try:
                 self._reserve_lease(name, size, bounds)
-                return Lease(self._directory.lease(name), size, lambda: self._give_back(name))
+                return LocalCopy(self._directory.lease(name), size, lambda: self._give_back(name))
             except BaseException:  # an interrupt too: its row would hold room until this process ends
                 with contextlib.suppress(OSError):
                     disk.unlink(self._directory.lease(name))
@@ -171,7 +171,7 @@ class Store:
         with self._explained("the share of a plan cannot be noted"), self._writing(time.time()) as rows:
             self.room.clear_seat(rows, seat)
 
-    def check(self, *, repair: bool) -> fsck.Report:
+    def check(self, *, repair: bool) -> fsck.CheckReport:
         with self._explained("the cache cannot be checked"):
             return fsck.check(
                 self._index, self._directory, self.room, self._claims, repair=repair, now_s=time.time()
@@ -202,7 +202,7 @@ class Store:
             raise CacheError(f"{what} in {self._directory.root}: {error}") from error
 
     @contextlib.contextmanager
-    def _writing(self, now_s: float) -> Iterator[Rows]:
+    def _writing(self, now_s: float) -> Iterator[IndexRows]:
         with self._index.writing() as rows:
             fsck.count_if_fresh(rows, self._directory, now_s)
             self.room.set_aside = fsck.clear_away(self._directory, self._claims, now_s)
@@ -214,7 +214,9 @@ class Store:
 
     # Putting
 
-    def _put_some(self, waiting: list[_NewBlock], bounds: Bounds, plan: Planned | None) -> list[_NewBlock]:
+    def _put_some(
+        self, waiting: list[_NewBlock], bounds: CacheBounds, plan: FutureUseSource | None
+    ) -> list[_NewBlock]:
         """Reserve and write as many blocks as fit the cache at once; return the others that are still to be put."""
         now_s, deadline = time.time(), time.monotonic() + _WRITE_WITHIN_S
         reserved: list[_NewBlock] = []
@@ -239,7 +241,7 @@ class Store:
         return rest
 
     def _choose(
-        self, rows: Rows, waiting: list[_NewBlock], bounds: Bounds, now_s: float
+        self, rows: IndexRows, waiting: list[_NewBlock], bounds: CacheBounds, now_s: float
     ) -> tuple[list[_NewBlock], list[_NewBlock]]:
         """Return the first blocks that fit together and the rest, without those that another process is writing.
 
@@ -256,7 +258,7 @@ class Store:
                 return wanted[:n], wanted[n:]
         return wanted, []
 
-    def _fixed(self, rows: Rows, size: int, allowed: int) -> int:
+    def _fixed(self, rows: IndexRows, size: int, allowed: int) -> int:
         """Return the bytes that may not go; what dead processes leased is none of them, and goes if `size` more do not fit."""
         fixed = rows.number("fixed") or 0
         if size > allowed - fixed:
@@ -264,7 +266,7 @@ class Store:
             fixed = rows.number("fixed") or 0
         return fixed
 
-    def _is_ours_to_write(self, rows: Rows, block: _NewBlock, now_s: float) -> bool:
+    def _is_ours_to_write(self, rows: IndexRows, block: _NewBlock, now_s: float) -> bool:
         row = rows.block(block.object, block.index)
         if row is None:
             return True
@@ -276,7 +278,9 @@ class Store:
     def _exists(self, block: _NewBlock) -> bool:
         return disk.exists(self.room.path(block.place))
 
-    def _make_room(self, rows: Rows, size: int, bounds: Bounds, now_s: float, **options: Any) -> bool:
+    def _make_room(
+        self, rows: IndexRows, size: int, bounds: CacheBounds, now_s: float, **options: Any
+    ) -> bool:
         """Return whether `size` bytes fit now: asked again when rows went that gave the disk no space back.
 
         `options`: see Room.make.
@@ -289,7 +293,7 @@ class Store:
             if not fits or self.room.fileless == before:
                 return fits
 
-    def _came_down(self, rows: Rows, allowed: int, now_s: float) -> bool:
+    def _came_down(self, rows: IndexRows, allowed: int, now_s: float) -> bool:
         """Drop some blocks where far more are here than may be, as after the bound was lowered; False where that is not so."""
         n_blocks, used = rows.number("blocks") or 0, rows.number("bytes") or 0
         step = _DROPPED_AT_ONCE * used // max(n_blocks, 1)
@@ -298,7 +302,7 @@ class Store:
         touches = self._touches(size=allowed, clock=rows.last_clock())
         return self.room.make(rows, 0, allowed=used - step, touches=touches, now_s=now_s)
 
-    def _reserve(self, rows: Rows, batch: list[_NewBlock], now_s: float) -> None:
+    def _reserve(self, rows: IndexRows, batch: list[_NewBlock], now_s: float) -> None:
         """Count the blocks before they are written."""
         touches, writer = self._touches(), self.room.writer()
         for block in batch:
@@ -328,7 +332,7 @@ class Store:
                         block.object, block.index, size=block.size, clock=clock, since=now_s, writer=0
                     )
 
-    def _is_lost(self, rows: Rows, block: _NewBlock) -> bool:
+    def _is_lost(self, rows: IndexRows, block: _NewBlock) -> bool:
         return rows.block(block.object, block.index) is None and self._exists(block)
 
     def _write_all(self, batch: list[_NewBlock], deadline: float) -> None:
@@ -362,14 +366,14 @@ class Store:
                 disk.unlink(temp)
             raise
 
-    def _give_up(self, rows: Rows, block: _NewBlock) -> None:
+    def _give_up(self, rows: IndexRows, block: _NewBlock) -> None:
         row = rows.block(block.object, block.index)
         if row is not None and not self._exists(block):
             rows.remove_block(row.id)
 
     # Leases
 
-    def _reserve_lease(self, name: str, size: int, bounds: Bounds) -> None:
+    def _reserve_lease(self, name: str, size: int, bounds: CacheBounds) -> None:
         fits = None
         while fits is None:
             now_s = time.time()
@@ -392,7 +396,7 @@ class Store:
         self._claims.drop(int(name, 16))
 
 
-def _refuse_unfitting(rows: Rows, wanted: list[_NewBlock], allowed: int, fixed: int) -> None:
+def _refuse_unfitting(rows: IndexRows, wanted: list[_NewBlock], allowed: int, fixed: int) -> None:
     """Raise CacheError if one of the blocks, or those of them that are pinned together, can never fit."""
     largest = max((block.size for block in wanted), default=0)
     if largest > allowed:

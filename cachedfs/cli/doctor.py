@@ -37,7 +37,7 @@ from cachedfs.cli.output import (
     print_traceback,
 )
 from cachedfs.cli.stats import bytes_of, contents, said
-from cachedfs.common.executor import Workers
+from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.text import counted
 from cachedfs.errors import CacheError
 
@@ -395,7 +395,7 @@ def with_data(seen: Seen, fs: CachedFileSystem, found: list[dict[str, Any]]) -> 
 def read_at_once(origin: Any, path: str, n: int, size: int, of: int) -> None:
     """Read `n` parts of an object at the same time, each a request of its own."""
     starts = [(i * size) % (of - size + 1) for i in range(n)]
-    threads = Workers(n, "cachedfs-doctor")  # which a Ctrl-C does not wait for
+    threads = DaemonThreadPool(n, "cachedfs-doctor")  # which a Ctrl-C does not wait for
     try:
         for done in [threads.submit(origin.cat_file, path, start, start + size) for start in starts]:
             done.result()

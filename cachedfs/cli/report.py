@@ -14,7 +14,7 @@ from cachedfs.cli.output import Given, print_json, say
 from cachedfs.common.event_log import VARIABLE, log_events
 
 if TYPE_CHECKING:
-    from cachedfs.report import Summary
+    from cachedfs.report import RunSummary
 
 __all__ = ["report"]
 
@@ -56,7 +56,7 @@ def report(
         _write(summary, held, output or Path("report.html"), is_quiet=given.as_json)
 
 
-def _write(summary: Summary, held: list[tuple[str, int]], path: Path, *, is_quiet: bool) -> None:
+def _write(summary: RunSummary, held: list[tuple[str, int]], path: Path, *, is_quiet: bool) -> None:
     from cachedfs.report.charts import pictures
     from cachedfs.report.html_page import page
 

@@ -27,7 +27,7 @@ from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
     from cachedfs.cache.block_cache import BlockCache
-    from cachedfs.cache.index.block_rows import Held
+    from cachedfs.cache.index.block_rows import CachedPath
     from cachedfs.common.types import Counted
 
 __all__ = ["contents", "said", "stats"]
@@ -170,13 +170,13 @@ class Folder:
     newest: datetime.datetime | None
 
 
-def folders_of(held: Iterable[Held]) -> list[Folder]:
+def folders_of(held: Iterable[CachedPath]) -> list[Folder]:
     """Return what is here by folder, most bytes first: of folders as deep as `by_folder` takes, the last all others."""
     from cachedfs.report.summary import by_folder
 
     held = list(held)
     names = [name for name, _ in by_folder(((each.path, each.size) for each in held), FOLDERS)]
-    found: dict[str, list[Held]] = {name: [] for name in names}
+    found: dict[str, list[CachedPath]] = {name: [] for name in names}
     for each in held:
         folders = [name for name in names if is_in(each.path, name)]
         found[max(folders, key=len, default=names[-1])].append(each)
@@ -187,7 +187,7 @@ def is_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def folder_of(name: str, held: list[Held]) -> Folder:
+def folder_of(name: str, held: list[CachedPath]) -> Folder:
     came = [at for each in held for at in (each.first_s, each.last_s) if at is not None]
     ends = (
         (datetime.datetime.fromtimestamp(at, datetime.UTC) for at in (min(came), max(came)))

@@ -16,23 +16,31 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.optional_imports import importing
 
-__all__ = ["Running", "Stated", "combined", "crc32c_of", "has_crc32c", "stated_crc32c", "stated_of"]
+__all__ = [
+    "RunningChecksum",
+    "StatedChecksum",
+    "combined",
+    "crc32c_of",
+    "has_crc32c",
+    "stated_crc32c",
+    "stated_of",
+]
 
 
-class Stated(NamedTuple):
+class StatedChecksum(NamedTuple):
     """What an origin says of all bytes of an object: the name of a checksum, and its value in hex."""
 
     name: str
     value: str
 
 
-def stated_of(details: Mapping[str, Any]) -> Stated | None:
+def stated_of(details: Mapping[str, Any]) -> StatedChecksum | None:
     """Return the checksum that the details of an object state and that can be computed here; None without one."""
     crc32c = stated_crc32c(details)
     if crc32c is not None:
-        return Stated("crc32c", f"{crc32c:08x}")
+        return StatedChecksum("crc32c", f"{crc32c:08x}")
     md5 = details.get("md5Checksum") or _hex(details.get("md5Hash"), 16)
-    return Stated("md5", md5) if isinstance(md5, str) else None
+    return StatedChecksum("md5", md5) if isinstance(md5, str) else None
 
 
 def stated_crc32c(details: Mapping[str, Any]) -> int | None:
@@ -50,10 +58,10 @@ def _hex(text: object, size: int) -> str | None:
     return data.hex() if len(data) == size else None
 
 
-class Running:
+class RunningChecksum:
     """The checksum of bytes as they pass, to be compared with the stated one."""
 
-    def __init__(self, stated: Stated) -> None:
+    def __init__(self, stated: StatedChecksum) -> None:
         self._stated = stated
         self._crc32c = 0
         self._md5 = hashlib.md5(usedforsecurity=False)
@@ -64,12 +72,12 @@ class Running:
         else:
             self._md5.update(data)
 
-    def copy(self) -> Running:
-        other = Running(self._stated)
+    def copy(self) -> RunningChecksum:
+        other = RunningChecksum(self._stated)
         other._crc32c, other._md5 = self._crc32c, self._md5.copy()
         return other
 
-    def contradiction(self, stated: Stated | None = None) -> str | None:
+    def contradiction(self, stated: StatedChecksum | None = None) -> str | None:
         """Return what is wrong with all the bytes that were added, with both values; None when they are right.
 
         `stated` is of the same name, and was not known before.

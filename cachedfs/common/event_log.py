@@ -26,8 +26,8 @@ from cachedfs.common.logging import public_url
 __all__ = [
     "FORMAT",
     "VARIABLE",
-    "Counts",
-    "Log",
+    "CounterSource",
+    "EventLog",
     "current",
     "log_events",
     "unwatch",
@@ -48,7 +48,7 @@ LEAST_S = 1e-3  # a wait that is worth an event: shorter ones are turns of the l
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Counts:
+class CounterSource:
     """Whoever counts what it does."""
 
     def sums(self) -> Mapping[str, Any]:
@@ -56,7 +56,7 @@ class Counts:
         raise NotImplementedError
 
 
-class Log:
+class EventLog:
     """The file of one process, made with its first events, at most `most` bytes long. In any thread; never an error."""
 
     def __init__(self, folder: str, *, most: int = MOST_BYTES) -> None:
@@ -70,7 +70,7 @@ class Log:
         # Times within a process are a monotonic clock's, so that none runs backwards when the wall clock is set.
         self._began, self._zero = time.time(), time.monotonic()
         # By who counts: its number here, when its sums were looked at last, and those that were written last.
-        self._told: weakref.WeakKeyDictionary[Counts, tuple[int, float, Mapping[str, Any]]]
+        self._told: weakref.WeakKeyDictionary[CounterSource, tuple[int, float, Mapping[str, Any]]]
         self._told = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
@@ -93,7 +93,7 @@ class Log:
             if noted and not self._is_over:
                 self._add([_encoded(event).encode() + b"\n" for event in noted])
 
-    def sample(self, source: Counts) -> None:
+    def sample(self, source: CounterSource) -> None:
         """Add the sums of `source`, unless they are those that were written last; the first say where counting begins."""
         with self._sampling:  # or older sums could come last
             sums, now = source.sums(), time.monotonic()
@@ -108,11 +108,11 @@ class Log:
             if source is not None:
                 self.sample(source)
 
-    def after_fork(self) -> Log:
+    def after_fork(self) -> EventLog:
         """Return the log of a child: its file and thread are its own, and no lock of the parent's is waited for."""
         if self._file is not None:
             os.close(self._file)
-        return Log(self.folder, most=self._most)
+        return EventLog(self.folder, most=self._most)
 
     def start(self) -> None:
         """Write from now on, in a thread of its own."""
@@ -167,11 +167,11 @@ class Log:
 
 
 # Replaced as a whole, as it is looked through in a thread of its own.
-_watched: tuple[weakref.ref[Counts], ...] = ()
-_log: Log | None = None
+_watched: tuple[weakref.ref[CounterSource], ...] = ()
+_log: EventLog | None = None
 
 
-def current() -> Log | None:
+def current() -> EventLog | None:
     """Return where events go now; None: nowhere."""
     return _log
 
@@ -191,7 +191,7 @@ def log_events(folder: str | os.PathLike[str] | None) -> None:
     if folder is None:
         os.environ.pop(VARIABLE, None)
         return
-    log = Log(os.fspath(folder))
+    log = EventLog(os.fspath(folder))
     os.environ[VARIABLE] = log.folder
     _log = log
     if _watched:
@@ -199,7 +199,7 @@ def log_events(folder: str | os.PathLike[str] | None) -> None:
         log.start()
 
 
-def watch(source: Counts) -> None:
+def watch(source: CounterSource) -> None:
     """Have the sums of `source` written, whenever events are."""
     global _watched
     _watched = (*(each for each in _watched if each() is not None), weakref.ref(source))
@@ -208,7 +208,7 @@ def watch(source: Counts) -> None:
         _log.start()
 
 
-def unwatch(source: Counts) -> None:
+def unwatch(source: CounterSource) -> None:
     """Write the sums of `source` a last time."""
     global _watched
     _watched = tuple(each for each in _watched if each() not in (None, source))
@@ -239,7 +239,7 @@ def _after_fork() -> None:
 def _begin() -> None:
     global _log
     if folder := os.environ.get(VARIABLE):
-        _log = Log(folder)
+        _log = EventLog(folder)
 
 
 def _at_end() -> None:

@@ -9,13 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["Workers"]
+__all__ = ["DaemonThreadPool"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Workers(ThreadPoolExecutor):
+class DaemonThreadPool(ThreadPoolExecutor):
     """At most `most` threads, started as they are needed; an executor that the end of a process does not touch.
 
     The standard library's refuses all work as soon as the main thread has ended, though a program goes on while one of

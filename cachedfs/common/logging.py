@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-__all__ = ["Complaints", "ROOMS", "public_text", "public_url"]
+__all__ = ["WarnOnce", "ROOMS", "public_text", "public_url"]
 
 
 ROOMS = (
@@ -57,7 +57,7 @@ log = logging.getLogger("cachedfs.cache")
 _NOTHING, _SLOWER, _NOT_STORED = range(3)
 
 
-class Complaints:
+class WarnOnce:
     """Warns of the first trouble of one cache, and once more when it gets worse."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["Questions"]
+__all__ = ["SingleFlight"]
 
 
 class _Question:
@@ -16,7 +16,7 @@ class _Question:
         self.n_waiting = 0
 
 
-class Questions:
+class SingleFlight:
     """The questions of one process. One that nobody waits for any more is given up. On the loop only."""
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:

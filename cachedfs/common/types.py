@@ -12,7 +12,7 @@ from cachedfs.common.text import counted, per_cent, shown, size
 
 __all__ = [
     "BlockKey",
-    "Bounds",
+    "CacheBounds",
     "Change",
     "Changes",
     "Counted",
@@ -166,7 +166,7 @@ class BlockKey:
         return self.object.hash64(self.index)
 
 
-class Bounds(NamedTuple):
+class CacheBounds(NamedTuple):
     """How much the cache may hold, and how much of the disk it leaves free.
 
     An int is bytes, a float a share of the whole disk (0.1: ten per cent). `size` None is half of what was

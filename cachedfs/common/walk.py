@@ -8,12 +8,12 @@ from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, sync
 
-__all__ = ["ABSENT", "WalksCycles"]
+__all__ = ["ABSENT", "CycleSafeWalk"]
 
 ABSENT = (FileNotFoundError, NotADirectoryError)  # the errors that say that nothing is there
 
 
-class WalksCycles(AsyncFileSystem):
+class CycleSafeWalk(AsyncFileSystem):
     """A filesystem that raises where it cannot tell, and whose walks end.
 
     A shortcut to a folder that it lies in is named, and not entered.

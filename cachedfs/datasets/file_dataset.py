@@ -8,7 +8,7 @@ from typing import Any
 
 from fsspec.core import has_magic
 
-from cachedfs.datasets.file_list import Names, URLs, as_urls, files_of, paths_of
+from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
 from cachedfs.datasets.loading.metrics import reading
 from cachedfs.datasets.samples import Item, Samples
 
@@ -48,7 +48,7 @@ class FileDataset(Samples):
         super().__init__(first, transform=transform, storage_options=storage_options)
         self.decode, self.label = decode, label
         listed = files_of(self.fs, first, self.path) if urls is None else paths_of(self.fs, urls)
-        self.paths = Names(listed)
+        self.paths = CompactStrings(listed)
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -15,13 +15,13 @@ from fsspec.core import has_magic
 
 from cachedfs.errors import ObjectNotFound
 
-__all__ = ["Names", "URLs", "as_urls", "files_of", "infos_at", "infos_of", "natural_key", "paths_of"]
+__all__ = ["CompactStrings", "URLs", "as_urls", "files_of", "infos_at", "infos_of", "natural_key", "paths_of"]
 
 URLs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _DIGITS = re.compile(r"[0-9]+")
 
 
-class Names(Sequence[str]):
+class CompactStrings(Sequence[str]):
     """Many names in one piece of memory.
 
     It pickles as fast as bytes are copied, and forked workers share it: to look at a list of strings is to write their

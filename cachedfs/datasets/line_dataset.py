@@ -14,11 +14,11 @@ import torch.distributed
 from fsspec.core import url_to_fs
 from torch.utils.data import IterableDataset, get_worker_info
 
-from cachedfs.datasets.file_list import Names, URLs, as_urls, files_of, paths_of
+from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
 from cachedfs.datasets.samples import Item
 from cachedfs.datasets.text_streams import (
-    Lines,
-    Span,
+    LineBatch,
+    LineSpan,
     decompressed,
     first_line,
     is_compressed,
@@ -78,7 +78,7 @@ class LineDataset(IterableDataset[Any]):
         else:
             paths = paths_of(self.fs, given)
             sizes = self.fs.sizes(paths)
-        self.paths = Names(paths)
+        self.paths = CompactStrings(paths)
         self._sizes: list[int | None] = sizes
         self._versions = [_listed_version(self.fs, path) for path in paths]
         self._rank = None if rank is None or world_size is None else (rank, world_size)
@@ -151,7 +151,7 @@ class LineDataset(IterableDataset[Any]):
         place.resume(number, state["offset"])
         return number, state["offset"]
 
-    def _read(self, spans: Sequence[Span], place: _Place, at: tuple[int, int] | None) -> Iterator[Any]:
+    def _read(self, spans: Sequence[LineSpan], place: _Place, at: tuple[int, int] | None) -> Iterator[Any]:
         decode = self._decoder()
         for span in spans:
             offset = at[1] if at is not None and span.file == at[0] else None
@@ -207,7 +207,7 @@ class LineDataset(IterableDataset[Any]):
             return decode or transform
         return functools.partial(_both, decode, transform)
 
-    def _spans(self, part: int, n_parts: int) -> list[Span]:
+    def _spans(self, part: int, n_parts: int) -> list[LineSpan]:
         # What has no size is read in one piece.
         whole = [
             size is None or is_compressed(path) for path, size in zip(self.paths, self._sizes, strict=True)
@@ -264,7 +264,7 @@ class _Place:
     def resume(self, file: int, offset: int) -> None:
         self._file, self._begin = file, offset
 
-    def enter(self, file: int, found: Lines, *, keep_empty: bool) -> list[bytes]:
+    def enter(self, file: int, found: LineBatch, *, keep_empty: bool) -> list[bytes]:
         """Take lines in hand; return those to give, as they are given."""
         self._file, self._begin, self._raw, self.line = file, found.begin, found.lines, -1
         self._passed = self._n_passed = 0

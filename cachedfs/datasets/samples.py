@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.readahead.object_history import as_declared
 
-__all__ = ["Collate", "Item", "Samples", "Source", "naming", "once_each"]
+__all__ = ["Collate", "Item", "Samples", "SampleReader", "naming", "once_each"]
 
 
 Item = str | tuple[str, int, int]
@@ -160,7 +160,7 @@ Collate = Callable[[list[Any]], Any]
 SHOWN = 16  # samples of a batch that an error names
 
 
-class Source:
+class SampleReader:
     """The samples of a map-style dataset, by batch. It looks into `Subset`s, as `random_split` makes them."""
 
     def __init__(self, dataset: Any) -> None:

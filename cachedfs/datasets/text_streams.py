@@ -13,7 +13,16 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-__all__ = ["END", "Lines", "Span", "decompressed", "first_line", "is_compressed", "lines_from", "spans_of"]
+__all__ = [
+    "END",
+    "LineBatch",
+    "LineSpan",
+    "decompressed",
+    "first_line",
+    "is_compressed",
+    "lines_from",
+    "spans_of",
+]
 
 
 _INPUT = 128 << 10  # compressed bytes at a time
@@ -97,7 +106,7 @@ READ = 256 << 10  # bytes that are split into lines at once: the lines of it are
 TAIL = 32 << 10  # bytes read at a time for the end of a line that runs over into the next part
 
 
-class Span(NamedTuple):
+class LineSpan(NamedTuple):
     """The lines that begin in `[start, stop)` of one file."""
 
     file: int
@@ -105,7 +114,7 @@ class Span(NamedTuple):
     stop: int
 
 
-def spans_of(sizes: Sequence[int], is_whole: Sequence[bool], part: int, n_parts: int) -> list[Span]:
+def spans_of(sizes: Sequence[int], is_whole: Sequence[bool], part: int, n_parts: int) -> list[LineSpan]:
     """Return what part number `part` of `n_parts` reads, in order: its share of the bytes of all files.
 
     Files that cannot be read from the middle (`is_whole`) go to the part in which their middle is. The parts, one after
@@ -123,9 +132,9 @@ def spans_of(sizes: Sequence[int], is_whole: Sequence[bool], part: int, n_parts:
             break
         if is_whole[i]:
             if low <= (begin + end) // 2 < high:
-                found.append(Span(i, 0, END))
+                found.append(LineSpan(i, 0, END))
         elif max(begin, low) < min(end, high):
-            found.append(Span(i, max(begin, low) - begin, min(end, high) - begin))
+            found.append(LineSpan(i, max(begin, low) - begin, min(end, high) - begin))
     return found
 
 
@@ -149,7 +158,7 @@ def first_line(file: Any, start: int, stop: int) -> int:
     return stop
 
 
-class Lines(NamedTuple):
+class LineBatch(NamedTuple):
     """Lines that follow one another, and where the first begins. They are without their b"\\n"; a b"\\r" is still there."""
 
     begin: int
@@ -157,7 +166,7 @@ class Lines(NamedTuple):
     may_return: bool  # False: none of them ends with b"\\r"
 
 
-def lines_from(file: Any, start: int, stop: int) -> Iterator[Lines]:
+def lines_from(file: Any, start: int, stop: int) -> Iterator[LineBatch]:
     """Yield the lines that begin in `[start, stop)`, many at a time. One begins at `start`, and there the file is.
 
     The last line of a file may have no end. What one `read` returns is split by one call, so this runs at the speed of C.
@@ -169,7 +178,7 @@ def lines_from(file: Any, start: int, stop: int) -> Iterator[Lines]:
         data = file.read(TAIL if is_tail else min(READ, stop - position))
         if not data:
             if pending:
-                yield Lines(begin, [b"".join(pending)], True)
+                yield LineBatch(begin, [b"".join(pending)], True)
             return
         position += len(data)
         lines = data.split(b"\n", 1) if is_tail else data.split(b"\n")
@@ -178,7 +187,7 @@ def lines_from(file: Any, start: int, stop: int) -> Iterator[Lines]:
             continue
         lines[0] = b"".join(pending)
         rest = lines.pop()
-        yield Lines(begin, lines, b"\r" in data or lines[0].endswith(b"\r"))
+        yield LineBatch(begin, lines, b"\r" in data or lines[0].endswith(b"\r"))
         if is_tail:
             return
         begin, pending = position - len(rest), [rest] if rest else []

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.cache.eviction.future_uses import Order
-from cachedfs.cache.index.metadata_records import Fact
-from cachedfs.common.types import BlockKey, Bounds
+from cachedfs.cache.eviction.future_uses import FutureUses
+from cachedfs.cache.index.metadata_records import MetadataRecord
+from cachedfs.common.types import BlockKey, CacheBounds
 from cachedfs.errors import CacheError
-from cachedfs.fetch.inflight import Flight
+from cachedfs.fetch.inflight import InflightRequest
 
-__all__ = ["Arrived", "WriteBehind"]
+__all__ = ["FetchedBlock", "CacheWriter"]
 
 logger = logging.getLogger("cachedfs.engine")
 
@@ -22,30 +22,30 @@ PATIENCE_S = 0.005  # what arrives within it is stored in one transaction
 BATCH_BYTES = 8 << 20  # one transaction: large enough to amortise it, small enough to let a drain end in time
 
 
-class Arrived(NamedTuple):
+class FetchedBlock(NamedTuple):
     """One whole block that came from the origin and is not on the disk yet."""
 
     key: BlockKey
     data: memoryview
-    flight: Flight
-    bounds: Bounds
-    order: Order | None = None  # of the plan that it is fetched for
+    flight: InflightRequest
+    bounds: CacheBounds
+    order: FutureUses | None = None  # of the plan that it is fetched for
 
 
-class WriteBehind:
+class CacheWriter:
     """One thread that stores what arrived, oldest first; started by the first thing to store.
 
     `behind` is the number of bytes that wait; the engine stops feeding flights while it is too large.
     """
 
-    def __init__(self, cache: BlockCache, stored: Callable[[Sequence[Arrived], bool], None]) -> None:
+    def __init__(self, cache: BlockCache, stored: Callable[[Sequence[FetchedBlock], bool], None]) -> None:
         self._cache = cache
         self._stored = stored  # told of every block, whether it could be kept or not
         # Entered itself: an interrupt inside a Condition's `with` would leave it taken.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._blocks: list[Arrived] = []
-        self._facts: list[Fact] = []
+        self._blocks: list[FetchedBlock] = []
+        self._facts: list[MetadataRecord] = []
         self._afterwards: list[Callable[[], object]] = []
         self._idle = False  # the thread waits for something to store, and not only for more of it
         self._busy = False
@@ -55,7 +55,7 @@ class WriteBehind:
         self._has_complained = False  # that there is none
         self.behind = 0  # Invariant: bytes of _blocks and of the batch being written
 
-    def add(self, block: Arrived) -> None:
+    def add(self, block: FetchedBlock) -> None:
         """Store `block` soon."""
         with self._lock:
             self._blocks.append(block)
@@ -64,7 +64,7 @@ class WriteBehind:
         if not is_running:
             self._keep_nothing()
 
-    def keep(self, fact: Fact) -> None:
+    def keep(self, fact: MetadataRecord) -> None:
         """Store `fact` soon."""
         with self._lock:
             self._facts.append(fact)
@@ -158,10 +158,10 @@ class WriteBehind:
     def _is_urgent(self) -> bool:
         return self._closed or self._draining > 0 or self.behind >= BATCH_BYTES
 
-    def _batch(self) -> list[Arrived]:
+    def _batch(self) -> list[FetchedBlock]:
         """Take the oldest blocks of one bound and one plan, up to a batch; two plans that fetch in turn make two batches."""
-        batch: list[Arrived] = []
-        left: list[Arrived] = []
+        batch: list[FetchedBlock] = []
+        left: list[FetchedBlock] = []
         size, is_full = 0, False
         most = BATCH_BYTES
         if self._blocks and (order := self._blocks[0].order) is not None:
@@ -182,7 +182,7 @@ class WriteBehind:
         return bool(self._blocks or self._facts or self._afterwards)
 
     def _store(
-        self, facts: list[Fact], blocks: list[Arrived], afterwards: list[Callable[[], object]]
+        self, facts: list[MetadataRecord], blocks: list[FetchedBlock], afterwards: list[Callable[[], object]]
     ) -> bool:
         """Store a batch; return whether all its blocks are on the disk now."""
         # Facts first: another process that learns of the object then finds its blocks claimed, not unknown.

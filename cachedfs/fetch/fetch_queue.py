@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from cachedfs.common.types import LinkStats
-from cachedfs.fetch.inflight import Flight
+from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.origins.base import Origin
-from cachedfs.origins.request_slots import AHEAD, sent_ahead
+from cachedfs.origins.request_slots import SPECULATIVE_FACTOR, speculative
 
-__all__ = ["Ahead", "COURTESY", "FEWEST", "Link", "Timed", "Wish"]
+__all__ = ["FetchQueue", "COURTESY", "FEWEST", "LinkEstimate", "LinkTotals", "SpeculativeRequest"]
 
 
 COURTESY = 1.2
@@ -30,7 +30,7 @@ _WEIGHT = 1 / 8  # of the newest request in an average
 _ROUNDS = 2  # of as many bodies as there may be, between two changes of that
 
 
-class Link(NamedTuple):
+class LinkEstimate(NamedTuple):
     """Seconds to the first byte, and bytes a second: of a body at best, and as they come now, `n_bodies` at a time.
 
     The default is between the published figures of Google Drive and of GCS in its region.
@@ -46,7 +46,7 @@ class Link(NamedTuple):
     def total_per_s(self) -> float:
         return self.n_bodies * self.per_s
 
-    def after(self, *, wait_s: float, size: int, took_s: float, n_others: int, most: int) -> Link:
+    def after(self, *, wait_s: float, size: int, took_s: float, n_others: int, most: int) -> LinkEstimate:
         """Return what is known after a request whose body of `size` bytes took `took_s` after its first byte.
 
         `n_others`: the requests that were in flight with it; `most`: how many bodies there may be at all.
@@ -74,7 +74,7 @@ class Link(NamedTuple):
         return body_s / (self.wait_s + body_s)
 
 
-class Timed(NamedTuple):
+class LinkTotals(NamedTuple):
     """What was measured of it, in sums; nothing is assumed, as a `Link` does that saw little yet."""
 
     n: int = 0
@@ -89,7 +89,7 @@ class Timed(NamedTuple):
         """Bytes a second of the link as it was shared; None: no body came that says it."""
         return self.came / self.took_s if self.took_s else None
 
-    def after(self, *, wait_s: float, size: int, took_s: float, n_others: int) -> Timed:
+    def after(self, *, wait_s: float, size: int, took_s: float, n_others: int) -> LinkTotals:
         """Return the sums with one more request, as `Link.after` is told of it."""
         timed = self._replace(n=self.n + 1, wait_s=self.wait_s + wait_s)
         if size < _BLOCK or took_s <= 0:
@@ -104,7 +104,7 @@ MEMORY = 256 << 20  # bytes that were sent for ahead and are not on the disk yet
 ONE_MORE = 1  # body on the link than it is given, as first bytes come unevenly: 96 % of it is used, not 91
 
 
-class Wish(NamedTuple):
+class SpeculativeRequest(NamedTuple):
     """One request that would be worth sending. It is sent once, or forgotten.
 
     `size` is the memory that it takes until its blocks are stored; `send` sends it, unless what it brings is here by
@@ -113,7 +113,7 @@ class Wish(NamedTuple):
 
     owner: object  # whose it is; those of one owner go in their order
     size: int
-    send: Callable[[], Iterable[Flight] | Awaitable[Iterable[Flight]]]
+    send: Callable[[], Iterable[InflightRequest] | Awaitable[Iterable[InflightRequest]]]
     origin: Callable[[], Origin]
     is_declared: bool = False  # somebody said that it will be needed; what is inferred goes before
     is_wanted: Callable[[], bool] = bool  # somebody waits for it by now: then it takes none of these slots
@@ -133,7 +133,7 @@ class _Busy:
         self.bodies[origin] += load
 
 
-class Ahead:
+class FetchQueue:
     """Sends wishes while nobody has to wait for it: in slots of their own, no more bodies than fill the link, within a
     bound of memory, and as their origin has requests to spare. Owners take turns. On the engine's loop.
     """
@@ -142,18 +142,21 @@ class Ahead:
         self._spawn = spawn
         # Inferred and declared ones by the id of their owner, who is in each of them; who was served last is at the end.
         # Invariant: no queue is empty.
-        self._queues: tuple[dict[int, deque[Wish]], dict[int, deque[Wish]]] = {}, {}
+        self._queues: tuple[dict[int, deque[SpeculativeRequest]], dict[int, deque[SpeculativeRequest]]] = (
+            {},
+            {},
+        )
         # What was sent, until all of it is stored or nobody has it any more.
-        self._sent: WeakKeyDictionary[Flight, Origin] = WeakKeyDictionary()
-        self._asking: dict[asyncio.Task[Any], tuple[Wish, Origin]] = {}
-        self._links: WeakKeyDictionary[Origin, Link] = WeakKeyDictionary()
-        self._timed: WeakKeyDictionary[Origin, Timed] = WeakKeyDictionary()
+        self._sent: WeakKeyDictionary[InflightRequest, Origin] = WeakKeyDictionary()
+        self._asking: dict[asyncio.Task[Any], tuple[SpeculativeRequest, Origin]] = {}
+        self._links: WeakKeyDictionary[Origin, LinkEstimate] = WeakKeyDictionary()
+        self._timed: WeakKeyDictionary[Origin, LinkTotals] = WeakKeyDictionary()
         self.bytes_per_s: int | None = (
             None  # as measured of the fastest way to an origin; any thread reads it
         )
         self._timer: asyncio.TimerHandle | None = None
 
-    def submit(self, wish: Wish) -> None:
+    def submit(self, wish: SpeculativeRequest) -> None:
         """Send `wish` as soon as it may be."""
         self._queues[wish.is_declared].setdefault(id(wish.owner), deque()).append(wish)
         self.pump()
@@ -169,14 +172,14 @@ class Ahead:
         held = sum(flight.memory for flight in list(self._sent))
         return held + sum(wish.size for wish, _ in self._asking.values())
 
-    def link(self, origin: Origin) -> Link:
+    def link(self, origin: Origin) -> LinkEstimate:
         """Return what was seen of the way to an origin."""
-        return self._links.get(origin) or Link()
+        return self._links.get(origin) or LinkEstimate()
 
     def link_stats(self, origin: Origin) -> LinkStats:
         """Return what was measured of the way to an origin, and nothing that is assumed of it. In any thread."""
-        timed = self._timed.get(origin) or Timed()
-        return LinkStats(timed.n, timed.wait_s, timed.per_s, AHEAD * origin.concurrency)
+        timed = self._timed.get(origin) or LinkTotals()
+        return LinkStats(timed.n, timed.wait_s, timed.per_s, SPECULATIVE_FACTOR * origin.concurrency)
 
     def saw(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
         """A body of `size` bytes came, `wait_s` after its request, and took so long."""
@@ -184,7 +187,7 @@ class Ahead:
         self._links[origin] = self.link(origin).after(
             wait_s=wait_s, size=size, took_s=took_s, n_others=n_others, most=origin.concurrency
         )
-        timed = self._timed.get(origin) or Timed()
+        timed = self._timed.get(origin) or LinkTotals()
         self._timed[origin] = timed.after(wait_s=wait_s, size=size, took_s=took_s, n_others=n_others)
         per_s = (each.per_s for each in self._timed.values())
         self.bytes_per_s = max((int(rate) for rate in per_s if rate), default=None)
@@ -202,7 +205,7 @@ class Ahead:
                 busy.add(origin, self.link(origin).load(wish.size))
                 busy.memory += wish.size
 
-    def _next(self, busy: _Busy) -> tuple[Wish, Origin] | None:
+    def _next(self, busy: _Busy) -> tuple[SpeculativeRequest, Origin] | None:
         """Take the next wish that may be sent now, with its origin."""
         for queues in self._queues:
             for owner in list(queues):
@@ -216,7 +219,9 @@ class Ahead:
                 return found
         return None
 
-    def _head(self, queues: dict[int, deque[Wish]], owner: int) -> tuple[Wish, Origin] | None:
+    def _head(
+        self, queues: dict[int, deque[SpeculativeRequest]], owner: int
+    ) -> tuple[SpeculativeRequest, Origin] | None:
         """Return the first wish of an owner that is worth sending, with its origin; forget those before it."""
         queue = queues[owner]
         while queue:
@@ -230,7 +235,7 @@ class Ahead:
     def _busy(self) -> _Busy:
         """Return what is taken now by what was sent."""
         busy = _Busy()
-        links = defaultdict(Link, self._links)
+        links = defaultdict(LinkEstimate, self._links)
         for flight, origin in self._sent.items():
             busy.memory += flight.memory
             if not (flight.done or flight.is_wanted):
@@ -241,14 +246,14 @@ class Ahead:
                 busy.add(origin, links[origin].load(wish.size))
         return busy
 
-    def _origin(self, wish: Wish) -> Origin | None:
+    def _origin(self, wish: SpeculativeRequest) -> Origin | None:
         try:
             return wish.origin()
         except Exception as error:  # of any kind: who needs it is told, and the other wishes go on
             logger.debug("not sent ahead: %s", error)
             return None
 
-    def _may_send(self, wish: Wish, origin: Origin, busy: _Busy) -> bool:
+    def _may_send(self, wish: SpeculativeRequest, origin: Origin, busy: _Busy) -> bool:
         n_requests, link = busy.requests[origin], self.link(origin)
         if n_requests >= origin.concurrency or not self._has_memory(wish.size, busy):
             return False
@@ -280,9 +285,9 @@ class Ahead:
         self._timer = None
         self.pump()
 
-    def _send(self, wish: Wish, origin: Origin) -> bool:
+    def _send(self, wish: SpeculativeRequest, origin: Origin) -> bool:
         """Send a wish; return whether anything is on its way because of it."""
-        with sent_ahead():
+        with speculative():
             try:
                 answer = wish.send()
             except Exception as error:  # of any kind: who needs it is told, and the other wishes go on
@@ -295,7 +300,7 @@ class Ahead:
         task.add_done_callback(self._answered)
         return True
 
-    def _answered(self, task: asyncio.Task[Iterable[Flight]]) -> None:
+    def _answered(self, task: asyncio.Task[Iterable[InflightRequest]]) -> None:
         _, origin = self._asking.pop(task)
         if not task.cancelled() and (error := task.exception()) is None:
             self._note(task.result(), origin)
@@ -303,12 +308,12 @@ class Ahead:
             logger.debug("not sent ahead: %s", error)
         self.pump()
 
-    def _note(self, flights: Iterable[Flight], origin: Origin) -> bool:
+    def _note(self, flights: Iterable[InflightRequest], origin: Origin) -> bool:
         """Count what was sent, but for requests that are not ours: somebody waited for them before."""
         ours = [flight for flight in flights if flight.is_ahead]
         self._sent.update(dict.fromkeys(ours, origin))
         return bool(ours)
 
 
-async def _awaited(answer: Awaitable[Iterable[Flight]]) -> Iterable[Flight]:
+async def _awaited(answer: Awaitable[Iterable[InflightRequest]]) -> Iterable[InflightRequest]:
     return await answer

@@ -12,15 +12,15 @@ from typing import Any
 from cachedfs.common.blocks import block_range, covering, merge
 from cachedfs.common.checksums import stated_crc32c
 from cachedfs.common.types import BlockKey, ObjectInfo, ObjectKey, Range, Suffix
-from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, WrongBytes
-from cachedfs.fetch.cache_writer import Arrived
-from cachedfs.fetch.fetch_queue import Wish
-from cachedfs.fetch.inflight import Flight
-from cachedfs.fetch.integrity import Passing
-from cachedfs.fetch.metadata_cache import Known
+from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectNotFound
+from cachedfs.fetch.cache_writer import FetchedBlock
+from cachedfs.fetch.fetch_queue import SpeculativeRequest
+from cachedfs.fetch.inflight import InflightRequest
+from cachedfs.fetch.integrity import StreamingChecksum
+from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
 from cachedfs.origins.base import Reply
-from cachedfs.origins.request_slots import is_ahead
+from cachedfs.origins.request_slots import is_speculative
 
 __all__ = ["OVERDUE_S", "Fetcher"]
 
@@ -40,13 +40,13 @@ class Fetcher:
 
     def launch(
         self,
-        known: Known,
+        known: MetadataEntry,
         key: ObjectKey,
         indexes: Iterable[int],
         *,
         demand: int | None = None,
         overdue: Container[int] = (),
-    ) -> dict[int, Flight]:
+    ) -> dict[int, InflightRequest]:
         """Send the requests for those blocks that nobody fetches yet; return the flights that bring each block.
 
         `demand`: how far their bodies are read before somebody wants more; all of them where none is given. Blocks that
@@ -60,7 +60,7 @@ class Fetcher:
             return {}
         assert info is not None
         assert info.size is not None
-        flights: dict[int, Flight] = {}
+        flights: dict[int, InflightRequest] = {}
         free = []
         for index in indexes:
             flight = engine.flights.get(key.name(index))
@@ -93,14 +93,14 @@ class Fetcher:
 
     def _launch_one(
         self,
-        known: Known,
+        known: MetadataEntry,
         key: ObjectKey | None,
         info: ObjectInfo,
         bytes_: Range,
         *,
         demand: int | None = None,
-    ) -> Flight:
-        flight = Flight(demand=bytes_.stop if demand is None else min(demand, bytes_.stop))
+    ) -> InflightRequest:
+        flight = InflightRequest(demand=bytes_.stop if demand is None else min(demand, bytes_.stop))
         flight.begin(info, key, bytes_)
         if key is not None:
             for index in covering(bytes_, key.block_size):
@@ -112,11 +112,11 @@ class Fetcher:
 
     def launch_ahead(
         self,
-        known: Known,
+        known: MetadataEntry,
         key: ObjectKey,
         wanted: Iterable[range],
-        keep: deque[Flight],
-        refusal: WrongBytes | None = None,
+        keep: deque[InflightRequest],
+        refusal: ChecksumMismatch | None = None,
     ) -> None:
         """Send for blocks that a reader will probably want next, as soon as may be; add the requests to `keep`.
 
@@ -125,9 +125,11 @@ class Fetcher:
         origin = partial(self.source.origin, known.path)
         for blocks in wanted:
             send = partial(self._send_ahead, known, key, blocks, keep, refusal)
-            self.source.engine.ahead.submit(Wish(keep, len(blocks) * key.block_size, send, origin))
+            self.source.engine.ahead.submit(
+                SpeculativeRequest(keep, len(blocks) * key.block_size, send, origin)
+            )
 
-    def forget_ahead(self, keep: deque[Flight]) -> None:
+    def forget_ahead(self, keep: deque[InflightRequest]) -> None:
         """The reader of `keep` went elsewhere: send no more for it, and end what is on its way at the next block.
 
         What brought nothing yet ends at once: a service that is busy is not to be asked again and again for nobody.
@@ -144,12 +146,12 @@ class Fetcher:
 
     def _send_ahead(
         self,
-        known: Known,
+        known: MetadataEntry,
         key: ObjectKey,
         blocks: range,
-        keep: deque[Flight],
-        refusal: WrongBytes | None,
-    ) -> list[Flight]:
+        keep: deque[InflightRequest],
+        refusal: ChecksumMismatch | None,
+    ) -> list[InflightRequest]:
         """Send for those of the blocks that are not here yet; return the requests that bring them."""
         engine = self.source.engine
         if engine.refusals.last(key) is not refusal:
@@ -166,7 +168,7 @@ class Fetcher:
         keep.extend(flight for flight in flights if not flight.stopped and flight not in kept)
         return list(flights)
 
-    def launch_uncached(self, known: Known, position: int) -> Flight:
+    def launch_uncached(self, known: MetadataEntry, position: int) -> InflightRequest:
         """Send a request from `position` on for an object that has no fingerprint: one handle's alone."""
         info = known.info
         assert info is not None
@@ -176,7 +178,7 @@ class Fetcher:
 
     def _make_room_in_the_air(self) -> None:
         """Stop requests that wait for their handles to read on, when a new one would have to wait for them."""
-        if is_ahead():
+        if is_speculative():
             return  # it has a slot of its own
         flights = [flight for flight in self.source.engine.airborne if not flight.is_ahead]
         if len(flights) >= self.source.config.concurrency:
@@ -184,7 +186,7 @@ class Fetcher:
                 if flight.paused:
                     flight.stop_soon(flight.filled)
 
-    async def fly(self, flight: Flight, request: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def fly(self, flight: InflightRequest, request: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run one request to its end and tell those who wait how it ended.
 
         `request` makes the coroutine: one that was made and never begun would be a warning at the end of the process.
@@ -208,7 +210,7 @@ class Fetcher:
                 flight.finish(error)
             self.source.engine.ahead.pump()
 
-    def _give_up_the_rest(self, flight: Flight) -> None:
+    def _give_up_the_rest(self, flight: InflightRequest) -> None:
         """Let go of the blocks that did not arrive."""
         if flight.key is None or flight.info is None or not flight.info.size:
             return
@@ -219,7 +221,7 @@ class Fetcher:
             if not whole and self.source.engine.flights.get(flight.key.name(index)) is flight:
                 self.source.engine.give_up(flight.key.name(index), flight.key.hash64(index))
 
-    async def _pinned(self, flight: Flight, path: str, info: ObjectInfo, bytes_: Range) -> None:
+    async def _pinned(self, flight: InflightRequest, path: str, info: ObjectInfo, bytes_: Range) -> None:
         if flight.stopped and flight.demand <= flight.start:
             return  # given up before it began
         origin, sent_at = self.source.origin(path), time.monotonic()
@@ -237,13 +239,15 @@ class Fetcher:
             took_s, size = time.monotonic() - came_at, bytes_.size
             self.source.engine.ahead.saw(origin, wait_s=came_at - sent_at, size=size, took_s=took_s)
 
-    async def unknown(self, flight: Flight, path: str, want: Range | Suffix, learnt: list[Known]) -> None:
+    async def unknown(
+        self, flight: InflightRequest, path: str, want: Range | Suffix, learnt: list[MetadataEntry]
+    ) -> None:
         now, mark = time.time(), self.source.facts.mark(path)
         self._make_room_in_the_air()
         try:
             async with self.source.origin(path).read(path, want, None) as reply:
 
-                def announce(known: Known) -> None:
+                def announce(known: MetadataEntry) -> None:
                     # With the claims: who learns of the object must not find its blocks free, and fetch them too.
                     learnt.append(known)
                     key = self.source.key(known)
@@ -260,7 +264,7 @@ class Fetcher:
                 learnt.append(self.source.facts.learn(path, None, checked_at=now, mark=mark))
             raise
 
-    def _register(self, flight: Flight, key: ObjectKey) -> None:
+    def _register(self, flight: InflightRequest, key: ObjectKey) -> None:
         """Announce the whole blocks that a request for an unknown object turned out to bring."""
         engine = self.source.engine
         for index in covering(Range(flight.start, flight.stop), key.block_size):
@@ -268,7 +272,7 @@ class Fetcher:
                 engine.cache.take_claim(key.hash64(index))  # taken elsewhere: then it comes twice, once
                 engine.flights[key.name(index)] = flight
 
-    async def _pump(self, flight: Flight, reply: Reply) -> None:
+    async def _pump(self, flight: InflightRequest, reply: Reply) -> None:
         """Take the body as fast as somebody wants it, and pass on every block that is whole."""
         engine, key, info = self.source.engine, flight.key, flight.info
         assert info is not None
@@ -276,13 +280,13 @@ class Fetcher:
         index = begun = -(-flight.start // size)
         passing = None
         if key is not None and stated_crc32c(info.details) is not None:
-            passing = Passing(engine.arrivals, key, info, flight.start)
+            passing = StreamingChecksum(engine.arrivals, key, info, flight.start)
         async for data in reply:
             if flight.refused:
                 return
             # Before it is fed: who waits for the last bytes of an object that is wrong must not get them.
             if passing is not None and key is not None and (wrong := passing.add(data)):
-                error = WrongBytes(
+                error = ChecksumMismatch(
                     f"{self.source.url(info.path)}: all of the object came, and {wrong}; nothing of it is kept, "
                     "so that reading it again fetches it again"
                 )
@@ -299,14 +303,16 @@ class Fetcher:
             while key is not None and (bytes_ := _whole(index, size, info.size, flight.filled)) is not None:
                 if engine.flights.get(key.name(index)) is flight:
                     engine.landed(
-                        Arrived(BlockKey(key, index), flight.piece(bytes_), flight, self.source.config.bounds)
+                        FetchedBlock(
+                            BlockKey(key, index), flight.piece(bytes_), flight, self.source.config.bounds
+                        )
                     )
                 index += 1
             if not await flight.may_go_on(PATIENCE_S):
                 return
             await engine.room(flight)
 
-    async def _refuse(self, key: ObjectKey, info: ObjectInfo, error: WrongBytes) -> None:
+    async def _refuse(self, key: ObjectKey, info: ObjectInfo, error: ChecksumMismatch) -> None:
         """Drop all of an object version, wherever it is, and only then tell those who read it: they may ask anew."""
         engine = self.source.engine
         flights = engine.begin_refusal(key)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
-from cachedfs.origins.request_slots import is_ahead
+from cachedfs.origins.request_slots import is_speculative
 
-__all__ = ["Flight", "FlightStopped"]
+__all__ = ["InflightRequest", "RequestStopped"]
 
 
 _APART = 1 << 20  # bytes that are held together of what has no blocks
 
 
-class FlightStopped(Exception):
+class RequestStopped(Exception):
     """The request was stopped before the bytes that somebody waited for: ask for them anew. Internal."""
 
 
-class Flight:
+class InflightRequest:
     """The bytes `[start, stop)` of one object version, filled from the front by one request.
 
     Made and fed on the engine's loop. Any thread may look at `filled` and take bytes below it: no buffer ever
@@ -37,7 +37,7 @@ class Flight:
         self.stop = 0
         self.filled = 0  # Invariant: start <= filled <= stop, and it only grows
         self.demand = demand
-        self.is_ahead = is_ahead()  # nobody waited for it when it began
+        self.is_ahead = is_speculative()  # nobody waited for it when it began
         self.is_wanted = False  # somebody has waited for it since
         self.task: asyncio.Task[None] | None = None  # that runs it, once it has begun
         self.done = False
@@ -105,7 +105,7 @@ class Flight:
         """Return bytes of one block, which must have arrived, without copying; FlightStopped: they are on the disk."""
         views = self._views(want.start, want.stop)
         if not views and want.size:
-            raise FlightStopped
+            raise RequestStopped
         (piece,) = views or [memoryview(b"")]
         return piece
 
@@ -113,7 +113,7 @@ class Flight:
         """Return the bytes of `want`, which must have arrived; FlightStopped: they are on the disk."""
         views = self._views(want.start, want.stop)
         if not views and want.size:
-            raise FlightStopped
+            raise RequestStopped
         return b"".join(views)
 
     def _views(self, start: int, stop: int) -> list[memoryview]:
@@ -139,7 +139,7 @@ class Flight:
         """Wait for the headers and return what they say; raises what the request raised."""
         await self._headers.wait()
         if self.info is None:
-            raise self.error or FlightStopped
+            raise self.error or RequestStopped
         return self.info
 
     async def arrival(self, position: int) -> None:
@@ -147,8 +147,8 @@ class Flight:
         if self.filled >= position and not self.refused:
             return
         if self.done:
-            raise self.error or FlightStopped
-        self.is_wanted |= not is_ahead()  # a plan waits for its own requests, too
+            raise self.error or RequestStopped
+        self.is_wanted |= not is_speculative()  # a plan waits for its own requests, too
         self.want(position)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals.append((position, future))
@@ -245,7 +245,7 @@ class Flight:
             if self.filled >= position and not self.refused:
                 future.set_result(None)
             elif self.done:
-                future.set_exception(self.error or FlightStopped())
+                future.set_exception(self.error or RequestStopped())
             else:
                 waiting.append((position, future))
         self._arrivals = waiting

@@ -5,15 +5,15 @@ from __future__ import annotations
 from cachedfs.common.blocks import block_range
 from cachedfs.common.checksums import combined, crc32c_of, stated_crc32c
 from cachedfs.common.types import ObjectInfo, ObjectKey
-from cachedfs.errors import WrongBytes
+from cachedfs.errors import ChecksumMismatch
 
-__all__ = ["Arrivals", "Passing", "Refusals"]
+__all__ = ["BlockChecksums", "StreamingChecksum", "CorruptVersions"]
 
 
 MOST_STREAMED = 100_000  # blocks whose checksums are remembered: 10 MB of memory, objects of 100 GB
 
 
-class Arrivals:
+class BlockChecksums:
     """The CRC-32C of every block that this process fetched of objects that it did not fetch all of yet. On the loop.
 
     Blocks that came before, or that other processes fetch, leave an object incomplete here: then nothing is compared.
@@ -47,10 +47,10 @@ class Arrivals:
         self._n -= len(self._sums.pop(digest))
 
 
-class Passing:
+class StreamingChecksum:
     """The bytes that one request brings, added up to blocks as they pass."""
 
-    def __init__(self, arrivals: Arrivals, key: ObjectKey, info: ObjectInfo, start: int) -> None:
+    def __init__(self, arrivals: BlockChecksums, key: ObjectKey, info: ObjectInfo, start: int) -> None:
         self._arrivals, self._key, self._info = arrivals, key, info
         self._position = start
         # False: the block at the position began before the request.
@@ -76,25 +76,25 @@ class Passing:
 MOST_CORRUPT = 1000  # versions whose open handles are told
 
 
-class Refusals:
+class CorruptVersions:
     """What a process refused: each time that a version came wrong is another error.
 
     Looked at from any thread, changed on the loop. Before a refusal is to be seen, all of the version was removed.
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, WrongBytes] = {}  # by the digest of the key
+        self._last: dict[str, ChecksumMismatch] = {}  # by the digest of the key
         self._removing: set[str] = set()
 
-    def last(self, key: ObjectKey) -> WrongBytes | None:
+    def last(self, key: ObjectKey) -> ChecksumMismatch | None:
         """Return the error of the last time that this version came wrong."""
         return self._last.get(key.digest)
 
-    def check(self, key: ObjectKey, known: WrongBytes | None) -> None:
+    def check(self, key: ObjectKey, known: ChecksumMismatch | None) -> None:
         """Raise WrongBytes if all of a version came and was wrong since its last refusal was the one `known`."""
         last = self.last(key)
         if last is not None and last is not known:
-            raise WrongBytes(last.message)
+            raise ChecksumMismatch(last.message)
 
     def is_removing(self, key: ObjectKey) -> bool:
         """Return whether a version came wrong, and its blocks are just being removed."""
@@ -103,7 +103,7 @@ class Refusals:
     def begin(self, key: ObjectKey) -> None:
         self._removing.add(key.digest)
 
-    def end(self, key: ObjectKey, error: WrongBytes) -> None:
+    def end(self, key: ObjectKey, error: ChecksumMismatch) -> None:
         self._removing.discard(key.digest)
         self._last[key.digest] = error
         while len(self._last) > MOST_CORRUPT:

@@ -6,18 +6,18 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from cachedfs.cache.index.metadata_records import Fact, Told, Watch, hash_of
-from cachedfs.cache.metadata_store import Knowledge
+from cachedfs.cache.index.metadata_records import FeedConfirmation, FeedSnapshot, MetadataRecord, hash_of
+from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.origins.registry import is_whole, names_a_version, with_known_details
 
-__all__ = ["Facts", "Known", "folder_of", "key_of"]
+__all__ = ["MetadataCache", "MetadataEntry", "folder_of", "key_of"]
 
 MOST = 50_000  # facts in memory, at most 3 kB each with all that GCS tells; the rest is a 15 us query away
 
 
 @dataclasses.dataclass(slots=True)
-class Known:
+class MetadataEntry:
     """What is known of one path: an object or folder (`info`), or its absence (None), as of `checked_at`.
 
     It holds while the change mark at `slots` still is `mark`. `by_listing`: the absence follows from a complete
@@ -60,20 +60,20 @@ def folder_of(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-class Facts:
+class MetadataCache:
     """The facts of one origin: asked from memory, then from the cache; learnt into both.
 
     Valid in every process at once: a fact carries the change mark that was read before the origin was asked, and
     counts only while the mark is the same. Safe from any thread; a race costs a query.
     """
 
-    def __init__(self, shared: Knowledge, identity: str, keep: Callable[[Fact], None]) -> None:
+    def __init__(self, shared: MetadataStore, identity: str, keep: Callable[[MetadataRecord], None]) -> None:
         self._shared = shared
         self._identity = identity
         self._keep = keep
-        self._memory: dict[str, Known] = {}
+        self._memory: dict[str, MetadataEntry] = {}
 
-    def get(self, path: str) -> Known | None:
+    def get(self, path: str) -> MetadataEntry | None:
         """Return what is known of `path`, of any age; None when nothing valid is."""
         known = self._memory.get(path)
         if known is not None and self._shared.mark_at(known.slots) == known.mark:
@@ -85,12 +85,12 @@ class Facts:
             self._remember(known)
         return known
 
-    def in_memory(self, path: str) -> Known | None:
+    def in_memory(self, path: str) -> MetadataEntry | None:
         """Return what this process remembers of `path`, of any age, without a look at what others learnt."""
         known = self._memory.get(path)
         return known if known is not None and self._shared.mark_at(known.slots) == known.mark else None
 
-    def renewed(self, path: str) -> Known | None:
+    def renewed(self, path: str) -> MetadataEntry | None:
         """Return what is known of `path` by the youngest answer: a listing, or another process, may have brought one."""
         known, found = self._memory.get(path), self._from_cache(path)
         listed = self._absence_by_listing(path)
@@ -112,21 +112,23 @@ class Facts:
         *,
         checked_at: float,
         mark: int,
-        watch: Watch | None = None,
+        watch: FeedSnapshot | None = None,
         why: str = "",
         is_read: bool = False,
-        first: Callable[[Known], object] = lambda known: None,
-    ) -> Known:
+        first: Callable[[MetadataEntry], object] = lambda known: None,
+    ) -> MetadataEntry:
         """Remember an answer of the origin that was asked for at `checked_at`, when the change mark was `mark`.
 
         `watch`: the feed that tells when it is old. `is_read`: the
         answer came with a read, and says less of the object than a lookup. `first` is called with it before other processes can see it.
         """
         info = self._with_all_details(path, info) if is_read else info
-        known = Known(path, info, checked_at, mark, self._shared.mark_slots(self._identity, path), why=why)
+        known = MetadataEntry(
+            path, info, checked_at, mark, self._shared.mark_slots(self._identity, path), why=why
+        )
         self._remember(known)
         first(known)
-        self._keep(Fact(self._identity, path, info, checked_at, mark, watch))
+        self._keep(MetadataRecord(self._identity, path, info, checked_at, mark, watch))
         return known
 
     def overtaken(self, paths: Iterable[str], checked_at: float) -> None:
@@ -148,16 +150,16 @@ class Facts:
             return info
         return with_known_details(info, old.info)
 
-    def _from_cache(self, path: str) -> Known | None:
+    def _from_cache(self, path: str) -> MetadataEntry | None:
         slots = self._shared.mark_slots(self._identity, path)
         mark = self._shared.mark_at(slots)
         fact = self._shared.lookup(self._identity, path)
         if fact is not None and fact.mark == mark:
             at = self.held_until(folder_of(path), fact.checked_at, fact.told)
-            return Known(path, fact.info, at, mark, slots)
+            return MetadataEntry(path, fact.info, at, mark, slots)
         return self._absence_by_listing(path)
 
-    def held_until(self, folder: str, checked_at: float, told: Told | None) -> float:
+    def held_until(self, folder: str, checked_at: float, told: FeedConfirmation | None) -> float:
         """Return as of when an answer about what is in `folder` holds that was asked for at `checked_at`.
 
         It is as old as its question, or as the last poll of a feed that told nothing of it: if `folder` was, then or
@@ -178,7 +180,7 @@ class Facts:
             told.at if is_it and hash_of(self._identity, known.object.id or "") == told.folder else checked_at
         )
 
-    def _absence_by_listing(self, path: str) -> Known | None:
+    def _absence_by_listing(self, path: str) -> MetadataEntry | None:
         """Return that `path` is absent, where a complete listing of its folder lacks it."""
         if names_a_version(self._identity, path):
             return None
@@ -192,9 +194,9 @@ class Facts:
         if present or listing_mark != self._shared.listing_mark(self._identity, folder):
             return None
         at = self.held_until(folder, checked_at, told)
-        return Known(path, None, at, mark, slots, by_listing=True)
+        return MetadataEntry(path, None, at, mark, slots, by_listing=True)
 
-    def _remember(self, known: Known) -> None:
+    def _remember(self, known: MetadataEntry) -> None:
         self._memory[known.path] = known
         while len(self._memory) > MOST:
             with contextlib.suppress(RuntimeError, StopIteration):  # another thread was at it too

@@ -17,24 +17,24 @@ from typing import Any, TypeVar
 from fsspec.utils import tokenize
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.cache.eviction.future_uses import Order, order_of
+from cachedfs.cache.eviction.future_uses import FutureUses, order_of
 from cachedfs.common import event_log
 from cachedfs.common.blocks import covering
-from cachedfs.common.executor import Workers
-from cachedfs.common.single_flight import Questions
+from cachedfs.common.executor import DaemonThreadPool
+from cachedfs.common.single_flight import SingleFlight
 from cachedfs.common.types import ObjectKey, Range, Stats
 from cachedfs.config import Config
-from cachedfs.errors import OriginUnavailable, WrongBytes
-from cachedfs.fetch.cache_writer import Arrived, WriteBehind
-from cachedfs.fetch.fetch_queue import Ahead
-from cachedfs.fetch.inflight import Flight
-from cachedfs.fetch.integrity import Arrivals, Refusals
-from cachedfs.fetch.metadata_cache import Facts
-from cachedfs.fetch.statistics import Teller
+from cachedfs.errors import ChecksumMismatch, OriginUnavailable
+from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
+from cachedfs.fetch.fetch_queue import FetchQueue
+from cachedfs.fetch.inflight import InflightRequest
+from cachedfs.fetch.integrity import BlockChecksums, CorruptVersions
+from cachedfs.fetch.metadata_cache import MetadataCache
+from cachedfs.fetch.statistics import StatisticsPublisher
 from cachedfs.origins.base import Origin
 from cachedfs.origins.registry import open_origin
 
-__all__ = ["Engine"]
+__all__ = ["Runtime"]
 
 logger = logging.getLogger("cachedfs.engine")
 
@@ -49,7 +49,7 @@ POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at whether a
 AWAY_S = 30.0  # how long an origin that could not be reached is taken as away
 
 
-class Engine(event_log.Counts):
+class Runtime(event_log.CounterSource):
     """One per process and cache directory, shared by all filesystem instances over it; made without requests.
 
     Its thread and loop start with the first miss: a process that only hits has neither.
@@ -58,23 +58,23 @@ class Engine(event_log.Counts):
     def __init__(self, directories: Sequence[str], *, explicit: bool) -> None:
         self.pid = os.getpid()
         self.cache = BlockCache(directories, explicit=explicit)
-        self.writer = WriteBehind(self.cache, self._stored)
+        self.writer = CacheWriter(self.cache, self._stored)
         # Invariant: a block's name is here from the moment its request is made until it is on the disk, given up, or
         # its request failed. Changed on the loop and, for what is stored, in the writer's thread.
-        self.flights: dict[str, Flight] = {}
-        self.airborne: set[Flight] = set()  # requests that hold or wait for a permit; loop only
-        self.orders: list[Order] = []  # of the plans at work; changed on the loop
-        self.ahead = Ahead(self.spawn)
-        self.questions = Questions(self.spawn)
-        self.arrivals = Arrivals()
+        self.flights: dict[str, InflightRequest] = {}
+        self.airborne: set[InflightRequest] = set()  # requests that hold or wait for a permit; loop only
+        self.orders: list[FutureUses] = []  # of the plans at work; changed on the loop
+        self.ahead = FetchQueue(self.spawn)
+        self.questions = SingleFlight(self.spawn)
+        self.arrivals = BlockChecksums()
         # Of those objects that are read ahead by ranges: from which byte on reads are to be told. Changed on the loop.
         self.followed: dict[str, int] = {}
-        self.refusals = Refusals()
+        self.refusals = CorruptVersions()
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
-        self._teller = Teller(self, self.cache.counts)
+        self._teller = StatisticsPublisher(self, self.cache.counts)
         self.cache.call_now_and_then(self._teller.tell_now_and_then)
         self._origins: dict[str, Origin] = {}
-        self._facts: dict[str, Facts] = {}
+        self._facts: dict[str, MetadataCache] = {}
         self._turns: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and how many there are
         self._away: dict[str, float] = {}  # identity -> monotonic time until which it is taken as away
         self._room = asyncio.Event()
@@ -83,7 +83,7 @@ class Engine(event_log.Counts):
         self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._workers: Workers
+        self._workers: DaemonThreadPool
         event_log.watch(self)
 
     # The loop and the ways into it.
@@ -99,7 +99,7 @@ class Engine(event_log.Counts):
 
     def _started_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
-        self._workers = Workers(WORKERS, "cachedfs-work")
+        self._workers = DaemonThreadPool(WORKERS, "cachedfs-work")
         loop.set_default_executor(self._workers)
         self._thread = threading.Thread(target=_run, args=(loop,), name="cachedfs-io", daemon=True)
         try:
@@ -208,10 +208,12 @@ class Engine(event_log.Counts):
         finally:
             self.cache.drop_claim(claim)
 
-    def facts(self, identity: str) -> Facts:
+    def facts(self, identity: str) -> MetadataCache:
         """Return what this process knows of the objects of one origin."""
         with self._lock:
-            return self._facts.setdefault(identity, Facts(self.cache.known, identity, self.writer.keep))
+            return self._facts.setdefault(
+                identity, MetadataCache(self.cache.known, identity, self.writer.keep)
+            )
 
     def turns(self, identity: str, most: int) -> asyncio.Semaphore:
         """Return what lets `most` lookups at an origin go on at a time. On the loop."""
@@ -278,7 +280,7 @@ class Engine(event_log.Counts):
 
     # Write-behind, as seen from the loop.
 
-    def landed(self, block: Arrived) -> None:
+    def landed(self, block: FetchedBlock) -> None:
         """A block arrived in full: store it; until it is stored its flight serves it."""
         self.misses += 1
         block.flight.n_landed += 1
@@ -286,7 +288,7 @@ class Engine(event_log.Counts):
             block = block._replace(order=order_of(self.orders, block.key.object, block.key.index))
         self.writer.add(block)
 
-    async def room(self, flight: Flight) -> None:
+    async def room(self, flight: InflightRequest) -> None:
         """Wait until the blocks that are not on the disk yet are few enough for another piece of this request."""
         while self.writer.behind > _behind(flight):
             self._room.clear()
@@ -295,7 +297,7 @@ class Engine(event_log.Counts):
                     async with asyncio.timeout(LOOK_S):  # somebody may wait for it by now
                         await self._room.wait()
 
-    def _stored(self, blocks: Sequence[Arrived], are_kept: bool) -> None:
+    def _stored(self, blocks: Sequence[FetchedBlock], are_kept: bool) -> None:
         try:
             for order in tuple(self.orders):
                 tell = order.stored if are_kept else order.lost
@@ -317,7 +319,7 @@ class Engine(event_log.Counts):
         self.flights.pop(name, None)
         self.cache.drop_claim(hash64)
 
-    def begin_refusal(self, key: ObjectKey) -> set[Flight]:
+    def begin_refusal(self, key: ObjectKey) -> set[InflightRequest]:
         """Give, store and fetch nothing more of an object version that came whole and wrong; return its requests."""
         self.refusals.begin(key)
         flights = {flight for flight in (*self.flights.values(), *self.airborne) if flight.key == key}
@@ -325,7 +327,9 @@ class Engine(event_log.Counts):
             flight.refused = True
         return flights
 
-    def end_refusal(self, key: ObjectKey, flights: Iterable[Flight], error: WrongBytes) -> None:
+    def end_refusal(
+        self, key: ObjectKey, flights: Iterable[InflightRequest], error: ChecksumMismatch
+    ) -> None:
         """Tell all who read an object version, or wait for it: nothing of it is here now, and it may be asked for anew."""
         self.refusals.end(key, error)
         for flight in flights:
@@ -400,7 +404,7 @@ def _end(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -
         coroutine.close()
 
 
-def _behind(flight: Flight) -> int:
+def _behind(flight: InflightRequest) -> int:
     """Return how many bytes may wait for the disk before a request is no longer fed.
 
     Half of them belongs to those who are waited for: on a disk slower than the link, all would be taken by what nobody waits for.

@@ -11,20 +11,20 @@ import threading
 
 from cachedfs.cache.disk import is_network
 from cachedfs.config import Config
-from cachedfs.fetch.runtime import Engine
+from cachedfs.fetch.runtime import Runtime
 
 __all__ = ["engine_for", "settle"]
 
 logger = logging.getLogger("cachedfs.engine")
 
 # One engine per (real paths of the cache directories); a child process starts with none.
-_engines: dict[tuple[str, ...], Engine] = {}
+_engines: dict[tuple[str, ...], Runtime] = {}
 _engines_lock = threading.RLock()  # entered itself, by a signal's handler that reads
-_inherited: list[Engine] = []
+_inherited: list[Runtime] = []
 _warned = False
 
 
-def engine_for(config: Config) -> Engine:
+def engine_for(config: Config) -> Runtime:
     """Return this process's engine for the cache directories of `config`."""
     directories = config.cache_dir or (_default_directory(),)
     key = tuple(os.path.realpath(path) for path in directories)
@@ -33,7 +33,7 @@ def engine_for(config: Config) -> Engine:
         with _engines_lock:
             engine = _engines.get(key)
             if engine is None:
-                made = Engine(key, explicit=config.cache_dir is not None)
+                made = Runtime(key, explicit=config.cache_dir is not None)
                 engine = _engines.setdefault(key, made)  # a signal's handler that read meanwhile made one
                 _close_with_process()
     return engine

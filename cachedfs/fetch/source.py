@@ -14,12 +14,12 @@ from fsspec.utils import tokenize
 from cachedfs.common.types import LinkStats, ObjectKey
 from cachedfs.config import Config
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
-from cachedfs.fetch.metadata_cache import Facts, Known
-from cachedfs.fetch.runtime import Engine
+from cachedfs.fetch.metadata_cache import MetadataCache, MetadataEntry
+from cachedfs.fetch.runtime import Runtime
 from cachedfs.fetch.runtimes import engine_for
 from cachedfs.origins.base import Origin
 from cachedfs.origins.registry import identity_of, is_whole
-from cachedfs.origins.request_slots import AHEAD
+from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
 
 __all__ = ["ABSENCE_S", "Source", "is_fresh"]
 
@@ -54,9 +54,9 @@ class Source:
         self.config = config
         self.url = url  # a path's full URL, for messages
         self.identity = identity_of(protocol, options)
-        self._engine: Engine | None = None
-        self._facts: Facts | None = None
-        self._origin: tuple[Engine, Origin] | None = None
+        self._engine: Runtime | None = None
+        self._facts: MetadataCache | None = None
+        self._origin: tuple[Runtime, Origin] | None = None
 
     @functools.cached_property
     def asker(self) -> str:
@@ -66,7 +66,7 @@ class Source:
         return str(tokenize(self.protocol, dict(self.options), *told))
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Runtime:
         engine = self._engine
         if engine is None or engine.pid != os.getpid():
             engine = engine_for(self.config)
@@ -77,7 +77,7 @@ class Source:
         return engine
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> MetadataCache:
         _ = self.engine
         assert self._facts is not None
         return self._facts
@@ -96,36 +96,36 @@ class Source:
         """Return what was measured of the way to the origin; nobody is asked, and nothing is made."""
         engine, made = self.engine, self._origin
         if made is None or made[0] is not engine:
-            return LinkStats(n_at_once=AHEAD * self.config.concurrency)
+            return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.concurrency)
         return engine.ahead.link_stats(made[1])
 
-    def known(self, path: str) -> Known | None:
+    def known(self, path: str) -> MetadataEntry | None:
         """Return what is known of `path`, of any age; None when nothing valid is."""
         known = self.facts.get(path)
         return known if known is None or self.is_fresh(known) else self.facts.renewed(path)
 
-    def fresh(self, path: str) -> Known | None:
+    def fresh(self, path: str) -> MetadataEntry | None:
         """Return what is known of `path` and young enough to count."""
         known = self.known(path)
         return known if known is not None and self.is_fresh(known) else None
 
-    def existing(self, path: str) -> Known | None:
+    def existing(self, path: str) -> MetadataEntry | None:
         """Return what is known of the object or folder; raises ObjectNotFound for a known absence."""
         known = self.fresh(path)
         if known is not None and known.info is None:
             raise self.not_found(path, known)
         return known
 
-    def described(self, path: str) -> Known | None:
+    def described(self, path: str) -> MetadataEntry | None:
         """Return what is known of the object or folder when that is all its metadata; raises like `existing`."""
         known = self.existing(path)
         return known if known is not None and is_whole(self.identity, known.object) else None
 
-    def key(self, known: Known) -> ObjectKey | None:
+    def key(self, known: MetadataEntry) -> ObjectKey | None:
         """Return the key of the version known; None for what cannot be cached."""
         return known.key(self.identity, self.config.block_size)
 
-    def is_fresh(self, known: Known) -> bool:
+    def is_fresh(self, known: MetadataEntry) -> bool:
         return is_fresh(
             known.checked_at,
             time.time(),
@@ -133,7 +133,7 @@ class Source:
             absence=known.info is None and not known.by_listing,
         )
 
-    def not_found(self, path: str, known: Known) -> ObjectNotFound:
+    def not_found(self, path: str, known: MetadataEntry) -> ObjectNotFound:
         """Return the error for an absence, in the origin's own words where it told us: they may name a remedy."""
         where = "the folder it is in" if self.protocol == "drive" else "its bucket"
         why = known.why or f"no such object or folder; check the name, and that of {where}, with ls"

@@ -8,20 +8,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cachedfs.cache.counters import Counts
-from cachedfs.common.event_log import Counts as Source
+from cachedfs.cache.counters import SharedCounters
+from cachedfs.common.event_log import CounterSource as Source
 from cachedfs.common.types import Counted
 
-__all__ = ["Teller"]
+__all__ = ["StatisticsPublisher"]
 
 EVERY_S = 1.0
 NAMES = Counted._fields[:-1]
 
 
-class Teller:
+class StatisticsPublisher:
     """Adds what `source` counts to the counts of all processes. In any thread; a thread that finds another at it goes on."""
 
-    def __init__(self, source: Source, counts: Counts) -> None:
+    def __init__(self, source: Source, counts: SharedCounters) -> None:
         self._source, self._counts = source, counts
         self._told: Mapping[str, Any] = {}
         self._again_at = 0.0

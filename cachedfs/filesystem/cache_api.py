@@ -19,12 +19,12 @@ from cachedfs.config import Config
 from cachedfs.errors import CacheError
 from cachedfs.fetch.source import Source
 from cachedfs.read.reader import Reader
-from cachedfs.read.verify import Integrity
+from cachedfs.read.verify import Verifier
 
 if TYPE_CHECKING:
     from cachedfs.prefetch.handle import Prefetch
 
-__all__ = ["WINDOW", "AnyPath", "Caching"]
+__all__ = ["WINDOW", "AnyPath", "CacheMethods"]
 
 WINDOW = 64 << 20  # bytes of one object that are held in memory at once
 AnyPath = str | os.PathLike[str]  # of an object or a folder, as `b/k`, `gs://b/k` or `cachedfs::gs://b/k`
@@ -32,7 +32,7 @@ Items = AnyPath | Iterable[AnyPath | tuple[str, int | None, int | None]]  # what
 T = TypeVar("T")
 
 
-class Caching(ChainedFileSystem):
+class CacheMethods(ChainedFileSystem):
     """The methods of `CachedFileSystem` that no other filesystem has; it gives what they need."""
 
     config: Config
@@ -100,7 +100,7 @@ class Caching(ChainedFileSystem):
         key = None if known is None else self._source.key(known)
         if key is None:
             return []
-        return Integrity(self._source, self._reader).extent(key, info)
+        return Verifier(self._source, self._reader).extent(key, info)
 
     def pin(self, path: AnyPath) -> None:
         """Keep the blocks of an object, those here and those to come, until `unpin`; in all processes, over restarts."""
@@ -128,7 +128,7 @@ class Caching(ChainedFileSystem):
         the bytes as they are read. Works offline, with the checksums that are known.
         """
         self._source.engine.drain()  # what was read a moment ago counts
-        integrity = Integrity(self._source, self._reader)
+        integrity = Verifier(self._source, self._reader)
         return [
             integrity.verify(name, callback.relative_update) for name in integrity.paths(self._strip(path))
         ]

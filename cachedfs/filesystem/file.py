@@ -12,8 +12,8 @@ from fsspec.spec import AbstractFileSystem
 from cachedfs.common.shared_file import SharedFile, at_own_seek
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import ObjectChanged, OriginUnavailable
-from cachedfs.fetch.inflight import Flight
-from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.inflight import InflightRequest
+from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.origins.registry import is_whole
 from cachedfs.read.raw_reader import BUFFER_SIZE, RawReader
 from cachedfs.read.reader import Reader
@@ -32,7 +32,12 @@ class CachedFile(SharedFile, io.BufferedReader):
     """
 
     def __init__(
-        self, fs: AbstractFileSystem, path: str, reader: Reader, known: Known, flight: Flight | None
+        self,
+        fs: AbstractFileSystem,
+        path: str,
+        reader: Reader,
+        known: MetadataEntry,
+        flight: InflightRequest | None,
     ) -> None:
         raw = RawReader(reader, known, flight)
         super().__init__(raw, buffer_size=BUFFER_SIZE)

@@ -23,11 +23,11 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import is_pattern, is_url, jsonable, strip, target_of
 from cachedfs.common.walk import ABSENT
 from cachedfs.config import FSSPEC_KEYWORDS, Config
-from cachedfs.errors import ObjectChanged, WrongBytes
+from cachedfs.errors import ChecksumMismatch, ObjectChanged
 from cachedfs.fetch.source import Source
-from cachedfs.filesystem.cache_api import WINDOW, AnyPath, Caching
+from cachedfs.filesystem.cache_api import WINDOW, AnyPath, CacheMethods
 from cachedfs.filesystem.file import CachedFile
-from cachedfs.filesystem.write import Writing
+from cachedfs.filesystem.write import WriteMethods
 from cachedfs.filesystem.write_file import WrittenFile
 from cachedfs.read.reader import TRIES, Reader
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 _NO_LOOP = object()  # keeps fsspec from starting its own loop thread: ours starts with the first miss
 
 
-class CachedFileSystem(Caching, Writing):
+class CachedFileSystem(CacheMethods, WriteMethods):
     """Any fsspec filesystem, read through a persistent cache that all processes of the machine share.
 
     `cachedfs::gs://bucket/key` as a URL, or `fsspec.filesystem("cachedfs", target_protocol="gs")`. Options are those of
@@ -353,7 +353,7 @@ class CachedFileSystem(Caching, Writing):
                     await asyncio.to_thread(file.write, data)
                     callback.relative_update(len(data))
                 return
-            except (ObjectChanged, WrongBytes):
+            except (ObjectChanged, ChecksumMismatch):
                 if not tries_left or begin is None:
                     raise
                 self._source.facts.expire(path)

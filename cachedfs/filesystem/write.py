@@ -18,15 +18,15 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.utils import stringify_path
 
 from cachedfs.common.urls import before_magic, is_pattern
-from cachedfs.common.walk import WalksCycles
+from cachedfs.common.walk import CycleSafeWalk
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
 from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.read.reader import Reader
 
-__all__ = ["Writing"]
+__all__ = ["WriteMethods"]
 
 
-class Writing(WalksCycles):
+class WriteMethods(CycleSafeWalk):
     """The methods of `CachedFileSystem` that write; it gives what they need."""
 
     _reader: Reader

@@ -8,20 +8,20 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
-from cachedfs.cache.index.metadata_records import Feed, Watch
+from cachedfs.cache.index.metadata_records import FeedPosition, FeedSnapshot
 from cachedfs.common.types import ObjectInfo, ObjectKey
-from cachedfs.errors import CachedFSError, OriginAway
+from cachedfs.errors import CachedFSError, OriginUnreachable
 from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.fetch.source import Source, is_fresh
 
-__all__ = ["WAIT_S", "Feeds", "claim_of", "is_told"]
+__all__ = ["WAIT_S", "ChangeFeeds", "claim_of", "is_told"]
 
 logger = logging.getLogger("cachedfs.reader")
 
 WAIT_S = 10.0  # longest wait for a poll of another process
 
 
-class Feeds:
+class ChangeFeeds:
     """The feeds of one origin, one for each part that has one. On the engine's loop.
 
     A feed is polled when something that is known has grown old, once for all who ask and at most once in `max_age`.
@@ -45,11 +45,11 @@ class Feeds:
         await self._once(path, lambda feed: feed is None or self._is_fresh(feed), self._poll)
         return True
 
-    def seen(self, path: str) -> Feed | None:
+    def seen(self, path: str) -> FeedPosition | None:
         """Return the feed that watches an answer about `path` which is asked for after this."""
         return self._feed(path) if self._may_follow(path) else None
 
-    def watch(self, seen: Feed | None, folder: ObjectInfo | None) -> Watch | None:
+    def watch(self, seen: FeedPosition | None, folder: ObjectInfo | None) -> FeedSnapshot | None:
         """Return how an answer about what is in `folder` is watched (None: the top); None where no feed tells all about it.
 
         REQUIRES: the folders above are known, and that they were is as old as the answer at most.
@@ -67,7 +67,7 @@ class Feeds:
             if above and (known is None or known.info is None):
                 return None
             info = known.info if known is not None else None
-        return Watch(seen.id, seen.number, tuple(way))
+        return FeedSnapshot(seen.id, seen.number, tuple(way))
 
     def _may_follow(self, path: str) -> bool:
         source, lifetime_s = self._source, self._source.config.lifetime_s
@@ -78,14 +78,14 @@ class Feeds:
             and time.monotonic() >= self._not_before.get(_part_of(path), 0.0)
         )
 
-    def _feed(self, path: str) -> Feed | None:
+    def _feed(self, path: str) -> FeedPosition | None:
         return self._source.engine.cache.known.feed(self._source.identity, _part_of(path))
 
-    def _is_fresh(self, feed: Feed) -> bool:
+    def _is_fresh(self, feed: FeedPosition) -> bool:
         return is_fresh(feed.checked_at, time.time(), lifetime_s=self._source.config.lifetime_s)
 
     async def _once(
-        self, path: str, is_done: Callable[[Feed | None], bool], ask: Callable[[str], Awaitable[None]]
+        self, path: str, is_done: Callable[[FeedPosition | None], bool], ask: Callable[[str], Awaitable[None]]
     ) -> None:
         """Ask, or wait until somebody else in this process, or in another, has."""
         part = _part_of(path)
@@ -98,7 +98,7 @@ class Feeds:
             try:
                 if not is_done(self._feed(path)):
                     await ask(part)
-            except OriginAway:
+            except OriginUnreachable:
                 pass  # the question itself meets it, and knows what to do
             except CachedFSError as error:  # a feed spares questions: without one they are asked
                 logger.info("%s: the changes are not known: %s", self._source.url(part), error)

@@ -7,7 +7,7 @@ import operator
 import time
 from collections.abc import Container, Iterable
 
-from cachedfs.cache.index.metadata_records import Watch
+from cachedfs.cache.index.metadata_records import FeedSnapshot
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CacheError
 from cachedfs.fetch.source import Source, is_fresh
@@ -26,7 +26,7 @@ class Listings:
         self._source = source
 
     def keep(
-        self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: Watch | None
+        self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: FeedSnapshot | None
     ) -> None:
         """Remember complete listings as of `now`, unless something was written since `epoch` was read.
 

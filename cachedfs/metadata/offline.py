@@ -6,17 +6,17 @@ import logging
 import math
 
 from cachedfs.common.types import ObjectInfo
-from cachedfs.errors import OriginAway
-from cachedfs.fetch.metadata_cache import Known
+from cachedfs.errors import OriginUnreachable
+from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
 from cachedfs.metadata.listings import Listings
 
-__all__ = ["Standby"]
+__all__ = ["StaleFallback"]
 
 logger = logging.getLogger("cachedfs.reader")
 
 
-class Standby:
+class StaleFallback:
     """Answers about an origin that cannot be asked: of any age with `stale_if_error`, and where `offline` forbids it.
 
     The first that is older than `max_age` allows is told in a warning.
@@ -27,7 +27,7 @@ class Standby:
         self._listings = listings
         self._warned = False
 
-    def of(self, path: str, old: Known | None) -> Known | None:
+    def of(self, path: str, old: MetadataEntry | None) -> MetadataEntry | None:
         """Return the old fact while the origin may not or cannot be asked; raises when there is none."""
         config, source = self._source.config, self._source
         if config.offline:
@@ -39,7 +39,7 @@ class Standby:
         self._warn(f"{source.url(path)}: the origin could not be reached a moment ago")
         return old
 
-    def despite(self, error: OriginAway, old: Known | None) -> Known:
+    def despite(self, error: OriginUnreachable, old: MetadataEntry | None) -> MetadataEntry:
         """Return the known version although the origin is away, or raise that it is."""
         self._source.engine.mark_away(self._source.identity)
         if old is None or old.info is None or not self._source.config.stale_if_error:
@@ -56,7 +56,7 @@ class Standby:
             self._warn(f"{self._source.url(folder)}: the origin could not be reached a moment ago")
         return old
 
-    def listed_before(self, folder: str, error: OriginAway, *, deep: bool) -> list[ObjectInfo]:
+    def listed_before(self, folder: str, error: OriginUnreachable, *, deep: bool) -> list[ObjectInfo]:
         """Return an older listing although the origin is away, or raise that it is."""
         self._source.engine.mark_away(self._source.identity)
         old = self._listed(folder, deep=deep) if self._source.config.stale_if_error else None

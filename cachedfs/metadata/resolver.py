@@ -10,17 +10,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range, Suffix
-from cachedfs.errors import NoSuchBucket, ObjectNotFound, OriginAway
+from cachedfs.errors import NoSuchBucket, ObjectNotFound, OriginUnreachable
 from cachedfs.fetch.fetcher import OVERDUE_S, Fetcher
-from cachedfs.fetch.inflight import Flight
-from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.inflight import InflightRequest
+from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
-from cachedfs.metadata.change_feed import Feeds, is_told
+from cachedfs.metadata.change_feed import ChangeFeeds, is_told
 from cachedfs.metadata.listings import Listings, by_folder, by_path, is_nameless
-from cachedfs.metadata.offline import Standby
+from cachedfs.metadata.offline import StaleFallback
 from cachedfs.origins.registry import is_whole
 
-__all__ = ["Catalog"]
+__all__ = ["MetadataResolver"]
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ PAGE = 1000  # names in one answer of a listing: the most that Drive and GCS giv
 POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at what another process asks
 
 
-class Catalog:
+class MetadataResolver:
     """Answers what a path is and what a folder holds: from what is known, else from the origin, which is asked once.
 
     The coroutines run on the engine's loop.
@@ -40,9 +40,9 @@ class Catalog:
     def __init__(self, source: Source, fetcher: Fetcher) -> None:
         self.source = source
         self._fetcher = fetcher
-        self._feeds = Feeds(source)
+        self._feeds = ChangeFeeds(source)
         self._listings = Listings(source)
-        self._standby = Standby(source, self._listings)
+        self._standby = StaleFallback(source, self._listings)
         # Folders in whose present state names were asked for one by one: the mark of their listing, and how many.
         self._asked_in: dict[str, tuple[int, int]] = {}
 
@@ -64,7 +64,9 @@ class Catalog:
             raise self.source.not_found(path, known)
         return known.info
 
-    async def resolve(self, path: str, want: Range | Suffix, *, demand: int) -> tuple[Known, Flight | None]:
+    async def resolve(
+        self, path: str, want: Range | Suffix, *, demand: int
+    ) -> tuple[MetadataEntry, InflightRequest | None]:
         """Return what `path` is; the question is the read of `want` itself where that is cheapest.
 
         `demand`: how far into the object that read may go by itself.
@@ -84,7 +86,7 @@ class Catalog:
         """Return whether this process never heard of `path`, and would ask what it is by reading it."""
         return self.source.facts.in_memory(path) is None and not self._by_parent(path)
 
-    def _is_asked_without_body(self, path: str, old: Known | None) -> bool:
+    def _is_asked_without_body(self, path: str, old: MetadataEntry | None) -> bool:
         """Return whether to ask what `path` is although something is known, or can be had for less than a read."""
         if old is not None and self.source.is_fresh(old):
             # What a listing calls a folder may be an object as well.
@@ -104,7 +106,7 @@ class Catalog:
         """Return whether a lookup is all that there is to ask: by the origin's nature, or because nobody may be asked."""
         return self.source.config.offline or self.source.origin(path).by_parent
 
-    async def ask(self, path: str) -> Known:
+    async def ask(self, path: str) -> MetadataEntry:
         """Ask the origin what `path` is now."""
         known, _ = await self._once(path, lambda: self._lookup(path, self.source.known(path)))
         return known
@@ -120,7 +122,9 @@ class Catalog:
         slot, mark = (self.source.asker, path), self.source.facts.mark(path)
         return await self.source.engine.questions.ask(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
 
-    async def _lookup(self, path: str, old: Known | None) -> tuple[Known, Flight | None]:
+    async def _lookup(
+        self, path: str, old: MetadataEntry | None
+    ) -> tuple[MetadataEntry, InflightRequest | None]:
         if (standby := self._standby.of(path, old)) is not None:
             return standby, None
         if (held := await self._by_feed(path, old)) is not None:
@@ -143,7 +147,7 @@ class Catalog:
             return contextlib.nullcontext()
         return self.source.engine.turns(self.source.identity, self.source.config.concurrency)
 
-    async def _looked_up(self, path: str, old: Known | None) -> Known:
+    async def _looked_up(self, path: str, old: MetadataEntry | None) -> MetadataEntry:
         now, mark = time.time(), self.source.facts.mark(path)
         seen = self._feeds.seen(path)
         info, why = None, ""
@@ -153,7 +157,7 @@ class Catalog:
         except ObjectNotFound as error:
             if self._by_parent(path):  # what is missing may be a folder, or a permission: the origin knows
                 why = error.message.partition(": ")[2]  # the URL in front is its own
-        except OriginAway as error:
+        except OriginUnreachable as error:
             return self._standby.despite(error, old)
         at = self._age_of_way(path, now)
         watch = None
@@ -161,7 +165,7 @@ class Catalog:
             watch = self._feeds.watch(seen, way[0] if way else None)
         return self.source.facts.learn(path, info, checked_at=at, mark=mark, watch=watch, why=why)
 
-    async def _by_feed(self, path: str, old: Known | None) -> Known | None:
+    async def _by_feed(self, path: str, old: MetadataEntry | None) -> MetadataEntry | None:
         """Return what was known of `path` and has grown old, where the origin tells that it still holds."""
         if old is None:
             return None
@@ -176,7 +180,7 @@ class Catalog:
         known = self.source.facts.get(folder) if folder and self.source.origin(path).by_parent else None
         return now if known is None else min(now, known.checked_at)
 
-    async def _by_listing(self, path: str) -> Known | None:
+    async def _by_listing(self, path: str) -> MetadataEntry | None:
         """Return what is known of `path` after its folder was listed again; None where that would cost more than asking.
 
         Where names are looked up in their folder, a question about one name costs as much as one page of a listing, which
@@ -239,7 +243,7 @@ class Catalog:
 
     async def _ask_by_reading(
         self, path: str, want: Range | Suffix, demand: int
-    ) -> tuple[Known, Flight | None]:
+    ) -> tuple[MetadataEntry, InflightRequest | None]:
         """Send the read of `want` and learn from its headers what the object is.
 
         Across processes one asks, the others wait for the fact: their reads then meet the claims on its blocks.
@@ -262,8 +266,8 @@ class Catalog:
                 return old, None
             if (standby := self._standby.of(path, old)) is not None:
                 return standby, None
-            flight = Flight(demand=demand)
-            learnt: list[Known] = []
+            flight = InflightRequest(demand=demand)
+            learnt: list[MetadataEntry] = []
             request = self.source.engine.spawn(
                 self._fetcher.fly(flight, partial(self._fetcher.unknown, flight, path, want, learnt))
             )
@@ -275,7 +279,7 @@ class Catalog:
                 raise
             except ObjectNotFound:
                 return learnt[0], None
-            except OriginAway as error:
+            except OriginUnreachable as error:
                 return self._standby.despite(error, old), None
             return learnt[0], flight
         finally:
@@ -361,7 +365,7 @@ class Catalog:
                 now = self._age_of_way(f"{folder}/", now)
             async for info in origin.list(folder, here, deep=deep):
                 found.append(info)
-        except OriginAway as error:
+        except OriginUnreachable as error:
             return self._standby.listed_before(folder, error, deep=deep)
         except ObjectNotFound as error:
             if deep and not isinstance(error, NoSuchBucket):  # a misspelt bucket is no empty data set

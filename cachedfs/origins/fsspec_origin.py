@@ -15,12 +15,12 @@ from typing import Any
 from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
 from cachedfs.origins.base import Reply, clipped, describe, range_header, subject_of
-from cachedfs.origins.inner_filesystem import Once, close_session, invoke, make_filesystem
+from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.request_log import telling
-from cachedfs.origins.request_slots import Slots
+from cachedfs.origins.request_log import logged_request
+from cachedfs.origins.request_slots import RequestSlots
 
-__all__ = ["GenericOrigin", "fingerprint", "jsonable", "plain_path"]
+__all__ = ["FsspecOrigin", "fingerprint", "jsonable", "plain_path"]
 
 _PIECE = 32 << 20  # of one inner read: what a read holds in memory; the reader's requests are 8 MiB
 _HASHES = ("md5", "md5Hash", "md5Checksum", "Content-MD5", "content-md5", "sha256", "sha1", "checksum")
@@ -70,7 +70,7 @@ def plain_path(inner: Any, path: str) -> str:
     return path if "://" in path else path.rstrip("/") or path
 
 
-class GenericOrigin:
+class FsspecOrigin:
     """An origin over any fsspec filesystem; see `cachedfs.origins.base.Origin` for what its methods promise."""
 
     by_parent = False
@@ -88,8 +88,8 @@ class GenericOrigin:
         self.identity = identity
         self.on_request = on_request
         self._protocol, self._options, self._loop = protocol, dict(options), loop
-        self.concurrency, self._slots = concurrency, Slots(concurrency)
-        self._inner = Once(self._make)
+        self.concurrency, self._slots = concurrency, RequestSlots(concurrency)
+        self._inner = AsyncOnce(self._make)
         self._has_warned = False
 
     async def _make(self) -> Any:
@@ -141,7 +141,7 @@ class GenericOrigin:
         inner = await self.filesystem()
         path = subject_of(method, args)
         self.on_request()
-        with mapped(self.url(path), f"calling {method}"), telling(method, self.url(path)):
+        with mapped(self.url(path), f"calling {method}"), logged_request(method, self.url(path)):
             return await invoke(inner, method, *args, **options)
 
     async def aclose(self) -> None:
@@ -158,7 +158,7 @@ class GenericOrigin:
         inner = await self._inner.get()
         async with self._slots.mine:
             self.on_request()
-            with telling(method, self.url(str(args[0])), _range_of(options)) as told:
+            with logged_request(method, self.url(str(args[0])), _range_of(options)) as told:
                 answer = await invoke(inner, method, *args, **options)
                 told.size = len(answer) if isinstance(answer, bytes) else 0
             return answer
@@ -206,7 +206,7 @@ class _Read:
     stop: int
 
     def __init__(
-        self, origin: GenericOrigin, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+        self, origin: FsspecOrigin, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> None:
         self._origin, self._path, self._want, self._pinned = origin, path, want, pinned
         self._url, self._doing = origin.url(path), describe(want)

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 
-__all__ = ["Hedge", "Seen", "late_s", "may_hedge"]
+__all__ = ["HedgedRequests", "LatencyStats", "late_s", "may_hedge"]
 
 
 _LATEST = 500  # answers that are remembered
@@ -22,25 +22,25 @@ _ENOUGH = 100  # to tell what one in a hundred is
 _ONE_IN = 20
 
 
-class Seen(NamedTuple):
+class LatencyStats(NamedTuple):
     """What is known of the requests of one kind: seconds to the first byte, latest last, and how many were sent."""
 
     waits_s: tuple[float, ...] = ()
     n_sent: int = 0
     n_hedged: int = 0
 
-    def sent(self) -> Seen:
+    def sent(self) -> LatencyStats:
         return self._replace(n_sent=self.n_sent + 1)
 
-    def hedged(self) -> Seen:
+    def hedged(self) -> LatencyStats:
         return self._replace(n_hedged=self.n_hedged + 1)
 
-    def answered(self, wait_s: float) -> Seen:
+    def answered(self, wait_s: float) -> LatencyStats:
         """Return what is known after an answer; where a second request was faster, it came at least so late."""
         return self._replace(waits_s=(*self.waits_s[1 - _LATEST :], wait_s))
 
 
-def late_s(seen: Seen, *, least_s: float, early_s: float) -> float:
+def late_s(seen: LatencyStats, *, least_s: float, early_s: float) -> float:
     """Return after how many seconds without an answer a request is late."""
     n = len(seen.waits_s)
     if n < _ENOUGH:
@@ -48,7 +48,7 @@ def late_s(seen: Seen, *, least_s: float, early_s: float) -> float:
     return max(least_s, sorted(seen.waits_s)[-1 - n // 100])
 
 
-def may_hedge(seen: Seen) -> bool:
+def may_hedge(seen: LatencyStats) -> bool:
     """Return whether one more second request is within the limit."""
     return seen.n_hedged < 1 + seen.n_sent // _ONE_IN
 
@@ -56,12 +56,12 @@ def may_hedge(seen: Seen) -> bool:
 T = TypeVar("T")
 
 
-class Hedge:
+class HedgedRequests:
     """What was seen of the requests of one kind, and the second requests that follow from it."""
 
-    def __init__(self, policy: Policy, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, policy: RetryPolicy, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._policy, self._clock = policy, clock
-        self._seen = Seen()
+        self._seen = LatencyStats()
 
     async def first(
         self,

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import aiohttp
 from yarl import URL
 
-from cachedfs.errors import OriginAway, OriginUnavailable
+from cachedfs.errors import OriginUnavailable, OriginUnreachable
 from cachedfs.origins.origin_errors import object_of
-from cachedfs.origins.request_log import Told
-from cachedfs.origins.retry import Failed, Policy, Tries, Trouble, foreign, untrusted
+from cachedfs.origins.request_log import LoggedRequest
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason, foreign, untrusted
 
 if TYPE_CHECKING:
-    from cachedfs.origins.hedging import Hedge
-    from cachedfs.origins.rate_limit import Pacer
-    from cachedfs.origins.request_slots import Slots
+    from cachedfs.origins.hedging import HedgedRequests
+    from cachedfs.origins.rate_limit import RateLimiter
+    from cachedfs.origins.request_slots import RequestSlots
 
-__all__ = ["Ask", "Auth", "Client", "Exchange", "other_host", "timeout_of"]
+__all__ = ["HTTPRequest", "Auth", "HTTPClient", "HTTPResponse", "other_host", "timeout_of"]
 
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
@@ -40,7 +40,7 @@ _LATE_S = 0.05  # a loop that runs keeps its times better
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class HTTPRequest:
     """One GET, before it is sent; `subject` and `doing` are what an error names."""
 
     url: str  # percent-encoded, without a query
@@ -64,10 +64,10 @@ class Auth(Protocol):
         ...
 
 
-class Exchange:
+class HTTPResponse:
     """A request whose headers are here."""
 
-    def __init__(self, response: aiohttp.ClientResponse, told: Told) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, told: LoggedRequest) -> None:
         self._response, self._told = response, told
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
@@ -103,22 +103,22 @@ class Exchange:
         self._told.over()
 
 
-class Client:
+class HTTPClient:
     """Sends requests; every try takes a slot for as long as its answer is being read."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
         auth: Auth,
-        judge: Callable[[Ask, int, Mapping[str, str], bytes], Trouble | Exception],
+        judge: Callable[[HTTPRequest, int, Mapping[str, str], bytes], RetryReason | Exception],
         *,
-        slots: Slots,
+        slots: RequestSlots,
         on_request: Callable[[], None],
-        new_tries: Callable[[], Tries],
+        new_tries: Callable[[], RetryAttempts],
         timeout: aiohttp.ClientTimeout,
         keeps_session_timeout: bool = False,
-        pacer: Pacer | None = None,
-        hedge: Hedge | None = None,
+        pacer: RateLimiter | None = None,
+        hedge: HedgedRequests | None = None,
     ) -> None:
         """Send at the pace of `pacer`, and a second time by `hedge`, where there are such."""
         # It would send a request again by itself, uncounted, when the connection breaks before an answer.
@@ -132,7 +132,7 @@ class Client:
         self._connected_s = (timeout.sock_connect or math.inf) + rounded_s + _LATE_S
 
     async def json(
-        self, ask: Ask, is_answer: Callable[[dict[str, Any]], bool] | None = None
+        self, ask: HTTPRequest, is_answer: Callable[[dict[str, Any]], bool] | None = None
     ) -> dict[str, Any]:
         """Return the answer to `ask`, after retries; one that `is_answer` does not know is somebody else's."""
 
@@ -140,24 +140,24 @@ class Client:
             async with self.exchange(ask) as exchange:
                 found = object_of(await exchange.read_all())
             if is_answer is not None and not is_answer(found):
-                raise Failed(foreign("the answer is JSON without what the service always sends"))
+                raise RetryableError(foreign("the answer is JSON without what the service always sends"))
             return found
 
         return await self.retried(attempt, ask, self.new_tries())
 
-    async def retried(self, attempt: Callable[[], Awaitable[T]], ask: Ask, tries: Tries) -> T:
+    async def retried(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest, tries: RetryAttempts) -> T:
         """Return what `attempt` returns, tried again while there is hope."""
         while True:
             try:
                 return await attempt()
-            except Failed as failed:
+            except RetryableError as failed:
                 await self.pause(failed, ask, tries)
 
-    async def pause(self, failed: Failed, ask: Ask, tries: Tries) -> None:
+    async def pause(self, failed: RetryableError, ask: HTTPRequest, tries: RetryAttempts) -> None:
         """Wait before the next try; raises OriginUnavailable when there shall be none."""
         wait_s = tries.next_wait_s(failed.trouble)
         if wait_s is None:
-            kind = OriginAway if failed.trouble.is_unreachable else OriginUnavailable
+            kind = OriginUnreachable if failed.trouble.is_unreachable else OriginUnavailable
             raise kind(
                 f"{ask.subject}: {ask.doing} failed after {tries.summary()}; the last time: {failed}. "
                 f"{failed.trouble.remedy}"
@@ -165,7 +165,7 @@ class Client:
         await asyncio.sleep(wait_s)
 
     @asynccontextmanager
-    async def exchange(self, ask: Ask) -> AsyncIterator[Exchange]:
+    async def exchange(self, ask: HTTPRequest) -> AsyncIterator[HTTPResponse]:
         """Send `ask` once; leaving before the end of the body drops the connection. Raises Failed, or what is final."""
         async with self._slots.mine:
             exchange = await self._send(ask)
@@ -174,7 +174,7 @@ class Client:
             finally:
                 exchange.close()
 
-    async def _send(self, ask: Ask) -> Exchange:
+    async def _send(self, ask: HTTPRequest) -> HTTPResponse:
         """Return a good response; a refusal of the credentials is answered with other ones, once."""
         proof = await self._auth.headers()
         sent_at, response = await self._first(ask, proof)
@@ -183,7 +183,9 @@ class Client:
         is_good = response.status in _GOOD
         if response.other_host and not (is_good and ask.as_stored):  # headers and checksums prove media
             response.close()
-            raise Failed(foreign(f"redirected to {response.other_host}, which answered {response.status}"))
+            raise RetryableError(
+                foreign(f"redirected to {response.other_host}, which answered {response.status}")
+            )
         if is_good:
             self._learn(sent_at, refused=False)
             return response
@@ -192,10 +194,10 @@ class Client:
         finally:
             response.close()
         verdict = self._judge(ask, response.status, response.headers, body)
-        self._learn(sent_at, refused=isinstance(verdict, Trouble) and verdict.is_rate)
-        raise Failed(verdict) if isinstance(verdict, Trouble) else verdict
+        self._learn(sent_at, refused=isinstance(verdict, RetryReason) and verdict.is_rate)
+        raise RetryableError(verdict) if isinstance(verdict, RetryReason) else verdict
 
-    async def _renewed(self, response: Exchange, proof: Mapping[str, str]) -> bool:
+    async def _renewed(self, response: HTTPResponse, proof: Mapping[str, str]) -> bool:
         try:
             is_renewed = await self._auth.renew(proof)
         except BaseException:  # a cancellation too: the connection goes back with its response
@@ -205,15 +207,15 @@ class Client:
             response.close()
         return is_renewed
 
-    async def _first(self, ask: Ask, proof: Mapping[str, str]) -> tuple[float, Exchange]:
+    async def _first(self, ask: HTTPRequest, proof: Mapping[str, str]) -> tuple[float, HTTPResponse]:
         """Return when `ask` was sent, and the answer to it, or to a second request where the first is late."""
         sent_at = await self._turn()
         if self._hedge is None:
             return sent_at, await self._request(ask, proof)
         again = partial(self._in_turn, ask, proof)
-        return sent_at, await self._hedge.first(self._request(ask, proof), again, Exchange.close)
+        return sent_at, await self._hedge.first(self._request(ask, proof), again, HTTPResponse.close)
 
-    async def _in_turn(self, ask: Ask, proof: Mapping[str, str]) -> Exchange:
+    async def _in_turn(self, ask: HTTPRequest, proof: Mapping[str, str]) -> HTTPResponse:
         await self._turn()
         return await self._request(ask, proof)
 
@@ -224,18 +226,18 @@ class Client:
         if self._pacer is not None:
             self._pacer.answered(_KIND, sent_at, refused=refused)
 
-    async def _request(self, ask: Ask, proof: Mapping[str, str]) -> Exchange:
+    async def _request(self, ask: HTTPRequest, proof: Mapping[str, str]) -> HTTPResponse:
         self._on_request()
-        told = Told("GET", ask.url, ask.headers.get("Range", ""))
+        told = LoggedRequest("GET", ask.url, ask.headers.get("Range", ""))
         try:
             response = await self._answer(ask, proof)
         except BaseException as error:  # a cancellation too
             told.over(error)
             raise
         told.answered(response.status)
-        return Exchange(response, told)
+        return HTTPResponse(response, told)
 
-    async def _answer(self, ask: Ask, proof: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _answer(self, ask: HTTPRequest, proof: Mapping[str, str]) -> aiohttp.ClientResponse:
         started = time.monotonic()
         try:
             with _troubled():
@@ -248,11 +250,13 @@ class Client:
                     max_redirects=MOST_REDIRECTS,
                     **self._kwargs,
                 )
-        except Failed as failed:
+        except RetryableError as failed:
             if not failed.trouble.is_unreachable or time.monotonic() - started < self._connected_s:
                 raise
             # A process that was stopped for so long, or a loop that was held up, says nothing of the service.
-            raise Failed(dataclasses.replace(failed.trouble, is_unreachable=False)) from failed.__cause__
+            raise RetryableError(
+                dataclasses.replace(failed.trouble, is_unreachable=False)
+            ) from failed.__cause__
 
 
 def other_host(response: aiohttp.ClientResponse) -> str | None:
@@ -263,7 +267,10 @@ def other_host(response: aiohttp.ClientResponse) -> str | None:
 
 
 def timeout_of(
-    policy: Policy, *, given: float | aiohttp.ClientTimeout | None = None, can_wait_for_pool: bool = False
+    policy: RetryPolicy,
+    *,
+    given: float | aiohttp.ClientTimeout | None = None,
+    can_wait_for_pool: bool = False,
 ) -> aiohttp.ClientTimeout:
     """Return the limits of one request: ours have none for the whole, but for connecting and for silence.
 
@@ -286,18 +293,18 @@ def _troubled() -> Iterator[None]:
     try:
         yield
     except aiohttp.ClientConnectorCertificateError as error:
-        raise Failed(untrusted(_text(error))) from error
+        raise RetryableError(untrusted(_text(error))) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise Failed(Trouble(_text(error), is_unreachable=True)) from error
+        raise RetryableError(RetryReason(_text(error), is_unreachable=True)) from error
     except aiohttp.ClientHttpProxyError as error:  # its text has the proxy's URL, with the password
         why = f"the proxy does not connect: {error.status} {error.message}"
-        raise Failed(Trouble(why, is_unreachable=True)) from None
+        raise RetryableError(RetryReason(why, is_unreachable=True)) from None
     except aiohttp.InvalidURL:
         raise
     except aiohttp.TooManyRedirects as error:
-        raise Failed(Trouble("the service redirects in a circle", is_final=True)) from error
+        raise RetryableError(RetryReason("the service redirects in a circle", is_final=True)) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise Failed(Trouble(_text(error))) from error
+        raise RetryableError(RetryReason(_text(error))) from error
 
 
 def _text(error: BaseException) -> str:

@@ -14,12 +14,12 @@ from fsspec.spec import AbstractFileSystem
 
 from cachedfs.common.optional_imports import importing, preload
 
-__all__ = ["Once", "close_session", "invoke", "make_filesystem", "make_private", "without_listing_cache"]
+__all__ = ["AsyncOnce", "close_session", "invoke", "make_filesystem", "make_private", "without_listing_cache"]
 
 T = TypeVar("T")
 
 
-class Once(Generic[T]):
+class AsyncOnce(Generic[T]):
     """A value made at the first call, once for all who wait; a failure is told to all of them and forgotten."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:

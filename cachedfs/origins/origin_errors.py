@@ -18,11 +18,11 @@ from cachedfs.errors import (
     CachedFSError,
     IsAFolder,
     ObjectNotFound,
-    OriginAway,
     OriginUnavailable,
+    OriginUnreachable,
     SignInRefused,
 )
-from cachedfs.origins.retry import Failed, Trouble, retry_after_s
+from cachedfs.origins.retry import RetryableError, RetryReason, retry_after_s
 
 __all__ = [
     "error_of",
@@ -45,12 +45,12 @@ _TOO_MANY = "Too many requests: lower concurrency=, or wait a minute; others may
 
 def trouble_of(
     status: int, reasons: set[str], said: str, headers: Mapping[str, str], now: datetime
-) -> Trouble | None:
+) -> RetryReason | None:
     """Return the trouble that an answer tells of, where another try may succeed; None where none will."""
     is_rate = status == 429 or (status == 403 and bool(reasons & _RATE_REASONS))
     if status not in _RETRIED and status <= 504 and not is_rate:
         return None
-    trouble = Trouble(f"the service answered {said}", retry_after_s(headers.get("retry-after"), now))
+    trouble = RetryReason(f"the service answered {said}", retry_after_s(headers.get("retry-after"), now))
     return replace(trouble, remedy=_TOO_MANY, is_rate=True) if is_rate else trouble
 
 
@@ -92,9 +92,9 @@ def object_of(text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Failed(Trouble("the answer is not JSON")) from error
+        raise RetryableError(RetryReason("the answer is not JSON")) from error
     if not isinstance(found, dict):
-        raise Failed(Trouble("the answer is JSON of no object"))
+        raise RetryableError(RetryReason("the answer is JSON of no object"))
     return found
 
 
@@ -102,12 +102,12 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...
     ((FileNotFoundError, NotADirectoryError), ObjectNotFound),
     ((PermissionError,), AccessDenied),
     ((IsADirectoryError,), IsAFolder),
-    ((ConnectionError, socket.gaierror), OriginAway),
+    ((ConnectionError, socket.gaierror), OriginUnreachable),
     ((TimeoutError, json.JSONDecodeError), OriginUnavailable),  # an answer that is none
 )
 # Class names of aiohttp, requests and google-auth, looked for among the bases: the most special first.
 _BY_NAME: tuple[tuple[frozenset[str], type[CachedFSError]], ...] = (
-    (frozenset({"ClientConnectorError", "TransportError"}), OriginAway),
+    (frozenset({"ClientConnectorError", "TransportError"}), OriginUnreachable),
     (frozenset({"ClientConnectionError", "ClientPayloadError"}), OriginUnavailable),
     (frozenset({"RequestException", "ClientResponseError"}), OriginUnavailable),
     (frozenset({"GoogleAuthError", "NoCredentialsError"}), SignInRefused),
@@ -126,7 +126,7 @@ _ADVICE: dict[type[CachedFSError], str] = {
     IsAFolder: "this is a folder; list it, or name an object in it",
     AccessDenied: "access denied; check the credentials and what they are allowed to read",
     SignInRefused: "access denied; check the credentials and what they are allowed to read",
-    OriginAway: "the origin cannot be reached; check the network and the endpoint",
+    OriginUnreachable: "the origin cannot be reached; check the network and the endpoint",
     OriginUnavailable: "no usable answer from the origin; check the network, or try again later",
 }
 
@@ -188,7 +188,9 @@ def _behind(error: Exception) -> Exception:
     kind = _kind_of(cause)
     is_refusal = kind is CachedFSError and _status_of(cause) is not None
     return (
-        cause if is_refusal or kind in (AccessDenied, SignInRefused, OriginAway, OriginUnavailable) else error
+        cause
+        if is_refusal or kind in (AccessDenied, SignInRefused, OriginUnreachable, OriginUnavailable)
+        else error
     )
 
 

@@ -18,13 +18,13 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 __all__ = [
-    "Book",
+    "BudgetRecord",
     "CREATES",
     "LEARNT_S",
-    "Limit",
-    "OwnBook",
-    "Pace",
-    "Pacer",
+    "RateLimit",
+    "ProcessRecord",
+    "LimitState",
+    "RateLimiter",
     "REQUESTS",
     "answered",
     "per_s",
@@ -43,7 +43,7 @@ _LEAST = 1 / 32  # of a limit is always taken
 _GROWTH = 0.005  # of the limit, a second: from a half to all of it in 100 s
 
 
-class Limit(NamedTuple):
+class RateLimit(NamedTuple):
     """What a service takes in a second: requests, or units, where `costs` says what each kind of them costs."""
 
     per_s: float
@@ -59,11 +59,11 @@ class Limit(NamedTuple):
 # Google Drive, for one user of one project: 12,000 requests a minute, or for projects made since May 2026 (or long
 # unused) 325,000 units. What counts as a download is not said of `alt=media`: the dearer reading is taken.
 _UNITS = {"other": 5.0, "list": 100.0, "download": 200.0, "edit": 50.0, "create": 50.0}
-REQUESTS = (Limit(12_000 / 60), Limit(325_000 / 60, _UNITS))
-CREATES = (Limit(3.0), Limit(2.0))  # new items: not documented, and the same for all who write much
+REQUESTS = (RateLimit(12_000 / 60), RateLimit(325_000 / 60, _UNITS))
+CREATES = (RateLimit(3.0), RateLimit(2.0))  # new items: not documented, and the same for all who write much
 
 
-class Pace(NamedTuple):
+class LimitState(NamedTuple):
     """What is known of one limit, and how far it is used. Any numbers at all are a state: see `_sane`."""
 
     rung: float = 0.0
@@ -73,7 +73,7 @@ class Pace(NamedTuple):
     cut_at: float = 0.0  # the last time that less was taken; answers to what was sent before count no more
 
 
-def taken(pace: Pace, ladder: Sequence[Limit], kind: str, now: float) -> tuple[Pace, float]:
+def taken(pace: LimitState, ladder: Sequence[RateLimit], kind: str, now: float) -> tuple[LimitState, float]:
     """Return the state after a request that is sent now, and 0; or, where it has to wait, for how many seconds."""
     pace = _sane(pace, ladder, now)
     if pace.free_at > now:
@@ -82,7 +82,9 @@ def taken(pace: Pace, ladder: Sequence[Limit], kind: str, now: float) -> tuple[P
     return pace._replace(free_at=max(pace.free_at, now - _BURST_S) + cost_s), 0.0
 
 
-def answered(pace: Pace, ladder: Sequence[Limit], *, sent_at: float, refused: bool, now: float) -> Pace:
+def answered(
+    pace: LimitState, ladder: Sequence[RateLimit], *, sent_at: float, refused: bool, now: float
+) -> LimitState:
     """Return the state after an answer; `refused`: it said that there were too many requests."""
     pace = _sane(pace, ladder, now)
     if sent_at < pace.cut_at:
@@ -92,25 +94,25 @@ def answered(pace: Pace, ladder: Sequence[Limit], *, sent_at: float, refused: bo
         return pace._replace(refused=part)
     last = len(ladder) - 1
     if pace.rung < last:
-        return Pace(pace.rung + 1, free_at=now, cut_at=now)
-    return Pace(pace.rung, max(_share(pace, now) / 2, _LEAST), free_at=now, cut_at=now)
+        return LimitState(pace.rung + 1, free_at=now, cut_at=now)
+    return LimitState(pace.rung, max(_share(pace, now) / 2, _LEAST), free_at=now, cut_at=now)
 
 
-def spare_s(pace: Pace, ladder: Sequence[Limit], now: float) -> float:
+def spare_s(pace: LimitState, ladder: Sequence[RateLimit], now: float) -> float:
     """Return in how many seconds half of what may be sent at once is there: the other half is for who waits."""
     return max(0.0, _sane(pace, ladder, now).free_at - (now - _BURST_S / 2))
 
 
-def per_s(pace: Pace, ladder: Sequence[Limit], now: float) -> float:
+def per_s(pace: LimitState, ladder: Sequence[RateLimit], now: float) -> float:
     """Return what is taken in a second."""
     return ladder[int(pace.rung)].per_s * _MARGIN * _share(pace, now)
 
 
-def _share(pace: Pace, now: float) -> float:
+def _share(pace: LimitState, now: float) -> float:
     return min(1.0, pace.share + _GROWTH * max(0.0, now - pace.cut_at))
 
 
-def _sane(pace: Pace, ladder: Sequence[Limit], now: float) -> Pace:
+def _sane(pace: LimitState, ladder: Sequence[RateLimit], now: float) -> LimitState:
     """Return the state as far as it can be true now; one of no numbers is forgotten.
 
     Where the clock was set back, its times are ahead: what was learnt is kept, and nobody waits for the old time.
@@ -123,9 +125,9 @@ def _sane(pace: Pace, ladder: Sequence[Limit], now: float) -> Pace:
         and pace.cut_at >= 0
     )
     if not is_sound:
-        return Pace(free_at=now - _BURST_S, cut_at=0.0)
+        return LimitState(free_at=now - _BURST_S, cut_at=0.0)
     if pace.rung and now > pace.cut_at + LEARNT_S:
-        pace = Pace(free_at=pace.free_at)
+        pace = LimitState(free_at=pace.free_at)
     limit = ladder[int(pace.rung)]
     # Nothing is sent before the last is paid for. The share is that of the cut: it was no less when this was sent.
     most_s = limit.dearest() / (limit.per_s * _MARGIN * pace.share)
@@ -141,7 +143,7 @@ _CREATE = "create"
 _BEHIND_S = 0.05  # when to look again whether somebody still waits for a turn
 
 
-class Book(Protocol):
+class BudgetRecord(Protocol):
     """The numbers of one budget, at least as many as a `Pace` has; any numbers may be in it, or be added."""
 
     def change(self, step: Callable[[Numbers], tuple[Numbers, T]]) -> T:
@@ -149,11 +151,11 @@ class Book(Protocol):
         ...
 
 
-class OwnBook:
+class ProcessRecord:
     """The numbers of one process; `account` only says whose."""
 
     def __init__(self, account: str = "") -> None:
-        self._numbers: Numbers = Pace()
+        self._numbers: Numbers = LimitState()
 
     def change(self, step: Callable[[Numbers], tuple[Numbers, T]]) -> T:
         """Put what `step` makes of the numbers in their place, and return what else it says."""
@@ -165,7 +167,7 @@ class _Lane:
     """One limit: those who wait for it go in the order in which they came."""
 
     def __init__(
-        self, ladder: Sequence[Limit], book: Book, clock: Callable[[], float], *, mostly: str
+        self, ladder: Sequence[RateLimit], book: BudgetRecord, clock: Callable[[], float], *, mostly: str
     ) -> None:
         self._ladder, self._book, self._clock, self._mostly = ladder, book, clock, mostly
         self._turn = asyncio.Lock()
@@ -199,11 +201,15 @@ class _Lane:
         return numbers, spare_s(_pace(numbers), self._ladder, self._clock())
 
 
-class Pacer:
+class RateLimiter:
     """The budget of one account: its requests, and of these the ones that create items."""
 
     def __init__(
-        self, account: str, book: Callable[[str], Book] = OwnBook, *, clock: Callable[[], float] = time.time
+        self,
+        account: str,
+        book: Callable[[str], BudgetRecord] = ProcessRecord,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Use the records that `book` has of `account`. The clock is that of all who use them."""
         self._requests = _Lane(REQUESTS, book(f"{account}|requests"), clock, mostly="download")
@@ -228,5 +234,5 @@ class Pacer:
         return self._requests.spare_s()
 
 
-def _pace(numbers: Numbers) -> Pace:
-    return Pace(*numbers[: len(Pace._fields)])
+def _pace(numbers: Numbers) -> LimitState:
+    return LimitState(*numbers[: len(LimitState._fields)])

@@ -19,7 +19,7 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.origins.base import Alone, Origin, Reply
 
 if TYPE_CHECKING:
-    from cachedfs.origins.rate_limit import Book
+    from cachedfs.origins.rate_limit import BudgetRecord
 
 __all__ = [
     "Alone",
@@ -51,7 +51,7 @@ def open_origin(
     loop: AbstractEventLoop,
     on_request: Callable[[], None],
     concurrency: int = 16,
-    book: Callable[[str], Book] | None = None,
+    book: Callable[[str], BudgetRecord] | None = None,
     alone: Callable[[str], Alone] | None = None,
 ) -> Origin:
     """Return the origin behind `protocol`; neither imports its packages nor looks for credentials.
@@ -71,7 +71,7 @@ def open_origin(
             )
         if protocol == "drive":
             from cachedfs.origins.drive.origin import DriveOrigin
-            from cachedfs.origins.rate_limit import OwnBook
+            from cachedfs.origins.rate_limit import ProcessRecord
 
             options = {**conf.get("drive", {}), **options}
             return DriveOrigin(
@@ -80,13 +80,13 @@ def open_origin(
                 loop=loop,
                 on_request=on_request,
                 concurrency=concurrency,
-                book=book or OwnBook,
+                book=book or ProcessRecord,
                 alone=alone and alone(identity),
                 filesystem_over=_drive_filesystem,
             )
-        from cachedfs.origins.fsspec_origin import GenericOrigin
+        from cachedfs.origins.fsspec_origin import FsspecOrigin
 
-        return GenericOrigin(
+        return FsspecOrigin(
             protocol, options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
         )
 

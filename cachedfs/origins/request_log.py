@@ -9,21 +9,21 @@ from contextlib import contextmanager
 
 from cachedfs.common import event_log
 from cachedfs.common.logging import public_url
-from cachedfs.origins.request_slots import is_ahead
+from cachedfs.origins.request_slots import is_speculative
 
-__all__ = ["Told", "telling"]
+__all__ = ["LoggedRequest", "logged_request"]
 
 logger = logging.getLogger("cachedfs.origins")
 
 
-class Told:
+class LoggedRequest:
     """One request, from when it is sent. `range_` is the header of that name, `size` the bytes of its answer as they come."""
 
     def __init__(self, method: str, url: str, range_: str = "") -> None:
         self._method, self._url, self._range = method, url, range_
         self._began = time.monotonic()
         self._wait_s: float | None = None
-        self._is_ahead, self._is_over = is_ahead(), False
+        self._is_ahead, self._is_over = is_speculative(), False
         self.status: int | str = "no answer"
         self.size = 0
 
@@ -65,9 +65,9 @@ class Told:
 
 
 @contextmanager
-def telling(method: str, url: str, range_: str = "") -> Iterator[Told]:
+def logged_request(method: str, url: str, range_: str = "") -> Iterator[LoggedRequest]:
     """Tell of a request whose answer comes in one piece: it is over when the block is left; `size` is set there."""
-    told = Told(method, url, range_)
+    told = LoggedRequest(method, url, range_)
     try:
         yield told
         if told.status == "no answer":

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["AHEAD", "Slots", "is_ahead", "sent_ahead"]
+__all__ = ["SPECULATIVE_FACTOR", "RequestSlots", "is_speculative", "speculative"]
 
-AHEAD = 2  # times `concurrency`, for what is sent ahead
+SPECULATIVE_FACTOR = 2  # times `concurrency`, for what is sent ahead
 
 _is_ahead = ContextVar("cachedfs_is_ahead", default=False)
 
 
-def is_ahead() -> bool:
+def is_speculative() -> bool:
     """Return whether what runs here was begun before anybody waited for it."""
     return _is_ahead.get()
 
 
 @contextmanager
-def sent_ahead() -> Iterator[None]:
+def speculative() -> Iterator[None]:
     """Nobody waits for the requests that are begun in here, nor for those of the tasks that are."""
     token = _is_ahead.set(True)
     try:
@@ -29,7 +29,7 @@ def sent_ahead() -> Iterator[None]:
         _is_ahead.reset(token)
 
 
-class Slots:
+class RequestSlots:
     """Permits of two kinds. Who sends ahead takes none that another might wait for.
 
     `concurrency` of them for those who wait. Twice as many for what is sent ahead: what somebody waits for by now keeps
@@ -38,11 +38,11 @@ class Slots:
 
     def __init__(self, concurrency: int) -> None:
         self.concurrency = concurrency
-        self.most = (1 + AHEAD) * concurrency
+        self.most = (1 + SPECULATIVE_FACTOR) * concurrency
         self._waited_for = asyncio.Semaphore(concurrency)
-        self._ahead = asyncio.Semaphore(AHEAD * concurrency)
+        self._ahead = asyncio.Semaphore(SPECULATIVE_FACTOR * concurrency)
 
     @property
     def mine(self) -> asyncio.Semaphore:
         """The permits of whoever asks: to be entered for as long as the answer is being read."""
-        return self._ahead if is_ahead() else self._waited_for
+        return self._ahead if is_speculative() else self._waited_for

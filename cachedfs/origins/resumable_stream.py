@@ -8,21 +8,21 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from cachedfs.common.checksums import Running, Stated
+from cachedfs.common.checksums import RunningChecksum, StatedChecksum
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Reply, describe
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.retry import Failed, Trouble
+from cachedfs.origins.retry import RetryableError, RetryReason
 
 if TYPE_CHECKING:
-    from cachedfs.origins.http import Exchange
+    from cachedfs.origins.http import HTTPResponse
 
-__all__ = ["WHOLE", "BehindTheEnd", "ResumedRead", "reaches"]
+__all__ = ["WHOLE", "RangeNotSatisfiable", "ResumableRead", "reaches"]
 
 WHOLE = 8 << 20  # what is held until its checksum is right: one request of the reader
 
 
-class BehindTheEnd(Failed):
+class RangeNotSatisfiable(RetryableError):
     """416: no byte of the object is in the range, as far as this try could see."""
 
 
@@ -31,7 +31,7 @@ def reaches(want: Range | Suffix | None, size: int) -> bool:
     return size > (want.start if isinstance(want, Range) else 0)
 
 
-class ResumedRead(ABC):
+class ResumableRead(ABC):
     """A read of one version. Subclasses begin it, send again for what is left, and say what proves the bytes."""
 
     info: ObjectInfo
@@ -42,20 +42,20 @@ class ResumedRead(ABC):
         self._url, self._doing = url, describe(want)
         self._want, self._pinned = want, pinned
         self._attempt = AsyncExitStack()  # holds what the try that runs holds: slot and connection
-        self._body: Exchange | None = None
+        self._body: HTTPResponse | None = None
         self._arrived = 0  # offset of the next byte to take
         self._offset = 0  # of the next byte of the body: before what has arrived where a range was ignored
         # What has arrived and is not given. Invariant: no proof is open when a piece is given.
         self._held: deque[bytes] = deque()
-        self._proof: Stated | None = None  # of all bytes of the object, until it holds
-        self._total: Running | None = None  # of those that have arrived
+        self._proof: StatedChecksum | None = None  # of all bytes of the object, until it holds
+        self._total: RunningChecksum | None = None  # of those that have arrived
 
     @abstractmethod
     async def _begin(self) -> None:
         """Settle what is read, and have its body coming."""
 
     @abstractmethod
-    async def _resume(self, left: Range, failed: Failed) -> None:
+    async def _resume(self, left: Range, failed: RetryableError) -> None:
         """Have the body of what is left coming, after a wait; raises OriginUnavailable when there is no hope."""
 
     async def __aenter__(self) -> Reply:
@@ -79,7 +79,7 @@ class ResumedRead(ABC):
                 try:
                     await self._prove()
                     return self._held.popleft() if self._held else await self._take()
-                except Failed as failed:
+                except RetryableError as failed:
                     await self._attempt.aclose()
                     await self._resume(Range(self._arrived, self.stop), failed)
         raise StopAsyncIteration
@@ -90,7 +90,9 @@ class ResumedRead(ABC):
         while True:
             piece = await self._body.read_some()
             if not piece:
-                raise Failed(Trouble(f"the body ended at byte {self._offset}, before {self.stop}"))
+                raise RetryableError(
+                    RetryReason(f"the body ended at byte {self._offset}, before {self.stop}")
+                )
             skip, left = self._arrived - self._offset, self.stop - self._arrived
             self._offset += len(piece)
             wanted = piece if not skip and len(piece) <= left else piece[skip : skip + left]
@@ -102,7 +104,7 @@ class ResumedRead(ABC):
         """Hold what comes until it is known to be true; raises Failed where it is not."""
         if self._proof is None:
             return
-        self._total = self._total or Running(self._proof)
+        self._total = self._total or RunningChecksum(self._proof)
         while self._arrived < self.stop:
             self._held.append(await self._take())
             self._total.add(self._held[-1])
@@ -110,7 +112,7 @@ class ResumedRead(ABC):
             self._held.clear()
             self._arrived, self._total = self.start, None
             await self._doubt()
-            raise Failed(Trouble(wrong))
+            raise RetryableError(RetryReason(wrong))
         self._proof = None
 
     @abstractmethod

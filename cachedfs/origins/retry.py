@@ -8,11 +8,20 @@ import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-__all__ = ["Failed", "Policy", "Tries", "Trouble", "delay", "foreign", "retry_after_s", "untrusted"]
+__all__ = [
+    "RetryableError",
+    "RetryPolicy",
+    "RetryAttempts",
+    "RetryReason",
+    "delay",
+    "foreign",
+    "retry_after_s",
+    "untrusted",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class RetryPolicy:
     """How patient an origin is with its service; leave alone outside tests."""
 
     tries: int = 6  # as many as gcsfs makes
@@ -27,7 +36,7 @@ class Policy:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Trouble:
+class RetryReason:
     """Why one try failed, where another may succeed."""
 
     reason: str
@@ -39,33 +48,33 @@ class Trouble:
     remedy: str = "Check the network and the endpoint, or try again later"  # when it does not pass
 
 
-def untrusted(reason: str) -> Trouble:
+def untrusted(reason: str) -> RetryReason:
     """Return the trouble with whoever answers with a certificate that is not trusted here: the service is not reached."""
     remedy = (
         "Where a proxy or a server of your own answers, name the file of its authority in SSL_CERT_FILE; else see "
         "that the clock is right, and that the network lets you through"
     )
-    return Trouble(reason, is_unreachable=True, is_final=True, remedy=remedy)
+    return RetryReason(reason, is_unreachable=True, is_final=True, remedy=remedy)
 
 
-def foreign(reason: str, *, is_absence: bool = False) -> Trouble:
+def foreign(reason: str, *, is_absence: bool = False) -> RetryReason:
     """Return the trouble with an answer that does not look like the service's."""
     remedy = (
         "Something between, such as a proxy or the login page of a network, seems to answer: check the network and the "
         "endpoint, or try again later"
     )
-    return Trouble(reason, remedy=remedy, is_absence=is_absence)
+    return RetryReason(reason, remedy=remedy, is_absence=is_absence)
 
 
-class Failed(Exception):
+class RetryableError(Exception):
     """One try failed and may be repeated; never leaves this room."""
 
-    def __init__(self, trouble: Trouble) -> None:
+    def __init__(self, trouble: RetryReason) -> None:
         super().__init__(trouble.reason)
         self.trouble = trouble
 
 
-def delay(attempt: int, policy: Policy, rng: random.Random, *, at_least_s: float = 0.0) -> float:
+def delay(attempt: int, policy: RetryPolicy, rng: random.Random, *, at_least_s: float = 0.0) -> float:
     """Return the seconds to wait after failed try number `attempt` (the first is 1).
 
     Full jitter: uniform between nothing and a bound that doubles up to `cap_s`. What the service asked
@@ -89,16 +98,16 @@ def retry_after_s(text: str | None, now: datetime) -> float | None:
     return max(0.0, (at - now).total_seconds())
 
 
-class Tries:
+class RetryAttempts:
     """The tries of one operation: counts them, and says how long to wait for the next one."""
 
-    def __init__(self, policy: Policy, *, clock: Callable[[], float], rng: random.Random) -> None:
+    def __init__(self, policy: RetryPolicy, *, clock: Callable[[], float], rng: random.Random) -> None:
         self.n_failed = 0
         self._policy, self._clock, self._rng = policy, clock, rng
         self._started = clock()
         self._unreachable_since: float | None = None  # Invariant: None unless the last try did not connect
 
-    def next_wait_s(self, trouble: Trouble) -> float | None:
+    def next_wait_s(self, trouble: RetryReason) -> float | None:
         """Count a failed try and return the seconds to wait before the next one; None: give up."""
         self.n_failed += 1
         policy, now = self._policy, self._clock()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from cachedfs.origins.retry import Failed, Trouble
+from cachedfs.origins.retry import RetryableError, RetryReason
 
-__all__ = ["Renewals", "is_expired", "left_s"]
+__all__ = ["TokenRenewals", "is_expired", "left_s"]
 
 _EXPIRES_SOON_S = 300  # as gcsfs: a token that lasts less is renewed before it is used
 _EXPIRED_S = 10  # a token that lasts less may be refused when it arrives
@@ -32,13 +32,13 @@ def is_expired(lasts_s: float) -> bool:
     return lasts_s <= _EXPIRED_S
 
 
-class Renewals:
+class TokenRenewals:
     """What came of asking for the tokens of one account. Who asks is the caller's to arrange: one at a time."""
 
     def __init__(self) -> None:
         # The last one; at Cloud Storage also of those who had a token that still works. No exception: by its traceback that
         # would keep what was to be sent.
-        self.failure: Trouble | None = None
+        self.failure: RetryReason | None = None
         self._early_at = -math.inf  # when another was last asked for before it had to be
 
     def is_fresh(self, lasts_s: float) -> bool:
@@ -56,20 +56,20 @@ class Renewals:
             # Once more: one that is given up after a long silence would be followed by the next.
             self._early_at = time.monotonic()
 
-    def share(self, before: Trouble | None) -> None:
+    def share(self, before: RetryReason | None) -> None:
         """Raise the failure that came while the caller waited for his turn, since `before` was the last.
 
         To ask again, one after the other, would take the more time the more wait.
         """
         if self.failure is not None and self.failure is not before:
-            raise Failed(self.failure)
+            raise RetryableError(self.failure)
 
     @contextmanager
-    def shared(self, before: Trouble | None) -> Iterator[None]:
+    def shared(self, before: RetryReason | None) -> Iterator[None]:
         """Ask for another token, unless that failed since `before` was the last failure; a new one is for all who wait."""
         self.share(before)
         try:
             yield
-        except Failed as failed:
+        except RetryableError as failed:
             self.failure = failed.trouble
             raise

@@ -17,15 +17,15 @@ from fsspec.core import has_magic
 from cachedfs.common import text
 from cachedfs.datasets.file_list import URLs
 from cachedfs.datasets.loading import arguments
-from cachedfs.packing.array_plan import Plan, array_plans, attributes_of, plan_of
-from cachedfs.packing.executors import Cluster, Pool, Threads, client_of, settle
+from cachedfs.packing.array_plan import StorePlan, array_plans, attributes_of, plan_of
+from cachedfs.packing.executors import DaskTaskPool, TaskPool, ThreadTaskPool, client_of, settle
 from cachedfs.packing.pack_types import OFFSETS
-from cachedfs.packing.shard_runner import Run
+from cachedfs.packing.shard_runner import ShardRunner
 from cachedfs.packing.small_arrays import write_small
 from cachedfs.packing.sources.detect import HEAD, KINDS, kind_of, source_of
-from cachedfs.packing.sources.sample_source import Files, Item, Source
-from cachedfs.packing.store import BESIDE, ZARR, Store, Stored, protocols_of
-from cachedfs.packing.task import Job
+from cachedfs.packing.sources.sample_source import Item, SampleSource, SourceFiles
+from cachedfs.packing.store import BESIDE, ZARR, StoredObject, ZarrTarget, protocols_of
+from cachedfs.packing.task import PackTask
 
 __all__ = ["Packed", "Packing", "ahead", "pack", "part_size"]
 
@@ -34,7 +34,7 @@ WINDOW = "96MiB"  # ahead of what is read: more than a shard, and little memory
 
 
 @contextlib.contextmanager
-def ahead(source: Source, there: Collection[str], *, is_on: bool) -> Iterator[None]:
+def ahead(source: SampleSource, there: Collection[str], *, is_on: bool) -> Iterator[None]:
     """Fetch ahead while the `with` block lasts; `there`: what is stored already, of which pieces nothing is fetched."""
     begin = getattr(source.files.fs, "prefetch", None) if is_on else None
     if begin is None:
@@ -44,7 +44,7 @@ def ahead(source: Source, there: Collection[str], *, is_on: bool) -> Iterator[No
         yield
 
 
-def _items(source: Source, there: Collection[str]) -> Iterator[Item]:
+def _items(source: SampleSource, there: Collection[str]) -> Iterator[Item]:
     for piece in source.pieces():
         # What was measured by an earlier run is mostly stored too; what is not is fetched when it is read.
         if f"{BESIDE}/{piece.name}.npz" not in there:
@@ -166,16 +166,16 @@ class Packing:
         if kind is not None and kind not in KINDS:
             raise ValueError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
         self._chunk, self._shard = part_size(chunk_bytes=chunk_bytes), part_size(shard_bytes=shard_bytes)
-        self.store = Store(target, target_options)
-        self.files = Files(source, storage_options)
+        self.store = ZarrTarget(target, target_options)
+        self.files = SourceFiles(source, storage_options)
         _must_be_apart(self.files, self.store)
         head = self.files.head(0, HEAD) if len(self.files) == 1 else b""
         self.kind = kind or kind_of(self.files.paths, head)
-        self.source: Source = source_of(self.kind, self.files, decode=decode, columns=columns)
+        self.source: SampleSource = source_of(self.kind, self.files, decode=decode, columns=columns)
         sampled = self.source.look()
         if not sum(batch.n for batch in sampled):
             raise ValueError(f"{self.files.url}: nothing to pack: there is no sample in it")
-        self.plan: Plan = plan_of(
+        self.plan: StorePlan = plan_of(
             self.source, sampled, self.store.protocol, chunk=self._chunk, shard=self._shard, codec=codec
         )
         self.source.fields = self.plan.fields
@@ -194,28 +194,28 @@ class Packing:
         """Write the store, or what is missing of it."""
         started = time.perf_counter()
         there = self._begun(overwrite=overwrite)
-        job = Job(self.source, self.store, self.plan.big)
+        job = PackTask(self.source, self.store, self.plan.big)
         callback.set_size(self.source.total_size)
         with (
             self._pool(job, n_workers, client) as pool,
             ahead(self.source, there, is_on=client is None),
         ):
-            run = Run(job, pool, there, callback.relative_update)
+            run = ShardRunner(job, pool, there, callback.relative_update)
             run()
         return self._finished(job, run, started)
 
     @contextlib.contextmanager
-    def _pool(self, job: Job, n_workers: int | None, client: Any) -> Iterator[Pool]:
+    def _pool(self, job: PackTask, n_workers: int | None, client: Any) -> Iterator[TaskPool]:
         """Give those who work, for as long as the `with` block lasts."""
         n_workers = _n_workers(n_workers, self.plan)
         with client_of(client) if isinstance(client, str) else contextlib.nullcontext(client) as known:
-            pool: Pool = Threads(job, n_workers) if known is None else Cluster(job, known)
+            pool: TaskPool = ThreadTaskPool(job, n_workers) if known is None else DaskTaskPool(job, known)
             try:
                 yield pool
             finally:
                 pool.close(wait=not isinstance(sys.exception(), KeyboardInterrupt))
 
-    def _begun(self, *, overwrite: bool) -> dict[str, Stored]:
+    def _begun(self, *, overwrite: bool) -> dict[str, StoredObject]:
         """Return what is there of this pack already, which is nothing for a new one."""
         store = self.store
         settle(store)
@@ -234,7 +234,7 @@ class Packing:
         store.keep_plan(self._told)
         return {}
 
-    def _finished(self, job: Job, run: Run, started: float) -> Packed:
+    def _finished(self, job: PackTask, run: ShardRunner, started: float) -> Packed:
         store, plan = self.store, self.plan
         pieces = [piece for piece, _ in run.pieces]
         small, lengths = write_small(job, pieces, dict(plan.small))
@@ -263,7 +263,7 @@ class Packing:
             verified=f"verified: {n_stated} objects by the origin's checksum, {len(stored) - n_stated} read back",
         )
 
-    def _verify(self, stored: Mapping[str, Stored], lengths: Mapping[str, int], n: int) -> None:
+    def _verify(self, stored: Mapping[str, StoredObject], lengths: Mapping[str, int], n: int) -> None:
         """Raise OSError unless all objects are there, of their size, and all arrays have as many samples.
 
         The bytes of each were compared when it was written, with the origin's checksum or by reading them back.
@@ -289,7 +289,7 @@ def _why_not(url: str, is_begun: bool, *, is_ours: bool) -> str:
     return f"{url}: there are files, and no Zarr store: choose another target; they are not removed, with overwrite either"
 
 
-def _must_be_apart(files: Files, store: Store) -> None:
+def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
     """Raise ValueError for a target inside the folder that is packed, and for a source inside the target.
 
     It would be a part of itself, or be removed with what is there.
@@ -304,7 +304,7 @@ def _must_be_apart(files: Files, store: Store) -> None:
         raise ValueError(f"{store.url}: {inside}, which is packed, is inside of it: choose another target")
 
 
-def _n_workers(given: int | None, plan: Plan) -> int:
+def _n_workers(given: int | None, plan: StorePlan) -> int:
     if given is not None:
         return arguments.at_least(1, n_workers=given)
     largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)

@@ -10,13 +10,13 @@ import numpy as np
 
 from cachedfs.datasets.arrays.array_layout import RAGGED
 from cachedfs.packing.chunk_sizes import CODECS, choose_codec, grid_of, shard_size, shares, small_of
-from cachedfs.packing.pack_types import OFFSETS, Array, Batch, Field
-from cachedfs.packing.shard_encoder import Encoding, measured
+from cachedfs.packing.pack_types import OFFSETS, Array, Field, SampleBatch
+from cachedfs.packing.shard_encoder import ChunkEncoding, measured
 from cachedfs.packing.small_arrays import small_arrays
-from cachedfs.packing.sources.sample_source import Source
+from cachedfs.packing.sources.sample_source import SampleSource
 from cachedfs.packing.store import ArrayPlan
 
-__all__ = ["ATTRIBUTE", "FORMAT", "Plan", "attributes_of", "array_plans", "plan_of"]
+__all__ = ["ATTRIBUTE", "FORMAT", "StorePlan", "attributes_of", "array_plans", "plan_of"]
 
 ATTRIBUTE = "cachedfs_pack"  # of the group: what its arrays are
 FORMAT = 1
@@ -24,15 +24,15 @@ SMALL_SHARD = 16 << 20  # bytes: all small arrays are made at the same time
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class StorePlan:
     """How the arrays of a store will be: by name, those of big fields and small ones, and why."""
 
     fields: tuple[Field, ...]
-    big: Mapping[str, Encoding]
-    small: Mapping[str, Encoding]
+    big: Mapping[str, ChunkEncoding]
+    small: Mapping[str, ChunkEncoding]
     reasons: Mapping[str, str]  # of the codecs of big fields
 
-    def as_json(self, source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
+    def as_json(self, source: SampleSource, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return what has to be the same for a run to go on where an earlier one ended."""
         return {
             "format": FORMAT,
@@ -54,14 +54,14 @@ class Plan:
 
 
 def plan_of(
-    source: Source,
-    sampled: list[Batch],
+    source: SampleSource,
+    sampled: list[SampleBatch],
     protocol: str,
     *,
     chunk: int | None,
     shard: int | None,
     codec: str | None,
-) -> Plan:
+) -> StorePlan:
     """Return the plan for a source of which some samples are known; `protocol` is that of the target's origin."""
     n = sum(batch.n for batch in sampled)
     means = {field.name: _mean(field, sampled, n) for field in source.fields}
@@ -80,17 +80,17 @@ def plan_of(
             values = np.concatenate([batch.values[field.name] for batch in sampled])
             chosen, reasons[field.name] = _codec(field, values, codec)
             grid = grid_of(field, means[field.name], chunk=chunk, shard=by_field[field.name], why=why)
-            big[field.name] = Encoding.of(field, grid, chosen)
+            big[field.name] = ChunkEncoding.of(field, grid, chosen)
     for field in small_arrays(fields):
         size = min(most, SMALL_SHARD)
         grid = grid_of(
             field, means.get(field.name, 8.0), chunk=None, shard=size, why="little beside the samples"
         )
-        small[field.name] = Encoding.of(field, grid, "zstd")
-    return Plan(fields, big, small, reasons)
+        small[field.name] = ChunkEncoding.of(field, grid, "zstd")
+    return StorePlan(fields, big, small, reasons)
 
 
-def array_plans(plan: Plan, lengths: Mapping[str, int]) -> list[ArrayPlan]:
+def array_plans(plan: StorePlan, lengths: Mapping[str, int]) -> list[ArrayPlan]:
     """Return the arrays as they are when all is written, by what `lengths` says of how long each is."""
     fields = {field.name: field for field in (*plan.fields, *small_arrays(plan.fields))}
     ragged = {field.name for field in plan.fields if field.is_ragged}
@@ -111,7 +111,7 @@ def array_plans(plan: Plan, lengths: Mapping[str, int]) -> list[ArrayPlan]:
     return found
 
 
-def attributes_of(plan: Plan, source: Source, n: int) -> dict[str, Any]:
+def attributes_of(plan: StorePlan, source: SampleSource, n: int) -> dict[str, Any]:
     """Return the attributes of the group: where it is from."""
     return {ATTRIBUTE: {"format": FORMAT, "source": source.files.url, "kind": source.kind, "samples": n}}
 
@@ -129,7 +129,7 @@ def _beside(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _mean(field: Field, sampled: list[Batch], n: int) -> float:
+def _mean(field: Field, sampled: list[SampleBatch], n: int) -> float:
     if not field.is_ragged:
         return float(field.row_size)
     return field.row_size * sum(int(batch.sizes[field.name].sum()) for batch in sampled) / max(1, n)
@@ -143,7 +143,7 @@ def _codec(field: Field, values: Array, given: str | None) -> tuple[str, str]:
     return choose_codec({given: 1.0}, is_given=True)
 
 
-def _as_json(encoding: Encoding) -> list[Any]:
+def _as_json(encoding: ChunkEncoding) -> list[Any]:
     return [
         encoding.dtype,
         list(encoding.grid.chunk),

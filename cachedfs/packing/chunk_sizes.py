@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cachedfs.packing.pack_types import Field
 
-__all__ = ["CODECS", "Grid", "choose_codec", "grid_of", "shard_size", "shares", "small_of"]
+__all__ = ["CODECS", "ChunkGridPlan", "choose_codec", "grid_of", "shard_size", "shares", "small_of"]
 
 KiB, MiB = 1 << 10, 1 << 20
 CHUNK = 256 * KiB  # decoded in 0.1 ms, which is what a random sample of it waits for
@@ -22,7 +22,7 @@ WORTH = 0.9  # a slower codec has to make it this much smaller
 
 
 @dataclass(frozen=True)
-class Grid:
+class ChunkGridPlan:
     """The shapes of chunks and shards of an array, and why."""
 
     chunk: tuple[int, ...]
@@ -58,36 +58,38 @@ def shares(means: Mapping[str, float], size: int) -> dict[str, int]:
     return {name: max(min(MiB, size), int(most * mean / largest)) for name, mean in means.items()}
 
 
-def grid_of(field: Field, mean: float, *, chunk: int | None, shard: int, why: str) -> Grid:
+def grid_of(field: Field, mean: float, *, chunk: int | None, shard: int, why: str) -> ChunkGridPlan:
     """Return the grid of a field's array: `mean` bytes a sample, `chunk` and `shard` bytes (None: chosen here)."""
     if field.is_ragged:
         return _ragged(field, mean, chunk, shard, why)
     return _fixed(field, chunk, shard, why)
 
 
-def _ragged(field: Field, mean: float, chunk: int | None, shard: int, why: str) -> Grid:
+def _ragged(field: Field, mean: float, chunk: int | None, shard: int, why: str) -> ChunkGridPlan:
     reason = f"{_size(mean)} a sample"
     if chunk is None:
         chunk = min(max(1 << max(0, math.ceil(math.log2(max(mean, 1)))), CHUNK), CHUNKS[1])
         reason += f": a random one decodes {_size(chunk)} or few of them"
     n = max(1, chunk // field.row_size)
     per_shard = max(1, shard // (n * field.row_size))
-    return Grid((n,), (n * per_shard,), f"{reason}; shards of {_size(n * per_shard * field.row_size)}: {why}")
+    return ChunkGridPlan(
+        (n,), (n * per_shard,), f"{reason}; shards of {_size(n * per_shard * field.row_size)}: {why}"
+    )
 
 
-def _fixed(field: Field, chunk: int | None, shard: int, why: str) -> Grid:
+def _fixed(field: Field, chunk: int | None, shard: int, why: str) -> ChunkGridPlan:
     given, chunk = chunk, chunk or CHUNK
     size = max(1, field.row_size)
     if size > shard:  # one sample is more than a shard: its own first axes are cut, too
         inner, outer = _cut(field, given or CHUNKS[1], shard)
         reason = f"a sample has {_size(size)}, more than a shard: it is cut along its axes; {why}"
-        return Grid((1, *inner), (1, *outer), reason)
+        return ChunkGridPlan((1, *inner), (1, *outer), reason)
     rows = max(1, chunk // size)
     per_shard = max(1, shard // (rows * size))
     told = "1 sample" if rows == 1 else f"{rows:,} samples"
     reason = f"{told} of {_size(size)} a chunk: {'one is read by itself' if rows == 1 else f'about {_size(chunk)} are decoded for one'}"
     grid = (rows, *field.shape), (rows * per_shard, *field.shape)
-    return Grid(*grid, f"{reason}; shards of {_size(rows * per_shard * size)}: {why}")
+    return ChunkGridPlan(*grid, f"{reason}; shards of {_size(rows * per_shard * size)}: {why}")
 
 
 def _cut(field: Field, chunk: int, shard: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from cachedfs.common.executor import Workers
-from cachedfs.packing.store import Store
-from cachedfs.packing.task import Job
+from cachedfs.common.executor import DaemonThreadPool
+from cachedfs.packing.store import ZarrTarget
+from cachedfs.packing.task import PackTask
 
-__all__ = ["Cluster", "Pool", "Threads", "client_of", "settle"]
+__all__ = ["DaskTaskPool", "TaskPool", "ThreadTaskPool", "client_of", "settle"]
 
 
-class Pool(Protocol):
+class TaskPool(Protocol):
     """Runs methods of a job, several at a time."""
 
     n_workers: int
@@ -32,12 +32,12 @@ class Pool(Protocol):
         ...
 
 
-class Threads:
+class ThreadTaskPool:
     """Threads: reading, codecs and Arrow let go of the interpreter's lock."""
 
-    def __init__(self, job: Job, n_workers: int) -> None:
+    def __init__(self, job: PackTask, n_workers: int) -> None:
         self.n_workers, self._job = n_workers, job
-        self._threads = Workers(n_workers, "cachedfs-pack")
+        self._threads = DaemonThreadPool(n_workers, "cachedfs-pack")
         self._going: set[concurrent.futures.Future[Any]] = set()
 
     def submit(self, method: str, *args: Any) -> Any:
@@ -65,7 +65,7 @@ _left: dict[tuple[str, str], set[concurrent.futures.Future[Any]]] = {}
 os.register_at_fork(after_in_child=_left.clear)  # the child has none of these threads
 
 
-def settle(store: Store) -> None:
+def settle(store: ZarrTarget) -> None:
     """Wait until nothing that was interrupted can write to a place any more: an upload that was begun may end late."""
     if going := _left.pop(store.place, None):
         try:
@@ -75,10 +75,10 @@ def settle(store: Store) -> None:
             raise
 
 
-class Cluster:
+class DaskTaskPool:
     """The workers of a Dask cluster. What one of them did not finish when it was lost is done by another."""
 
-    def __init__(self, job: Job, client: Any) -> None:
+    def __init__(self, job: PackTask, client: Any) -> None:
         import dask
         from distributed import as_completed
 
@@ -129,9 +129,9 @@ def client_of(address: str) -> Any:
     return Client(address, timeout=10)
 
 
-def _same(job: Job) -> Job:
+def _same(job: PackTask) -> PackTask:
     return job
 
 
-def _do(job: Job, method: str, args: tuple[Any, ...]) -> Any:
+def _do(job: PackTask, method: str, args: tuple[Any, ...]) -> Any:
     return getattr(job, method)(*args)

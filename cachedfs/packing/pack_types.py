@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["END", "OFFSETS", "Array", "Batch", "Field", "Piece", "Span", "Tally"]
+__all__ = ["END", "OFFSETS", "Array", "SampleBatch", "Field", "SourcePiece", "FieldSpan", "PieceCounts"]
 
 Array = npt.NDArray[Any]
 END = -1  # where a piece stops that ends when it is large enough
@@ -42,7 +42,7 @@ class Field:
         return f"ragged {self.means or what}" if self.is_ragged else what
 
 
-class Piece(NamedTuple):
+class SourcePiece(NamedTuple):
     """A part of a source that is read at once, in the source's own numbers: bytes, rows or files of its `file`-th file."""
 
     file: int
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batch:
+class SampleBatch:
     """Samples that were read: by field all values or elements along the first axis, of ragged ones also how many each has."""
 
     n: int
@@ -71,7 +71,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Tally:
+class PieceCounts:
     """What has to be known of a piece before its samples have a place: their sizes, and all of its small fields.
 
     `places` is what else a source wants to find them again.
@@ -97,7 +97,7 @@ class Tally:
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Tally | None:
+    def from_bytes(cls, data: bytes) -> PieceCounts | None:
         """Return what `as_bytes` wrote; None for anything else, as a write that was cut off leaves."""
         parts: dict[str, dict[str, Array]] = {"small": {}, "sizes": {}, "places": {}}
         try:
@@ -111,9 +111,9 @@ class Tally:
             return None
 
 
-class Span(NamedTuple):
+class FieldSpan(NamedTuple):
     """Some of the values or elements of a field, counted from the start of a piece."""
 
-    piece: Piece
+    piece: SourcePiece
     start: int
     stop: int

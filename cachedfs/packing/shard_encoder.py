@@ -16,10 +16,10 @@ import numcodecs.blosc
 import numpy as np
 
 from cachedfs.common.checksums import crc32c_of
-from cachedfs.packing.chunk_sizes import CODECS, Grid
+from cachedfs.packing.chunk_sizes import CODECS, ChunkGridPlan
 from cachedfs.packing.pack_types import Array, Field
 
-__all__ = ["Encoding", "ShardBytes", "measured", "places", "wrong_with"]
+__all__ = ["ChunkEncoding", "ShardBytes", "measured", "places", "wrong_with"]
 
 numcodecs.blosc.use_threads = False  # its own threads stop those of others: shards are encoded side by side
 
@@ -30,16 +30,16 @@ MEASURED = 4 << 20  # bytes of samples by which a codec is chosen
 
 
 @dataclass(frozen=True)
-class Encoding:
+class ChunkEncoding:
     """How the chunks of one array become bytes: its type, little-endian, a codec of `CODECS`, and a checksum."""
 
     dtype: str
-    grid: Grid
+    grid: ChunkGridPlan
     codec: str
     shuffle: int = 0
 
     @classmethod
-    def of(cls, field: Field, grid: Grid, codec: str) -> Encoding:
+    def of(cls, field: Field, grid: ChunkGridPlan, codec: str) -> ChunkEncoding:
         return cls(field.dtype, grid, codec, shuffle_of(field))
 
     @cached_property
@@ -79,7 +79,7 @@ class Encoding:
 class ShardBytes:
     """The bytes of one shard as they come together. REQUIRES: chunks in the order of `places`, each once."""
 
-    def __init__(self, encoding: Encoding) -> None:
+    def __init__(self, encoding: ChunkEncoding) -> None:
         self._encoding = encoding
         self._index = np.full((math.prod(encoding.per_shard), 2), NOTHING, "<u8")
         self._data = bytearray()
@@ -99,13 +99,13 @@ class ShardBytes:
         return self._data
 
 
-def places(encoding: Encoding, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def places(encoding: ChunkEncoding, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Yield the places of the chunks of a shard of which so much is in the array."""
     counts = (-(-n // part) for n, part in zip(shape, encoding.grid.chunk, strict=True))
     yield from itertools.product(*map(range, counts))
 
 
-def wrong_with(data: bytes, encoding: Encoding, n_chunks: int) -> str | None:
+def wrong_with(data: bytes, encoding: ChunkEncoding, n_chunks: int) -> str | None:
     """Return what is wrong with the stored bytes of a shard that has so many chunks; None when each is what was encoded."""
     n = math.prod(encoding.per_shard)
     size = 16 * n + 4

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from cachedfs.packing.executors import Pool
-from cachedfs.packing.pack_types import END, Field, Piece, Span
-from cachedfs.packing.store import BESIDE, Stored
-from cachedfs.packing.task import Job, Known, object_name
+from cachedfs.packing.executors import TaskPool
+from cachedfs.packing.pack_types import END, Field, FieldSpan, SourcePiece
+from cachedfs.packing.store import BESIDE, StoredObject
+from cachedfs.packing.task import PackTask, PieceInfo, object_name
 
-__all__ = ["Run"]
+__all__ = ["ShardRunner"]
 
 MEASURED = 96 << 20  # decoded bytes that may wait for the rest of their shards
 NOTED_S = 10.0  # between two notes of what is done
 Place = tuple[int, ...]
 
 
-class Run:
+class ShardRunner:
     """Hands out measuring and writing until every shard of every big field is in the store.
 
     Which samples are in a shard follows from the source alone, so a shard that an earlier run wrote is the one that this
@@ -31,7 +31,7 @@ class Run:
     """
 
     def __init__(
-        self, job: Job, pool: Pool, there: Mapping[str, Stored], told: Callable[[int], object]
+        self, job: PackTask, pool: TaskPool, there: Mapping[str, StoredObject], told: Callable[[int], object]
     ) -> None:
         """`there`: what the store has; `told` is called with the bytes of samples that were stored."""
         self._job, self._pool, self._there, self._told = job, pool, there, told
@@ -44,13 +44,13 @@ class Run:
         self._measuring: dict[Any, _Slot] = {}
         self._begins: dict[str, list[int]] = {field.name: [0] for field in self._fields}
         self._next: dict[str, int] = {field.name: 0 for field in self._fields}  # row of shards
-        self._ready: deque[tuple[Field, Place, list[Span], int]] = deque()
+        self._ready: deque[tuple[Field, Place, list[FieldSpan], int]] = deque()
         self._held = 0  # bytes that are measured and not written
         self._noted = time.monotonic()
         self._notes: dict[str, str] = {}
         self._is_placed = False
-        self.pieces: list[tuple[Piece, Known]] = []
-        self.stored: dict[str, Stored] = {}
+        self.pieces: list[tuple[SourcePiece, PieceInfo]] = []
+        self.stored: dict[str, StoredObject] = {}
 
     def __call__(self) -> None:
         """Do all of it. Raises what a worker raised."""
@@ -117,7 +117,7 @@ class Run:
                 begins.append(begins[-1] + known.lengths[field.name])
                 self._held += known.lengths[field.name] * field.row_size
             if piece.stop == END and known.stop != END:
-                self._slots.appendleft(_Slot(Piece(piece.file, known.stop, END)))
+                self._slots.appendleft(_Slot(SourcePiece(piece.file, known.stop, END)))
             self._find_shards(is_last=False)
         if not self._slots and not self._is_placed and self._exhausted():
             self._is_placed = True
@@ -142,18 +142,18 @@ class Run:
                     self._ready.append((field, (at, *place), spans, n_chunks))
                 self._next[field.name] += 1
 
-    def _spans(self, name: str, start: int, stop: int) -> list[Span]:
+    def _spans(self, name: str, start: int, stop: int) -> list[FieldSpan]:
         begins = self._begins[name]
         found = []
         i = bisect_right(begins, start) - 1
         while start < stop:
             end = min(stop, begins[i + 1])
             if end > start:
-                found.append(Span(self.pieces[i][0], start - begins[i], end - begins[i]))
+                found.append(FieldSpan(self.pieces[i][0], start - begins[i], end - begins[i]))
             start, i = end, i + 1
         return found
 
-    def _write(self, field: Field, place: Place, spans: list[Span], n_chunks: int) -> None:
+    def _write(self, field: Field, place: Place, spans: list[FieldSpan], n_chunks: int) -> None:
         # Of a sample that is cut, about its share.
         n_beside = math.prod(_counts(field, self._job.encodings[field.name].grid.shard))
         size = sum(span.stop - span.start for span in spans) * field.row_size // n_beside
@@ -165,7 +165,7 @@ class Run:
         method, more = ("write", ()) if old is None else ("ensure", (n_chunks,))
         self._writing[self._pool.submit(method, field.name, place, spans, *more)] = field, size
 
-    def _note(self, field: Field, size: int, stored: Stored) -> None:
+    def _note(self, field: Field, size: int, stored: StoredObject) -> None:
         if not stored.is_new:
             stored = stored._replace(checksum=self._there[stored.name].checksum)
         self.stored[stored.name] = stored
@@ -185,10 +185,10 @@ class Run:
 class _Slot:
     """A piece on its way to its place."""
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: SourcePiece) -> None:
         self.piece = piece
         self.is_begun = False
-        self.known: Known | None = None
+        self.known: PieceInfo | None = None
 
 
 def _places(field: Field, chunk: Place, shard: Place, rows: int) -> Iterator[tuple[Place, int]]:

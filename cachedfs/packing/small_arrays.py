@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from cachedfs.packing.pack_types import OFFSETS, Array, Field, Piece
-from cachedfs.packing.shard_encoder import Encoding, ShardBytes
-from cachedfs.packing.store import Store, Stored
-from cachedfs.packing.task import Job, chunks_of, object_name
+from cachedfs.packing.pack_types import OFFSETS, Array, Field, SourcePiece
+from cachedfs.packing.shard_encoder import ChunkEncoding, ShardBytes
+from cachedfs.packing.store import StoredObject, ZarrTarget
+from cachedfs.packing.task import PackTask, chunks_of, object_name
 
 __all__ = ["small_arrays", "write_small"]
 
@@ -23,8 +23,8 @@ def small_arrays(fields: tuple[Field, ...]) -> list[Field]:
 
 
 def write_small(
-    job: Job, pieces: list[Piece], encodings: dict[str, Encoding]
-) -> tuple[list[Stored], dict[str, int]]:
+    job: PackTask, pieces: list[SourcePiece], encodings: dict[str, ChunkEncoding]
+) -> tuple[list[StoredObject], dict[str, int]]:
     """Write them, from what was kept of each piece; return the objects, and how long each array is."""
     fields = job.source.fields
     growing = {name: _Growing(job.store, name, encoding) for name, encoding in encodings.items()}
@@ -51,14 +51,14 @@ def write_small(
 class _Growing:
     """An array that grows along its first axis; a shard is written when it is full."""
 
-    def __init__(self, store: Store, name: str, encoding: Encoding) -> None:
+    def __init__(self, store: ZarrTarget, name: str, encoding: ChunkEncoding) -> None:
         self._store, self._name, self._encoding = store, name, encoding
         self._parts: list[Array] = []
         self._have = 0  # rows of them
         self._shard: ShardBytes | None = None
         self._row = 0  # of the next chunk
         self.length = 0
-        self.stored: list[Stored] = []
+        self.stored: list[StoredObject] = []
 
     def add(self, values: Array) -> None:
         self._parts.append(values)

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from fsspec.core import has_magic, url_to_fs
 
 from cachedfs.common import urls as url_names
-from cachedfs.common.checksums import Running, stated_of
+from cachedfs.common.checksums import RunningChecksum, stated_of
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import Tally
-from cachedfs.packing.shard_encoder import Encoding
+from cachedfs.packing.pack_types import PieceCounts
+from cachedfs.packing.shard_encoder import ChunkEncoding
 
-__all__ = ["BESIDE", "ZARR", "ArrayPlan", "Store", "Stored", "protocols_of"]
+__all__ = ["BESIDE", "ZARR", "ArrayPlan", "ZarrTarget", "StoredObject", "protocols_of"]
 
 BESIDE = ".cachedfs-pack"  # the folder of what only packing needs: gone when it is done
 ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # by which others find a store
@@ -43,7 +43,7 @@ WHOLE = {
 }
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     """An object that is there as it was sent. `checksum`: what the origin states of it; None: nothing, so it was read back."""
 
     name: str
@@ -57,12 +57,12 @@ class ArrayPlan(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    encoding: Encoding
+    encoding: ChunkEncoding
     dimensions: tuple[str, ...]
     attributes: Mapping[str, Any]
 
 
-class Store:
+class ZarrTarget:
     """A Zarr group at a URL that is being made. It pickles as URL and options."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -120,7 +120,7 @@ class Store:
         if self.is_given_up:
             raise CancelledError(f"{self.url}: this pack was interrupted")
 
-    def put_checked(self, name: str, data: bytes | bytearray) -> Stored:
+    def put_checked(self, name: str, data: bytes | bytearray) -> StoredObject:
         """Write an object and make sure that it is there as it was sent.
 
         By the checksum that the origin states of it, which is one request; where there is none it is read back.
@@ -133,7 +133,7 @@ class Store:
         if stated is None:
             wrong = self._contradiction(path, memoryview(data))
         else:
-            running = Running(stated)
+            running = RunningChecksum(stated)
             for start in range(0, len(data), STEP):
                 running.add(bytes(memoryview(data)[start : start + STEP]))
             wrong = running.contradiction()
@@ -143,7 +143,7 @@ class Store:
             raise OSError(
                 f"{self.shown(name)}: written, and not there as sent: {wrong or info.get('size')}; run pack again, it goes on here"
             )
-        return Stored(name, len(data), None if stated is None else stated.value)
+        return StoredObject(name, len(data), None if stated is None else stated.value)
 
     def _contradiction(self, path: str, data: memoryview) -> str | None:
         """Return where an object differs from what was sent; None where it does not."""
@@ -168,7 +168,7 @@ class Store:
         except FileNotFoundError:
             return None
 
-    def listing(self) -> dict[str, Stored]:
+    def listing(self) -> dict[str, StoredObject]:
         """Return what is there, as the origin has it now: one listing."""
         with contextlib.suppress(FileNotFoundError):
             self.fs.invalidate_cache(self.path)
@@ -210,12 +210,12 @@ class Store:
 
     # What is known of pieces, while it is being made.
 
-    def keep(self, piece: str, tally: Tally) -> None:
+    def keep(self, piece: str, tally: PieceCounts) -> None:
         self.put(f"{BESIDE}/{piece}.npz", tally.as_bytes())
 
-    def kept(self, piece: str) -> Tally | None:
+    def kept(self, piece: str) -> PieceCounts | None:
         data = self.read(f"{BESIDE}/{piece}.npz")
-        return None if data is None else Tally.from_bytes(data)
+        return None if data is None else PieceCounts.from_bytes(data)
 
     def keep_done(self, done: Mapping[str, str]) -> None:
         """Write down the checksums of objects that were found to be as they were sent."""
@@ -259,9 +259,11 @@ def protocols_of(fs: Any) -> set[str]:
     return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 
-def _stored(name: str, info: Mapping[str, Any]) -> Stored:
+def _stored(name: str, info: Mapping[str, Any]) -> StoredObject:
     stated = stated_of(info)
-    return Stored(name, int(info.get("size") or 0), None if stated is None else stated.value, is_new=False)
+    return StoredObject(
+        name, int(info.get("size") or 0), None if stated is None else stated.value, is_new=False
+    )
 
 
 def metadata_of(arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> dict[str, bytes]:

@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cachedfs.packing.pack_types import Array, Field, Piece, Span, Tally
-from cachedfs.packing.shard_encoder import Encoding, ShardBytes, wrong_with
-from cachedfs.packing.sources.sample_source import Source
-from cachedfs.packing.store import Store, Stored
+from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SourcePiece
+from cachedfs.packing.shard_encoder import ChunkEncoding, ShardBytes, wrong_with
+from cachedfs.packing.sources.sample_source import SampleSource
+from cachedfs.packing.store import StoredObject, ZarrTarget
 
-__all__ = ["Job", "Known", "object_name"]
+__all__ = ["PackTask", "PieceInfo", "object_name"]
 
 SLAB = 8 << 20  # bytes of samples that are read before they are encoded
 TALLIES = 32  # pieces of which it is remembered what is known
 
 
-class Known(NamedTuple):
+class PieceInfo(NamedTuple):
     """What the one who hands out the work has to know of a piece."""
 
     n: int
@@ -28,17 +28,19 @@ class Known(NamedTuple):
     stop: int
 
 
-class Job:
+class PackTask:
     """All that a worker needs. It pickles; what is read of a source stays with the worker."""
 
-    def __init__(self, source: Source, store: Store, encodings: Mapping[str, Encoding]) -> None:
+    def __init__(
+        self, source: SampleSource, store: ZarrTarget, encodings: Mapping[str, ChunkEncoding]
+    ) -> None:
         self.source, self.store, self.encodings = source, store, encodings
         self._fields = {field.name: field for field in source.fields}
         self._begin()
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._tallies: OrderedDict[Piece, Tally] = OrderedDict()
+        self._tallies: OrderedDict[SourcePiece, PieceCounts] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_tallies")}
@@ -47,7 +49,7 @@ class Job:
         self.__dict__.update(state)
         self._begin()
 
-    def measure(self, piece: Piece, is_kept: bool = False) -> Known:
+    def measure(self, piece: SourcePiece, is_kept: bool = False) -> PieceInfo:
         """Find out what is in a piece; `is_kept`: an earlier run did, and wrote it down."""
         tally = self.store.kept(piece.name) if is_kept else None
         if tally is None:
@@ -55,9 +57,11 @@ class Job:
             if not self.source.is_known:
                 self.store.keep(piece.name, tally)
         self._remember(piece, tally)
-        return Known(tally.n, {field.name: tally.length(field) for field in self.source.fields}, tally.stop)
+        return PieceInfo(
+            tally.n, {field.name: tally.length(field) for field in self.source.fields}, tally.stop
+        )
 
-    def tally(self, piece: Piece) -> Tally:
+    def tally(self, piece: SourcePiece) -> PieceCounts:
         """Return what was found out of a piece."""
         with self._lock:
             tally = self._tallies.get(piece)
@@ -67,13 +71,13 @@ class Job:
             self._remember(piece, tally)
         return tally
 
-    def _remember(self, piece: Piece, tally: Tally) -> None:
+    def _remember(self, piece: SourcePiece, tally: PieceCounts) -> None:
         with self._lock:
             self._tallies[piece] = tally
             while len(self._tallies) > TALLIES:
                 self._tallies.popitem(last=False)
 
-    def write(self, name: str, place: tuple[int, ...], spans: Sequence[Span]) -> Stored:
+    def write(self, name: str, place: tuple[int, ...], spans: Sequence[FieldSpan]) -> StoredObject:
         """Write a shard of a field: what of the source is in these spans, in order; all of it is sent by one request."""
         field, encoding = self._fields[name], self.encodings[name]
         chunk, shard = encoding.grid.chunk, encoding.grid.shard
@@ -93,14 +97,16 @@ class Job:
                 data.put((start // chunk[0] + at[0], *at[1:]), part)
         return self.store.put_checked(object_name(name, place), data.finish())
 
-    def ensure(self, name: str, place: tuple[int, ...], spans: Sequence[Span], n_chunks: int) -> Stored:
+    def ensure(
+        self, name: str, place: tuple[int, ...], spans: Sequence[FieldSpan], n_chunks: int
+    ) -> StoredObject:
         """Read back a shard that an earlier run wrote; write it again unless it has all its chunks, as they were encoded."""
         stored = self.store.read_back(object_name(name, place))
         if stored is None or wrong_with(stored, self.encodings[name], n_chunks) is not None:
             return self.write(name, place, spans)
-        return Stored(object_name(name, place), len(stored), None, is_new=False)
+        return StoredObject(object_name(name, place), len(stored), None, is_new=False)
 
-    def _gathered(self, field: Field, spans: Sequence[Span], box: tuple[slice, ...]) -> Array:
+    def _gathered(self, field: Field, spans: Sequence[FieldSpan], box: tuple[slice, ...]) -> Array:
         parts = []
         for span in spans:
             part = self.source.rows(field, span, box, lambda piece=span.piece: self.tally(piece))  # type: ignore[misc]  # bound here
@@ -124,12 +130,12 @@ def chunks_of(values: Array, chunk: tuple[int, ...]) -> Any:
         yield at, values[tuple(slice(i * part, (i + 1) * part) for i, part in zip(at, chunk, strict=True))]
 
 
-def _cut(spans: Sequence[Span], start: int, stop: int) -> list[Span]:
+def _cut(spans: Sequence[FieldSpan], start: int, stop: int) -> list[FieldSpan]:
     """Return what of spans is from `start` to `stop`, counted over all of them."""
     found, begin = [], 0
     for piece, first, last in spans:
         low, high = max(start, begin), min(stop, begin + last - first)
         if low < high:
-            found.append(Span(piece, first + low - begin, first + high - begin))
+            found.append(FieldSpan(piece, first + low - begin, first + high - begin))
         begin += last - first
     return found

@@ -12,19 +12,19 @@ from cachedfs.cache.eviction.future_uses import Block
 from cachedfs.common.blocks import clip
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import is_pattern
-from cachedfs.errors import CachedFSError, OriginAway
-from cachedfs.prefetch.future_reads import Beyond, Foresight
-from cachedfs.prefetch.items import Items
-from cachedfs.prefetch.progress import Part, Slice, Tally
+from cachedfs.errors import CachedFSError, OriginUnreachable
+from cachedfs.prefetch.future_reads import Beyond, FutureReads
+from cachedfs.prefetch.items import PrefetchItems
+from cachedfs.prefetch.progress import PrefetchObject, ProgressCounts, Slice
 from cachedfs.read.reader import Reader
 
-__all__ = ["Course", "Glob", "Spawn"]
+__all__ = ["PlanCursor", "Glob", "Spawn"]
 
 Glob = Callable[[str], Awaitable[Mapping[str, Any]]]
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
-class Course:
+class PlanCursor:
     """The objects of a plan in their order, numbered as they are taken. On the engine's loop.
 
     `strip` makes a path of what users write, `glob` answers patterns, `spawn` starts what the plan ends with itself, `answered`
@@ -34,9 +34,9 @@ class Course:
     def __init__(
         self,
         reader: Reader,
-        items: Items,
-        foresight: Foresight,
-        tally: Tally,
+        items: PrefetchItems,
+        foresight: FutureReads,
+        tally: ProgressCounts,
         *,
         strip: Callable[[str], str],
         glob: Glob,
@@ -56,7 +56,7 @@ class Course:
         """Whether nothing comes any more."""
         return self._items.n_left == 0 and not (self._children or self._entering)
 
-    def take(self) -> list[Part] | None:
+    def take(self) -> list[PrefetchObject] | None:
         """Take what comes next: one object; none yet of a folder or a pattern that came. None when there is nothing now.
 
         Raises what ends the plan: what its iterator raised, or a listing that is no error of the folder alone.
@@ -76,9 +76,9 @@ class Course:
         self._foresight.begins(self.n_begun, span)
         return [self._begin(path, bounds=item.range)]
 
-    def _begin(self, path: str, size: int | None = None, bounds: Slice | None = None) -> Part:
+    def _begin(self, path: str, size: int | None = None, bounds: Slice | None = None) -> PrefetchObject:
         self.n_begun += 1
-        return Part(self.n_begun - 1, path, size, bounds)
+        return PrefetchObject(self.n_begun - 1, path, size, bounds)
 
     # Folders and patterns.
 
@@ -86,7 +86,7 @@ class Course:
         """An object turned out to be a folder: what is below it comes next, after folders that are being entered."""
         self._entering.append(_Folder(path, self._spawn(self._expand(path))))
 
-    def _entered(self) -> list[Part] | None:
+    def _entered(self) -> list[PrefetchObject] | None:
         """Take what the first folder stands for; None while that is not known."""
         folder = self._entering[0]
         if folder.asked is None:
@@ -97,7 +97,7 @@ class Course:
             return None
         try:
             found = folder.asked.result()
-        except OriginAway as error:
+        except OriginUnreachable as error:
             # All that were asked together failed together: one pause.
             self._entering = deque(each.unless_away() for each in self._entering)
             self._answered(folder.path, error)
@@ -191,4 +191,4 @@ class _Folder(NamedTuple):
         asked = self.asked
         if asked is None or not asked.done() or asked.cancelled():
             return self
-        return self._replace(asked=None) if isinstance(asked.exception(), OriginAway) else self
+        return self._replace(asked=None) if isinstance(asked.exception(), OriginUnreachable) else self

@@ -10,14 +10,14 @@ from functools import partial
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from cachedfs.cache.eviction.future_uses import Block, Order, Use
+from cachedfs.cache.eviction.future_uses import Block, FutureUses, Use
 from cachedfs.common.blocks import block_range, clip, covering
 from cachedfs.common.types import ObjectKey
-from cachedfs.fetch.runtime import Engine
+from cachedfs.fetch.runtime import Runtime
 from cachedfs.fetch.source import Source
-from cachedfs.prefetch.items import MOST, Item, Items
+from cachedfs.prefetch.items import MOST, PrefetchItem, PrefetchItems
 
-__all__ = ["Beyond", "Foresight", "Piece", "Place", "Unread", "is_after", "take"]
+__all__ = ["Beyond", "FutureReads", "FutureBlock", "Place", "UnreadBlocks", "is_after", "take"]
 
 
 B = TypeVar("B", bound=Hashable)
@@ -58,7 +58,7 @@ def _any_place(block: object, place: Place) -> bool:
     return True
 
 
-class Piece(NamedTuple, Generic[B]):
+class FutureBlock(NamedTuple, Generic[B]):
     """A block where the plan uses it; with `size` bytes, its own and those of the `n` pieces that became one with it."""
 
     place: Place
@@ -75,7 +75,7 @@ class _Mark:
     places: list[Place]
 
 
-class Unread(Generic[B]):
+class UnreadBlocks(Generic[B]):
     """What is ready for the reader of a plan, in the plan's order, each piece until it, or one behind it, is read.
 
     Whoever reads touches the block, in whatever process: a clock that moved is a read. Of a block that the plan uses
@@ -85,7 +85,7 @@ class Unread(Generic[B]):
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        self._pieces: list[Piece[B]] = []  # Invariant: by place
+        self._pieces: list[FutureBlock[B]] = []  # Invariant: by place
         self._marks: dict[B, _Mark] = {}  # Invariant: of the blocks of the pieces, with the places of these
         self.passed: set[B] = set()  # the blocks of what was passed last
         self._next = 0  # where the look at all pieces, some at a time, goes on
@@ -93,13 +93,13 @@ class Unread(Generic[B]):
             0  # Invariant: bytes of all pieces, and how many they were before some became one
         )
 
-    def __iter__(self) -> Iterator[Piece[B]]:
+    def __iter__(self) -> Iterator[FutureBlock[B]]:
         return iter(self._pieces)
 
     def __contains__(self, block: object) -> bool:
         return block in self._marks
 
-    def add(self, piece: Piece[B], clock: int | None) -> None:
+    def add(self, piece: FutureBlock[B], clock: int | None) -> None:
         """Note a piece that is not read yet; `clock` is that of its block's last use so far."""
         mark = self._marks.setdefault(piece.block, _Mark(clock, []))
         insort(mark.places, piece.place)
@@ -153,7 +153,7 @@ class Unread(Generic[B]):
         self.size, self.n = self.size - size, self.n - sum(piece.n for piece in dropped)
         return size
 
-    def _forget_place(self, piece: Piece[B]) -> None:
+    def _forget_place(self, piece: FutureBlock[B]) -> None:
         mark = self._marks[piece.block]
         mark.places.remove(piece.place)
         if not mark.places:
@@ -161,7 +161,7 @@ class Unread(Generic[B]):
 
     def _join_neighbours(self) -> None:
         """Make one piece of every two: at the place of the second, with the bytes of both."""
-        joined: list[Piece[B]] = []
+        joined: list[FutureBlock[B]] = []
         for first, second in zip(self._pieces[::2], self._pieces[1::2], strict=False):
             self._forget_place(first)
             joined.append(second._replace(size=first.size + second.size, n=first.n + second.n))
@@ -180,7 +180,7 @@ PASSING = 64 << 20  # bytes that are under way, where there is no window
 Beyond = Iterator[tuple[Block | None, Callable[[], bool | None], Callable[[], None]]]
 
 
-class Span(NamedTuple):
+class ItemSpan(NamedTuple):
     """The uses of one item: the position of the first in the order, how many there are, and the first block."""
 
     at: int
@@ -189,26 +189,30 @@ class Span(NamedTuple):
     key: ObjectKey | None = None  # of the version that it was when its uses were noted
 
 
-class Foresight:
+class FutureReads:
     """The order of one plan, from what its items are known to be. On the engine's loop.
 
     It goes as far as objects are known: an item of which nothing is known ends it, until the plan has asked what it is. A plan
     that runs is one of those that share the bound, from `begin` to `close`.
     """
 
-    def __init__(self, source: Source, items: Items, strip: Callable[[str], str], window: float) -> None:
+    def __init__(
+        self, source: Source, items: PrefetchItems, strip: Callable[[str], str], window: float
+    ) -> None:
         self._source, self._items, self._strip = source, items, strip
         self._window = int(min(window, PASSING))
-        self._foreseen: deque[Span] = deque()  # of the items that come next
+        self._foreseen: deque[ItemSpan] = deque()  # of the items that come next
         # By number, in order: those that the plan got to and its reader did not pass.
-        self._begun: dict[int, Span] = {}
+        self._begun: dict[int, ItemSpan] = {}
         self._reached = 0  # in the order: about where the reader is
-        self._order: Order | None = None
-        self._engine: Engine | None = None
+        self._order: FutureUses | None = None
+        self._engine: Runtime | None = None
 
     def begin(self) -> None:
         self._engine = engine = self._source.engine  # at its end it is no longer the source's
-        self._order = Order(engine.cache, self._source.config.bounds, horizon=HORIZON, window=self._window)
+        self._order = FutureUses(
+            engine.cache, self._source.config.bounds, horizon=HORIZON, window=self._window
+        )
         engine.orders.append(self._order)
         if (seat := self._order.seat) is not None:
             engine.writer.after_facts(partial(engine.cache.clear_seat, seat))
@@ -240,11 +244,11 @@ class Foresight:
             if uses is None or len(uses) > self._order.room:
                 return False
             key, first, _ = uses[0] if uses else (None, 0, 0)
-            self._foreseen.append(Span(self._order.known, len(uses), first, key))
+            self._foreseen.append(ItemSpan(self._order.known, len(uses), first, key))
             self._order.extend(uses)
         return True
 
-    def _uses_of(self, item: Item) -> list[Use] | None:
+    def _uses_of(self, item: PrefetchItem) -> list[Use] | None:
         """Return the uses of one item, None when it is not known what it is."""
         path = self.path_of(item)
         known = None if path is None else self._source.fresh(path)
@@ -255,7 +259,7 @@ class Foresight:
         blocks = covering(clip(*(item.range or (None, None)), size), key.block_size)
         return [(key, index, block_range(index, key.block_size, size).size) for index in blocks]
 
-    def path_of(self, item: Item) -> str | None:
+    def path_of(self, item: PrefetchItem) -> str | None:
         """Return the path that an item names which is only looked at; None where it names none: the plan is told once there."""
         try:
             return self._strip(item.text)
@@ -264,13 +268,13 @@ class Foresight:
 
     # What the plan does.
 
-    def took(self) -> Span:
+    def took(self) -> ItemSpan:
         """The plan took its next item."""
         if self._foreseen:
             return self._foreseen.popleft()
-        return Span(0 if self._order is None else self._order.known)
+        return ItemSpan(0 if self._order is None else self._order.known)
 
-    def begins(self, number: int, span: Span) -> None:
+    def begins(self, number: int, span: ItemSpan) -> None:
         """The item of this span is the plan's object of this number."""
         if span.n:  # so that these are never more than the horizon
             self._begun[number] = span
@@ -287,7 +291,7 @@ class Foresight:
         span = self._span(place, block)
         return None if span is None else self._may_be_at(block, _position(span, place[1]))
 
-    def _span(self, place: Place, block: Block) -> Span | None:
+    def _span(self, place: Place, block: Block) -> ItemSpan | None:
         """Return the uses of the object at a place; None where they are those of a version that it is no longer."""
         span = self._begun.get(place[0])
         return span if span is not None and span.key == block[0] else None
@@ -325,6 +329,6 @@ class Foresight:
             self._order.reached(self._reached)
 
 
-def _position(span: Span, index: int) -> int:
+def _position(span: ItemSpan, index: int) -> int:
     """Return where in the order a block of an item is used, one behind its end at most."""
     return span.at + min(max(0, index - span.first), span.n)

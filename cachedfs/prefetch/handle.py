@@ -17,10 +17,10 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from cachedfs.common.text import counted, seconds, shown, size
 from cachedfs.config import parse_size
 from cachedfs.errors import CachedFSError
-from cachedfs.fetch.runtime import Engine
+from cachedfs.fetch.runtime import Runtime
 from cachedfs.prefetch.items import items_of
 from cachedfs.prefetch.progress import Progress
-from cachedfs.prefetch.runner import Plan
+from cachedfs.prefetch.runner import PrefetchPlan
 from cachedfs.read.reader import Reader
 
 __all__ = ["Prefetch", "Progress", "begin"]
@@ -37,7 +37,7 @@ class Prefetch:
     looked at. From any thread.
     """
 
-    def __init__(self, engine: Engine, plan: Plan) -> None:
+    def __init__(self, engine: Runtime, plan: PrefetchPlan) -> None:
         self._engine, self._plan, self._pid = engine, plan, os.getpid()
         # Not at exit: the engine ends it there.
         weakref.finalize(self, _give_up, engine, plan, self._pid).atexit = False
@@ -177,7 +177,7 @@ def begin(
     """Set going what `fs.prefetch` is asked for; see there."""
     engine, told = reader.source.engine, _Told(callback)
     _ = engine.loop  # which runs from here on
-    plan = Plan(
+    plan = PrefetchPlan(
         reader,
         items=lambda changed: items_of(items, changed=changed),
         window=_window(window),
@@ -212,7 +212,7 @@ class _Told:
             self._callback.absolute_update(value)
 
 
-def _give_up(engine: Engine, plan: Plan, pid: int) -> None:
+def _give_up(engine: Runtime, plan: PrefetchPlan, pid: int) -> None:
     """End the plan of a handle that is gone; in whatever thread that is, and not in a child that inherited it."""
     if pid == os.getpid():
         engine.call_soon(plan.cancel)

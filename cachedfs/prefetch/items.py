@@ -12,21 +12,21 @@ from typing import Any, NamedTuple, Protocol
 
 from fsspec.utils import stringify_path
 
-__all__ = ["Item", "Items", "items_of"]
+__all__ = ["PrefetchItem", "PrefetchItems", "items_of"]
 
 AHEAD = 256  # items that are taken from an iterator before the plan gets to them
 MOST = 1 << 18  # while the plan looks what is used when, or where its reader is
 _FORMS = "expected a path or URL, (path, start, stop), or an iterable of them"
 
 
-class Item(NamedTuple):
+class PrefetchItem(NamedTuple):
     """One thing to fetch, as it was written: an object, a folder or a pattern; with a range, one of an object."""
 
     text: str
     range: tuple[int | None, int | None] | None = None
 
 
-class Items(Protocol):
+class PrefetchItems(Protocol):
     """Items in their order. On the engine's loop."""
 
     @property
@@ -34,11 +34,11 @@ class Items(Protocol):
         """How many are still to be taken; None while more may come, or an error."""
         ...
 
-    def take(self) -> Item | None:
+    def take(self) -> PrefetchItem | None:
         """Return the next one; None when there is none now. Raises what its iterator raised, and for what is no item."""
         ...
 
-    def peek(self, i: int) -> Item | None:
+    def peek(self, i: int) -> PrefetchItem | None:
         """Return the one after the next `i`, if it is there already; None for what is no item, too: `take` will raise."""
         ...
 
@@ -47,7 +47,7 @@ class Items(Protocol):
         ...
 
 
-def items_of(given: Any, *, changed: Callable[[], object]) -> Items:
+def items_of(given: Any, *, changed: Callable[[], object]) -> PrefetchItems:
     """Return the items that a caller gave. `changed` is called, from another thread, when there may be more, or no more.
 
     Raises TypeError for what can be none.
@@ -71,19 +71,19 @@ def _is_int(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def _item(given: Any) -> Item:
+def _item(given: Any) -> PrefetchItem:
     if isinstance(given, str | os.PathLike):
-        return Item(stringify_path(given))
+        return PrefetchItem(stringify_path(given))
     if isinstance(given, list):
         given = tuple(given)
     if not _is_range(given):
         raise TypeError(f"cannot prefetch {given!r}: {_FORMS}")
     path, *bounds = given
     start, stop = (None if bound is None else int(bound) for bound in bounds)
-    return Item(stringify_path(path), (start, stop))
+    return PrefetchItem(stringify_path(path), (start, stop))
 
 
-def _seen(given: Any) -> Item | None:
+def _seen(given: Any) -> PrefetchItem | None:
     """Return an item that is only looked at: what comes before one that is none is to be fetched."""
     with contextlib.suppress(TypeError):
         return _item(given)
@@ -101,13 +101,13 @@ class _Listed:
     def n_left(self) -> int | None:
         return len(self._given) - self._next
 
-    def take(self) -> Item | None:
+    def take(self) -> PrefetchItem | None:
         if self._next >= len(self._given):
             return None
         self._next += 1
         return _item(self._given[self._next - 1])
 
-    def peek(self, i: int) -> Item | None:
+    def peek(self, i: int) -> PrefetchItem | None:
         at = self._next + i
         return _seen(self._given[at]) if at < len(self._given) else None
 
@@ -135,7 +135,7 @@ class _Iterated:
         # Without the lock, which a thread of the parent may have held when this process was forked: `_is_over` comes last.
         return len(self._there) if self._is_over and self._error is None else None
 
-    def take(self) -> Item | None:
+    def take(self) -> PrefetchItem | None:
         with self._lock:
             self._most = AHEAD
             if not self._there:
@@ -145,7 +145,7 @@ class _Iterated:
             self._turn.notify()
             return _item(self._there.popleft())
 
-    def peek(self, i: int) -> Item | None:
+    def peek(self, i: int) -> PrefetchItem | None:
         with self._lock:
             if i < len(self._there):
                 return _seen(self._there[i])

@@ -15,22 +15,22 @@ from cachedfs.common.types import ObjectKey, Range
 from cachedfs.errors import (
     CachedFSError,
     CacheError,
+    ChecksumMismatch,
     ObjectChanged,
-    OriginAway,
     OriginUnavailable,
+    OriginUnreachable,
     QuotaExceeded,
-    WrongBytes,
 )
-from cachedfs.fetch.inflight import Flight, FlightStopped
-from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.inflight import InflightRequest, RequestStopped
+from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
-from cachedfs.prefetch.cursor import Course, Spawn
-from cachedfs.prefetch.future_reads import Beyond, Foresight, Piece, Place
-from cachedfs.prefetch.progress import Part, Request, Tally
-from cachedfs.prefetch.window import Distance
+from cachedfs.prefetch.cursor import PlanCursor, Spawn
+from cachedfs.prefetch.future_reads import Beyond, FutureBlock, FutureReads, Place
+from cachedfs.prefetch.progress import BlockRequest, PrefetchObject, ProgressCounts
+from cachedfs.prefetch.window import PrefetchWindow
 from cachedfs.read.reader import TRIES
 
-__all__ = ["AWAY_S", "Patience", "Pending"]
+__all__ = ["AWAY_S", "FailureLimit", "OutstandingObjects"]
 
 
 AWAY_S = 60.0  # how long an origin may be away before its plan ends
@@ -38,7 +38,7 @@ PAUSE_S = 1.0, 15.0  # shortest and longest wait before an origin that is away i
 MOST_IN_A_ROW = 16  # failures that are not one object's, and then the plan ends
 
 
-class Patience:
+class FailureLimit:
     """What failed since something came last."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ READY = 4  # requests that are made up before they may be sent: several may at o
 LOOK = 128  # blocks that are dealt with before the loop serves others
 
 
-class Pending:
+class OutstandingObjects:
     """Objects that are neither here nor given up, and the requests that are made up for them. On the engine's loop.
 
     What is made up waits in `ready` for whoever sends it, who tells what comes of it: `learnt`, `follow`, `ask_again`, `fail`.
@@ -91,10 +91,10 @@ class Pending:
     def __init__(
         self,
         source: Source,
-        course: Course,
-        distance: Distance,
-        foresight: Foresight,
-        tally: Tally,
+        course: PlanCursor,
+        distance: PrefetchWindow,
+        foresight: FutureReads,
+        tally: ProgressCounts,
         *,
         spawn: Spawn,
         wake: Callable[[], object],
@@ -104,11 +104,11 @@ class Pending:
         self._cache, self._flights, self._questions = engine.cache, engine.flights, engine.questions
         self._foresight, self._tally = foresight, tally
         self._spawn, self._wake = spawn, wake
-        self.open: dict[int, Part] = {}  # by number
-        self._parts: list[Part] = []  # a heap: those of which something is to be asked for
-        self.ready: list[Request] = []  # a heap: made up, and not sent
+        self.open: dict[int, PrefetchObject] = {}  # by number
+        self._parts: list[PrefetchObject] = []  # a heap: those of which something is to be asked for
+        self.ready: list[BlockRequest] = []  # a heap: made up, and not sent
         self.is_held = False  # the reader has to read before more is asked for
-        self.patience = Patience()
+        self.patience = FailureLimit()
         self.failure: Exception | None = None
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class Pending:
         unknown = [(part.number, 0) for part in self.open.values() if part.known is None]
         return unknown + [(part.number, part.next) for part in self._parts if part.again or part.left]
 
-    def push(self, part: Part) -> None:
+    def push(self, part: PrefetchObject) -> None:
         """Something of an object is to be asked for."""
         self.open[part.number] = part
         if part not in self._parts:
@@ -148,7 +148,7 @@ class Pending:
                 return
         self._wake()
 
-    def _cut_unknown(self, part: Part) -> bool:
+    def _cut_unknown(self, part: PrefetchObject) -> bool:
         """Begin with an object: by what is known of it, or with the question what it is; False when that has to wait."""
         known = self._source.fresh(part.path)
         if known is not None and (known.info is None or known.info.kind == "file"):
@@ -163,16 +163,16 @@ class Pending:
             return False
         heapq.heappop(self._parts)
         self._distance.reserve(want.size)
-        heapq.heappush(self.ready, Request(part, [], want, want.size))
+        heapq.heappush(self.ready, BlockRequest(part, [], want, want.size))
         return True
 
-    def _first_want(self, part: Part) -> Range:
+    def _first_want(self, part: PrefetchObject) -> Range:
         """Return what to ask of an object of unknown size: no more than its share of the window."""
         config = self._source.config
         most = min(config.whole_request, self._distance.limit // config.concurrency)
         return beginning(*(part.bounds or (None, None)), block_size=config.block_size, most=int(most))
 
-    def _cut_one(self, part: Part) -> bool:
+    def _cut_one(self, part: PrefetchObject) -> bool:
         """Deal with the next block of an object if it is here or on its way, else with its next request; False: not yet."""
         key, index = part.begun_key, part.next
         flight = self._flights.get(key.name(index))
@@ -201,7 +201,7 @@ class Pending:
             return False
         self._note_asked(part, run[:n])
         part.took(n)
-        heapq.heappush(self.ready, Request(part, run[:n], None, sum(sizes[:n])))
+        heapq.heappush(self.ready, BlockRequest(part, run[:n], None, sum(sizes[:n])))
         return True
 
     def _may_ask(self, key: ObjectKey, run: list[int]) -> int:
@@ -212,7 +212,7 @@ class Pending:
             return 1
         return n
 
-    def _pass(self, part: Part, index: int) -> None:
+    def _pass(self, part: PrefetchObject, index: int) -> None:
         """Go on behind a block that its reader has fetched, and read, before the plan got to it."""
         key, size = part.begun_key, part.bytes_of(index).size
         if self._cache.has(key, index):
@@ -221,12 +221,12 @@ class Pending:
         part.n_awaited -= 1
         self._tally.here += size
 
-    async def _go_on_after(self, question: asyncio.Task[Any], part: Part) -> None:
+    async def _go_on_after(self, question: asyncio.Task[Any], part: PrefetchObject) -> None:
         """Go on with an object once somebody who opened it before it was listed has an answer, and perhaps its bytes."""
         await asyncio.wait([question])
         self.push(part)
 
-    def _missing(self, part: Part, key: ObjectKey) -> list[int]:
+    def _missing(self, part: PrefetchObject, key: ObjectKey) -> list[int]:
         """Return the next blocks that one request can bring."""
         run = [part.next]
         for index in (part.again or part.left)[1 : self._source.config.whole_request // key.block_size]:
@@ -237,7 +237,7 @@ class Pending:
         return run
 
     def _take_one(
-        self, part: Part, index: int, follow: Callable[[], Coroutine[Any, Any, None]] | None
+        self, part: PrefetchObject, index: int, follow: Callable[[], Coroutine[Any, Any, None]] | None
     ) -> bool:
         """Note a block that need not be asked for; False when the reader has to read first."""
         size = part.bytes_of(index).size
@@ -254,13 +254,13 @@ class Pending:
             part.n_awaited -= 1
         return True
 
-    def _note_asked(self, part: Part, indexes: Iterable[int], *, is_here: bool = False) -> None:
+    def _note_asked(self, part: PrefetchObject, indexes: Iterable[int], *, is_here: bool = False) -> None:
         """These blocks are ready for the reader now, or on their way. The one place where a block becomes the plan's."""
         if part.again:
             return  # they were noted when they were asked for first
         key = part.begun_key
         for index in indexes:
-            piece = Piece((part.number, index), (key, index), part.bytes_of(index).size)
+            piece = FutureBlock((part.number, index), (key, index), part.bytes_of(index).size)
             self._foresight.ask(piece.block)
             if is_here:
                 self._foresight.stored(piece.block)
@@ -268,7 +268,9 @@ class Pending:
 
     # What comes of it.
 
-    def learnt(self, part: Part, known: Known, flight: Flight | None, *, is_ours: bool) -> None:
+    def learnt(
+        self, part: PrefetchObject, known: MetadataEntry, flight: InflightRequest | None, *, is_ours: bool
+    ) -> None:
         """Begin with an object of which the version is known now; `flight` brings some of it, `is_ours` for this plan alone."""
         info = known.info
         if info is None:
@@ -286,7 +288,7 @@ class Pending:
                 self._join(part, key, flight)
             self.push(part)
 
-    def _join(self, part: Part, key: ObjectKey, flight: Flight) -> None:
+    def _join(self, part: PrefetchObject, key: ObjectKey, flight: InflightRequest) -> None:
         """Take what the request brings that told what the object is: the first of its blocks."""
         brought: list[int] = []
         for index in part.left:
@@ -300,14 +302,14 @@ class Pending:
             part.took(len(brought))
             self._spawn(self.follow(part, flight, brought, is_ours=part.first is flight))
 
-    def _absent(self, part: Part, known: Known) -> None:
+    def _absent(self, part: PrefetchObject, known: MetadataEntry) -> None:
         """There is no such object: perhaps there is such a folder."""
         if part.bounds is not None or known.by_listing or self._source.config.offline:
             self.fail(part, self._source.not_found(part.path, known))
         else:
             self._enter(part)
 
-    def _enter(self, part: Part) -> None:
+    def _enter(self, part: PrefetchObject) -> None:
         """Take what is below a folder in place of an object."""
         if part.bounds is not None:
             self.fail(part, self._source.is_a_folder(part.path))
@@ -315,12 +317,14 @@ class Pending:
         self._close(part)
         self._course.enter(part.path)
 
-    async def follow(self, part: Part, flight: Flight, indexes: list[int], *, is_ours: bool) -> None:
+    async def follow(
+        self, part: PrefetchObject, flight: InflightRequest, indexes: list[int], *, is_ours: bool
+    ) -> None:
         """Wait until a request, ours or that of others, has brought these blocks."""
         error: Exception | None = None
         try:
             await flight.arrival(part.bytes_of(indexes[-1]).stop)
-        except FlightStopped:
+        except RequestStopped:
             pass
         except Exception as failure:  # of the request, whatever it is: the object's, or the end of the plan
             error = failure
@@ -332,30 +336,30 @@ class Pending:
             self._lost(part, indexes[len(came) :], error)
         self._wake()
 
-    def _landed(self, part: Part, indexes: list[int]) -> None:
+    def _landed(self, part: PrefetchObject, indexes: list[int]) -> None:
         part.n_awaited -= len(indexes)
         if indexes:
             self.patience.came()
         self._finish_if_complete(part)
 
-    def _lost(self, part: Part, indexes: list[int], error: Exception | None) -> None:
+    def _lost(self, part: PrefetchObject, indexes: list[int], error: Exception | None) -> None:
         """These blocks did not come; without an error they are asked for again."""
         if not part.is_over:
             self.ask_again(part, indexes)
             if error is not None:
                 self.fail(part, error)
 
-    def ask_again(self, part: Part, indexes: Iterable[int]) -> None:
+    def ask_again(self, part: PrefetchObject, indexes: Iterable[int]) -> None:
         """These blocks are awaited in vain."""
         part.ask_again(indexes)
         self.push(part)
 
-    def _finish_if_complete(self, part: Part) -> None:
+    def _finish_if_complete(self, part: PrefetchObject) -> None:
         if not part.is_over and part.known is not None and part.is_complete:
             self._close(part)
             self._tally.n_done += 1
 
-    def _close(self, part: Part) -> None:
+    def _close(self, part: PrefetchObject) -> None:
         part.is_over = True
         if self.open.get(part.number) is part:
             del self.open[part.number]
@@ -363,19 +367,19 @@ class Pending:
 
     # Failures.
 
-    def fail(self, part: Part, error: Exception) -> None:
+    def fail(self, part: PrefetchObject, error: Exception) -> None:
         """Something of an object could not be had: try it again, go on without it, or end the plan."""
         if part.is_over:
             return
         if not isinstance(error, CachedFSError):
             self.failure = error
-        elif isinstance(error, OriginAway):
+        elif isinstance(error, OriginUnreachable):
             self._wait_for_origin(error)
             self.push(part)
-        elif isinstance(error, ObjectChanged | WrongBytes) and part.tries + 1 < TRIES:
+        elif isinstance(error, ObjectChanged | ChecksumMismatch) and part.tries + 1 < TRIES:
             self._source.facts.expire(part.path)
             self._give_up(part)
-            again = Part(part.number, part.path, part.listed_size, part.bounds, part.tries + 1)
+            again = PrefetchObject(part.number, part.path, part.listed_size, part.bounds, part.tries + 1)
             self.push(again)
         else:
             self._give_up(part)
@@ -386,13 +390,13 @@ class Pending:
         """What a folder or a pattern stands for is here, or could not be had; while the origin is away it is asked for again."""
         if error is None:
             self.patience.came()
-        elif isinstance(error, OriginAway):
+        elif isinstance(error, OriginUnreachable):
             self._wait_for_origin(error)
         else:
             self._tally.failed(path, error, None)
             self._count_in_a_row(error)
 
-    def not_kept(self, part: Part) -> None:
+    def not_kept(self, part: PrefetchObject) -> None:
         """Some of what came for an object could not be stored, while the cache stores what comes now."""
         if part.is_failed:
             return
@@ -406,7 +410,7 @@ class Pending:
         else:
             self.fail(part, error)
 
-    def _give_up(self, part: Part) -> None:
+    def _give_up(self, part: PrefetchObject) -> None:
         part.is_failed = True
         self._distance.remove(part.number)
         for index in part.asked:
@@ -417,12 +421,12 @@ class Pending:
     def _count_in_a_row(self, error: CachedFSError) -> None:
         """End the plan when it fails again and again for what is not one object's."""
         is_general = isinstance(error, OriginUnavailable | QuotaExceeded) and not isinstance(
-            error, WrongBytes
+            error, ChecksumMismatch
         )
         if is_general and not self._source.config.offline and self.patience.failed():
             self.failure = error
 
-    def _wait_for_origin(self, error: OriginAway) -> None:
+    def _wait_for_origin(self, error: OriginUnreachable) -> None:
         """Ask no more for a while; end the plan when it was away for too long."""
         if not self.patience.is_away:
             logger.warning("%s; prefetching goes on when it answers, or ends after %d s", error, AWAY_S)
@@ -439,7 +443,7 @@ class Pending:
                 may_be = partial(self._foresight.may_be_at, block, (part.number, index))
                 yield block, may_be, partial(self._skip_to, part, index)
 
-    def _skip_to(self, part: Part, index: int) -> None:
+    def _skip_to(self, part: PrefetchObject, index: int) -> None:
         self._drop([each for each in self._parts if each < part])
         part.again, part.left = [], part.left[part.left.index(index) :]
         self._finish_if_complete(part)
@@ -448,7 +452,7 @@ class Pending:
         """Ask for nothing more of the objects that it has."""
         self._drop(list(self._parts))
 
-    def _drop(self, parts: list[Part]) -> None:
+    def _drop(self, parts: list[PrefetchObject]) -> None:
         for part in parts:
             part.left, part.again = range(0), []
             if not part.n_awaited:

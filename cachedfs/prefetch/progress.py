@@ -10,17 +10,17 @@ from typing import NamedTuple
 from cachedfs.common.blocks import block_range, clip, covering
 from cachedfs.common.types import ObjectKey, Range
 from cachedfs.errors import CachedFSError
-from cachedfs.fetch.inflight import Flight
-from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.inflight import InflightRequest
+from cachedfs.fetch.metadata_cache import MetadataEntry
 
-__all__ = ["Part", "Progress", "Request", "Slice", "Tally"]
+__all__ = ["PrefetchObject", "Progress", "BlockRequest", "Slice", "ProgressCounts"]
 
 Slice = tuple[int | None, int | None]  # as of a slice
 MOST_ERRORS = 100  # that are kept
 
 
 @dataclass(eq=False, slots=True)
-class Part:
+class PrefetchObject:
     """One object of a plan, or a range of one; `number` is its place in the plan."""
 
     number: int
@@ -28,21 +28,21 @@ class Part:
     listed_size: int | None = None  # its bytes as far as they are counted among those of the plan
     bounds: Slice | None = None
     tries: int = 0
-    known: Known | None = None
+    known: MetadataEntry | None = None
     key: ObjectKey | None = None
     # Blocks that were asked for and did not come, lowest first.
     again: list[int] = field(default_factory=list)
     left: range = range(0)  # blocks that were not asked for yet: all behind those
     n_awaited: int = 0  # blocks that were asked for and are not here yet
     overdue: set[int] = field(default_factory=set)  # blocks for which another process was waited for too long
-    first: Flight | None = None  # our request that told what it is
+    first: InflightRequest | None = None  # our request that told what it is
     is_over: bool = False  # nothing that still happens to it counts
     is_failed: bool = False  # it was given up
 
-    def __lt__(self, other: Part) -> bool:
+    def __lt__(self, other: PrefetchObject) -> bool:
         return self.number < other.number
 
-    def begin(self, known: Known, key: ObjectKey) -> int:
+    def begin(self, known: MetadataEntry, key: ObjectKey) -> int:
         """The version is known: note the blocks that are wanted of it, and return their bytes."""
         self.known, self.key = known, key
         blocks = self.left = self._wanted
@@ -97,15 +97,15 @@ class Part:
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class BlockRequest:
     """What is sent next for a part: for these of its blocks or, while nothing is known of it, for its first bytes."""
 
-    part: Part
+    part: PrefetchObject
     indexes: list[int]
     want: Range | None
     size: int  # bytes that it brings at most
 
-    def __lt__(self, other: Request) -> bool:
+    def __lt__(self, other: BlockRequest) -> bool:
         return (self.part.number, self.indexes[:1]) < (other.part.number, other.indexes[:1])
 
 
@@ -138,7 +138,7 @@ class Progress(NamedTuple):
         return self.state in ("done", "failed", "cancelled")
 
 
-class Tally:
+class ProgressCounts:
     """What a plan counts. Changed on the loop, read anywhere."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class Tally:
         self.n_unsized += sizes.count(None) - 1
         self.size += sum(size or 0 for size in sizes)
 
-    def sized(self, part: Part, size: int) -> None:
+    def sized(self, part: PrefetchObject, size: int) -> None:
         """What is wanted of an item has so many bytes."""
         self.n_unsized -= part.listed_size is None
         self.size += size - (part.listed_size or 0)

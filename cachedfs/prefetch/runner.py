@@ -11,23 +11,23 @@ from concurrent.futures import Future
 from typing import Any
 
 from cachedfs.errors import CachedFSError, OriginUnavailable
-from cachedfs.origins.request_slots import sent_ahead
-from cachedfs.prefetch.cursor import Course, Glob
-from cachedfs.prefetch.future_reads import Beyond, Foresight
-from cachedfs.prefetch.items import Items
-from cachedfs.prefetch.outstanding import Pending
-from cachedfs.prefetch.progress import Progress, Tally
-from cachedfs.prefetch.submission import Sending, cannot_store
-from cachedfs.prefetch.window import Distance
+from cachedfs.origins.request_slots import speculative
+from cachedfs.prefetch.cursor import Glob, PlanCursor
+from cachedfs.prefetch.future_reads import Beyond, FutureReads
+from cachedfs.prefetch.items import PrefetchItems
+from cachedfs.prefetch.outstanding import OutstandingObjects
+from cachedfs.prefetch.progress import Progress, ProgressCounts
+from cachedfs.prefetch.submission import RequestSubmitter, cannot_store
+from cachedfs.prefetch.window import PrefetchWindow
 from cachedfs.read.reader import Reader
 
-__all__ = ["Plan"]
+__all__ = ["PrefetchPlan"]
 
 TAKEN = 32  # objects that are here already, looked at before the loop serves others
 POLL_S = 0.005, 0.05  # shortest and longest wait between two looks at what was read
 
 
-class Plan:
+class PrefetchPlan:
     """What one call of `prefetch` set going. It runs as one task on the engine's loop, and ends with it.
 
     Its course is what comes next, what is pending are the objects that it got to, sending is what is on its way of them, and
@@ -39,13 +39,13 @@ class Plan:
         self,
         reader: Reader,
         *,
-        items: Callable[[Callable[[], object]], Items],
+        items: Callable[[Callable[[], object]], PrefetchItems],
         window: int | None,
         strip: Callable[[str], str],
         glob: Glob,
         told: Callable[[int, int | None], object],
     ) -> None:
-        self.tally = Tally()
+        self.tally = ProgressCounts()
         self.failure: BaseException | None = None
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
@@ -56,9 +56,9 @@ class Plan:
         self._is_cancelled = self._is_ending = False
         self._items = items(lambda: self._engine.call_soon(self._changed.set))
         window_size = math.inf if window is None else window
-        self._foresight = Foresight(self._source, self._items, strip, window_size)
-        self._distance = Distance(self._source, self._foresight, window)
-        self._course = Course(
+        self._foresight = FutureReads(self._source, self._items, strip, window_size)
+        self._distance = PrefetchWindow(self._source, self._foresight, window)
+        self._course = PlanCursor(
             reader,
             self._items,
             self._foresight,
@@ -68,7 +68,7 @@ class Plan:
             spawn=self._spawn,
             answered=lambda path, error: self._pending.answered(path, error),
         )
-        self._pending = Pending(
+        self._pending = OutstandingObjects(
             self._source,
             self._course,
             self._distance,
@@ -77,7 +77,7 @@ class Plan:
             spawn=self._spawn,
             wake=self._changed.set,
         )
-        self._sending = Sending(
+        self._sending = RequestSubmitter(
             reader, self._pending, self._distance, self.tally, spawn=self._spawn, wake=self._changed.set
         )
 
@@ -107,7 +107,7 @@ class Plan:
         state = "done"
         failure: BaseException | None = None
         try:
-            with sent_ahead():
+            with speculative():
                 await self._begin()
                 await self._work()
         except asyncio.CancelledError:

@@ -11,30 +11,30 @@ from itertools import islice
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common.types import Range
 from cachedfs.errors import CachedFSError, CacheError
-from cachedfs.fetch.fetch_queue import Wish
+from cachedfs.fetch.fetch_queue import SpeculativeRequest
 from cachedfs.fetch.fetcher import OVERDUE_S
-from cachedfs.fetch.inflight import Flight
+from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.origins.base import Origin
 from cachedfs.prefetch.cursor import Spawn
-from cachedfs.prefetch.outstanding import Pending
-from cachedfs.prefetch.progress import Part, Tally
-from cachedfs.prefetch.window import Distance
+from cachedfs.prefetch.outstanding import OutstandingObjects
+from cachedfs.prefetch.progress import PrefetchObject, ProgressCounts
+from cachedfs.prefetch.window import PrefetchWindow
 from cachedfs.read.reader import Reader
 
-__all__ = ["Sending", "cannot_store"]
+__all__ = ["RequestSubmitter", "cannot_store"]
 
 LOOK = 128  # requests and objects that are looked at at a time
 
 
-class Sending:
+class RequestSubmitter:
     """Requests of a plan on their way, and blocks that other processes fetch for it. On the engine's loop."""
 
     def __init__(
         self,
         reader: Reader,
-        pending: Pending,
-        distance: Distance,
-        tally: Tally,
+        pending: OutstandingObjects,
+        distance: PrefetchWindow,
+        tally: ProgressCounts,
         *,
         spawn: Spawn,
         wake: Callable[[], object],
@@ -44,9 +44,9 @@ class Sending:
         self._spawn, self._wake = spawn, wake
         self._n_wishes = 0  # Invariant: as many as were submitted and not sent
         # Our requests until all they brought is stored, oldest first, each with what it was sent for.
-        self._flying: dict[Flight, Part] = {}
+        self._flying: dict[InflightRequest, PrefetchObject] = {}
         # Blocks that another process fetches, each with when that was seen.
-        self._elsewhere: dict[Part, dict[int, float]] = {}
+        self._elsewhere: dict[PrefetchObject, dict[int, float]] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -83,7 +83,9 @@ class Sending:
             request = ready[0]
             self._n_wishes += 1
             origin = partial(self._origin, request.part.path)
-            self._engine.ahead.submit(Wish(self, request.size, self._send, origin, is_declared=True))
+            self._engine.ahead.submit(
+                SpeculativeRequest(self, request.size, self._send, origin, is_declared=True)
+            )
 
     @property
     def _may_send(self) -> bool:
@@ -99,7 +101,7 @@ class Sending:
             self._wake()
             raise
 
-    def _send(self) -> Iterable[Flight] | Awaitable[Iterable[Flight]]:
+    def _send(self) -> Iterable[InflightRequest] | Awaitable[Iterable[InflightRequest]]:
         """Send the first request that is ready: perhaps one for an earlier object than when this was handed in."""
         self._n_wishes -= 1
         self._wake()
@@ -113,7 +115,7 @@ class Sending:
             return self._launch(request.part, request.indexes)
         return ()
 
-    def _launch(self, part: Part, indexes: list[int]) -> list[Flight]:
+    def _launch(self, part: PrefetchObject, indexes: list[int]) -> list[InflightRequest]:
         known, key = part.known, part.begun_key
         assert known is not None
         before = {self._engine.flights.get(key.name(index)) for index in indexes}
@@ -132,7 +134,7 @@ class Sending:
             self._elsewhere.setdefault(part, {}).update(dict.fromkeys(elsewhere, time.monotonic()))
         return ours
 
-    async def _ask(self, part: Part, want: Range) -> list[Flight]:
+    async def _ask(self, part: PrefetchObject, want: Range) -> list[InflightRequest]:
         """Ask what an object is by reading its first bytes; return the request that brings them."""
         first = want.start + self._source.config.block_size  # and no more, if this is cancelled meanwhile
         try:
@@ -153,7 +155,7 @@ class Sending:
         self._pending.cut()  # what comes next of this object goes before all that is behind it
         return [] if flight is None else [flight]
 
-    def _note_sent(self, flight: Flight, part: Part) -> None:
+    def _note_sent(self, flight: InflightRequest, part: PrefetchObject) -> None:
         self._tally.n_requests += 1
         self._flying[flight] = part
 

@@ -10,9 +10,17 @@ from itertools import islice
 
 from cachedfs.cache.eviction.future_uses import Block
 from cachedfs.fetch.source import Source
-from cachedfs.prefetch.future_reads import Beyond, Foresight, Piece, Place, Unread, is_after, take
+from cachedfs.prefetch.future_reads import (
+    Beyond,
+    FutureBlock,
+    FutureReads,
+    Place,
+    UnreadBlocks,
+    is_after,
+    take,
+)
 
-__all__ = ["Distance"]
+__all__ = ["PrefetchWindow"]
 
 logger = logging.getLogger("cachedfs.prefetch")
 
@@ -23,14 +31,14 @@ READ = 0.45  # and what may be ahead of a reader: what is ahead and what he had 
 BLOCK_EXTRA = 512  # bytes of a block beside its own: its trailer, its row
 
 
-class Distance:
+class PrefetchWindow:
     """What is ready for the reader of a plan or on its way, and unread. On the engine's loop.
 
     It stays within the window and within what the cache may hold for this plan. What was read is told by touches, of whatever
     process.
     """
 
-    def __init__(self, source: Source, foresight: Foresight, window: int | None) -> None:
+    def __init__(self, source: Source, foresight: FutureReads, window: int | None) -> None:
         self._cache, self._flights = source.engine.cache, source.engine.flights
         self._bounds = source.config.bounds
         self._foresight = foresight
@@ -38,7 +46,7 @@ class Distance:
         self._fill = FILL if window is None else READ
         self._is_draining = False  # more is ahead than may be of a reader: he has to read all of it first
         self._shrunk = math.inf  # what turned out to stay in the cache until it is read
-        self._unread: Unread[Block] = Unread()
+        self._unread: UnreadBlocks[Block] = UnreadBlocks()
         self._reserved = 0  # bytes that were asked for of objects that are not known yet
         self._clock = self._cache.clock(self._bounds)  # of touches, when it was looked what is read
         # Since when nothing of what is ahead is read, by the clocks of time and of touches.
@@ -46,7 +54,7 @@ class Distance:
         self._beyond: Beyond | None = None  # what is still to be looked at, to find the reader there
 
     def close(self) -> None:
-        self._unread = Unread()
+        self._unread = UnreadBlocks()
 
     # What is ahead.
 
@@ -89,7 +97,7 @@ class Distance:
     def release(self, size: int) -> None:
         self._reserved -= size
 
-    def add(self, piece: Piece[Block]) -> None:
+    def add(self, piece: FutureBlock[Block]) -> None:
         """A block is ready for the reader now, or on its way."""
         # At an earlier place, which a read that was just made is of.
         is_awaited = piece.block in self._unread

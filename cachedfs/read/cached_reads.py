@@ -11,16 +11,16 @@ from typing import NamedTuple
 from cachedfs.common.blocks import clip, covering
 from cachedfs.common.types import ObjectKey, Range
 from cachedfs.errors import ObjectNotFound
-from cachedfs.fetch.inflight import FlightStopped
-from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.inflight import RequestStopped
+from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
-from cachedfs.readahead.chunk_prefetch import Chunks
-from cachedfs.readahead.object_history import Habits
+from cachedfs.readahead.chunk_prefetch import ChunkPrefetch
+from cachedfs.readahead.object_history import AccessPatterns
 
-__all__ = ["Assembly", "Hits", "note_version", "versions_read"]
+__all__ = ["ReadBuffer", "CachedReads", "note_version", "versions_read"]
 
 
-class Assembly:
+class ReadBuffer:
     """The bytes of one read, put together in place."""
 
     def __init__(self, want: Range) -> None:
@@ -70,7 +70,7 @@ def versions_read() -> Iterator[_Versions]:
         _noted.reset(token)
 
 
-def note_version(known: Known) -> None:
+def note_version(known: MetadataEntry) -> None:
     """Tell `versions_read` of a version whose bytes are returned."""
     versions = _noted.get()
     if versions is not None and known.info is not None:
@@ -80,15 +80,15 @@ def note_version(known: Known) -> None:
 class _Version(NamedTuple):
     """An object that is known well enough to be cached."""
 
-    known: Known
+    known: MetadataEntry
     key: ObjectKey
     size: int
 
 
-class Hits:
+class CachedReads:
     """The objects of one source as far as they are in the cache."""
 
-    def __init__(self, source: Source, chunks: Chunks, habits: Habits) -> None:
+    def __init__(self, source: Source, chunks: ChunkPrefetch, habits: AccessPatterns) -> None:
         self._source, self._chunks, self._habits = source, chunks, habits
         self._awaited = chunks.awaited
 
@@ -188,7 +188,7 @@ class Hits:
             return None
         try:
             data = flight.copy(want)
-        except FlightStopped:  # they have just been stored
+        except RequestStopped:  # they have just been stored
             return None
         blocks = covering(want, key.block_size)
         for index in blocks:
@@ -220,14 +220,14 @@ class Hits:
         blocks = covering(want, size)
         if not all(engine.cache.has(key, index) for index in blocks):
             return None
-        out = Assembly(want)
+        out = ReadBuffer(want)
         if not all(self.copy(key, index, out, nowait=nowait) for index in blocks):
             return None
         engine.hits += len(blocks)
         engine.bytes_served += want.size
         return out.finish()
 
-    def copy(self, key: ObjectKey, index: int, out: Assembly, *, nowait: bool = False) -> bool:
+    def copy(self, key: ObjectKey, index: int, out: ReadBuffer, *, nowait: bool = False) -> bool:
         """Copy one block into place; False for a miss."""
         place, offset = out.place(index, key.block_size)
         # Let go of here: a view that is collected with the frames of an error, after its BytesIO, is an error

@@ -10,28 +10,28 @@ from os import getpid
 from typing import Any
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.cache.block_file import BadBlock, Handle
+from cachedfs.cache.block_file import BadBlock, OpenBlock
 from cachedfs.common.blocks import covering
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
-from cachedfs.errors import WrongBytes
-from cachedfs.fetch.inflight import Flight, FlightStopped
-from cachedfs.fetch.metadata_cache import Known
+from cachedfs.errors import ChecksumMismatch
+from cachedfs.fetch.inflight import InflightRequest, RequestStopped
+from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.read.reader import Reader
-from cachedfs.readahead.object_history import SentAhead
-from cachedfs.readahead.sequential import ENOUGH, History, ahead
+from cachedfs.readahead.object_history import OutstandingReadahead
+from cachedfs.readahead.sequential import ENOUGH, ReadHistory, ahead
 
-__all__ = ["BUFFER_SIZE", "InHand", "RawReader"]
+__all__ = ["BUFFER_SIZE", "CurrentBlock", "RawReader"]
 
 
-class InHand:
+class CurrentBlock:
     """One block of an object at most: `[start, stop)` of the object are the bytes that it holds. Not locked: its file is."""
 
     __slots__ = ("_block", "_cache", "_key", "_size", "_verify", "start", "stop")
 
     def __init__(self, cache: BlockCache, key: ObjectKey | None, size: int, *, verify: bool) -> None:
         self._cache, self._key, self._size, self._verify = cache, key, size, verify
-        self._block: Handle | None = None
+        self._block: OpenBlock | None = None
         self.start = self.stop = 0
 
     def copy(self, position: int, into: memoryview) -> int:
@@ -93,7 +93,7 @@ class RawReader(io.RawIOBase):
     Not locked: the BufferedReader over it is.
     """
 
-    def __init__(self, reader: Reader, known: Known, flight: Flight | None) -> None:
+    def __init__(self, reader: Reader, known: MetadataEntry, flight: InflightRequest | None) -> None:
         assert known.info is not None
         self.info: ObjectInfo = known.info
         self._reader = reader
@@ -105,11 +105,11 @@ class RawReader(io.RawIOBase):
         self._refusal = self._last_refusal()
         self._position = 0
         verify = reader.source.config.verify_always
-        self._hand = InHand(self._engine.cache, self._key, known.info.size or 0, verify=verify)
+        self._hand = CurrentBlock(self._engine.cache, self._key, known.info.size or 0, verify=verify)
         self._jumped = False  # the next read is not where the last one ended,
         self._left = self._landed = 0  # which was here; and where the last read after a jump began
         self._last = -1  # the block that was read last
-        self._history = History(self._block_size)  # kept up to date once something had to be fetched
+        self._history = ReadHistory(self._block_size)  # kept up to date once something had to be fetched
         self._n_reads = 0  # of other blocks, since something had to be waited for
         # Blocks that we sent for: that they come from the disk then is not another hit.
         self._asked: set[int] = set()
@@ -119,7 +119,7 @@ class RawReader(io.RawIOBase):
         self._n_here = 0  # other blocks that came from the disk, since anything came from elsewhere
         self._opening = flight  # the request that open() sent; ours to stop
         self._flight = flight  # the last request that served us
-        self._sent = SentAhead()
+        self._sent = OutstandingReadahead()
         if known.info.size is None:
             data = reader.source.engine.run(reader.collect(known, None, None))
             self._whole: bytes | None = data
@@ -252,7 +252,7 @@ class RawReader(io.RawIOBase):
             )
         return n
 
-    def _last_refusal(self) -> WrongBytes | None:
+    def _last_refusal(self) -> ChecksumMismatch | None:
         return None if self._key is None else self._engine.refusals.last(self._key)
 
     def _refuse_wrong(self) -> None:
@@ -325,7 +325,7 @@ class RawReader(io.RawIOBase):
                 self._engine.call_soon(flight.want, min(flight.stop, whole))
         return n
 
-    def _flight_at(self, position: int) -> Flight | None:
+    def _flight_at(self, position: int) -> InflightRequest | None:
         """Return the request that brings the byte at `position`: ours, or anybody's."""
         if self._flight is not None and self._flight.covers(position):
             return self._flight
@@ -335,7 +335,7 @@ class RawReader(io.RawIOBase):
             return shared
         return next((flight for flight in self._sent if flight.covers(position)), None)
 
-    async def _fetch(self, position: int, size: int) -> Flight | None:
+    async def _fetch(self, position: int, size: int) -> InflightRequest | None:
         """Wait for the bytes at `position`; None when they are in the cache now. On the loop."""
         reader, key, known = self._reader, self._key, self._known
         index, offset = divmod(position, self._block_size)
@@ -361,7 +361,7 @@ class RawReader(io.RawIOBase):
             self._opening = flight
         return flight
 
-    async def _fetch_uncached(self, position: int, size: int) -> Flight:
+    async def _fetch_uncached(self, position: int, size: int) -> InflightRequest:
         """Wait for bytes at `position` of an object that is not cached: from our request, or a new one when that ended."""
         flight = self._flight
         while True:
@@ -371,7 +371,7 @@ class RawReader(io.RawIOBase):
                 with waiting(self._known.path, position, position + size):
                     await flight.arrival(min(position + size, flight.stop))
                 return flight
-            except FlightStopped:
+            except RequestStopped:
                 flight = None
 
     def _look_ahead(self) -> None:
@@ -396,7 +396,7 @@ class RawReader(io.RawIOBase):
             fetcher, keep = self._reader.fetcher, self._sent.of(run)
             self._engine.call_soon(fetcher.launch_ahead, self._known, self._key, wanted, keep, self._refusal)
 
-    def _forget(self, unwanted: Iterable[deque[Flight]]) -> None:
+    def _forget(self, unwanted: Iterable[deque[InflightRequest]]) -> None:
         """Nothing of what was sent ahead so is wanted."""
         for flights in unwanted:
             self._engine.call_soon(self._reader.fetcher.forget_ahead, flights)
@@ -422,5 +422,5 @@ class RawReader(io.RawIOBase):
         self._cache = self._engine.cache
         self._hand.leave(self._cache)
         self._flight = self._opening = None
-        self._sent = SentAhead()
+        self._sent = OutstandingReadahead()
         self._refusal = self._last_refusal()

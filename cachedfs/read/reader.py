@@ -12,15 +12,15 @@ from typing import Any
 from cachedfs.common.blocks import align, clip, covering
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
-from cachedfs.errors import CachedFSError, ObjectChanged, WrongBytes
+from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged
 from cachedfs.fetch.fetcher import OVERDUE_S, Fetcher
-from cachedfs.fetch.inflight import Flight, FlightStopped
-from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.inflight import InflightRequest, RequestStopped
+from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
-from cachedfs.metadata.resolver import Catalog
-from cachedfs.read.cached_reads import Assembly, Hits, note_version
-from cachedfs.readahead.chunk_prefetch import ALL, Chunks, first_want
-from cachedfs.readahead.object_history import Habits
+from cachedfs.metadata.resolver import MetadataResolver
+from cachedfs.read.cached_reads import CachedReads, ReadBuffer, note_version
+from cachedfs.readahead.chunk_prefetch import ALL, ChunkPrefetch, first_want
+from cachedfs.readahead.object_history import AccessPatterns
 
 __all__ = ["TRIES", "Reader"]
 
@@ -41,14 +41,14 @@ class Reader:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.fetcher = Fetcher(source)
-        self.catalog = Catalog(source, self.fetcher)
-        self.chunks = Chunks(source, self.fetcher, self.catalog)
-        self.habits = Habits(source, self.fetcher)
-        self.hits = Hits(source, self.chunks, self.habits)
+        self.catalog = MetadataResolver(source, self.fetcher)
+        self.chunks = ChunkPrefetch(source, self.fetcher, self.catalog)
+        self.habits = AccessPatterns(source, self.fetcher)
+        self.hits = CachedReads(source, self.chunks, self.habits)
 
     # What has to be fetched.
 
-    async def open(self, path: str) -> tuple[Known, Flight | None]:
+    async def open(self, path: str) -> tuple[MetadataEntry, InflightRequest | None]:
         """Return the version that a new handle reads, and the request that already brings its first bytes, if any.
 
         Returns at the headers: one request for an unknown object, none for a known one.
@@ -83,14 +83,14 @@ class Reader:
                 data = await self._collect(known, start, stop, flight)
                 note_version(known)
                 return data
-            except (ObjectChanged, WrongBytes):
+            except (ObjectChanged, ChecksumMismatch):
                 if not tries_left:
                     raise
                 self.source.facts.expire(path)
         raise AssertionError("unreachable")
 
     async def collect(
-        self, known: Known, start: int | None, stop: int | None, flight: Flight | None = None
+        self, known: MetadataEntry, start: int | None, stop: int | None, flight: InflightRequest | None = None
     ) -> bytes:
         """Return `[start:stop]` of exactly the version known: blocks from the cache, from requests in flight, or new ones.
 
@@ -102,7 +102,7 @@ class Reader:
             return await self._collect(known, start, stop, flight)
 
     async def _collect(
-        self, known: Known, start: int | None, stop: int | None, flight: Flight | None
+        self, known: MetadataEntry, start: int | None, stop: int | None, flight: InflightRequest | None
     ) -> bytes:
         info = known.info
         assert info is not None
@@ -113,7 +113,7 @@ class Reader:
             return await self._uncached(known, info, start, stop, flight)
         refusal = self.source.engine.refusals.last(key)
         want = clip(start, stop, info.size)
-        out = Assembly(want)
+        out = ReadBuffer(want)
         runs = _runs(
             covering(want, key.block_size), max(1, self.source.config.request_size // key.block_size)
         )
@@ -135,7 +135,7 @@ class Reader:
         return out.finish()
 
     async def _gather(
-        self, known: Known, key: ObjectKey, run: Iterable[int], out: Assembly, fetched: set[int]
+        self, known: MetadataEntry, key: ObjectKey, run: Iterable[int], out: ReadBuffer, fetched: set[int]
     ) -> None:
         """Copy the blocks of `run` into place, from wherever they come first; those that are `fetched` are no hits."""
         engine, pending, pause = self.source.engine, list(run), POLL_S[0]
@@ -155,19 +155,19 @@ class Reader:
                 flight = flights.get(index)
                 try:
                     if flight is None:
-                        raise FlightStopped  # another process fetches it, or it has just been stored
+                        raise RequestStopped  # another process fetches it, or it has just been stored
                     want = out.part(index, key.block_size)
                     await flight.arrival(want.stop)
                     out.fill(want, flight.piece(want))
                     engine.cache.touch(key, index)
-                except FlightStopped:
+                except RequestStopped:
                     again.append(index)
             pending = again
             if pending:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, POLL_S[1])
 
-    async def _take_cached(self, key: ObjectKey, indexes: list[int], out: Assembly) -> set[int]:
+    async def _take_cached(self, key: ObjectKey, indexes: list[int], out: ReadBuffer) -> set[int]:
         """Copy the blocks that are on the disk into place; return which these are."""
         cache = self.source.engine.cache
         here = [i for i in indexes if key.name(i) not in self.source.engine.flights and cache.has(key, i)]
@@ -178,13 +178,18 @@ class Reader:
         return copy() if len(here) <= HITS_INLINE else await asyncio.to_thread(copy)
 
     async def _uncached(
-        self, known: Known, info: ObjectInfo, start: int | None, stop: int | None, flight: Flight | None
+        self,
+        known: MetadataEntry,
+        info: ObjectInfo,
+        start: int | None,
+        stop: int | None,
+        flight: InflightRequest | None,
     ) -> bytes:
         """Read an object that has no fingerprint, or no size, past the cache."""
         if info.size is not None:
             want = clip(start, stop, info.size)
             if flight is not None and flight.start <= want.start and want.stop <= flight.stop:
-                with contextlib.suppress(FlightStopped):  # it ended unread, before these bytes
+                with contextlib.suppress(RequestStopped):  # it ended unread, before these bytes
                     await flight.arrival(want.stop)
                     return flight.copy(want)
             if want.size == 0:
@@ -198,14 +203,14 @@ class Reader:
 
     async def fetch(
         self,
-        known: Known,
+        known: MetadataEntry,
         key: ObjectKey,
         want: Range,
         *,
         check: Callable[[], None],
         n_reads: int = 1,
         up_to: int = 0,
-    ) -> Flight | None:
+    ) -> InflightRequest | None:
         """Wait for the first bytes of `want`, and send for all of it; None when they are in the cache now.
 
         `check` is called before anything is sent; it raises where the reader may not go on. `n_reads` of the object came
@@ -237,7 +242,7 @@ class Reader:
                     if flight is not None:
                         await flight.arrival(min(want.stop, flight.stop))
                         return flight
-                except FlightStopped:
+                except RequestStopped:
                     pass
                 await asyncio.sleep(pause)  # another process fetches it
                 pause = min(2 * pause, POLL_S[1])
@@ -261,7 +266,7 @@ class Reader:
 
     # Errors.
 
-    async def _missing(self, known: Known) -> CachedFSError:
+    async def _missing(self, known: MetadataEntry) -> CachedFSError:
         """Return why what is absent cannot be opened: it may be a folder, which only a second question tells."""
         path = known.path
         try:

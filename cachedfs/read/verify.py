@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 from cachedfs.cache.block_file import BadBlock
 from cachedfs.common.blocks import block_range
-from cachedfs.common.checksums import Running, Stated, stated_of
+from cachedfs.common.checksums import RunningChecksum, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, ObjectKey, Verified
 from cachedfs.errors import CachedFSError
-from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
 from cachedfs.read.reader import Reader
 
-__all__ = ["Integrity"]
+__all__ = ["Verifier"]
 
 logger = logging.getLogger("cachedfs.reader")
 
 
-class Integrity:
+class Verifier:
     """Looks over the cached blocks of one source; blocking, for a thread that may wait for the disk.
 
     The origin is asked only for what is not known of an object: its version, or its checksum when all of it is here.
@@ -67,7 +67,7 @@ class Integrity:
             info = self._asked_again(info)
         return self._look_over(key, info, advance)
 
-    def _ask(self, path: str) -> Known:
+    def _ask(self, path: str) -> MetadataEntry:
         return self._source.engine.run(self._reader.catalog.ask(path))
 
     def _is_all_here(self, key: ObjectKey, info: ObjectInfo) -> bool:
@@ -84,7 +84,7 @@ class Integrity:
 
     def _look_over(self, key: ObjectKey, info: ObjectInfo, advance: Callable[[int], object]) -> Verified:
         stated = stated_of(info.details)
-        whole = Running(stated) if stated is not None else None
+        whole = RunningChecksum(stated) if stated is not None else None
         n_sound = n_missing = 0
         bad: dict[int, str] = {}
         for index in _blocks(key, info):
@@ -119,7 +119,7 @@ class Integrity:
         raise BadBlock(f"it has {len(data)} bytes, not {expected}")
 
     def _compared(
-        self, key: ObjectKey, found: Verified, stated: Stated | None, whole: Running | None
+        self, key: ObjectKey, found: Verified, stated: StatedChecksum | None, whole: RunningChecksum | None
     ) -> Verified:
         """Return the verdict on an object of which everything is here and sound."""
         if stated is None or whole is None:

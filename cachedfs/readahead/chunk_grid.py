@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-__all__ = ["METADATA", "Grid", "Numbered", "Place", "grids_in", "numbered"]
+__all__ = ["METADATA", "ChunkGrid", "NumberedNames", "Place", "grids_in", "numbered"]
 
 METADATA = ("zarr.json", ".zarray", ".zmetadata")
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,18})([^0-9/]*)", re.DOTALL)
@@ -14,7 +14,7 @@ _LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,18})([^0-9/]*)", re.DOTALL)
 Place = tuple[int, ...]
 
 
-class Grid(NamedTuple):
+class ChunkGrid(NamedTuple):
     """The chunks of one Zarr array (of a sharded one: its shards), and how they are named below its folder."""
 
     extents: tuple[int, ...]  # chunks along each axis
@@ -37,7 +37,7 @@ class Grid(NamedTuple):
         return self.head + self.separator.join(map(str, place))
 
 
-class Numbered(NamedTuple):
+class NumberedNames(NamedTuple):
     """Objects that are told apart by the last number in their names; how many there are, nobody says."""
 
     head: str
@@ -48,7 +48,7 @@ class Numbered(NamedTuple):
         return f"{self.head}{place[0]:0{self.width}}{self.tail}"
 
 
-def numbered(path: str) -> tuple[Numbered, Place] | None:
+def numbered(path: str) -> tuple[NumberedNames, Place] | None:
     """Return the objects that `path` is one of, and which; None for a name without a number."""
     found = _LAST_NUMBER.fullmatch(path)
     if found is None:
@@ -56,10 +56,10 @@ def numbered(path: str) -> tuple[Numbered, Place] | None:
     # `head` has the digits that the last number does not: none, as it takes all of them.
     head, digits, tail = found.groups()
     is_padded = len(digits) > 1 and digits[0] == "0"
-    return Numbered(head, tail, len(digits) if is_padded else 0), (int(digits),)
+    return NumberedNames(head, tail, len(digits) if is_padded else 0), (int(digits),)
 
 
-def grids_in(name: str, data: bytes) -> dict[str, Grid]:
+def grids_in(name: str, data: bytes) -> dict[str, ChunkGrid]:
     """Return the grids of the arrays that a metadata object tells of, by the array's path below the object's folder.
 
     `name` is the object's own, without its folder. What is malformed, or of a kind that is not known here, has no grid.
@@ -90,21 +90,21 @@ def _nodes(name: str, document: Any) -> dict[str, Any]:
     return nodes
 
 
-def _grid(node: Any) -> Grid | None:
+def _grid(node: Any) -> ChunkGrid | None:
     try:
         return _grid_v2(node) if node.get("zarr_format") == 2 else _grid_v3(node)
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
 
 
-def _grid_v2(node: dict[str, Any]) -> Grid | None:
+def _grid_v2(node: dict[str, Any]) -> ChunkGrid | None:
     item = re.search(r"[0-9]+$", str(node.get("dtype")))
     return _of(
         node["shape"], node["chunks"], "", node.get("dimension_separator") or ".", item and int(item[0])
     )
 
 
-def _grid_v3(node: dict[str, Any]) -> Grid | None:
+def _grid_v3(node: dict[str, Any]) -> ChunkGrid | None:
     grid, keys = node["chunk_grid"], node["chunk_key_encoding"]
     if grid["name"] != "regular":
         return None
@@ -116,7 +116,7 @@ def _grid_v3(node: dict[str, Any]) -> Grid | None:
     return _of(node["shape"], grid["configuration"]["chunk_shape"], head, separator, item)
 
 
-def _of(shape: list[int], chunk: list[int], head: str, separator: str, item: int | None) -> Grid | None:
+def _of(shape: list[int], chunk: list[int], head: str, separator: str, item: int | None) -> ChunkGrid | None:
     numbers = [*shape, *chunk]
     sound = all(type(number) is int and number >= 0 for number in numbers) and separator in (".", "/")
     if not sound or not shape or len(shape) != len(chunk):
@@ -124,6 +124,6 @@ def _of(shape: list[int], chunk: list[int], head: str, separator: str, item: int
     size = max(1, item or 1)
     for length in chunk:
         size *= length
-    return Grid(
+    return ChunkGrid(
         tuple(-(-whole // part) for whole, part in zip(shape, chunk, strict=True)), head, separator, size
     )

@@ -9,16 +9,16 @@ from functools import partial
 
 from cachedfs.common.blocks import block_range, clip, covering
 from cachedfs.common.types import ObjectKey, Range, Suffix
-from cachedfs.fetch.fetch_queue import Wish
+from cachedfs.fetch.fetch_queue import SpeculativeRequest
 from cachedfs.fetch.fetcher import Fetcher
-from cachedfs.fetch.inflight import Flight, FlightStopped
-from cachedfs.fetch.metadata_cache import Known
+from cachedfs.fetch.inflight import InflightRequest, RequestStopped
+from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
-from cachedfs.metadata.resolver import Catalog
-from cachedfs.readahead.chunk_grid import METADATA, Grid, Numbered, Place, grids_in, numbered
-from cachedfs.readahead.chunk_sequence import Extents, History, ahead
+from cachedfs.metadata.resolver import MetadataResolver
+from cachedfs.readahead.chunk_grid import METADATA, ChunkGrid, NumberedNames, Place, grids_in, numbered
+from cachedfs.readahead.chunk_sequence import ChunkHistory, Extents, ahead
 
-__all__ = ["ALL", "Chunks", "first_want"]
+__all__ = ["ALL", "ChunkPrefetch", "first_want"]
 
 ALL = 1 << 62  # a demand that no object reaches
 MOST_SERIES = 256  # arrays whose reads are remembered
@@ -27,17 +27,17 @@ MOST_METADATA = 2 << 20  # bytes; longer documents are not parsed between two re
 MOST_ABOVE = 8  # folders above an array in which consolidated metadata are looked for
 
 
-Send = Callable[[], Iterable[Flight] | Awaitable[Iterable[Flight]]]
+Send = Callable[[], Iterable[InflightRequest] | Awaitable[Iterable[InflightRequest]]]
 
 
 class _Series:
     """Objects whose names are places: how they are read, and how large they are."""
 
-    def __init__(self, root: str, names: Grid | Numbered) -> None:
+    def __init__(self, root: str, names: ChunkGrid | NumberedNames) -> None:
         self.root = root
         self.names = names
-        self.extents: Extents = names.extents if isinstance(names, Grid) else (None,)
-        self.history = History()
+        self.extents: Extents = names.extents if isinstance(names, ChunkGrid) else (None,)
+        self.history = ChunkHistory()
         self.start: int | None = None  # what is asked first of each: `[start:stop]`
         self.stop: int | None = None
         self.is_whole = False  # those that were passed were read whole, whatever was asked first
@@ -54,7 +54,7 @@ class _Series:
         """Bytes of one of them, by those that were seen; before that, of a chunk in memory."""
         if self._n_seen:
             return max(1, self._n_bytes // self._n_seen)
-        return self.names.chunk_bytes if isinstance(self.names, Grid) else 1
+        return self.names.chunk_bytes if isinstance(self.names, ChunkGrid) else 1
 
     def see(self, size: int) -> None:
         self._n_seen, self._n_bytes = self._n_seen + 1, self._n_bytes + size
@@ -63,14 +63,14 @@ class _Series:
         return self.root + self.names.name(place)
 
 
-class Chunks:
+class ChunkPrefetch:
     """What was read last of each array, and what was sent for because of it. On the engine's loop, but for `reached`.
 
     A name is asked for ahead when the array's own shape, or a listing, says that it exists; what it is asked is what its
     predecessors were asked first, so that its reader finds the answer to that.
     """
 
-    def __init__(self, source: Source, fetcher: Fetcher, catalog: Catalog) -> None:
+    def __init__(self, source: Source, fetcher: Fetcher, catalog: MetadataResolver) -> None:
         self._source = source
         self._fetcher = fetcher
         self._catalog = catalog
@@ -78,10 +78,10 @@ class Chunks:
         self.awaited: dict[str, _Series] = {}
         self._reached: deque[tuple[str, int | None, int | None]] = deque()  # and that is not noted yet
         self._is_told = False  # the loop was asked to note it
-        self._series: dict[str | Numbered, _Series] = {}
+        self._series: dict[str | NumberedNames, _Series] = {}
         self._unsure: set[str] = set()  # arrays whose metadata were read anew since
         self._no_arrays: set[str] = set()  # folders that are none, as far as the metadata say that are here
-        self._documents: dict[str, tuple[ObjectKey, dict[str, Grid]]] = {}
+        self._documents: dict[str, tuple[ObjectKey, dict[str, ChunkGrid]]] = {}
 
     def reached(self, path: str, start: int | None, stop: int | None) -> None:
         """A name that was asked for ahead is read, and perhaps here already. From any thread."""
@@ -160,7 +160,7 @@ class Chunks:
             series = self._sure(root)
             place = (
                 series.names.place(path[len(root) :])
-                if series is not None and isinstance(series.names, Grid)
+                if series is not None and isinstance(series.names, ChunkGrid)
                 else None
             )
             if series is not None and place is not None:
@@ -185,13 +185,13 @@ class Chunks:
         self._no_arrays.add(root)
         return None
 
-    def _keep(self, slot: str | Numbered, series: _Series) -> _Series:
+    def _keep(self, slot: str | NumberedNames, series: _Series) -> _Series:
         self._series[slot] = series
         while len(self._series) > MOST_SERIES:
             self._withdraw(self._series.pop(next(iter(self._series))))
         return series
 
-    def _grid(self, folder: str) -> Grid | None:
+    def _grid(self, folder: str) -> ChunkGrid | None:
         """Return the grid of the array in `folder`, from metadata that were read before: its own, or consolidated ones."""
         below, name = "", folder
         for level in range(MOST_ABOVE):
@@ -204,7 +204,7 @@ class Chunks:
                 break
         return None
 
-    def _told_by(self, folder: str, kind: str) -> dict[str, Grid]:
+    def _told_by(self, folder: str, kind: str) -> dict[str, ChunkGrid]:
         """Return the grids in a metadata object, if that is here; nobody is asked for it."""
         path = f"{folder}/{kind}"
         known = self._source.facts.get(path)
@@ -232,7 +232,7 @@ class Chunks:
             if flight is not None and want.stop <= flight.filled:
                 try:
                     piece = flight.copy(want)
-                except FlightStopped:
+                except RequestStopped:
                     pass  # it has just been stored
             piece = piece or engine.cache.read(
                 key, index, 0, want.size, verify=self._source.config.verify_always
@@ -270,7 +270,7 @@ class Chunks:
         for place in ahead(series.history, extents=series.extents, most=most):
             path = series.path(place)
             if path not in self.awaited:
-                if isinstance(series.names, Numbered) and not self._is_listed(series, path):
+                if isinstance(series.names, NumberedNames) and not self._is_listed(series, path):
                     break
                 self._ask(series, path)
             n += 1
@@ -300,7 +300,7 @@ class Chunks:
     ) -> None:
         origin, is_wanted = partial(self._source.origin, path), lambda: path not in self.awaited
         self._source.engine.ahead.submit(
-            Wish(series, size, send, origin, is_wanted=is_wanted, is_over=is_over)
+            SpeculativeRequest(series, size, send, origin, is_wanted=is_wanted, is_over=is_over)
         )
 
     def _withdraw(self, series: _Series) -> None:
@@ -318,12 +318,12 @@ class Chunks:
         series.see(known.object.size or 0)
         return True
 
-    def _send(self, series: _Series, path: str) -> Awaitable[Iterable[Flight]]:
+    def _send(self, series: _Series, path: str) -> Awaitable[Iterable[InflightRequest]]:
         """Ask of `path` what its predecessors were asked first, unless that is here, or known to be absent."""
         series.queued.discard(path)
         return self._source.engine.spawn(self._learn(series, path))
 
-    async def _learn(self, series: _Series, path: str) -> Iterable[Flight]:
+    async def _learn(self, series: _Series, path: str) -> Iterable[InflightRequest]:
         config = self._source.config
         want = first_want(series.start, series.stop, config.block_size, config.whole_request)
         known, flight = await self._catalog.resolve(path, want, demand=ALL)
@@ -332,7 +332,7 @@ class Chunks:
         self._note(series, known)
         return (flight,)
 
-    def _launch(self, series: _Series, known: Known) -> Iterable[Flight]:
+    def _launch(self, series: _Series, known: MetadataEntry) -> Iterable[InflightRequest]:
         """Send for the first blocks that are missing of what is asked of an object that is known."""
         key = self._source.key(known) if known.info is not None else None
         if key is None:
@@ -341,11 +341,13 @@ class Chunks:
         blocks = covering(clip(series.start, series.stop, known.object.size or 0), key.block_size)
         return self._launch_blocks(known, key, blocks[: self._source.config.whole_request // key.block_size])
 
-    def _launch_blocks(self, known: Known, key: ObjectKey, blocks: range) -> Iterable[Flight]:
+    def _launch_blocks(
+        self, known: MetadataEntry, key: ObjectKey, blocks: range
+    ) -> Iterable[InflightRequest]:
         missing = [index for index in blocks if not self._source.engine.cache.has(key, index)]
         return dict.fromkeys(self._fetcher.launch(known, key, missing).values())
 
-    def _note(self, series: _Series, known: Known) -> None:
+    def _note(self, series: _Series, known: MetadataEntry) -> None:
         """Learn how large they are, and ask for the rest of one that will be read whole and is more than one request."""
         key = self._source.key(known) if known.info is not None else None
         if key is None:

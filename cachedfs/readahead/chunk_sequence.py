@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cachedfs.readahead.chunk_grid import Place
 
-__all__ = ["Extents", "History", "Walk", "ahead"]
+__all__ = ["Extents", "ChunkHistory", "ChunkWalk", "ahead"]
 
 NEEDED = 4  # places in order, before the next is asked for: random orders rarely have so many
 REACH = (
@@ -26,7 +26,7 @@ MOST_MISLED = 6
 Extents = tuple[int | None, ...]  # places along each axis; None: nobody knows
 
 
-class Walk(NamedTuple):
+class ChunkWalk(NamedTuple):
     """A way through the grid: its axes turn like the wheels of a counter, each in steps of its own.
 
     `order` has the axes that turned, the fastest first; the last of them has no end but the grid's. `counts` are the
@@ -63,7 +63,7 @@ class Walk(NamedTuple):
         """True when more was passed over than reads that come out of order explain."""
         return self.passed > REACH + self.n_read // FORGIVEN
 
-    def has_overtaken(self, other: Walk) -> bool:
+    def has_overtaken(self, other: ChunkWalk) -> bool:
         """True when what `other` asked for is on this way: two that began on one way become one."""
         number = self.number(other.place(max(other.last, other.asked - 1)))
         return number is not None and number < max(self.asked, self.last + REACH)
@@ -92,7 +92,7 @@ class Walk(NamedTuple):
             found[axis] += digit * self.steps[axis]
         return tuple(found)
 
-    def after(self, place: Place, extents: Extents) -> Walk | None:
+    def after(self, place: Place, extents: Extents) -> ChunkWalk | None:
         """Return the walk after `place` was read; None when it has nothing to do with it."""
         number = self.number(place)
         if number is not None and self._is_near(number):
@@ -119,7 +119,7 @@ class Walk(NamedTuple):
         """How many places of a row may be missing when the next one begins, and how many of that may come first."""
         return LONG if self.n_read >= LONG else 0
 
-    def _turned(self, place: Place, axis: int, extents: Extents) -> Walk | None:
+    def _turned(self, place: Place, axis: int, extents: Extents) -> ChunkWalk | None:
         """Another axis moved, and the others went back to where they began: the row is known from now on."""
         step = place[axis] - self.first[axis]
         if not self.order:
@@ -148,7 +148,7 @@ class Walk(NamedTuple):
         is_before = (first - at) * step > 0 and (first - at) % step == 0
         return at if is_before and at == edge and len(self.order) == 1 else first
 
-    def _wider(self, place: Place) -> Walk | None:
+    def _wider(self, place: Place) -> ChunkWalk | None:
         """A row turns out to be longer than it seemed when the next one began, before all of it was read."""
         if self.last >= 2 * self.row or self.n_read < LONG:
             return None
@@ -163,7 +163,7 @@ class Walk(NamedTuple):
         last = max(last, number)
         return walk._replace(last=last, asked=last + 1, n_read=self.n_read + 1)
 
-    def _elsewhere(self, place: Place) -> Walk | None:
+    def _elsewhere(self, place: Place) -> ChunkWalk | None:
         """The same row, read at another place of the slowest axis: if that comes again, it is its step."""
         slowest, here = self.order[-1], self.place(self.last)
         if -(self.last + 1) % self.row > self._slack():
@@ -179,7 +179,7 @@ class Walk(NamedTuple):
             return None
         return walk._replace(last=number, asked=number + 1)
 
-    def _with(self, *, order: tuple[int, ...], axis: int, step: int, last: int) -> Walk:
+    def _with(self, *, order: tuple[int, ...], axis: int, step: int, last: int) -> ChunkWalk:
         return self._replace(
             order=order,
             steps=_put(self.steps, axis, step),
@@ -198,13 +198,13 @@ class Walk(NamedTuple):
         return (turns + 1) * row
 
 
-class History(NamedTuple):
+class ChunkHistory(NamedTuple):
     """The places of one grid that were read lately, as the ways on which they lie, the one that moved last in front.
 
     `followed` places were read on walks that are trusted; `wasted` ones were asked for, on walks that ended before them.
     """
 
-    walks: tuple[Walk, ...] = ()
+    walks: tuple[ChunkWalk, ...] = ()
     lately: tuple[Place, ...] = ()
     n_read: int = 0
     followed: int = 0
@@ -223,7 +223,7 @@ class History(NamedTuple):
         walk = self.walks[0] if self.walks else None
         return walk.place(walk.last - 1) if walk is not None and walk.last else None
 
-    def after(self, place: Place, extents: Extents) -> History:
+    def after(self, place: Place, extents: Extents) -> ChunkHistory:
         """Return the history after `place` was read; what was read a moment ago says nothing."""
         if place in self.lately:
             return self
@@ -234,7 +234,7 @@ class History(NamedTuple):
                 return history._moved(at, walk, moved)
         return history._begun(place, extents)
 
-    def _moved(self, at: int, walk: Walk, moved: Walk) -> History:
+    def _moved(self, at: int, walk: ChunkWalk, moved: ChunkWalk) -> ChunkHistory:
         is_turned = (moved.order, moved.first, moved.steps) != (walk.order, walk.first, walk.steps)
         return self._replace(
             walks=(moved._replace(moved_at=self.n_read), *self.walks[:at], *self.walks[at + 1 :]),
@@ -243,10 +243,10 @@ class History(NamedTuple):
             misled=max(0, self.misled - (moved.n_read == LONG * self.needed)),
         )._tidied(YOUNG)
 
-    def _begun(self, place: Place, extents: Extents) -> History:
+    def _begun(self, place: Place, extents: Extents) -> ChunkHistory:
         """A place that is on no way may be where one begins, or the second of one in steps of more than one."""
         none, ones = (0,) * len(place), (1,) * len(place)
-        begun = [Walk(place, (), none, ones, moved_at=self.n_read)]
+        begun = [ChunkWalk(place, (), none, ones, moved_at=self.n_read)]
         for walk in self.walks:
             moved = [axis for axis in range(len(place)) if place[axis] != walk.first[axis]]
             if not walk.order and len(moved) == 1:
@@ -261,9 +261,9 @@ class History(NamedTuple):
         chances = math.prod(extent or CHANCES for extent in extents) // (CHANCES * len(extents) ** 2)
         return self._replace(walks=(*begun, *self.walks))._tidied(min(YOUNG, max(2, chances)))
 
-    def _tidied(self, n_young: int) -> History:
+    def _tidied(self, n_young: int) -> ChunkHistory:
         """Forget walks that are over, and of the others all but those that moved last."""
-        kept: list[Walk] = []
+        kept: list[ChunkWalk] = []
         wasted = n_misled = 0
         room = {True: n_young, False: MATURE}
         for walk in self.walks:
@@ -277,14 +277,14 @@ class History(NamedTuple):
         misled = min(MOST_MISLED, self.misled + n_misled)
         return self._replace(walks=tuple(kept), wasted=self.wasted + wasted, misled=misled)
 
-    def having_asked(self, n: int) -> History:
+    def having_asked(self, n: int) -> ChunkHistory:
         """Return the history after the next `n` places of the walk in front were asked for."""
         walk = self.walks[0]
         asked = max(walk.asked, walk.last + 1) + n
         return self._replace(walks=(walk._replace(asked=asked), *self.walks[1:]))
 
 
-def ahead(history: History, *, extents: Extents, most: int) -> Sequence[Place]:
+def ahead(history: ChunkHistory, *, extents: Extents, most: int) -> Sequence[Place]:
     """Return the places to ask for now: the next ones of the walk that moved last, never beyond the grid.
 
     The window starts at one, doubles with every place that is read, and is never more than what was read on this walk.
@@ -310,7 +310,7 @@ def ahead(history: History, *, extents: Extents, most: int) -> Sequence[Place]:
     return found
 
 
-def _crowd(lately: Sequence[Place], extents: Extents) -> Walk | None:
+def _crowd(lately: Sequence[Place], extents: Extents) -> ChunkWalk | None:
     """Return the way row by row through all of the grid, when the places read last are close together on it, in any order.
 
     So begins a reader of many threads: it reads in order, but for the first places that has no order yet.
@@ -320,7 +320,7 @@ def _crowd(lately: Sequence[Place], extents: Extents) -> Walk | None:
         return None
     order = tuple(axis for axis in reversed(range(len(lengths))) if lengths[axis] > 1)
     ones, none = (1,) * len(lengths), (0,) * len(lengths)
-    up = Walk(none, order, ones, tuple(lengths), n_read=LONG)
+    up = ChunkWalk(none, order, ones, tuple(lengths), n_read=LONG)
     numbers = [up.number(place) or 0 for place in lately]
     low, high = min(numbers), max(numbers)
     if high - low >= REACH:

@@ -19,15 +19,23 @@ from weakref import WeakKeyDictionary
 
 from cachedfs.common.blocks import covering
 from cachedfs.common.types import ObjectKey, Range
-from cachedfs.fetch.fetch_queue import Link
+from cachedfs.fetch.fetch_queue import LinkEstimate
 from cachedfs.fetch.fetcher import Fetcher
-from cachedfs.fetch.inflight import Flight
-from cachedfs.fetch.metadata_cache import Known
-from cachedfs.fetch.runtime import Engine
+from cachedfs.fetch.inflight import InflightRequest
+from cachedfs.fetch.metadata_cache import MetadataEntry
+from cachedfs.fetch.runtime import Runtime
 from cachedfs.fetch.source import Source
-from cachedfs.readahead.sequential import History, Run, ahead
+from cachedfs.readahead.sequential import ReadHistory, SequentialRun, ahead
 
-__all__ = ["GOES_ON", "Habits", "habits_of", "LEAST", "SentAhead", "as_declared", "is_rest_worth_it"]
+__all__ = [
+    "GOES_ON",
+    "AccessPatterns",
+    "habits_of",
+    "LEAST",
+    "OutstandingReadahead",
+    "as_declared",
+    "is_rest_worth_it",
+]
 
 
 GOES_ON = 2
@@ -35,7 +43,7 @@ LEAST = 6  # reads that waited: a table's footer and a few of its columns are fe
 
 
 def is_rest_worth_it(
-    n_misses: int, n_missing: int, *, block_size: int, blocks_per_request: int, link: Link
+    n_misses: int, n_missing: int, *, block_size: int, blocks_per_request: int, link: LinkEstimate
 ) -> bool:
     """Return whether to fetch the `n_missing` blocks of an object in which `n_misses` reads had to wait.
 
@@ -53,21 +61,21 @@ def is_rest_worth_it(
     return n_misses >= LEAST and n_more >= n_requests and going_on_s >= rest_s
 
 
-class SentAhead:
+class OutstandingReadahead:
     """The requests ahead of each run of a history. The loop appends to them, their reader takes from the left.
 
     They are kept until their run has passed them: where nothing can be stored, what they bring would be lost before.
     """
 
     def __init__(self) -> None:
-        self._by_run: dict[int, deque[Flight]] = {}
+        self._by_run: dict[int, deque[InflightRequest]] = {}
 
-    def __iter__(self) -> Iterator[Flight]:
+    def __iter__(self) -> Iterator[InflightRequest]:
         """Yield all of them, as they are now."""
         for flights in self._by_run.values():
             yield from [*flights]
 
-    def of(self, run: Run) -> deque[Flight]:
+    def of(self, run: SequentialRun) -> deque[InflightRequest]:
         """Return the requests ahead of a run, without those that it left behind; they need not have come in its order."""
         flights = self._by_run.setdefault(run.number, deque())
         is_backwards = run.repeats > 0 and run.start < run.origin
@@ -77,7 +85,7 @@ class SentAhead:
                 flights.append(flight)
         return flights
 
-    def over(self, history: History) -> tuple[History, list[deque[Flight]]]:
+    def over(self, history: ReadHistory) -> tuple[ReadHistory, list[deque[InflightRequest]]]:
         """Return what was sent for runs that are over, to be ended, and the history without what of it does not come."""
         unwanted = []
         for number in self._by_run.keys() - {run.number for run in history.runs}:
@@ -86,7 +94,7 @@ class SentAhead:
             unwanted.append(flights)
         return history, unwanted
 
-    def clear(self) -> list[deque[Flight]]:
+    def clear(self) -> list[deque[InflightRequest]]:
         """Return all of them, which are not wanted any more."""
         flights, self._by_run = [*self._by_run.values()], {}
         return flights
@@ -96,10 +104,10 @@ MOST = 1000  # objects that are remembered
 FEW = 64  # blocks of an object that are looked at one by one before it is known whether the rest of it is worth it
 
 
-_habits: WeakKeyDictionary[Engine, dict[str, Habit]] = WeakKeyDictionary()
+_habits: WeakKeyDictionary[Runtime, dict[str, AccessPattern]] = WeakKeyDictionary()
 
 
-def habits_of(engine: Engine) -> dict[str, Habit]:
+def habits_of(engine: Runtime) -> dict[str, AccessPattern]:
     """Return the access patterns of a process, by the digest of the object's key, the latest last. On the loop."""
     return _habits.setdefault(engine, {})
 
@@ -120,27 +128,27 @@ def as_declared() -> Iterator[None]:
         _is_declared.reset(token)
 
 
-class Habit:
+class AccessPattern:
     """What is known of the reads of one object version."""
 
     def __init__(self, block_size: int) -> None:
-        self.history = History(block_size)  # of reads by ranges: an open file has its own
-        self.sent = SentAhead()
+        self.history = ReadHistory(block_size)  # of reads by ranges: an open file has its own
+        self.sent = OutstandingReadahead()
         self.n_misses = 0
         # Once the rest is worth fetching: the requests that were not sent yet, how many blocks more may be sent for,
         self.rest: deque[range] | None = None
         self.n_earned = 0
-        self.of_rest: deque[Flight] = deque()  # and those that were.
+        self.of_rest: deque[InflightRequest] = deque()  # and those that were.
 
 
-class Habits:
+class AccessPatterns:
     """The habits of those who read the objects of one source; kept by the engine. On its loop."""
 
     def __init__(self, source: Source, fetcher: Fetcher) -> None:
         self._source = source
         self._fetcher = fetcher
 
-    def ranged(self, known: Known, key: ObjectKey, want: Range, *, is_first: bool) -> None:
+    def ranged(self, known: MetadataEntry, key: ObjectKey, want: Range, *, is_first: bool) -> None:
         """Somebody reads the bytes `want` by themselves, and not all of them are here.
 
         `is_first`: the object was not known, and the question what it is brings them.
@@ -152,11 +160,11 @@ class Habits:
         self.waited(known, key, covering(want, key.block_size))
         self._follow(known, key, wanted)
 
-    def went_on(self, known: Known, key: ObjectKey, want: Range) -> None:
+    def went_on(self, known: MetadataEntry, key: ObjectKey, want: Range) -> None:
         """Somebody read the bytes `want`, which were here, of an object that is read ahead."""
         self._follow(known, key, self._wanted(known, key, want))
 
-    def _wanted(self, known: Known, key: ObjectKey, want: Range) -> list[range]:
+    def _wanted(self, known: MetadataEntry, key: ObjectKey, want: Range) -> list[range]:
         """Return what to send for ahead after a read of `want`."""
         habit = self._habit(key)
         window = self._source.engine.window(self._source.config) // key.block_size
@@ -171,7 +179,7 @@ class Habits:
         )
         return wanted
 
-    def _follow(self, known: Known, key: ObjectKey, wanted: list[range]) -> None:
+    def _follow(self, known: MetadataEntry, key: ObjectKey, wanted: list[range]) -> None:
         """Send for blocks ahead, and have it told when what was sent for is read from the cache."""
         habit, followed = self._habit(key), self._source.engine.followed
         run = habit.history.runs[0]
@@ -182,7 +190,7 @@ class Habits:
         else:
             followed.pop(key.digest, None)
 
-    def waited(self, known: Known, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
+    def waited(self, known: MetadataEntry, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
         """Somebody waits for `blocks`, after `n_reads` reads of the object: what else of it is worth sending for?
 
         Where the rest is one request, what follows the blocks is sent for with them.
@@ -213,14 +221,18 @@ class Habits:
         _drop_done(habit.of_rest)
         self._launch_ahead(known, key, requests, habit.of_rest)
 
-    def _rest(self, known: Known, key: ObjectKey, habit: Habit) -> list[int] | None:
+    def _rest(self, known: MetadataEntry, key: ObjectKey, habit: AccessPattern) -> list[int] | None:
         """Return the blocks of an object that are not here, if they are worth fetching."""
         n_blocks, config, size = self._n_blocks(known, key), self._source.config, key.block_size
         per_request = self._per_request(key, self._source.engine.window(config) // size)
 
         def is_worth_it(n_missing: int) -> bool:
             return is_rest_worth_it(
-                habit.n_misses, n_missing, block_size=size, blocks_per_request=per_request, link=Link()
+                habit.n_misses,
+                n_missing,
+                block_size=size,
+                blocks_per_request=per_request,
+                link=LinkEstimate(),
             )
 
         if (
@@ -239,14 +251,14 @@ class Habits:
         return [i for i in blocks if key.name(i) not in engine.flights and not engine.cache.has(key, i)]
 
     def _launch_ahead(
-        self, known: Known, key: ObjectKey, wanted: Iterable[range], keep: deque[Flight]
+        self, known: MetadataEntry, key: ObjectKey, wanted: Iterable[range], keep: deque[InflightRequest]
     ) -> None:
         refusal = self._source.engine.refusals.last(key)
         self._fetcher.launch_ahead(known, key, wanted, keep, refusal)
 
-    def _habit(self, key: ObjectKey) -> Habit:
+    def _habit(self, key: ObjectKey) -> AccessPattern:
         habits = habits_of(self._source.engine)
-        habit = habits.pop(key.digest, None) or Habit(key.block_size)
+        habit = habits.pop(key.digest, None) or AccessPattern(key.block_size)
         habits[key.digest] = habit
         while len(habits) > MOST:
             oldest = next(iter(habits))
@@ -257,7 +269,7 @@ class Habits:
     def _per_request(self, key: ObjectKey, window: int) -> int:
         return max(1, min(self._source.config.request_size // key.block_size, window // 2))
 
-    def _n_blocks(self, known: Known, key: ObjectKey) -> int:
+    def _n_blocks(self, known: MetadataEntry, key: ObjectKey) -> int:
         size = known.object.size
         assert size is not None  # what has a key has a size
         return -(-size // key.block_size)
@@ -276,7 +288,7 @@ def _requests(indexes: list[int], length: int) -> Iterator[range]:
         yield range(start, stop)
 
 
-def _drop_done(flights: deque[Flight]) -> None:
+def _drop_done(flights: deque[InflightRequest]) -> None:
     for _ in range(len(flights)):
         if not (flight := flights.popleft()).forgotten:
             flights.append(flight)

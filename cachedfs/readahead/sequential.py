@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-__all__ = ["ENOUGH", "History", "Run", "ahead"]
+__all__ = ["ENOUGH", "ReadHistory", "SequentialRun", "ahead"]
 
 MOST_RUNS = 4
 WASTE_SHARE = (
@@ -21,7 +21,7 @@ PATIENCE = 64  # blocks read elsewhere after which nothing is kept for a run
 ENOUGH = 2  # steps of a kind make a pattern: from block to block, as from piece to piece
 
 
-class Run(NamedTuple):
+class SequentialRun(NamedTuple):
     """One reader: the piece that it reads, and those before. In bytes, but for `asked`."""
 
     number: (
@@ -64,11 +64,11 @@ class Run(NamedTuple):
         return sum(len(self.piece(number, block_size)) for number in range(1, self.n_pieces + 1))
 
 
-class History(NamedTuple):
+class ReadHistory(NamedTuple):
     """What is known of the reads of one open file, or of one object."""
 
     block_size: int
-    runs: tuple[Run, ...] = ()  # touched last, first
+    runs: tuple[SequentialRun, ...] = ()  # touched last, first
     n_touched: int = 0  # blocks
     n_wasted: int = 0  # blocks that were asked for and passed by
     n_runs: int = 0
@@ -79,7 +79,7 @@ class History(NamedTuple):
         """The last block that was read of the piece that was touched last; -1: none."""
         return _behind(self.runs[0].stop, self.block_size) - 1 if self.runs else -1
 
-    def after(self, start: int, stop: int, *, left: int | None = None) -> History:
+    def after(self, start: int, stop: int, *, left: int | None = None) -> ReadHistory:
         """Return the history after a read of the bytes `[start, stop)`.
 
         Reads in the block `last` need not be told; `left` then is where they had come to.
@@ -95,7 +95,7 @@ class History(NamedTuple):
                 return history._stepping(place, start, stop)
         return history._beginning(start, stop)
 
-    def given_up(self, number: int, coming: Iterable[range]) -> History:
+    def given_up(self, number: int, coming: Iterable[range]) -> ReadHistory:
         """Return the history once requests for a run that is over were ended: of its blocks only these come."""
         for place, run in enumerate(self.runs):
             if run.was == number:
@@ -105,19 +105,19 @@ class History(NamedTuple):
                 return self._replace(runs=runs, n_wasted=self.n_wasted - n)
         return self
 
-    def _until(self, left: int) -> History:
+    def _until(self, left: int) -> ReadHistory:
         """Return the history with the end of what was read of its last block."""
         if not self.runs or not self.runs[0].stop < left <= (self.last + 1) * self.block_size:
             return self
         return self._replace(runs=(self.runs[0]._replace(stop=left), *self.runs[1:]))
 
-    def _goes_on(self, run: Run, start: int) -> bool:
+    def _goes_on(self, run: SequentialRun, start: int) -> bool:
         """Return whether a read goes on with a piece: where it ends, a little before, or after a small gap."""
         first, begin = start // self.block_size, run.start // self.block_size
         behind = _behind(run.stop, self.block_size)
         return max(begin, behind - 2) <= first and WASTE_SHARE * (first - behind) <= behind - begin
 
-    def _going_on(self, place: int, start: int, stop: int) -> History:
+    def _going_on(self, place: int, start: int, stop: int) -> ReadHistory:
         run, size = self.runs[place], self.block_size
         behind, first = _behind(run.stop, size), start // size
         n_new = max(0, _behind(stop, size) - behind)
@@ -126,10 +126,10 @@ class History(NamedTuple):
         run = run._replace(stop=max(run.stop, stop), n_steps=run.n_steps + (n_new > 0))
         return self._with(place, run, n_read=n_new, n_passed=n_passed)
 
-    def _steps(self, run: Run, start: int) -> bool:
+    def _steps(self, run: SequentialRun, start: int) -> bool:
         return run.repeats > 0 and abs(start - run.start - run.step) < self.block_size
 
-    def _stepping(self, place: int, start: int, stop: int) -> History:
+    def _stepping(self, place: int, start: int, stop: int) -> ReadHistory:
         run, size = self.runs[place], self.block_size
         n_passed = max(0, run.asked - _behind(run.stop, size))
         if self._is_next_below(run, start):
@@ -151,12 +151,12 @@ class History(NamedTuple):
             n_passed += sum(len({*old} - {*new}) for old, new in zip(awaited[1:], now, strict=True))
         return self._with(place, run, n_read=1, n_passed=n_passed)
 
-    def _is_next_below(self, run: Run, start: int) -> bool:
+    def _is_next_below(self, run: SequentialRun, start: int) -> bool:
         return start // self.block_size == run.start // self.block_size - 1
 
-    def _beginning(self, start: int, stop: int) -> History:
+    def _beginning(self, start: int, stop: int) -> ReadHistory:
         """Return the history after a read that nothing led to: perhaps the second of several pieces."""
-        run, history = Run(self.n_runs, start, stop), self._replace(n_runs=self.n_runs + 1)
+        run, history = SequentialRun(self.n_runs, start, stop), self._replace(n_runs=self.n_runs + 1)
         place, n_passed = None, 0
         if self.runs:
             before = self.runs[0]
@@ -171,7 +171,7 @@ class History(NamedTuple):
                 n_passed += before.n_to_come(self.block_size)
         return history._with(place, run, n_read=1, n_passed=n_passed)
 
-    def _with(self, place: int | None, run: Run, *, n_read: int, n_passed: int) -> History:
+    def _with(self, place: int | None, run: SequentialRun, *, n_read: int, n_passed: int) -> ReadHistory:
         """Return the history with `run` in front, which was at `place`."""
         others = [other for at, other in enumerate(self.runs) if at != place]
         takes_turns = self.takes_turns or (place is not None and place > 0)
@@ -186,12 +186,12 @@ class History(NamedTuple):
                 n_runs, n_wasted = n_runs + 1, n_wasted + n_unread
             kept.append(other)
         runs = (run._replace(at=n_touched), *kept)
-        return History(self.block_size, runs, n_touched, n_wasted, n_runs, takes_turns)
+        return ReadHistory(self.block_size, runs, n_touched, n_wasted, n_runs, takes_turns)
 
 
 def ahead(
-    history: History, *, n_blocks: int, blocks_per_request: int, most: int
-) -> tuple[History, list[range]]:
+    history: ReadHistory, *, n_blocks: int, blocks_per_request: int, most: int
+) -> tuple[ReadHistory, list[range]]:
     """Return what to ask for now, in blocks of a request at most, and the history after that was done.
 
     The window starts at one request and doubles with every step, up to `most` blocks, which runs that take turns share.
@@ -213,7 +213,7 @@ def ahead(
     return history._replace(runs=(run, *history.runs[1:]), n_wasted=history.n_wasted - n_again), wanted
 
 
-def _room(history: History, per_request: int, most: int) -> int:
+def _room(history: ReadHistory, per_request: int, most: int) -> int:
     """Return how many blocks may be asked for and not read yet by the run in front."""
     run, others = history.runs[0], history.runs[1:]
     share = most // (1 + sum(map(_reads_on, others))) if history.takes_turns else most
@@ -227,11 +227,11 @@ def _room(history: History, per_request: int, most: int) -> int:
     return min(share, left, 2 * most - to_come)  # others had all of it before they took turns
 
 
-def _reads_on(run: Run) -> bool:
+def _reads_on(run: SequentialRun) -> bool:
     return max(run.n_steps, run.repeats) >= ENOUGH
 
 
-def _of_piece(run: Run, size: int, n_blocks: int, per_request: int, room: int) -> range:
+def _of_piece(run: SequentialRun, size: int, n_blocks: int, per_request: int, room: int) -> range:
     """Return what to ask for of the piece that is being read."""
     behind = _behind(run.stop, size)
     end = _behind(run.start + run.length, size) if run.repeats else 0  # if this piece is like the last
@@ -250,7 +250,7 @@ def _of_piece(run: Run, size: int, n_blocks: int, per_request: int, room: int) -
     return range(start, max(start, stop))
 
 
-def _pieces_wanted(run: Run, size: int, n_blocks: int, per_request: int, room: int) -> int:
+def _pieces_wanted(run: SequentialRun, size: int, n_blocks: int, per_request: int, room: int) -> int:
     """Return how many pieces to come should have been asked for."""
     if run.repeats < ENOUGH:
         return run.n_pieces

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cachedfs.report.event_reader import Records, read
-from cachedfs.report.summary import Summary, by_folder, summary_of
+from cachedfs.report.event_reader import EventRecords, read
+from cachedfs.report.summary import RunSummary, by_folder, summary_of
 
-__all__ = ["Records", "Summary", "by_folder", "read", "summary_of"]
+__all__ = ["EventRecords", "RunSummary", "by_folder", "read", "summary_of"]

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachedfs.common.text import per_cent, seconds, size
-from cachedfs.report.summary import Summary
+from cachedfs.report.summary import RunSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["BACKGROUND", "COLOURS", "INK", "Picture", "pictures"]
+__all__ = ["BACKGROUND", "COLOURS", "INK", "Chart", "pictures"]
 
 # Of a palette that everybody can tell apart (Okabe and Ito, 2008), those that stand out on white.
 COLOURS = {"bytes": "#0072b2", "hits": "#009e73", "waits": "#d55e00", "others": "#6a3d6f", "idle": "#767676"}
@@ -24,7 +24,7 @@ INCHES = 4.6, 2.5  # as wide as a phone: its letters are read there as they are
 FONT = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "hatch.linewidth": 0.6}
 
 
-class Picture(NamedTuple):
+class Chart(NamedTuple):
     """An SVG, what it is of, and what it shows in words for who does not see it."""
 
     title: str
@@ -32,7 +32,7 @@ class Picture(NamedTuple):
     svg: str
 
 
-def pictures(summary: Summary, held: Sequence[tuple[str, int]] | None) -> list[Picture]:
+def pictures(summary: RunSummary, held: Sequence[tuple[str, int]] | None) -> list[Chart]:
     """Return the pictures of a report; `held`: the bytes in the cache by folder, None: not known. Raises ImportError."""
     counts, waited = summary.counts, summary.waited
     fetched, served = size(counts["bytes_fetched"]), size(counts["bytes_served"])
@@ -43,18 +43,18 @@ def pictures(summary: Summary, held: Sequence[tuple[str, int]] | None) -> list[P
     )
     blocks = f"{counts['hits']:,} hits, {counts['misses']:,} blocks fetched, {counts['evictions']:,} evicted"
     found = [
-        Picture(
+        Chart(
             "Requests under way",
             f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them ahead of who reads; somebody waited {seconds(waited.all_s)}",
             _drawn("requests", lambda axes: _requests(axes, summary)),
         ),
-        Picture(
+        Chart(
             "Bytes a second",
             f"{fetched} fetched, {served} read; {bound}",
             _drawn("bytes", lambda axes: _rates(axes, summary)),
         ),
-        Picture("Blocks", blocks, _drawn("blocks", lambda axes: _blocks(axes, summary))),
-        Picture(
+        Chart("Blocks", blocks, _drawn("blocks", lambda axes: _blocks(axes, summary))),
+        Chart(
             "Where the time went",
             _parts_in_words(summary),
             _drawn("time", lambda axes: _parts(axes, summary)),
@@ -62,7 +62,7 @@ def pictures(summary: Summary, held: Sequence[tuple[str, int]] | None) -> list[P
     ]
     if held:
         words = ", ".join(f"{folder} {size(n)}" for folder, n in held)
-        found.append(Picture("In the cache now", words, _drawn("cache", lambda axes: _held(axes, held))))
+        found.append(Chart("In the cache now", words, _drawn("cache", lambda axes: _held(axes, held))))
     return found
 
 
@@ -88,12 +88,12 @@ def _drawn(name: str, draw: Callable[[Axes], None]) -> str:
     return re.sub(r'(id="|href="#|url\(#)', rf"\1{name}-", svg)
 
 
-def _at(summary: Summary) -> tuple[list[float], float]:
+def _at(summary: RunSummary) -> tuple[list[float], float]:
     width_s = summary.bins.width_s
     return [width_s * (at + 0.5) for at in range(len(summary.bins.asking))], width_s
 
 
-def _requests(axes: Axes, summary: Summary) -> None:
+def _requests(axes: Axes, summary: RunSummary) -> None:
     at, width_s = _at(summary)
     bins = summary.bins
     axes.bar(at, bins.coming, width_s, color=COLOURS["bytes"], label="bytes come")
@@ -117,7 +117,7 @@ def _requests(axes: Axes, summary: Summary) -> None:
     _of_time(axes, "requests")
 
 
-def _rates(axes: Axes, summary: Summary) -> None:
+def _rates(axes: Axes, summary: RunSummary) -> None:
     at, width_s = _at(summary)
     scale = 1e6 * (width_s or 1.0)
     fetched = [value / scale for value in summary.bins.counts["bytes_fetched"]]
@@ -135,7 +135,7 @@ def _rates(axes: Axes, summary: Summary) -> None:
     _of_time(axes, "MB/s")
 
 
-def _blocks(axes: Axes, summary: Summary) -> None:
+def _blocks(axes: Axes, summary: RunSummary) -> None:
     at, width_s = _at(summary)
     counts = summary.bins.counts
     axes.bar(at, counts["misses"], width_s, color=COLOURS["bytes"], label="fetched")
@@ -162,7 +162,7 @@ def _of_time(axes: Axes, what: str) -> None:
     axes.legend(loc="upper center", ncols=3, frameon=False, fontsize=9, handlelength=1.4, columnspacing=1.0)
 
 
-def _parts_of(summary: Summary) -> list[tuple[str, float, dict[str, Any]]]:
+def _parts_of(summary: RunSummary) -> list[tuple[str, float, dict[str, Any]]]:
     waited, plain = summary.waited, {"color": COLOURS["idle"]}
     return [
         ("nobody waited", max(0.0, summary.elapsed_s - waited.all_s), plain),
@@ -172,11 +172,11 @@ def _parts_of(summary: Summary) -> list[tuple[str, float, dict[str, Any]]]:
     ]
 
 
-def _parts_in_words(summary: Summary) -> str:
+def _parts_in_words(summary: RunSummary) -> str:
     return ", ".join(f"{name} {seconds(took_s)}" for name, took_s, _ in _parts_of(summary))
 
 
-def _parts(axes: Axes, summary: Summary) -> None:
+def _parts(axes: Axes, summary: RunSummary) -> None:
     parts = _parts_of(summary)[::-1]
     bars = axes.barh([name for name, _, _ in parts], [took_s for _, took_s, _ in parts], height=0.6)
     for bar, (_, _, style) in zip(bars, parts, strict=True):

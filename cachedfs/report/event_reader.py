@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.event_log import FORMAT
 
-__all__ = ["COUNTS", "Records", "Request", "Sample", "Wait", "parsed", "read"]
+__all__ = ["COUNTS", "EventRecords", "RequestEvent", "SampleEvent", "WaitEvent", "parsed", "read"]
 
 MOST = 1e18  # seconds or bytes: more than there are, and sums of such numbers still are numbers
 COUNTS = ("hits", "misses", "requests", "bytes_fetched", "bytes_served", "evictions")
 
 
-class Request(NamedTuple):
+class RequestEvent(NamedTuple):
     """One request, whose headers came `wait_s` after it was sent at `at`, and the last of its bytes after `took_s`."""
 
     at: float
@@ -33,7 +33,7 @@ class Request(NamedTuple):
         return self.status == "ok" or (isinstance(self.status, int) and 200 <= self.status < 400)
 
 
-class Wait(NamedTuple):
+class WaitEvent(NamedTuple):
     """Somebody waited for bytes of an object, or for what it is."""
 
     at: float
@@ -41,7 +41,7 @@ class Wait(NamedTuple):
     took_s: float
 
 
-class Sample(NamedTuple):
+class SampleEvent(NamedTuple):
     """What one process counted since the sample before, in the `over_s` seconds until `at`."""
 
     at: float
@@ -49,22 +49,22 @@ class Sample(NamedTuple):
     counts: Mapping[str, int]
 
 
-class Records(NamedTuple):
+class EventRecords(NamedTuple):
     """All events of a run. `bytes_per_s`: the most that was measured of a link; None: nothing was.
 
     `n_cut`: lines that could not be read. `n_full`: processes that had more to tell than a file takes.
     """
 
-    requests: tuple[Request, ...] = ()
-    waits: tuple[Wait, ...] = ()
-    samples: tuple[Sample, ...] = ()
+    requests: tuple[RequestEvent, ...] = ()
+    waits: tuple[WaitEvent, ...] = ()
+    samples: tuple[SampleEvent, ...] = ()
     bytes_per_s: int | None = None
     n_processes: int = 0
     n_cut: int = 0
     n_full: int = 0
 
 
-def read(folder: str | Path) -> Records:
+def read(folder: str | Path) -> EventRecords:
     """Return what all processes wrote into `folder`. Raises FileNotFoundError where there is nothing of the kind."""
     paths = sorted(Path(folder).glob("events-*.jsonl"))
     if not paths:
@@ -76,7 +76,7 @@ def read(folder: str | Path) -> Records:
         with path.open(encoding="utf-8", errors="replace") as lines:
             found.append(parsed(lines))
     measured = [each.bytes_per_s for each in found if each.bytes_per_s]
-    return Records(
+    return EventRecords(
         requests=tuple(sorted((r for each in found for r in each.requests), key=lambda r: r.at)),
         waits=tuple(sorted((w for each in found for w in each.waits), key=lambda w: w.at)),
         samples=tuple(sorted((s for each in found for s in each.samples), key=lambda s: s.at)),
@@ -87,7 +87,7 @@ def read(folder: str | Path) -> Records:
     )
 
 
-def parsed(lines: Iterable[str]) -> Records:
+def parsed(lines: Iterable[str]) -> EventRecords:
     """Return the events of one process. Raises ValueError for a format that is not known."""
     requests, waits, samples = [], [], []
     last: dict[int, Mapping[str, Any]] = {}
@@ -102,18 +102,18 @@ def parsed(lines: Iterable[str]) -> Records:
                 numbers_in(event, "at", "bytes", "wait_s", "took_s")
                 if type(event["ahead"]) is not bool:
                     raise TypeError("neither ahead nor not")
-                requests.append(Request(*(event[name] for name in Request._fields)))
+                requests.append(RequestEvent(*(event[name] for name in RequestEvent._fields)))
             elif kind == "wait":
                 numbers_in(event, "at", "took_s")
                 if type(event["path"]) is not str:
                     raise TypeError("what should be a name is none")
-                waits.append(Wait(*(event[name] for name in Wait._fields)))
+                waits.append(WaitEvent(*(event[name] for name in WaitEvent._fields)))
             elif kind == "sums":
                 numbers_in(event, "at", "over_s", *COUNTS)
                 before, last[event["of"]] = last.get(event["of"]), event
                 if before is not None:  # the first says from where on is counted
                     counts = {name: event[name] - before[name] for name in COUNTS}
-                    samples.append(Sample(event["at"], event["over_s"], counts))
+                    samples.append(SampleEvent(event["at"], event["over_s"], counts))
             n_full += kind == "full"
         except _OtherFormat as error:
             raise ValueError(
@@ -123,7 +123,9 @@ def parsed(lines: Iterable[str]) -> Records:
             n_cut += 1
     told = [event.get("bytes_per_s") for event in last.values()]
     rates = [int(rate) for rate in told if rate is not None and is_number(rate)]
-    return Records(tuple(requests), tuple(waits), tuple(samples), max(rates, default=None), 1, n_cut, n_full)
+    return EventRecords(
+        tuple(requests), tuple(waits), tuple(samples), max(rates, default=None), 1, n_cut, n_full
+    )
 
 
 def numbers_in(event: Mapping[str, Any], *names: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from cachedfs.common.text import counted, seconds, size
-from cachedfs.report.charts import BACKGROUND, INK, Picture
-from cachedfs.report.summary import Summary
+from cachedfs.report.charts import BACKGROUND, INK, Chart
+from cachedfs.report.summary import RunSummary
 
 __all__ = ["page"]
 
@@ -23,7 +23,7 @@ td.n {{ text-align: right; white-space: nowrap; }} td.n + td {{ white-space: now
 """
 
 
-def page(summary: Summary, pictures: Sequence[Picture]) -> str:
+def page(summary: RunSummary, pictures: Sequence[Chart]) -> str:
     """Return the report as a page of its own."""
     drawn = "".join(_figure(number, picture) for number, picture in enumerate(pictures))
     title = (
@@ -39,7 +39,7 @@ def page(summary: Summary, pictures: Sequence[Picture]) -> str:
     )
 
 
-def _figure(number: int, picture: Picture) -> str:
+def _figure(number: int, picture: Chart) -> str:
     label = f'role="img" aria-labelledby="title-{number} words-{number}"'
     svg = picture.svg.replace("<svg ", f"<svg {label} ", 1)
     return (
@@ -48,7 +48,7 @@ def _figure(number: int, picture: Picture) -> str:
     )
 
 
-def _notes(summary: Summary) -> str:
+def _notes(summary: RunSummary) -> str:
     notes = []
     if summary.n_full:
         notes.append(
@@ -59,7 +59,7 @@ def _notes(summary: Summary) -> str:
     return f"<p>{escape(' '.join(notes))}</p>" if notes else ""
 
 
-def _numbers(summary: Summary) -> str:
+def _numbers(summary: RunSummary) -> str:
     """Return the table of the numbers, exact; those that are sizes also in words."""
     rows: dict[str, int] = {
         **summary.counts,
@@ -76,7 +76,7 @@ def _numbers(summary: Summary) -> str:
     return f"<h2>Numbers</h2><table>{body}</table>"
 
 
-def _longest(summary: Summary) -> str:
+def _longest(summary: RunSummary) -> str:
     if not summary.longest:
         return ""
     body = "".join(

@@ -9,9 +9,19 @@ from itertools import pairwise
 from typing import Any
 
 from cachedfs.common.text import counted, per_cent, seconds, size
-from cachedfs.report.event_reader import COUNTS, Records
+from cachedfs.report.event_reader import COUNTS, EventRecords
 
-__all__ = ["Bins", "Span", "Summary", "Waited", "both", "by_folder", "merged", "outside", "summary_of"]
+__all__ = [
+    "TimeBins",
+    "Span",
+    "RunSummary",
+    "WaitShares",
+    "both",
+    "by_folder",
+    "merged",
+    "outside",
+    "summary_of",
+]
 
 N_BINS = 60
 N_LONGEST = 10  # objects that were waited for longest
@@ -21,7 +31,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Bins:
+class TimeBins:
     """The run in equal parts: in each, what was counted, and how many requests were under way on average.
 
     `asking`: requests without an answer yet; `coming`: those whose bytes came. `waited`: the share of the part in which somebody waited.
@@ -35,7 +45,7 @@ class Bins:
 
 
 @dataclass(frozen=True)
-class Waited:
+class WaitShares:
     """The time in which somebody waited, by what was under way: bytes, answers of which no byte had come, or neither."""
 
     for_bytes_s: float
@@ -48,7 +58,7 @@ class Waited:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """A run in numbers; times in seconds, sizes in bytes.
 
     `counts`: what the processes counted, by the names of `fs.stats()`; `n_requests`: those that were told of one by one.
@@ -63,11 +73,11 @@ class Summary:
     n_ahead: int
     bytes_answered: int
     answer_s: float
-    waited: Waited
+    waited: WaitShares
     longest: tuple[tuple[str, int, float], ...]
     bound_per_s: float | None
     is_measured: bool
-    bins: Bins
+    bins: TimeBins
     sentence: str
     n_cut: int = 0
     n_full: int = 0
@@ -77,7 +87,7 @@ class Summary:
         return asdict(self)
 
 
-def summary_of(records: Records, *, n_bins: int = N_BINS) -> Summary:
+def summary_of(records: EventRecords, *, n_bins: int = N_BINS) -> RunSummary:
     """Return what the events of a run come to."""
     begin, end = _ends(records)
     asking = merged((r.at, r.at + r.wait_s) for r in records.requests)
@@ -86,14 +96,14 @@ def summary_of(records: Records, *, n_bins: int = N_BINS) -> Summary:
     for_bytes = both(waits, coming)
     for_answers = both(outside(waits, coming), asking)
     rest_s = _length(waits) - _length(for_bytes) - _length(for_answers)
-    waited = Waited(_length(for_bytes), _length(for_answers), max(0.0, rest_s))
+    waited = WaitShares(_length(for_bytes), _length(for_answers), max(0.0, rest_s))
     bins = _bins(records, waits, begin, end, n_bins)
     most = max(bins.counts["bytes_fetched"], default=0.0) / bins.width_s if bins.width_s else 0.0
     bound = max(records.bytes_per_s or 0.0, most) or None
     counts = {name: sum(sample.counts[name] for sample in records.samples) for name in COUNTS}
     n_requests = len(records.requests)
     answer_s = sum(r.wait_s for r in records.requests) / n_requests if n_requests else 0.0
-    return Summary(
+    return RunSummary(
         elapsed_s=end - begin,
         n_processes=records.n_processes,
         counts=counts,
@@ -113,14 +123,14 @@ def summary_of(records: Records, *, n_bins: int = N_BINS) -> Summary:
     )
 
 
-def _ends(records: Records) -> Span:
+def _ends(records: EventRecords) -> Span:
     spans = [(r.at, r.at + r.took_s) for r in records.requests]
     spans += [(w.at, w.at + w.took_s) for w in records.waits]
     spans += [(s.at - s.over_s, s.at) for s in records.samples if any(s.counts.values())]
     return min((a for a, _ in spans), default=0.0), max((b for _, b in spans), default=0.0)
 
 
-def _bins(records: Records, waits: Sequence[Span], begin: float, end: float, n: int) -> Bins:
+def _bins(records: EventRecords, waits: Sequence[Span], begin: float, end: float, n: int) -> TimeBins:
     width_s = (end - begin) / n
     counts = {name: [0.0] * n for name in COUNTS}
     asking, coming, waited = [0.0] * n, [0.0] * n, [0.0] * n
@@ -137,7 +147,7 @@ def _bins(records: Records, waits: Sequence[Span], begin: float, end: float, n: 
             _spread(coming, (answered, over), (r.took_s - r.wait_s) / width_s, width_s)
         for a, b in waits:
             _spread(waited, (a - begin, b - begin), (b - a) / width_s, width_s)
-    return Bins(width_s, counts, asking, coming, waited)
+    return TimeBins(width_s, counts, asking, coming, waited)
 
 
 def _spread(bins: list[float], span: Span, amount: float, width_s: float) -> None:
@@ -152,7 +162,7 @@ def _spread(bins: list[float], span: Span, amount: float, width_s: float) -> Non
         bins[at] += amount * max(0.0, part_s) / (stop - start)
 
 
-def _longest(records: Records) -> tuple[tuple[str, int, float], ...]:
+def _longest(records: EventRecords) -> tuple[tuple[str, int, float], ...]:
     """Return the objects that were waited for longest: path, how often, seconds."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for wait in records.waits:
@@ -163,7 +173,7 @@ def _longest(records: Records) -> tuple[tuple[str, int, float], ...]:
 
 
 def _sentence(
-    waited: Waited, elapsed_s: float, fetched: int, bound: float | None, n_requests: int, answer_s: float
+    waited: WaitShares, elapsed_s: float, fetched: int, bound: float | None, n_requests: int, answer_s: float
 ) -> str:
     if not elapsed_s:
         return "Nothing happened."

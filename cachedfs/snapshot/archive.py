@@ -13,11 +13,11 @@ from cachedfs.common.types import ObjectKey, Range
 
 __all__ = [
     "BadBundle",
-    "Entry",
+    "BundleEntry",
     "FORMAT",
     "HEADER",
-    "Layout",
-    "Unframer",
+    "BundleLayout",
+    "FrameReader",
     "cut",
     "entries_of",
     "framed",
@@ -57,7 +57,7 @@ def _frame(lines: list[bytes]) -> bytes:
     return _FRAME_HEAD.pack(len(packed), zlib.crc32(packed)) + packed
 
 
-class Unframer:
+class FrameReader:
     """The rows of frames that come in pieces of any size. `is_over`: the last frame was here.
 
     `most`: bytes of rows that all frames together may have; None: any number.
@@ -128,7 +128,7 @@ RUN = 32 << 20  # bytes of one request: a lost one costs little, and a few of th
 GAP = 256 << 10  # bytes between two missing blocks that are read rather than asked around
 
 
-class Entry(NamedTuple):
+class BundleEntry(NamedTuple):
     """One block: its key, and the bytes that it takes in a bundle and on the disk."""
 
     key: ObjectKey
@@ -136,11 +136,11 @@ class Entry(NamedTuple):
     size: int
 
 
-class Layout(NamedTuple):
+class BundleLayout(NamedTuple):
     """A bundle before it is made. Its name follows from the keys of its blocks, which never change; `tail` is its index."""
 
     name: str
-    entries: Sequence[Entry]
+    entries: Sequence[BundleEntry]
     index_at: int
     tail: bytes
     size: int
@@ -151,12 +151,12 @@ class Layout(NamedTuple):
         return self.index_at - len(HEADER)
 
 
-def cut(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+def cut(entries: Iterable[BundleEntry]) -> Iterator[list[BundleEntry]]:
     """Yield the entries as bundles. Where one ends depends on its last blocks, not on what came long before.
 
     So a block more or less changes the bundle that it is in, and perhaps the next: the others are already there.
     """
-    bundle: list[Entry] = []
+    bundle: list[BundleEntry] = []
     size = 0
     for entry in entries:
         if bundle and (size + entry.size > MOST or len(bundle) == MOST_BLOCKS):
@@ -171,7 +171,7 @@ def cut(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield bundle
 
 
-def layout_of(entries: Sequence[Entry]) -> Layout:
+def layout_of(entries: Sequence[BundleEntry]) -> BundleLayout:
     """Return the bundle of these blocks."""
     names = hashlib.blake2b(digest_size=16)
     for entry in entries:
@@ -179,10 +179,10 @@ def layout_of(entries: Sequence[Entry]) -> Layout:
     index_at = len(HEADER) + sum(entry.size for entry in entries)
     frames = b"".join(framed(_rows(entries)))
     tail = frames + _FOOT.pack(index_at, len(entries), FORMAT, 0, _MAGIC)
-    return Layout(f"blocks-{names.hexdigest()}", entries, index_at, tail, index_at + len(tail))
+    return BundleLayout(f"blocks-{names.hexdigest()}", entries, index_at, tail, index_at + len(tail))
 
 
-def _rows(entries: Iterable[Entry]) -> Iterator[list[Any]]:
+def _rows(entries: Iterable[BundleEntry]) -> Iterator[list[Any]]:
     """Yield a row of the index for each object version: its key, then number and size of each block."""
     row: list[Any] = []
     last: ObjectKey | None = None
@@ -196,7 +196,7 @@ def _rows(entries: Iterable[Entry]) -> Iterator[list[Any]]:
         yield row
 
 
-def entries_of(index: bytes, *, index_at: int, identity: str, block_size: int) -> list[Entry]:
+def entries_of(index: bytes, *, index_at: int, identity: str, block_size: int) -> list[BundleEntry]:
     """Return what a bundle's index says, first block first. Raises BadBundle for what cannot be."""
     if len(index) < _FOOT.size:
         raise BadBundle("it is cut off")
@@ -205,8 +205,8 @@ def entries_of(index: bytes, *, index_at: int, identity: str, block_size: int) -
         raise BadBundle("it is no bundle of this format")
     if n_blocks > MOST_BLOCKS:
         raise BadBundle("its index has more blocks than any bundle")
-    unframer = Unframer(MOST_INDEX)
-    entries: list[Entry] = []
+    unframer = FrameReader(MOST_INDEX)
+    entries: list[BundleEntry] = []
     for rows in unframer.feed(index[: -_FOOT.size]):
         for row in rows:
             entries += _entries(row, identity, block_size)
@@ -219,7 +219,7 @@ def entries_of(index: bytes, *, index_at: int, identity: str, block_size: int) -
     return entries
 
 
-def _entries(row: Any, identity: str, block_size: int) -> Iterator[Entry]:
+def _entries(row: Any, identity: str, block_size: int) -> Iterator[BundleEntry]:
     if not isinstance(row, list) or len(row) < 6 or len(row) % 2:
         raise BadBundle("its index makes no sense")
     whose, path, fingerprint, size_of_blocks, *numbers = row
@@ -238,13 +238,15 @@ def _entries(row: Any, identity: str, block_size: int) -> Iterator[Entry]:
             or not 0 < size <= most
         ):
             raise BadBundle("its index has an impossible block")
-        yield Entry(key, number, size)
+        yield BundleEntry(key, number, size)
 
 
-def runs(entries: Sequence[Entry], wanted: Sequence[bool]) -> Iterator[tuple[Range, list[tuple[int, Entry]]]]:
+def runs(
+    entries: Sequence[BundleEntry], wanted: Sequence[bool]
+) -> Iterator[tuple[Range, list[tuple[int, BundleEntry]]]]:
     """Yield the ranges to ask for, and which wanted entries, with their offsets, are in each."""
     begin = end = 0
-    inside: list[tuple[int, Entry]] = []
+    inside: list[tuple[int, BundleEntry]] = []
     at = len(HEADER)
     for entry, is_wanted in zip(entries, wanted, strict=True):
         if is_wanted:

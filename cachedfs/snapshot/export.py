@@ -18,9 +18,9 @@ from cachedfs.errors import CachedFSError, CacheError
 from cachedfs.fetch.metadata_cache import folder_of, key_of
 from cachedfs.read.reader import Reader
 from cachedfs.snapshot import manifest
-from cachedfs.snapshot.archive import HEADER, BadBundle, Entry, Layout, cut, framed, layout_of
+from cachedfs.snapshot.archive import HEADER, BadBundle, BundleEntry, BundleLayout, cut, framed, layout_of
 from cachedfs.snapshot.exported_metadata import told_of
-from cachedfs.snapshot.manifest import Folder
+from cachedfs.snapshot.manifest import ExportFolder
 
 __all__ = ["Export"]
 
@@ -50,7 +50,7 @@ class Export:
         expect: Callable[[int], object],
     ) -> None:
         self._reader, self._source = reader, reader.source
-        self._there, self._folder = there, Folder(there.source, folder)
+        self._there, self._folder = there, ExportFolder(there.source, folder)
         self._advance, self._expect = advance, expect
 
     async def run(self, roots: Sequence[str]) -> Exported:
@@ -116,10 +116,10 @@ class Export:
                 if self._source.known(folder) is None:
                     await self._reader.catalog.know(folder)
 
-    def _entries(self, roots: Iterable[str]) -> tuple[list[str], list[Entry]]:
+    def _entries(self, roots: Iterable[str]) -> tuple[list[str], list[BundleEntry]]:
         """Return the paths of objects of which blocks are here, in the version that is known, and these blocks, by name."""
         cache, config = self._source.engine.cache, self._source.config
-        entries: list[Entry] = []
+        entries: list[BundleEntry] = []
         paths: list[str] = []
         below = {path for root in roots for path in cache.paths_below(self._source.identity, root)}
         for path in sorted(below):
@@ -133,7 +133,7 @@ class Export:
             for index in range(-(-size // config.block_size)):
                 if cache.has(key, index):
                     data = block_range(index, config.block_size, size).size
-                    entries.append(Entry(key, index, cache.size_on_disk(key, data)))
+                    entries.append(BundleEntry(key, index, cache.size_on_disk(key, data)))
             if len(entries) > n_before:
                 paths.append(path)
         return paths, entries
@@ -168,8 +168,8 @@ class Export:
     # Sending
 
     async def _send(
-        self, entries: Sequence[Entry], there: dict[str, int | None], gate: asyncio.Semaphore
-    ) -> tuple[Layout, bool]:
+        self, entries: Sequence[BundleEntry], there: dict[str, int | None], gate: asyncio.Semaphore
+    ) -> tuple[BundleLayout, bool]:
         """Send a bundle unless it is there; return it, and whether it was sent. Without blocks that are gone."""
         async with gate:
             for _ in range(TRIES):
@@ -188,7 +188,7 @@ class Export:
                 "blocks are evicted faster than they are sent: raise cache_size, or export less at once"
             )
 
-    async def _make_and_send(self, layout: Layout) -> None:
+    async def _make_and_send(self, layout: BundleLayout) -> None:
         """A whole object or none: bytes that are sent as they are read would leave half of one after an interrupt."""
         with contextlib.ExitStack() as files:
             try:
@@ -202,7 +202,7 @@ class Export:
             await self._put_file(layout.name, file.name)
         self._advance(layout.data)
 
-    def _write(self, layout: Layout, file: IO[bytes]) -> None:
+    def _write(self, layout: BundleLayout, file: IO[bytes]) -> None:
         is_whole = True
         file.write(HEADER)
         for entry in layout.entries:
@@ -216,7 +216,7 @@ class Export:
         file.write(layout.tail)
         file.flush()
 
-    def _packed(self, entry: Entry) -> bytes | None:
+    def _packed(self, entry: BundleEntry) -> bytes | None:
         """Return a block as a bundle has it; None for one that is not here any more, or damaged and dropped."""
         cache = self._source.engine.cache
         try:

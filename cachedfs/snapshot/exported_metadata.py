@@ -11,24 +11,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from cachedfs.cache.index.metadata_records import (
-    Fact,
-    Feed,
-    Listing,
-    Told,
-    Watch,
+    FeedConfirmation,
+    FeedPosition,
+    FeedSnapshot,
+    ListingRecord,
+    MetadataRecord,
     decode_info,
     encode_info,
     hash_of,
 )
-from cachedfs.cache.metadata_store import Knowledge
+from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.types import ObjectInfo
 from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.fetch.source import Source
-from cachedfs.metadata.change_feed import Feeds
+from cachedfs.metadata.change_feed import ChangeFeeds
 from cachedfs.snapshot.archive import BadBundle
 from cachedfs.snapshot.manifest import LATEST_S
 
-__all__ = ["Adoption", "age_kept", "told_of"]
+__all__ = ["MetadataImport", "age_kept", "told_of"]
 
 _AT_ONCE = 4096  # facts that are stored in one transaction,
 _MOST_AT_ONCE = 4 << 20  # and the length of their text
@@ -55,8 +55,8 @@ class _Gathering:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._known, self._identity = source.engine.cache.known, source.identity
-        self._feeds = Feeds(source)
-        self._seen: dict[str, Feed | None] = {}
+        self._feeds = ChangeFeeds(source)
+        self._seen: dict[str, FeedPosition | None] = {}
         self._listed: dict[str, float] = {}
 
     def rows(self, roots: list[str], paths: list[str]) -> Iterator[list[Any]]:
@@ -95,13 +95,13 @@ class _Gathering:
                     encode_info(fact.info),
                 ]
 
-    def _listing(self, folder: str) -> Listing | None:
+    def _listing(self, folder: str) -> ListingRecord | None:
         listing = self._known.listing(self._identity, folder)
         return (
             listing if listing and listing.mark == self._known.listing_mark(self._identity, folder) else None
         )
 
-    def _told_listing(self, folder: str, listing: Listing) -> Iterator[list[Any]]:
+    def _told_listing(self, folder: str, listing: ListingRecord) -> Iterator[list[Any]]:
         self._listed[folder] = listing.checked_at
         is_watched = self._is_watched(folder, listing.told)
         yield ["listing", folder, listing.checked_at, is_watched, len(listing.infos)]
@@ -121,7 +121,7 @@ class _Gathering:
         if watch is not None:
             yield ["folder", folder, watch.way]
 
-    def _is_watched(self, folder: str, told: Told | None) -> bool:
+    def _is_watched(self, folder: str, told: FeedConfirmation | None) -> bool:
         """Return whether what a feed told of a folder concerns the one that has its name now."""
         if told is None or not folder:
             return told is not None
@@ -147,19 +147,19 @@ def age_kept(checked_at: float, *, made_at: float, now: float) -> float:
     return min(checked_at, now, now - (made_at - checked_at))
 
 
-class Adoption:
+class MetadataImport:
     """Rows of another machine, stored as they come: `take` them in a thread, `end` it.
 
     What this cache saw happen to a path after the row was learnt wins over the row.
     """
 
-    def __init__(self, known: Knowledge, identity: str, made_at: float) -> None:
+    def __init__(self, known: MetadataStore, identity: str, made_at: float) -> None:
         self._known, self.identity, self._made_at = known, identity, made_at
-        self.feeds: dict[str, Feed | None] = {}
+        self.feeds: dict[str, FeedPosition | None] = {}
         self.n_facts = 0
         self._ways: dict[str, Way] = {}
         self._size_of_ways = 0
-        self._facts: list[Fact] = []
+        self._facts: list[MetadataRecord] = []
         self._size_of_facts = 0
         self._listing: tuple[str, float, bool] | None = None
         self._children: list[ObjectInfo] = []
@@ -218,7 +218,7 @@ class Adoption:
         mark = self._mark(path, at)
         if mark is not None:
             watch = self._watch(path, folder_of(path)) if is_watched is True else None
-            self._facts.append(Fact(self.identity, path, info, at, mark, watch))
+            self._facts.append(MetadataRecord(self.identity, path, info, at, mark, watch))
             self._size_of_facts += len(text)
 
     def _begin(self, folder: Any, checked_at: Any, is_watched: Any, n: Any) -> None:
@@ -270,11 +270,11 @@ class Adoption:
         mark: int = self._known.mark(self.identity, path)
         return None if self._known.changed_at(self.identity, path) >= int(at) else mark
 
-    def _watch(self, path: str, folder: str) -> Watch | None:
+    def _watch(self, path: str, folder: str) -> FeedSnapshot | None:
         """Return by which feed, and by which way to `folder`, an answer about `path` is watched."""
         feed = self.feeds.get(path.partition("/")[0])
         way = self._ways.get(folder) if folder else ()
-        return None if feed is None or way is None else Watch(feed.id, feed.number, way)
+        return None if feed is None or way is None else FeedSnapshot(feed.id, feed.number, way)
 
     def _at(self, checked_at: Any) -> float:
         if type(checked_at) not in (int, float) or not 0 <= checked_at < LATEST_S:

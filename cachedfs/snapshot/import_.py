@@ -13,14 +13,14 @@ from cachedfs.cache.block_file import BadBlock
 from cachedfs.common.types import BlockKey, Imported, ObjectInfo, ObjectKey, Range
 from cachedfs.config import Config
 from cachedfs.errors import CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
-from cachedfs.fetch.runtime import Engine
+from cachedfs.fetch.runtime import Runtime
 from cachedfs.metadata.change_feed import WAIT_S, claim_of
 from cachedfs.origins.base import Reply
 from cachedfs.read.reader import Reader
 from cachedfs.snapshot import manifest
-from cachedfs.snapshot.archive import MOST_INDEX, BadBundle, Entry, Unframer, entries_of, runs
-from cachedfs.snapshot.exported_metadata import Adoption
-from cachedfs.snapshot.manifest import Bundle, Folder, Manifest
+from cachedfs.snapshot.archive import MOST_INDEX, BadBundle, BundleEntry, FrameReader, entries_of, runs
+from cachedfs.snapshot.exported_metadata import MetadataImport
+from cachedfs.snapshot.manifest import Bundle, ExportFolder, Manifest
 
 __all__ = ["Import"]
 
@@ -54,7 +54,7 @@ class Import:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Runtime,
         config: Config,
         there: Reader,
         folder: str,
@@ -65,7 +65,7 @@ class Import:
     ) -> None:
         self._engine, self._cache = engine, engine.cache
         self._block_size, self._bounds = config.block_size, config.bounds
-        self._folder = Folder(there.source, folder)
+        self._folder = ExportFolder(there.source, folder)
         self._identity = identity
         self._advance, self._expect = advance, expect
         self._requests = asyncio.Semaphore(AT_ONCE)
@@ -158,7 +158,7 @@ class Import:
             self._note(bundle.name, error)
             return None
 
-    def _look(self, opened: _Opened) -> list[Entry]:
+    def _look(self, opened: _Opened) -> list[BundleEntry]:
         """Find out which blocks of a bundle are here, and return all. Raises BadBundle."""
         index_at, block_size = opened.bundle.index_at, self._block_size
         entries = entries_of(opened.index, index_at=index_at, identity=opened.identity, block_size=block_size)
@@ -194,7 +194,7 @@ class Import:
             finally:
                 self._cache.drop_claim(claim)
 
-    def _wanted(self, entries: Sequence[Entry], before: bytes, now: bytes) -> list[bool]:
+    def _wanted(self, entries: Sequence[BundleEntry], before: bytes, now: bytes) -> list[bool]:
         """Return which blocks to fetch: those that are not here, as long as there is room beside those of the export that are.
 
         `before`, `now`: which were here when the room was counted, and are.
@@ -210,7 +210,7 @@ class Import:
         return wanted
 
     async def _run(
-        self, bundle: Bundle, info: ObjectInfo, span: Range, inside: Sequence[tuple[int, Entry]]
+        self, bundle: Bundle, info: ObjectInfo, span: Range, inside: Sequence[tuple[int, BundleEntry]]
     ) -> None:
         """Fetch a range and store the blocks in it; one that is not to be had is noted."""
         async with self._requests:
@@ -221,7 +221,7 @@ class Import:
                 self._note(bundle.name, error)
 
     async def _store_all(
-        self, bundle: Bundle, span: Range, inside: Sequence[tuple[int, Entry]], pieces: Reply
+        self, bundle: Bundle, span: Range, inside: Sequence[tuple[int, BundleEntry]], pieces: Reply
     ) -> None:
         """Store blocks as they come."""
         batch: list[tuple[BlockKey, memoryview]] = []
@@ -249,7 +249,9 @@ class Import:
         if batch:
             await self._store(batch, sizes)
 
-    def _unpacked(self, bundle: Bundle, entry: Entry, packed: bytes) -> tuple[BlockKey, memoryview] | None:
+    def _unpacked(
+        self, bundle: Bundle, entry: BundleEntry, packed: bytes
+    ) -> tuple[BlockKey, memoryview] | None:
         """Return a block that is what the index says, every byte of it right; None, noted, for another."""
         try:
             key, data = self._cache.unpacked(packed)
@@ -268,12 +270,12 @@ class Import:
 
     async def _adopt(self, made: Manifest, info: ObjectInfo | None) -> int:
         """Take in what is known, after the blocks: what has none may be forgotten. Return of how many objects."""
-        adoption = Adoption(self._cache.known, made.identity, made.made_at)
+        adoption = MetadataImport(self._cache.known, made.identity, made.made_at)
         async with contextlib.AsyncExitStack() as claims:
             try:
                 if info is None or info.size != made.facts_size:
                     raise BadBundle("it is not there, or not whole")
-                unframer = Unframer()
+                unframer = FrameReader()
                 async with self._folder.reading(info, Range(0, made.facts_size)) as reply:
                     async for piece in reply:
                         for rows in unframer.feed(piece):
@@ -289,7 +291,7 @@ class Import:
         return adoption.n_facts
 
     async def _adopt_rows(
-        self, adoption: Adoption, rows: list[Any], claims: contextlib.AsyncExitStack
+        self, adoption: MetadataImport, rows: list[Any], claims: contextlib.AsyncExitStack
     ) -> None:
         others = []
         for row in rows:
@@ -301,7 +303,12 @@ class Import:
         await asyncio.to_thread(adoption.take, others)
 
     async def _lead(
-        self, adoption: Adoption, part: str, token: str, checked_at: float, claims: contextlib.AsyncExitStack
+        self,
+        adoption: MetadataImport,
+        part: str,
+        token: str,
+        checked_at: float,
+        claims: contextlib.AsyncExitStack,
     ) -> None:
         """Have a feed of changes begin where the export left it; nobody polls it until all that it watches is here."""
         identity = adoption.identity

@@ -15,7 +15,7 @@ from cachedfs.fetch.source import Source
 from cachedfs.origins.base import Reply
 from cachedfs.snapshot.archive import BadBundle
 
-__all__ = ["Bundle", "Folder", "Manifest", "NAME", "is_ours"]
+__all__ = ["Bundle", "ExportFolder", "Manifest", "NAME", "is_ours"]
 
 
 NAME = "manifest.json"
@@ -93,7 +93,7 @@ class Manifest:
             raise BadBundle("it says what cannot be")
 
 
-class Folder:
+class ExportFolder:
     """A folder at an origin that holds an export, or is to hold one."""
 
     def __init__(self, source: Source, path: str) -> None:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.cache.index.metadata_records import Fact
-from cachedfs.common.types import Bounds, ObjectInfo, ObjectKey
+from cachedfs.cache.index.metadata_records import MetadataRecord
+from cachedfs.common.types import CacheBounds, ObjectInfo, ObjectKey
 
 MIB = 1 << 20
-BOUNDS = Bounds(size=2 << 30, keep_free=0)
+BOUNDS = CacheBounds(size=2 << 30, keep_free=0)
 
 
 def per_op(label: str, work: Callable[[int], object], n: int, *, target_us: float | None = None) -> None:
@@ -78,9 +78,13 @@ def main(folder: str) -> None:
     now = time.time()
     info = ObjectInfo("b/x", size=7, fingerprint="1", details={"etag": "x", "generation": "1"})
     known = cache.known
-    known.keep_facts([Fact("bench", f"b/{i}", info, now, known.mark("bench", f"b/{i}")) for i in range(1000)])
+    known.keep_facts(
+        [MetadataRecord("bench", f"b/{i}", info, now, known.mark("bench", f"b/{i}")) for i in range(1000)]
+    )
     per_op("lookup of a fact", lambda i: known.lookup("bench", f"b/{i % 1000}"), 5000, target_us=15)
-    per_op("keep one fact", lambda i: known.keep_facts([Fact("bench", f"b/{i}", info, now, 1)]), 300)
+    per_op(
+        "keep one fact", lambda i: known.keep_facts([MetadataRecord("bench", f"b/{i}", info, now, 1)]), 300
+    )
     slots = known.mark_slots("bench", "b/x")
     per_op("mark_at", lambda i: known.mark_at(slots), 50000)
     per_op("mark", lambda i: known.mark("bench", "b/x"), 20000)

@@ -19,7 +19,7 @@ from cachedfs.sim import GCSServer
 
 WORKER = """
 import json, sys, threading, time
-from cachedfs.common.event_log import Log
+from cachedfs.common.event_log import EventLog
 from cachedfs.filesystem import CachedGCSFileSystem
 from cachedfs.fetch import runtimes
 
@@ -37,7 +37,7 @@ def counting(method):
     return counted
 
 if is_counted:
-    Log.note, Log.write, Log.sample_all = map(counting, (Log.note, Log.write, Log.sample_all))
+    EventLog.note, EventLog.write, EventLog.sample_all = map(counting, (EventLog.note, EventLog.write, EventLog.sample_all))
 fs = CachedGCSFileSystem(cache_dir=directory, keep_free=0, gs={"token": "anon", "endpoint_url": endpoint})
 fs.cat_file("b/begin")  # imports and connections
 took = {}

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.common.types import Bounds, ObjectKey
+from cachedfs.common.types import CacheBounds, ObjectKey
 
 BLOCK = 64 << 10
 PAGE = 64 << 10
-AMPLE = Bounds(size=1 << 30, keep_free=0)
+AMPLE = CacheBounds(size=1 << 30, keep_free=0)
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,7 +32,7 @@ def content(key: ObjectKey, index: int, size: int | None = None) -> bytes:
 
 
 def put(
-    cache: BlockCache, key: ObjectKey, *indexes: int, bounds: Bounds = AMPLE, size: int | None = None
+    cache: BlockCache, key: ObjectKey, *indexes: int, bounds: CacheBounds = AMPLE, size: int | None = None
 ) -> None:
     cache.put([(key.block(index), content(key, index, size)) for index in indexes], bounds)
 
@@ -75,14 +75,14 @@ def _bytes_of_files(root: str) -> int:
     return sum(sizes.values())
 
 
-def room_for(cache: BlockCache, n_blocks: int) -> Bounds:
+def room_for(cache: BlockCache, n_blocks: int) -> CacheBounds:
     """Return bounds within which `n_blocks` and no more fit beside the bookkeeping that is there now."""
     key = key_of("probe")
     put(cache, key, 0)
     size = file_of(cache, key, 0).stat().st_size
     cache.evict(key.identity, None)
     overhead = sum(cache._own.store.room._overhead(32 * 4096))
-    return Bounds(size=overhead + n_blocks * (size + 64) + BLOCK // 2, keep_free=0)
+    return CacheBounds(size=overhead + n_blocks * (size + 64) + BLOCK // 2, keep_free=0)
 
 
 def use_as(cache_dir: str, user: int, umask: int, kind: str) -> str:

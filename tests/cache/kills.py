@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from cachedfs.cache import disk
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.index import database
-from cachedfs.cache.index.metadata_records import Fact, Watch
-from cachedfs.common.types import Bounds, Change, Changes, ObjectInfo, ObjectKey
+from cachedfs.cache.index.metadata_records import FeedSnapshot, MetadataRecord
+from cachedfs.common.types import CacheBounds, Change, Changes, ObjectInfo, ObjectKey
 from cachedfs.errors import CacheError
-from cachedfs.fetch.cache_writer import Arrived, WriteBehind
-from cachedfs.fetch.inflight import Flight
+from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
+from cachedfs.fetch.inflight import InflightRequest
 from tests.cache.helpers import BLOCK, content, disk_usage, file_of, flip, key_of, put, room_for, whole
 from tests.support import until
 
@@ -48,7 +48,7 @@ def filled(cache: BlockCache) -> None:
     put(cache, OLD, *range(N_OLD))
 
 
-def full(cache: BlockCache) -> Bounds:
+def full(cache: BlockCache) -> CacheBounds:
     bounds = room_for(cache, N_OLD)
     put(cache, OLD, *range(N_OLD), bounds=bounds)
     return bounds
@@ -87,7 +87,7 @@ def damaged_block(cache: BlockCache) -> None:
     flip(file_of(cache, OLD, 1), 100)
 
 
-def put_new(cache: BlockCache, bounds: Bounds) -> None:
+def put_new(cache: BlockCache, bounds: CacheBounds) -> None:
     put(cache, NEW, 0, 1, bounds=bounds)
 
 
@@ -100,46 +100,46 @@ class _Plan:
         yield from ((OLD, index) for index in reversed(range(N_OLD)))
 
 
-def put_of_a_plan(cache: BlockCache, bounds: Bounds) -> None:
+def put_of_a_plan(cache: BlockCache, bounds: CacheBounds) -> None:
     given = [(NEW.block(index), content(NEW, index)) for index in range(2)]
     cache.put(given, bounds, plan=_Plan())
 
 
-def put_after_noticing(cache: BlockCache, bounds: Bounds) -> None:
+def put_after_noticing(cache: BlockCache, bounds: CacheBounds) -> None:
     try:
         put_new(cache, bounds)
     except CacheError:
         put_new(cache, bounds)
 
 
-def open_and_put(directory: str, bounds: Bounds) -> None:
+def open_and_put(directory: str, bounds: CacheBounds) -> None:
     put_new(BlockCache([directory], explicit=True), bounds)
 
 
-def open_only(directory: str, bounds: Bounds) -> None:
+def open_only(directory: str, bounds: CacheBounds) -> None:
     BlockCache([directory], explicit=True)
 
 
-def evict(cache: BlockCache, bounds: Bounds) -> None:
+def evict(cache: BlockCache, bounds: CacheBounds) -> None:
     cache.evict(IDENTITY, OLD.path)
 
 
-def meet_damage(cache: BlockCache, bounds: Bounds) -> None:
+def meet_damage(cache: BlockCache, bounds: CacheBounds) -> None:
     assert whole(cache, OLD, 1) is None
     assert whole(cache, OLD, 2) is not None
 
 
-def keep_facts(cache: BlockCache, bounds: Bounds) -> None:
+def keep_facts(cache: BlockCache, bounds: CacheBounds) -> None:
     cache.known.changed(IDENTITY, ["b/old"])
     cache.known.keep_facts([_fact(cache, path) for path in ("b/old", "b/new")])
 
 
-def _fact(cache: BlockCache, path: str) -> Fact:
+def _fact(cache: BlockCache, path: str) -> MetadataRecord:
     info = ObjectInfo(path, size=2 * BLOCK, fingerprint="v1")
-    return Fact(IDENTITY, path, info, time.time(), cache.known.mark(IDENTITY, path))
+    return MetadataRecord(IDENTITY, path, info, time.time(), cache.known.mark(IDENTITY, path))
 
 
-def keep_listing(cache: BlockCache, bounds: Bounds) -> None:
+def keep_listing(cache: BlockCache, bounds: CacheBounds) -> None:
     infos = [ObjectInfo(f"b/{n}", size=n, fingerprint="v1") for n in range(3)]
     marks = {info.path: cache.known.mark(IDENTITY, info.path) for info in infos}
     for _ in range(2):
@@ -160,11 +160,11 @@ def watched(cache: BlockCache) -> None:
         checked_at=time.time() - 400,
         marks={info.path: cache.known.mark(IDENTITY, info.path) for info in infos},
         folder_marks={"b": cache.known.listing_mark(IDENTITY, "b")},
-        watch=Watch(feed.id, feed.number, (("b", "B"),)),
+        watch=FeedSnapshot(feed.id, feed.number, (("b", "B"),)),
     )
 
 
-def poll(cache: BlockCache, bounds: Bounds) -> None:
+def poll(cache: BlockCache, bounds: CacheBounds) -> None:
     change = Change("1", (("B", "1"),), ObjectInfo("", size=1, fingerprint="v2", id="1"))
     feed = cache.known.feed(IDENTITY, "b")
     cache.known.follow_feed(IDENTITY, feed, Changes("t2", (change,)), checked_at=time.time())
@@ -176,39 +176,39 @@ def nothing_old_counts(cache: BlockCache) -> None:
     assert is_forgotten or cache.known.feed(IDENTITY, "b").token == "t1"  # else it will be asked for again
 
 
-def pin_and_put(cache: BlockCache, bounds: Bounds) -> None:
+def pin_and_put(cache: BlockCache, bounds: CacheBounds) -> None:
     cache.pin(IDENTITY, NEW.path)
     put_new(cache, bounds)
     cache.unpin(IDENTITY, NEW.path)
 
 
-def lend(cache: BlockCache, bounds: Bounds) -> None:
+def lend(cache: BlockCache, bounds: CacheBounds) -> None:
     with cache.lease(2 * BLOCK, bounds) as lease:
         lease.write_at(0, bytes(2 * BLOCK))
         lease.seal()
 
 
-def rebuild(cache: BlockCache, bounds: Bounds) -> None:
+def rebuild(cache: BlockCache, bounds: CacheBounds) -> None:
     cache.rebuild()
 
 
-def repair(cache: BlockCache, bounds: Bounds) -> None:
+def repair(cache: BlockCache, bounds: CacheBounds) -> None:
     cache.check(repair=True)
 
 
-def write_behind(cache: BlockCache, bounds: Bounds) -> None:
-    writer = WriteBehind(cache, lambda blocks, are_kept: None)
+def write_behind(cache: BlockCache, bounds: CacheBounds) -> None:
+    writer = CacheWriter(cache, lambda blocks, are_kept: None)
     with writer._changed:  # so that all is one batch, every time
         writer.keep(_fact(cache, NEW.path))
         for index in range(2):
             data = memoryview(content(NEW, index))
-            writer.add(Arrived(NEW.block(index), data, Flight(demand=BLOCK), bounds))
+            writer.add(FetchedBlock(NEW.block(index), data, InflightRequest(demand=BLOCK), bounds))
     assert writer.drain(120)
 
 
 class Operation(NamedTuple):
-    prepare: Callable[[BlockCache], Bounds | None] | None
-    act: Callable[[Any, Bounds], None]  # gets a cache; the directory alone, when it opens one itself
+    prepare: Callable[[BlockCache], CacheBounds | None] | None
+    act: Callable[[Any, CacheBounds], None]  # gets a cache; the directory alone, when it opens one itself
     flaws: tuple[str, ...] = ()  # what an audit finds because of `prepare`, until it repairs
     look: Callable[[BlockCache], None] | None = None  # asserts what else must be true wherever it died
 
@@ -266,7 +266,7 @@ def killer(call: str, nth: int, when: str) -> Callable[[str, str], None]:
 def repeat(operation: str, directory: str, size: int) -> None:
     """Do it again and again, until killed; what it made goes before the next time, so that there is something to do."""
     cache = BlockCache([directory], explicit=True)
-    act, bounds = OPERATIONS[operation].act, Bounds(size=size, keep_free=0)
+    act, bounds = OPERATIONS[operation].act, CacheBounds(size=size, keep_free=0)
     while True:
         act(directory if act in _OPENING else cache, bounds)
         cache.evict(IDENTITY, NEW.path)
@@ -278,7 +278,7 @@ def churn(
     """Read `n` blocks, and put those that are not there; return the most bytes that the cache was seen to have."""
     if death is not None:
         watch(killer(*death))
-    cache, bounds, most = BlockCache([directory], explicit=True), Bounds(size=size, keep_free=0), 0
+    cache, bounds, most = BlockCache([directory], explicit=True), CacheBounds(size=size, keep_free=0), 0
     for step in range(n):
         key = key_of(f"b/{(step * 7 + me * 13) % n_blocks}", block_size=1 << 20)
         data = whole(cache, key, 0)
@@ -290,7 +290,7 @@ def churn(
     return most
 
 
-def put_if_it_is_our_turn(cache: BlockCache, key: ObjectKey, bounds: Bounds) -> None:
+def put_if_it_is_our_turn(cache: BlockCache, key: ObjectKey, bounds: CacheBounds) -> None:
     """Put a block; nothing is stored when a loaded machine gave us no turn to write for two seconds."""
     try:
         put(cache, key, 0, bounds=bounds)
@@ -310,11 +310,11 @@ def hold_the_index(directory: str, n_evicted: int, ready: str, go_on: str) -> No
 
 
 def put_one(directory: str, path: str, size: int) -> None:
-    put(BlockCache([directory], explicit=True), key_of(path), 0, bounds=Bounds(size=size, keep_free=0))
+    put(BlockCache([directory], explicit=True), key_of(path), 0, bounds=CacheBounds(size=size, keep_free=0))
 
 
 def _do(operation: str, directory: str, size: int, hit: Callable[[str, str], object]) -> None:
-    act, bounds = OPERATIONS[operation].act, Bounds(size=size, keep_free=0)
+    act, bounds = OPERATIONS[operation].act, CacheBounds(size=size, keep_free=0)
     subject: Any = directory
     if act not in _OPENING:
         subject = BlockCache([directory], explicit=True)

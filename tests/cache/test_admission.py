@@ -10,9 +10,9 @@ import pytest
 
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.eviction import admission
-from cachedfs.cache.eviction.access_stats import Touches
-from cachedfs.cache.eviction.admission import Claimant
-from cachedfs.common.types import Bounds
+from cachedfs.cache.eviction.access_stats import AccessStats
+from cachedfs.cache.eviction.admission import AccessHistory
+from cachedfs.common.types import CacheBounds
 from tests.cache.helpers import start
 from tests.support import noise
 
@@ -55,7 +55,7 @@ class Ours:
     def __init__(self, size, staging=0):
         self.size, self.staging = size - staging, staging
         self.blocks, self.staged = collections.OrderedDict(), collections.OrderedDict()
-        self.touches = Touches(None, "", 1 << 17)
+        self.touches = AccessStats(None, "", 1 << 17)
         self.touches.fit(window=admission.window_of(size), aging=admission.aging_of(size))
 
     def touch(self, block):
@@ -82,7 +82,7 @@ class Ours:
 
     def claimant(self, block):
         use = self.touches.use_of(hash_of(block))
-        return Claimant(self.touches.age(use.clock), use.uses, use.is_new)
+        return AccessHistory(self.touches.age(use.clock), use.uses, use.is_new)
 
 
 def belady(order, size):
@@ -210,7 +210,7 @@ def test_two_processes_hit_as_much_as_the_simulation(tmp_path):
         assert sum(map(sum, counts)) == n
         if simulated is None:
             cache = BlockCache([str(tmp_path / "cache")], explicit=True)
-            allowed = cache.allowance(Bounds(bound, 0))
+            allowed = cache.allowance(CacheBounds(bound, 0))
             stored = cache.usage()[1] / cache.usage()[0]
             simulated = Ours(int(allowed / stored), int(admission.staging_size(allowed) / stored))
         ratios.append((sum(hits for hits, _ in counts) / n, sum(map(simulated.touch, order)) / n))

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.cache.eviction.admission import (
-    Candidate,
-    Claimant,
+    AccessHistory,
+    EvictionCandidate,
     admits,
     aging_of,
     allowance,
@@ -14,7 +14,7 @@ from cachedfs.cache.eviction.admission import (
     staging_size,
     window_of,
 )
-from cachedfs.common.types import Bounds
+from cachedfs.common.types import CacheBounds
 
 ages = st.lists(st.integers(0, 1000), max_size=100)
 amounts = st.one_of(st.integers(0, 10**9), st.floats(0, 1))
@@ -22,7 +22,7 @@ bytes_ = st.integers(0, 10**9)
 
 
 def candidates(ages):
-    return [Candidate(row, age, 1) for row, age in enumerate(ages)]
+    return [EvictionCandidate(row, age, 1) for row, age in enumerate(ages)]
 
 
 @given(ages, st.integers(1, 16))
@@ -49,7 +49,7 @@ def test_the_order_in_which_candidates_come_does_not_matter(ages, random):
 
 
 def claimant(idle=0, uses=1, is_new=False):
-    return Claimant(idle, uses, is_new)
+    return AccessHistory(idle, uses, is_new)
 
 
 @given(st.integers(0, 1 << 32), st.integers(0, 255), st.integers(0, 1 << 32))
@@ -59,7 +59,7 @@ def test_what_is_new_is_always_let_in(idle, uses, gap):
 
 @given(st.integers(0, 1 << 32), st.integers(0, 255), st.integers(0, 1 << 32))
 def test_what_only_passes_through_replaces_nothing(idle, uses, gap):
-    assert not admits(Claimant(0, 255, True, passes=True), claimant(idle, uses), longest_gap=gap)
+    assert not admits(AccessHistory(0, 255, True, passes=True), claimant(idle, uses), longest_gap=gap)
 
 
 @given(st.integers(0, 1 << 31), st.integers(0, 255), st.integers(1, 1 << 31))
@@ -96,7 +96,7 @@ def test_windows_follow_the_number_of_blocks_that_fit(n_blocks):
 def test_what_is_allowed_passes_neither_bound_nor_disk(
     size, keep_free, total, free, used, present, growth, automatic
 ):
-    bounds, overhead = Bounds(size, keep_free), present + growth
+    bounds, overhead = CacheBounds(size, keep_free), present + growth
     allowed = allowance(
         bounds,
         total=total,
@@ -117,6 +117,12 @@ def test_what_is_allowed_passes_neither_bound_nor_disk(
 def test_the_automatic_bound_is_used_when_none_was_given(free, used):
     automatic = automatic_size(free=free, used=used)
     allowed = allowance(
-        Bounds(None, 0), total=free + used, free=free, used=used, overhead=0, growth=0, automatic=automatic
+        CacheBounds(None, 0),
+        total=free + used,
+        free=free,
+        used=used,
+        overhead=0,
+        growth=0,
+        automatic=automatic,
     )
     assert allowed == automatic == (free + used) // 2

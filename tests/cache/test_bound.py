@@ -7,7 +7,7 @@ import pytest
 
 from cachedfs.cache import disk, writer
 from cachedfs.cache.index import database
-from cachedfs.common.types import Bounds
+from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from tests.cache.helpers import AMPLE, BLOCK, content, disk_usage, key_of, put, room_for, whole
 from tests.support import MiB, until
@@ -29,7 +29,7 @@ def small_disk(tmp_path):
 
 def test_space_is_kept_free_on_a_disk_that_others_fill(open_cache, small_disk):
     cache, key, keep = open_cache(small_disk / "c"), key_of(), 2 * MiB
-    bounds, before = Bounds(size=1 << 30, keep_free=keep), 0
+    bounds, before = CacheBounds(size=1 << 30, keep_free=keep), 0
     put(cache, key, *range(200), bounds=bounds)
     with open(small_disk / "of others", "wb") as others:
         for step in range(11):
@@ -45,7 +45,7 @@ def test_space_is_kept_free_on_a_disk_that_others_fill(open_cache, small_disk):
 def test_on_a_disk_that_is_full_to_the_last_byte_reads_are_right_and_storing_comes_back(
     open_cache, small_disk
 ):
-    cache, key, bounds = open_cache(small_disk / "c"), key_of(), Bounds(size=1 << 30, keep_free=0)
+    cache, key, bounds = open_cache(small_disk / "c"), key_of(), CacheBounds(size=1 << 30, keep_free=0)
     put(cache, key, *range(20), bounds=bounds)
     with open(small_disk / "of others", "wb", buffering=0) as others, contextlib.suppress(OSError):
         while True:

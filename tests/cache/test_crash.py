@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.common.types import Bounds
+from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from tests.cache.helpers import AMPLE, content, disk_usage, whole
 from tests.cache.kills import N_OLD, NEW, OLD, OPERATIONS, Step, put_after_noticing
@@ -181,7 +181,7 @@ def test_the_steps_are_named_by_what_is_called(fork_server, folder):
 @pytest.mark.parametrize("call", ["create", "write_all", "rename", "SQL COMMIT"])
 def test_processes_that_are_killed_beside_others_leave_a_sound_cache(folder, fork_server, call):
     """Two of four processes that read and write one cache die at one kind of call, early and late."""
-    bounds = Bounds(size=8 << 20, keep_free=0)
+    bounds = CacheBounds(size=8 << 20, keep_free=0)
     deaths = [(call, 3, "before"), (call, 9, "after"), None, None]
     crowd = [
         fork_server.start(
@@ -251,7 +251,7 @@ def test_thousands_of_processes_may_be_killed_at_any_moment(operation, fork_serv
 @pytest.mark.timeout(1800)
 def test_a_crowd_that_is_killed_a_thousand_times_leaves_a_sound_cache(folder, fork_server):
     """Eight processes read and write at full speed; every 50 ms one is killed and another takes its place."""
-    chance, bounds = random.Random(2), Bounds(size=64 << 20, keep_free=0)
+    chance, bounds = random.Random(2), CacheBounds(size=64 << 20, keep_free=0)
 
     def join(me):
         return fork_server.start("tests.cache.kills:churn", str(folder), me, bounds.size, 120, 1 << 30)

@@ -13,8 +13,8 @@ import pytest
 from cachedfs.cache import disk
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_file import FORMAT
-from cachedfs.cache.index.metadata_records import Fact
-from cachedfs.cache.locks import Claims
+from cachedfs.cache.index.metadata_records import MetadataRecord
+from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.errors import CacheError
 from tests.cache.helpers import content, file_of, flip, key_of, put, whole
 
@@ -73,7 +73,9 @@ def test_an_unsafe_subdirectory_of_the_default_directory_is_not_used(open_cache,
 
 
 def test_claims_without_a_directory_are_those_of_one_cache():
-    assert all(Claims(None).take(7) for _ in range(50))  # each is gone before the next, and its id free
+    assert all(
+        ByteRangeLocks(None).take(7) for _ in range(50)
+    )  # each is gone before the next, and its id free
 
 
 def test_the_directory_itself_may_be_anybody_s(open_cache, tmp_path):
@@ -159,7 +161,7 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     with contextlib.closing(sqlite3.connect(Path(cache.root, "index.db"))) as index:
         assert index.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     cache.known.keep_facts(
-        [Fact("gs://test", "b/x", None, time.time(), cache.known.mark("gs://test", "b/x"))]
+        [MetadataRecord("gs://test", "b/x", None, time.time(), cache.known.mark("gs://test", "b/x"))]
     )
     assert cache.known.lookup("gs://test", "b/x").mark == open_cache(tmp_path).known.mark("gs://test", "b/x")
     monkeypatch.setattr(disk, "host_name", lambda: "two")

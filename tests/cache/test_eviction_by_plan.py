@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from cachedfs.cache.eviction.future_uses import Order
-from cachedfs.common.types import Bounds
+from cachedfs.cache.eviction.future_uses import FutureUses
+from cachedfs.common.types import CacheBounds
 from tests.cache.helpers import AMPLE, content, key_of, put, room_for, start
 from tests.support import tally
 
@@ -23,7 +23,7 @@ class Plan:
         self.chance, self.units = random.Random(seed), [unit for unit in range(n) for _ in range(touches)]
         self.per_epoch, self.at, self.fetched = len(self.units), 0, 0
         self.coming = []  # of the order: what is not read yet
-        self.order = Order(cache, bounds, horizon=2 * self.per_epoch, window=AT_ONCE * BLOCK)
+        self.order = FutureUses(cache, bounds, horizon=2 * self.per_epoch, window=AT_ONCE * BLOCK)
 
     def read(self, accesses):
         """Read so many accesses (a multiple of AT_ONCE); return how many blocks were fetched for them."""
@@ -63,10 +63,10 @@ class Plan:
 
 def bounds_for(cache, n):
     """Return bounds within which about `n` small blocks fit, and how many do: all of them were there once."""
-    key, small = key_of("probe", block_size=BLOCK), Bounds(1 << 22, 0)
+    key, small = key_of("probe", block_size=BLOCK), CacheBounds(1 << 22, 0)
     cache.put([(key.block(0), b"")], small)
     overhead = sum(cache._own.store.room._overhead(32 * 4096))
-    bounds = Bounds(overhead + n * cache.size_on_disk(key, BLOCK), 0)
+    bounds = CacheBounds(overhead + n * cache.size_on_disk(key, BLOCK), 0)
     for first in range(0, 2 * n, 100):
         cache.put([(key.block(index), bytes(BLOCK)) for index in range(first, first + 100)], bounds)
     n_fit = cache.usage()[0]
@@ -251,13 +251,13 @@ def test_two_plans_of_one_process_have_what_half_the_bound_gives_each_alone(open
 
 def test_a_plan_counts_until_its_process_is_gone_however_it_went(open_cache, folder):
     ours, size = open_cache(folder), 1 << 30
-    alone = ours.share(ours.take_seat(), Bounds(size, 0))
+    alone = ours.share(ours.take_seat(), CacheBounds(size, 0))
     code = "cache = BlockCache([sys.argv[1]], explicit=True)\nprint(cache.take_seat(), flush=True)\nsys.stdin.read()"
     other = start(code, folder)
     assert other.stdout.readline() == "1\n"
-    assert ours.share(0, Bounds(size, 0)) == alone // 2
+    assert ours.share(0, CacheBounds(size, 0)) == alone // 2
     other.kill()
     other.communicate()
-    assert ours.share(0, Bounds(size, 0)) == alone
+    assert ours.share(0, CacheBounds(size, 0)) == alone
     ours.leave_seat(0)
     assert ours.take_seat() == 0

@@ -17,8 +17,8 @@ import pytest
 from cachedfs.cache import block_file, disk, locks
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.index import database
-from cachedfs.cache.index.metadata_records import Fact
-from cachedfs.common.types import Bounds, ObjectInfo
+from cachedfs.cache.index.metadata_records import MetadataRecord
+from cachedfs.common.types import CacheBounds, ObjectInfo
 from cachedfs.errors import CacheError
 from tests.cache.helpers import BLOCK, content, file_of, flip, key_of, put, whole
 
@@ -128,8 +128,8 @@ class Faults:
 
 
 KEY, OTHER, LAST = key_of("b/x"), key_of("b/other"), key_of("b/last")
-FACT = Fact("gs://test", "b/x", ObjectInfo("b/x", size=3 * BLOCK, fingerprint="v1"), time.time(), 5)
-SMALL = Bounds(size=7 << 19, keep_free=0)  # a few blocks, beside the bookkeeping
+FACT = MetadataRecord("gs://test", "b/x", ObjectInfo("b/x", size=3 * BLOCK, fingerprint="v1"), time.time(), 5)
+SMALL = CacheBounds(size=7 << 19, keep_free=0)  # a few blocks, beside the bookkeeping
 
 
 @contextlib.contextmanager
@@ -197,7 +197,7 @@ def day(directory):
     with tried():
         cache.rebuild()
     with tried():
-        cache.allowance(Bounds())
+        cache.allowance(CacheBounds())
     cache.usage()
     cache.has(KEY, 0)
     cache._own._look_at = 0.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachedfs.cache.index.metadata_records import Fact, Watch, hash_of
+from cachedfs.cache.index.metadata_records import FeedSnapshot, MetadataRecord, hash_of
 from cachedfs.common.types import Change, Changes, ObjectInfo
 
 ORIGIN, NOW = "drive|test|auth", 1_000_000.0
@@ -30,7 +30,7 @@ def listed(cache, *infos, watch=None, age=400):
     marks = {info.path: cache.known.mark(ORIGIN, info.path) for info in infos}
     folder_marks = {FOLDER.path: cache.known.listing_mark(ORIGIN, FOLDER.path)}
     if watch is None:
-        watch = Watch(feed_of(cache).id, feed_of(cache).number, WAY)
+        watch = FeedSnapshot(feed_of(cache).id, feed_of(cache).number, WAY)
     listings = {FOLDER.path: infos}
     cache.known.keep_listings(
         ORIGIN, listings, checked_at=NOW - age, marks=marks, folder_marks=folder_marks, watch=watch
@@ -73,7 +73,9 @@ def test_a_poll_that_tells_nothing_has_all_that_is_watched_count_as_checked(cach
 
 
 def test_what_is_not_watched_counts_no_longer_for_a_poll(cache):
-    cache.known.keep_facts([Fact(ORIGIN, ONE.path, ONE, NOW - 400, cache.known.mark(ORIGIN, ONE.path))])
+    cache.known.keep_facts(
+        [MetadataRecord(ORIGIN, ONE.path, ONE, NOW - 400, cache.known.mark(ORIGIN, ONE.path))]
+    )
     polled(cache)
     assert cache.known.lookup(ORIGIN, ONE.path).told is None
 
@@ -98,7 +100,9 @@ def test_what_is_not_watched_counts_no_longer_for_a_poll(cache):
 )
 def test_what_is_told_of_is_forgotten_and_no_more(cache, open_cache, change, old):
     listed(cache, ONE, TWO)
-    cache.known.keep_facts([Fact(ORIGIN, FOLDER.path, FOLDER, NOW, cache.known.mark(ORIGIN, FOLDER.path))])
+    cache.known.keep_facts(
+        [MetadataRecord(ORIGIN, FOLDER.path, FOLDER, NOW, cache.known.mark(ORIGIN, FOLDER.path))]
+    )
     polled(cache, change)
     for each in (cache, open_cache()):
         forgotten = {info.path.rpartition("/")[2] for info in (ONE, TWO) if counts(each, info) is None}
@@ -119,17 +123,19 @@ def test_what_is_told_of_is_forgotten_also_where_its_listing_was_before(cache):
 def test_what_somebody_here_wrote_and_looked_at_again_is_not_forgotten_when_the_feed_tells_of_it(cache):
     listed(cache, ONE, TWO)
     cache.known.changed(ORIGIN, [ONE.path])
-    new, watch = file_of("one", "1", "2"), Watch(feed_of(cache).id, 0, WAY)
+    new, watch = file_of("one", "1", "2"), FeedSnapshot(feed_of(cache).id, 0, WAY)
     cache.known.keep_facts(
-        [Fact(ORIGIN, new.path, new, NOW - 300, cache.known.mark(ORIGIN, new.path), watch)]
+        [MetadataRecord(ORIGIN, new.path, new, NOW - 300, cache.known.mark(ORIGIN, new.path), watch)]
     )
     polled(cache, in_folder(new))
     assert counts(cache, new) == NOW
 
 
 def test_an_absence_that_was_asked_for_is_forgotten_when_the_name_appears(cache):
-    path, watch = "My Drive/d/none", Watch(feed_of(cache).id, 0, WAY)
-    cache.known.keep_facts([Fact(ORIGIN, path, None, NOW - 400, cache.known.mark(ORIGIN, path), watch)])
+    path, watch = "My Drive/d/none", FeedSnapshot(feed_of(cache).id, 0, WAY)
+    cache.known.keep_facts(
+        [MetadataRecord(ORIGIN, path, None, NOW - 400, cache.known.mark(ORIGIN, path), watch)]
+    )
     polled(cache)
     assert counts(cache, file_of("none", "7")) == NOW
     polled(cache, in_folder(file_of("none", "7")), token="t3")
@@ -138,11 +144,11 @@ def test_an_absence_that_was_asked_for_is_forgotten_when_the_name_appears(cache)
 
 def test_an_answer_that_a_poll_overtook_is_not_watched(cache):
     """It was asked for before the poll, and is stored after it: the poll could not find it."""
-    before = Watch(feed_of(cache).id, feed_of(cache).number, WAY)
+    before = FeedSnapshot(feed_of(cache).id, feed_of(cache).number, WAY)
     polled(cache, in_folder(ONE))
     listed(cache, ONE, watch=before)
     cache.known.keep_facts(
-        [Fact(ORIGIN, TWO.path, TWO, NOW - 400, cache.known.mark(ORIGIN, TWO.path), before)]
+        [MetadataRecord(ORIGIN, TWO.path, TWO, NOW - 400, cache.known.mark(ORIGIN, TWO.path), before)]
     )
     polled(cache, token="t3", at=NOW + 100)
     assert cache.known.lookup(ORIGIN, ONE.path).told is None

@@ -8,17 +8,17 @@ import pytest
 
 from cachedfs.cache.index import database
 from cachedfs.cache.index.database import _after_fork_in_child
-from cachedfs.cache.index.metadata_records import Fact
+from cachedfs.cache.index.metadata_records import MetadataRecord
 from tests.cache.helpers import content, finish, key_of, put, start, whole
 
 FORKER = """
-from cachedfs.cache.block_cache import Fact
+from cachedfs.cache.index.metadata_records import MetadataRecord
 def used(cache, n):
     key = key_of()
     put(cache, key, n)
     assert whole(cache, key, 0) == content(key, 0)
     assert whole(cache, key, n) == content(key, n)
-    cache.known.keep_facts([Fact('gs://test', f'b/{n}', None, 1e12, 1)])
+    cache.known.keep_facts([MetadataRecord('gs://test', f'b/{n}', None, 1e12, 1)])
     assert cache.known.lookup('gs://test', f'b/{n}') is not None
 cache = BlockCache([sys.argv[1]], explicit=True)
 used(cache, 0)
@@ -117,7 +117,7 @@ def test_threads_share_a_cache(cache):
                 wrong.append(index)
             if n % 10 == me:
                 cache.evict(key.identity, key.path)
-            cache.known.keep_facts([Fact("gs://test", f"b/{index}", None, float(n), 1)])
+            cache.known.keep_facts([MetadataRecord("gs://test", f"b/{index}", None, float(n), 1)])
             cache.known.lookup("gs://test", f"b/{index}")
 
     threads = [threading.Thread(target=work, args=(me,)) for me in range(4)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cachedfs.cache import disk
-from cachedfs.common.types import Bounds
+from cachedfs.common.types import CacheBounds
 from tests.cache.helpers import content, file_of, flip, key_of, put, whole
 from tests.support import until
 
@@ -127,7 +127,7 @@ def test_leftover_temporary_files_are_removed(filled):
 def test_who_writes_removes_temporary_files_of_an_hour_and_counts_younger_ones(filled):
     left = Path(filled.root, "tmp", "left")
     left.write_bytes(bytes(1 << 20))
-    bounds = Bounds(size=64 << 20, keep_free=0)
+    bounds = CacheBounds(size=64 << 20, keep_free=0)
     with_it = filled.allowance(bounds)
     os.utime(left, (0, time.time() - 4000))
     assert filled.allowance(bounds) == with_it + (1 << 20)

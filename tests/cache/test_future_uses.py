@@ -8,11 +8,11 @@ import fsspec
 import pytest
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.cache.eviction.future_uses import Order
-from cachedfs.common.types import Bounds, ObjectKey
+from cachedfs.cache.eviction.future_uses import FutureUses
+from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.errors import CachedFSError, CacheError
-from cachedfs.fetch.cache_writer import Arrived, WriteBehind
-from cachedfs.fetch.inflight import Flight
+from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
+from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.sim import Fault
 from tests.support import noise, until
 
@@ -27,7 +27,7 @@ class Plan:
         fs.info(path)
         self.known = fs._source.known(path)
         self.key = fs._source.key(self.known)
-        self.order = Order(self.engine.cache, fs._source.config.bounds, horizon=8, window=8 * BLOCK)
+        self.order = FutureUses(self.engine.cache, fs._source.config.bounds, horizon=8, window=8 * BLOCK)
         self.engine.run(self.begin())
 
     async def begin(self):
@@ -190,13 +190,13 @@ def test_two_plans_that_fetch_in_turn_are_stored_in_two_batches(tmp_path):
         def put(self, given, bounds, *, plan):
             puts.append((len(given), plan))
 
-    writer = WriteBehind(Counted(), lambda blocks, are_kept: told.extend(blocks))
-    key, bounds = ObjectKey("gs://test", "b/x", "v1", BLOCK), Bounds(1 << 30, 0)
-    orders = [Order(cache, bounds, horizon=8, window=0) for _ in range(2)]
+    writer = CacheWriter(Counted(), lambda blocks, are_kept: told.extend(blocks))
+    key, bounds = ObjectKey("gs://test", "b/x", "v1", BLOCK), CacheBounds(1 << 30, 0)
+    orders = [FutureUses(cache, bounds, horizon=8, window=0) for _ in range(2)]
     with writer._changed:  # so that all are there before the first is stored
         for index in range(40):
-            block = Arrived(
-                key.block(index), memoryview(b"data"), Flight(demand=0), bounds, orders[index % 2]
+            block = FetchedBlock(
+                key.block(index), memoryview(b"data"), InflightRequest(demand=0), bounds, orders[index % 2]
             )
             writer._blocks.append(block)
     writer.after_facts(lambda: None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cachedfs.cache.block_file import FORMAT
-from cachedfs.cache.index.metadata_records import Fact
+from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CacheError
 from tests.cache.helpers import AMPLE, content, file_of, finish, key_of, put, start, whole
@@ -92,7 +92,9 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
     forger = open_cache(shared / "his")
     forged = b"forged" + content(key, 0)[6:]
     forger.put([(key.block(0), forged), (other.block(0), forged)], AMPLE)
-    forger.known.keep_facts([Fact(ORIGIN, "b/x", ObjectInfo("b/x", size=5, fingerprint="forged"), NOW, 5)])
+    forger.known.keep_facts(
+        [MetadataRecord(ORIGIN, "b/x", ObjectInfo("b/x", size=5, fingerprint="forged"), NOW, 5)]
+    )
     forger.known.mark(ORIGIN, "b/x")
     forger.close()
     cache = open_cache(shared / "ours")
@@ -118,7 +120,7 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
         with pytest.raises(CacheError, match=f"belongs to user {THEM}"):
             put(reader, key, 1)
         with pytest.raises(CacheError):
-            reader.known.keep_facts([Fact(ORIGIN, "b/x", None, NOW, 5)])
+            reader.known.keep_facts([MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
     assert {name: entry for name, entry in snapshot(Path(cache.root)).items() if "blocks" in name} == {
         name: entry for name, entry in before.items() if "blocks" in name
     }
@@ -211,7 +213,7 @@ def use_all(cache):
     assert whole(cache, key, 0) in (None, content(key, 0))
     tried(put, cache, key, 0, 1, 2)
     assert whole(cache, key, 0) in (None, content(key, 0))
-    tried(cache.known.keep_facts, [Fact(ORIGIN, "b/x", None, NOW, 5)])
+    tried(cache.known.keep_facts, [MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
     cache.known.lookup(ORIGIN, "b/x")
     cache.known.changed(ORIGIN, ["b/x"])
     if cache.take_claim(7):
@@ -238,7 +240,7 @@ def use_all(cache):
 def test_a_planted_symlink_is_never_followed_to_write_outside(open_cache, tmp_path, name, dangling):
     cache = open_cache(tmp_path / "c")
     put(cache, key_of(), 0, 1)
-    cache.known.keep_facts([Fact(ORIGIN, "b/x", None, NOW, 5)])
+    cache.known.keep_facts([MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
     cache.known.mark(ORIGIN, "b/x")
     cache.take_claim(9)
     place, outside = path_of(cache, name), tmp_path / "outside"
@@ -307,7 +309,7 @@ def test_names_of_any_kind_are_kept_apart_and_stay_inside(open_cache, tmp_path):
     for name in NAMES:
         put(cache, key_of(name), 0, size=100)
         info = ObjectInfo(name, size=100, fingerprint=f"of {name}")
-        cache.known.keep_facts([Fact(ORIGIN, name, info, NOW, marks[name])])
+        cache.known.keep_facts([MetadataRecord(ORIGIN, name, info, NOW, marks[name])])
         cache.pin(ORIGIN, name)
     cache.close()
     again = open_cache(tmp_path / "c")

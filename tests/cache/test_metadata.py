@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.index import metadata_rows
-from cachedfs.cache.index.metadata_records import Fact, decode_info, encode_info
-from cachedfs.common.types import BlockKey, Bounds, ObjectInfo, ObjectKey
+from cachedfs.cache.index.metadata_records import MetadataRecord, decode_info, encode_info
+from cachedfs.common.types import BlockKey, CacheBounds, ObjectInfo, ObjectKey
 from cachedfs.errors import CacheError
 
 ORIGIN, NOW = "gs://test", 1_700_000_000.0
@@ -27,7 +27,7 @@ def info_of(path, version="1"):
 
 
 def learn(cache, path, info, age=0.0, mark=5):
-    cache.known.keep_facts([Fact(ORIGIN, path, info, NOW - age, mark)])
+    cache.known.keep_facts([MetadataRecord(ORIGIN, path, info, NOW - age, mark)])
 
 
 def listed(cache, folder, *paths, age=0.0, mark=9, version="1"):
@@ -73,13 +73,13 @@ def test_a_fact_comes_back_as_it_was_also_elsewhere_and_with_odd_names(cache, op
     assert cache.known.lookup(ORIGIN, "b/x") is None
     for path in ("b/x", "", "b/\udcff\0", "b/" + "x" * 5000):
         learn(cache, path, info_of(path))
-        assert open_cache().known.lookup(ORIGIN, path) == Fact(ORIGIN, path, info_of(path), NOW, 5)
+        assert open_cache().known.lookup(ORIGIN, path) == MetadataRecord(ORIGIN, path, info_of(path), NOW, 5)
     assert cache.known.lookup("gs://elsewhere", "b/x") is None
 
 
 def test_absence_is_a_fact_too(cache):
     learn(cache, "b/x", None)
-    assert cache.known.lookup(ORIGIN, "b/x") == Fact(ORIGIN, "b/x", None, NOW, 5)
+    assert cache.known.lookup(ORIGIN, "b/x") == MetadataRecord(ORIGIN, "b/x", None, NOW, 5)
 
 
 def test_the_fact_checked_last_wins_whatever_is_stored_last(cache):
@@ -92,7 +92,7 @@ def test_the_fact_checked_last_wins_whatever_is_stored_last(cache):
 
 def test_a_listed_child_is_known_and_the_newer_answer_wins(cache):
     listed(cache, "b", "b/x", "b/y", age=5)
-    assert cache.known.lookup(ORIGIN, "b/x") == Fact(ORIGIN, "b/x", info_of("b/x"), NOW - 5, 5)
+    assert cache.known.lookup(ORIGIN, "b/x") == MetadataRecord(ORIGIN, "b/x", info_of("b/x"), NOW - 5, 5)
     learn(cache, "b/x", info_of("b/x", "newer"), age=1)
     assert cache.known.lookup(ORIGIN, "b/x").info.fingerprint == "newer"
     listed(cache, "b", "b/x", version="newest")
@@ -154,7 +154,7 @@ def test_old_facts_and_listings_go(cache):
 
 def test_what_has_blocks_stays_known_for_as_long_as_they_do(cache):
     key = ObjectKey(ORIGIN, "b/f/read", "1", 1 << 20)
-    cache.put([(BlockKey(key, 0), b"bytes")], Bounds(1 << 24, 0))
+    cache.put([(BlockKey(key, 0), b"bytes")], CacheBounds(1 << 24, 0))
     for path in ("b/f/read", "b/f/not-read", "b/other/x"):
         learn(cache, path, info_of(path), age=8 * 86400)
     listed(cache, "b/f", "b/f/read", "b/f/listed", age=8 * 86400)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.common.types import Bounds
+from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from tests.cache.helpers import content, disk_usage, finish, flip, key_of, put, start
 
 SIZE = 3 * 65536 + 100  # bytes of a block: four pages, the last one short
-BOUNDS = Bounds(size=9 << 19, keep_free=0)  # about ten such blocks beside the bookkeeping
+BOUNDS = CacheBounds(size=9 << 19, keep_free=0)  # about ten such blocks beside the bookkeeping
 
 KEYS = [key_of(path, version, block_size=SIZE) for path in ("b/x", "b/y") for version in ("v1", "v2")]
 keys = st.sampled_from(KEYS)
@@ -31,7 +31,7 @@ here = st.integers(0, 1)
 
 OTHER = """
 import json
-from cachedfs.common.types import Bounds
+from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from tests.cache.test_model import BOUNDS, KEYS
 for line in sys.stdin:

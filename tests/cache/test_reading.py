@@ -5,9 +5,9 @@ from collections import deque
 
 import pytest
 
-from cachedfs.cache.eviction.future_uses import Reading
-from cachedfs.cache.eviction.schedule import Access, Schedule
-from cachedfs.prefetch.future_reads import Piece, Unread
+from cachedfs.cache.eviction.future_uses import UseTracker
+from cachedfs.cache.eviction.schedule import EvictionSchedule, FutureAccess
+from cachedfs.prefetch.future_reads import FutureBlock, UnreadBlocks
 
 N, EPOCHS, BATCH = 320, 4, 8
 AHEAD = 0.45  # of what fits: how much of it may be ahead of the readers, as in a real plan
@@ -27,12 +27,12 @@ class Training:
             0xFFFFFFFF - N,
             round(share * N),
         )  # the clock turns over on the way
-        self.schedule = Schedule(horizon=len(self.order), limit=self.n_fit - 2, passing=2)
-        self.reading = Reading(self.schedule, self.clocks.get)
+        self.schedule = EvictionSchedule(horizon=len(self.order), limit=self.n_fit - 2, passing=2)
+        self.reading = UseTracker(self.schedule, self.clocks.get)
         for block in range(N):
             self.reading.comes(block)
-        self.schedule.extend(map(Access, self.order))
-        self.unread, self.at = Unread(), 0
+        self.schedule.extend(map(FutureAccess, self.order))
+        self.unread, self.at = UnreadBlocks(), 0
         self.here, self.fetched = set(), []
         self.left = [list(range(at, at + BATCH)) for at in range(0, len(self.order), BATCH)]
         self.n_readers, self.n_ahead, self.furthest = n_readers, n_readers + 2, 0
@@ -82,7 +82,7 @@ class Training:
                     self.fetched.append(self.at)
                 self.schedule.stored(block)
                 self.put(block)
-                self.unread.add(Piece((self.at, 0), block, 1), self.clocks.get(block))
+                self.unread.add(FutureBlock((self.at, 0), block, 1), self.clocks.get(block))
             self.at += 1
 
     def put(self, block):
@@ -116,28 +116,28 @@ def test_a_use_of_several_touches_is_one_use(share, n_readers, n_touches):
 
 
 def test_touches_while_no_use_is_known_count_for_none():
-    clocks, schedule = {}, Schedule(horizon=4, limit=9)
-    reading = Reading(schedule, clocks.get)
+    clocks, schedule = {}, EvictionSchedule(horizon=4, limit=9)
+    reading = UseTracker(schedule, clocks.get)
     for block in "ab":
         reading.comes(block)
-    schedule.extend(map(Access, "ab"))
+    schedule.extend(map(FutureAccess, "ab"))
     schedule.stored("a")
     clocks["a"] = 1
     assert reading.is_made("a", 0)
     clocks["a"] = 900  # by somebody else
     reading.comes("a")
-    schedule.extend([Access("a")])
+    schedule.extend([FutureAccess("a")])
     assert not reading.was_read("a")
     clocks["a"] = 1800
     assert reading.was_read("a")
 
 
 def test_what_was_read_before_its_uses_were_known_may_have_been_the_first_of_them():
-    clocks, schedule = {"a": 1}, Schedule(horizon=9, limit=9)
-    reading = Reading(schedule, clocks.get)
+    clocks, schedule = {"a": 1}, EvictionSchedule(horizon=9, limit=9)
+    reading = UseTracker(schedule, clocks.get)
     for block in "ab":
         reading.comes(block)
-    schedule.extend(map(Access, "abab"))
+    schedule.extend(map(FutureAccess, "abab"))
     assert not reading.is_made("a", 0)
     assert [reading.may_be_at(block, at) for at, block in enumerate("abab")] == [True, False, False, False]
     clocks |= {"a": 2, "b": 3}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.cache.eviction import schedule
-from cachedfs.cache.eviction.schedule import Access, Schedule
+from cachedfs.cache.eviction.schedule import EvictionSchedule, FutureAccess
 
 orders = st.lists(st.integers(0, 7), max_size=60)
 
@@ -21,8 +21,8 @@ class Simulated:
 
     def __init__(self, order, size, *, horizon=1 << 30, window=1, passing=1):
         self.order, self.size, self.window, self.passing = list(order), size, window, passing
-        self.schedule = Schedule(horizon=horizon, limit=size, passing=passing)
-        self.source = iter([Access(block) for block in self.order])
+        self.schedule = EvictionSchedule(horizon=horizon, limit=size, passing=passing)
+        self.source = iter([FutureAccess(block) for block in self.order])
         self.here, self.fetched, self.given_up = set(), [], []
         self.at = 0
 
@@ -144,8 +144,8 @@ def to_fetch(plan, until):
 
 def read_of(order, n, *, limit):
     """Return the schedule of these blocks after the first `n` were fetched together, and read."""
-    plan = Schedule(horizon=100, limit=limit)
-    plan.extend(map(Access, order))
+    plan = EvictionSchedule(horizon=100, limit=limit)
+    plan.extend(map(FutureAccess, order))
     for block in list(to_fetch(plan, n)):
         plan.stored(block)
     plan.read_up_to(n)
@@ -164,24 +164,24 @@ def test_what_others_removed_is_fetched_again_in_its_turn():
 
 
 def test_what_did_not_come_is_asked_for_again():
-    plan = Schedule(horizon=100, limit=3)
-    plan.extend(map(Access, "abc"))
+    plan = EvictionSchedule(horizon=100, limit=3)
+    plan.extend(map(FutureAccess, "abc"))
     assert list(to_fetch(plan, 2)) == ["a", "b"]
     plan.lost("a")
     assert list(to_fetch(plan, 3)) == ["a", "c"]
 
 
 def test_what_was_here_from_the_start_is_not_fetched():
-    plan = Schedule(horizon=100, limit=3)
-    plan.extend(map(Access, "abc"))
+    plan = EvictionSchedule(horizon=100, limit=3)
+    plan.extend(map(FutureAccess, "abc"))
     for block in "ac":
         plan.stored(block)
     assert list(to_fetch(plan, 3)) == ["b"]
 
 
 def test_of_what_was_here_from_the_start_the_blocks_that_are_used_first_stay():
-    plan = Schedule(horizon=100, limit=2)
-    plan.extend(map(Access, "abcdef"))
+    plan = EvictionSchedule(horizon=100, limit=2)
+    plan.extend(map(FutureAccess, "abcdef"))
     for block in "fdbaec":
         plan.stored(block)
     assert set(itertools.islice(plan.given_up(), 4)) == set("cdef")
@@ -189,8 +189,8 @@ def test_of_what_was_here_from_the_start_the_blocks_that_are_used_first_stay():
 
 
 def test_what_is_under_way_goes_only_when_it_is_here():
-    plan = Schedule(horizon=100, limit=1)
-    plan.extend(map(Access, "ab"))
+    plan = EvictionSchedule(horizon=100, limit=1)
+    plan.extend(map(FutureAccess, "ab"))
     assert list(to_fetch(plan, 2)) == ["a"]  # before it was read nothing may take its place
     plan.read_up_to(1)
     assert list(to_fetch(plan, 2)) == ["b"]
@@ -200,8 +200,8 @@ def test_what_is_under_way_goes_only_when_it_is_here():
 
 
 def test_a_block_that_comes_when_nobody_asked_counts_as_here():
-    plan = Schedule(horizon=100, limit=8)
-    plan.extend([Access("a", 5), Access("a", 5), Access("b", 5)])
+    plan = EvictionSchedule(horizon=100, limit=8)
+    plan.extend([FutureAccess("a", 5), FutureAccess("a", 5), FutureAccess("b", 5)])
     plan.stored("unknown")
     plan.stored("b")
     assert plan.taken == 5
@@ -211,8 +211,8 @@ def test_a_block_that_comes_when_nobody_asked_counts_as_here():
 
 
 def test_sizes_count():
-    plan = Schedule(horizon=100, limit=10)
-    plan.extend([Access("a", 4), Access("b", 4), Access("c", 4), Access("d", 11)])
+    plan = EvictionSchedule(horizon=100, limit=10)
+    plan.extend([FutureAccess("a", 4), FutureAccess("b", 4), FutureAccess("c", 4), FutureAccess("d", 11)])
     assert list(to_fetch(plan, 4)) == ["a", "b"]
     plan.read_up_to(2)
     assert list(to_fetch(plan, 4)) == ["c"]
@@ -228,8 +228,8 @@ def test_a_smaller_limit_is_kept_by_what_is_asked_for_next():
 
 
 def test_what_is_read_out_of_turn_is_used_after_that_and_what_comes_before_it_is_not_read():
-    plan = Schedule(horizon=100, limit=2)
-    plan.extend(map(Access, "abcacb"))
+    plan = EvictionSchedule(horizon=100, limit=2)
+    plan.extend(map(FutureAccess, "abcacb"))
     for block in "ab":
         plan.stored(block)
     plan.read("b")
@@ -246,8 +246,8 @@ def test_what_is_read_out_of_turn_is_used_after_that_and_what_comes_before_it_is
 
 
 def test_what_came_for_somebody_ahead_of_the_plan_stays_only_if_it_is_used_again_before_others():
-    plan = Schedule(horizon=100, limit=1)
-    plan.extend(map(Access, "abcbca"))
+    plan = EvictionSchedule(horizon=100, limit=1)
+    plan.extend(map(FutureAccess, "abcbca"))
     plan.stored("b")
     plan.stored("a", is_read=True)
     assert next(plan.given_up()) == "a"
@@ -256,8 +256,8 @@ def test_what_came_for_somebody_ahead_of_the_plan_stays_only_if_it_is_used_again
 
 
 def test_what_only_passes_waits_while_as_much_passes_as_may():
-    plan = Schedule(horizon=100, limit=1, passing=1)
-    plan.extend(map(Access, "abcaabc"))
+    plan = EvictionSchedule(horizon=100, limit=1, passing=1)
+    plan.extend(map(FutureAccess, "abcaabc"))
     plan.stored("a")
     assert plan.ask("b")
     assert not plan.ask("c")
@@ -351,10 +351,10 @@ def test_an_access_takes_a_few_steps_in_a_heap_and_the_state_stays_within_its_bo
 @given(st.lists(st.tuples(st.sampled_from("elsfgraoO"), st.integers(0, 7)), max_size=80), st.integers(0, 5))
 def test_whatever_is_told_in_whatever_order_the_sums_are_right(told, limit):
     """Blocks that nobody asked for come, others that were never here are lost, and so on."""
-    plan = Schedule(horizon=20, limit=limit, passing=2)
+    plan = EvictionSchedule(horizon=20, limit=limit, passing=2)
     for what, number in told:
         if what == "e":
-            plan.extend([Access(number, number + 1)])
+            plan.extend([FutureAccess(number, number + 1)])
         elif what == "a":
             plan.ask(number)
         elif what == "o":

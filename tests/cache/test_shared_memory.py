@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachedfs.cache import disk, locks
-from cachedfs.cache.eviction.access_stats import Touches, Use, touch_slots
-from cachedfs.cache.shared_memory import Marks
-from cachedfs.common.types import Bounds
+from cachedfs.cache.eviction.access_stats import AccessStats, BlockAccess, touch_slots
+from cachedfs.cache.shared_memory import ChangeCounters
+from cachedfs.common.types import CacheBounds
 from tests.cache.helpers import finish, key_of, put, start
 from tests.support import until
 
@@ -70,7 +70,7 @@ def test_a_change_of_a_tree_moves_the_marks_of_what_is_in_it_and_no_other(cache)
 @given(st.lists(st.text(alphabet="ab/", max_size=6), max_size=4), st.text(alphabet="ab/", max_size=6))
 @settings(max_examples=50, deadline=None)
 def test_every_name_above_a_changed_path_moves(paths, path):
-    marks = Marks(None, "")
+    marks = ChangeCounters(None, "")
     above = {path[:at] for at in range(len(path)) if path[at] == "/"} | {"", path}
     before = {
         each: (marks.at(marks.slots_of("i", each)), marks.at(marks.listing_slots_of("i", each)))
@@ -84,7 +84,7 @@ def test_every_name_above_a_changed_path_moves(paths, path):
 
 def test_a_thousand_changes_leave_nearly_all_that_is_known_of_others():
     """A mark that shares a slot with a change costs a question: one name in 65 here, and never all below a folder."""
-    marks = Marks(None, "")
+    marks = ChangeCounters(None, "")
     slots = [marks.slots_of("i", f"bucket/other/{i}") for i in range(10_000)]
     before = list(map(marks.at, slots))
     marks.change_alone("i", [f"bucket/{i % 7}/{i}" for i in range(1000)], [])
@@ -119,8 +119,8 @@ def test_slots_are_kept_and_read_again(cache, open_cache):
 def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
     """A writer never reads a slot: whichever of two wins, the mark is neither the old one nor a repeated one."""
     first, second = (
-        Marks(str(tmp_path / "m"), str(tmp_path / "t1")),
-        Marks(str(tmp_path / "m"), str(tmp_path / "t2")),
+        ChangeCounters(str(tmp_path / "m"), str(tmp_path / "t1")),
+        ChangeCounters(str(tmp_path / "m"), str(tmp_path / "t2")),
     )
     slots, seen = first.slots_of("i", "p"), set()
     for _ in range(100):
@@ -181,7 +181,7 @@ def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, c
 
 
 def touches_of(n_slots=1 << 12, **options):
-    return Touches(None, "", n_slots, **options)
+    return AccessStats(None, "", n_slots, **options)
 
 
 def block(number):
@@ -194,8 +194,8 @@ def test_a_use_is_remembered_with_its_clock():
     assert touches.use_of(block(5)) is None
     for number in (5, 6, 5):
         touches.touch(block(number))
-    assert touches.use_of(block(5)) == Use(clock=3, uses=2, is_new=True)
-    assert touches.use_of(block(6)) == Use(clock=2, uses=1, is_new=True)
+    assert touches.use_of(block(5)) == BlockAccess(clock=3, uses=2, is_new=True)
+    assert touches.use_of(block(6)) == BlockAccess(clock=2, uses=1, is_new=True)
     assert touches.now == 3
     assert touches.slots[block(5) & 0xFFF] == 5 << 48 | 2 << 32 | 3
 
@@ -217,19 +217,19 @@ def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
     touches.missed(block(5))
     touches.touch(block(6))
     touches.touch(block(5))
-    assert touches.use_of(block(5)) == Use(clock=3, uses=2, is_new=False)
+    assert touches.use_of(block(5)) == BlockAccess(clock=3, uses=2, is_new=False)
     assert touches.use_of(block(6)).is_new
 
 
 def test_what_passes_through_passes_until_it_is_fetched_again_after_a_use():
     touches = touches_of()
     touches.missed(block(5), passes=True)
-    assert touches.use_of(block(5)) == Use(clock=(1 << 32) - 1, uses=0, is_new=True, passes=True)
+    assert touches.use_of(block(5)) == BlockAccess(clock=(1 << 32) - 1, uses=0, is_new=True, passes=True)
     touches.missed(block(5), passes=True)
     touches.touch(block(5))
-    assert touches.use_of(block(5)) == Use(clock=1, uses=1, is_new=True, passes=True)
+    assert touches.use_of(block(5)) == BlockAccess(clock=1, uses=1, is_new=True, passes=True)
     touches.missed(block(5), passes=True)
-    assert touches.use_of(block(5)) == Use(clock=1, uses=1, is_new=False, passes=False)
+    assert touches.use_of(block(5)) == BlockAccess(clock=1, uses=1, is_new=False, passes=False)
 
 
 def test_a_first_use_is_no_gap_and_what_fits_by_now_does_not_pass():
@@ -300,7 +300,7 @@ def test_four_blocks_share_a_bucket_and_the_fifth_displaces_the_oldest():
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what was advised")
 def test_nothing_is_read_ahead_around_a_record(tmp_path):
     marks, touches = str(tmp_path / "marks"), str(tmp_path / "touches")
-    mapped = Marks(marks, f"{marks}.temp"), Touches(touches, f"{touches}.temp", 1 << 16)
+    mapped = ChangeCounters(marks, f"{marks}.temp"), AccessStats(touches, f"{touches}.temp", 1 << 16)
     assert not any(each.trouble for each in mapped)
     mappings = Path("/proc/self/smaps").read_text().split("VmFlags:")
     for path in (marks, touches):
@@ -333,10 +333,10 @@ def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cac
     assert cache._mapped.open_touches().n_slots == 1 << 16
     other = open_cache()
     assert other.read(key, 0, 0, 10) is None
-    put(cache, key, 0, bounds=Bounds(size=1 << 30, keep_free=0))
+    put(cache, key, 0, bounds=CacheBounds(size=1 << 30, keep_free=0))
     assert cache._mapped.open_touches().n_slots == 1 << 19
     assert cache._mapped.open_touches().now == 1, "the clock goes on"
-    put(other, key, 1, bounds=Bounds(size=1 << 24, keep_free=0))
+    put(other, key, 1, bounds=CacheBounds(size=1 << 24, keep_free=0))
     assert other._mapped.open_touches().n_slots == 1 << 19
     assert not other._mapped.open_touches().is_private
 
@@ -414,7 +414,7 @@ def test_mapped_files_that_were_cut_off_are_let_go_of_when_it_is_noticed():
 
 def test_a_claim_that_is_taken_and_dropped_while_another_is_being_dropped_is_free_again(tmp_path):
     """As by another thread, or a signal's handler, in the last moment of a drop."""
-    one = locks.Claims(str(tmp_path / "claims"))
+    one = locks.ByteRangeLocks(str(tmp_path / "claims"))
     held = one._held()
 
     class Between(dict):
@@ -436,7 +436,7 @@ def test_a_claim_that_is_taken_and_dropped_while_another_is_being_dropped_is_fre
 
 def test_threads_that_claim_at_once_open_one_file(tmp_path, monkeypatch):
     """No process may close it: every further one would stay open as long as the process."""
-    one, n_opened, open_lockable = locks.Claims(str(tmp_path / "claims")), [], disk.open_lockable
+    one, n_opened, open_lockable = locks.ByteRangeLocks(str(tmp_path / "claims")), [], disk.open_lockable
     arrived, lock = [], one._held().opening
 
     class Counted:

@@ -8,8 +8,8 @@ from pathlib import Path
 from cachedfs.cache import disk
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.index import block_rows
-from cachedfs.cache.index.metadata_records import Fact
-from cachedfs.common.types import Bounds, ObjectInfo, ObjectKey
+from cachedfs.cache.index.metadata_records import MetadataRecord
+from cachedfs.common.types import CacheBounds, ObjectInfo, ObjectKey
 from tests.cache.helpers import put
 
 BLOCK = 1 << 20
@@ -37,12 +37,12 @@ def build(directory, n_blocks):
 def learn(cache, numbers):
     now = time.time()
     infos = [ObjectInfo(key_of(i).path, size=5 * BLOCK, fingerprint=f"{i:016d}") for i in numbers]
-    cache.known.keep_facts([Fact(IDENTITY, info.path, info, now, 1) for info in infos])
+    cache.known.keep_facts([MetadataRecord(IDENTITY, info.path, info, now, 1) for info in infos])
 
 
 def bounds_of(cache):
     """Return the bounds under which the cache is full now."""
-    bounds = Bounds(size=1 << 30, keep_free=0)
+    bounds = CacheBounds(size=1 << 30, keep_free=0)
     for _ in range(4):  # the index and its log count as well, and the log's limit follows the bound
         bounds = bounds._replace(size=bounds.size - cache.allowance(bounds) + cache.usage()[1])
     return bounds

@@ -13,7 +13,7 @@ import pytest
 
 from cachedfs.cache import disk
 from cachedfs.cache.eviction.policy import wal_pages_of
-from cachedfs.common.types import Bounds
+from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from tests.cache.helpers import (
     AMPLE,
@@ -104,7 +104,7 @@ def test_a_batch_larger_than_the_cache_leaves_its_last_blocks(cache):
 def test_a_block_larger_than_the_bound_is_refused_and_costs_nobody_his_place(cache):
     put(cache, key_of(), 0)
     with pytest.raises(CacheError, match="does not fit"):
-        put(cache, key_of("large", block_size=MIB), 0, bounds=Bounds(size=MIB, keep_free=0))
+        put(cache, key_of("large", block_size=MIB), 0, bounds=CacheBounds(size=MIB, keep_free=0))
     assert cache.has(key_of(), 0)
     assert "does not fit" in cache.cannot_store
     put(cache, key_of(), 1)
@@ -112,14 +112,14 @@ def test_a_block_larger_than_the_bound_is_refused_and_costs_nobody_his_place(cac
 
 
 def test_the_automatic_bound_is_half_of_what_was_free_and_is_recorded(cache, monkeypatch):
-    space = disk.Space(total=100 * MIB, free=16 * MIB)
+    space = disk.DiskSpace(total=100 * MIB, free=16 * MIB)
     monkeypatch.setattr(disk, "space", lambda path: space)
-    put(cache, key_of(), 0, bounds=Bounds(None, 0))
+    put(cache, key_of(), 0, bounds=CacheBounds(None, 0))
     with cache._own.index.reading() as rows:
         assert rows.number("auto_size") == 8 * MIB
-    space = disk.Space(total=100 * MIB, free=90 * MIB)
+    space = disk.DiskSpace(total=100 * MIB, free=90 * MIB)
     for index in range(200):
-        put(cache, key_of(), index, bounds=Bounds(None, 0))
+        put(cache, key_of(), index, bounds=CacheBounds(None, 0))
     assert disk_usage(cache) <= 8 * MIB
     assert cache.evictions > 50
 
@@ -127,11 +127,11 @@ def test_the_automatic_bound_is_half_of_what_was_free_and_is_recorded(cache, mon
 def test_space_is_kept_free_even_at_the_cost_of_blocks(cache, monkeypatch):
     key = key_of()
     put(cache, key, *range(16))
-    bounds = Bounds(size=1 << 30, keep_free=0.1)
+    bounds = CacheBounds(size=1 << 30, keep_free=0.1)
     before = cache.usage()[1]
 
     def space(more):
-        return lambda path: disk.Space(total=100 * MIB, free=10 * MIB + may_grow_by(cache, bounds) + more)
+        return lambda path: disk.DiskSpace(total=100 * MIB, free=10 * MIB + may_grow_by(cache, bounds) + more)
 
     monkeypatch.setattr(disk, "space", space(0))
     put(cache, key, 16, bounds=bounds)
@@ -139,7 +139,7 @@ def test_space_is_kept_free_even_at_the_cost_of_blocks(cache, monkeypatch):
     monkeypatch.setattr(disk, "space", space(-4 * BLOCK))
     put(cache, key, 17, bounds=bounds)
     assert cache.usage()[0] in (11, 12)
-    monkeypatch.setattr(disk, "space", lambda path: disk.Space(total=100 * MIB, free=0))
+    monkeypatch.setattr(disk, "space", lambda path: disk.DiskSpace(total=100 * MIB, free=0))
     with pytest.raises(CacheError):
         put(cache, key, 18, bounds=bounds)
 
@@ -154,10 +154,10 @@ def test_space_is_kept_free_also_when_the_rows_that_go_have_no_files(cache, monk
     room = 100 * MIB
 
     def space(path):
-        return disk.Space(total=room, free=room - others - bytes_of_blocks(cache))
+        return disk.DiskSpace(total=room, free=room - others - bytes_of_blocks(cache))
 
     monkeypatch.setattr(disk, "space", space)
-    bounds = Bounds(size=1 << 30, keep_free=0.1)
+    bounds = CacheBounds(size=1 << 30, keep_free=0.1)
     others = (
         int(0.9 * room) - bytes_of_blocks(cache) - may_grow_by(cache, bounds)
     )  # not a byte more may be written
@@ -239,10 +239,10 @@ def test_evicting_everything_takes_the_blocks_of_all_origins(cache):
 
 
 def test_the_allowance_is_what_a_put_keeps_to(cache):
-    assert cache.allowance(Bounds(size=100 << 20, keep_free=0)) <= 100 << 20
-    assert cache.allowance(Bounds(size=0.0, keep_free=0)) <= 0
-    recorded = cache.allowance(Bounds(keep_free=0))
-    assert recorded == cache.allowance(Bounds(keep_free=0))
+    assert cache.allowance(CacheBounds(size=100 << 20, keep_free=0)) <= 100 << 20
+    assert cache.allowance(CacheBounds(size=0.0, keep_free=0)) <= 0
+    recorded = cache.allowance(CacheBounds(keep_free=0))
+    assert recorded == cache.allowance(CacheBounds(keep_free=0))
 
 
 def test_a_reader_keeps_the_bytes_of_an_evicted_block_and_space_comes_back(cache, open_cache):
@@ -484,9 +484,9 @@ def test_a_block_that_loses_its_row_while_it_is_written_is_counted_again(
 
 
 DIES_WITH_A_LEASE = (
-    "from cachedfs.common.types import Bounds\n"
+    "from cachedfs.common.types import CacheBounds\n"
     "cache = BlockCache([sys.argv[1]], explicit=True)\n"
-    "lease = cache.lease(int(sys.argv[2]), Bounds(int(sys.argv[3]), 0))\n"
+    "lease = cache.lease(int(sys.argv[2]), CacheBounds(int(sys.argv[3]), 0))\n"
     "print('leased', flush=True)\nsys.stdin.readline()\n"
 )
 

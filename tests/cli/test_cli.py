@@ -32,7 +32,7 @@ from cachedfs.cli.output import Given
 from cachedfs.cli.pack import naming
 from cachedfs.common.atomic_files import filled
 from cachedfs.fetch import runtimes
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault, GCSServer
 from tests.cache.helpers import flip
 from tests.support import ROOT, MiB, forget, noise, until
@@ -1198,7 +1198,9 @@ def test_ctrl_c_in_the_middle_of_a_copy(cloud, tmp_path):
 
 def test_ctrl_c_while_drive_does_not_answer(drive, monkeypatch):
     drive.server.fail(Fault(kind="list", stall_s=3600, times=100))
-    monkeypatch.setattr("cachedfs.origins.drive.client.Policy", functools.partial(Policy, stall_s=3600.0))
+    monkeypatch.setattr(
+        "cachedfs.origins.drive.client.RetryPolicy", functools.partial(RetryPolicy, stall_s=3600.0)
+    )
     assert interrupted(lambda: drive.server.count(kind="list"), "ls", drive.url()) == ""
 
 
@@ -1271,7 +1273,7 @@ def test_what_storing_warns_of_at_the_end_is_a_line_as_the_others(cloud, monkeyp
         logging.getLogger("cachedfs.cache").warning("blocks are not cached")
 
     cloud.put("key", b"1")
-    monkeypatch.setattr("cachedfs.fetch.runtime.Engine.drain", late)
+    monkeypatch.setattr("cachedfs.fetch.runtime.Runtime.drain", late)
     assert run("cat", cloud.url("key", "gs://")).stderr == "cachedfs: warning: blocks are not cached\n"
 
 

@@ -18,7 +18,7 @@ import fsspec
 import pytest
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.cache.index.block_rows import Held
+from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cli import advice, completion, main
 from cachedfs.cli.stats import folders_of, said_of_counts
 from cachedfs.common.types import Counted
@@ -111,12 +111,14 @@ def test_what_is_saved_follows_from_what_was_counted():
 
 
 def test_stats_name_folders_with_their_age():
-    held = [Held(f"b/a/{i}", 10, 1, 100.0 + i, 200.0) for i in range(3)] + [Held("b/c/d/x", 5, 2, None, None)]
+    held = [CachedPath(f"b/a/{i}", 10, 1, 100.0 + i, 200.0) for i in range(3)] + [
+        CachedPath("b/c/d/x", 5, 2, None, None)
+    ]
     big, small = folders_of(held)
     assert (big.folder, big.objects, big.blocks, big.bytes) == ("b/a", 3, 3, 30)
     assert (big.oldest.timestamp(), big.newest.timestamp()) == (100.0, 200.0)
     assert (small.folder, small.objects, small.blocks, small.oldest) == ("b/c/d", 1, 2, None)
-    many = folders_of(Held(f"b{i}/x", i + 1, 1, 1.0, 1.0) for i in range(20))
+    many = folders_of(CachedPath(f"b{i}/x", i + 1, 1, 1.0, 1.0) for i in range(20))
     assert len(many) == 8
     assert (many[-1].folder, many[-1].objects) == ("13 others", 13)
     assert sum(each.bytes for each in many) == 210

@@ -7,13 +7,13 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from cachedfs.common.executor import Workers
+from cachedfs.common.executor import DaemonThreadPool
 from tests.support import until
 
 
 @pytest.fixture
 def workers():
-    made = Workers(4, "test")
+    made = DaemonThreadPool(4, "test")
     yield made
     made.shutdown()
 
@@ -61,7 +61,7 @@ def test_a_loop_takes_them_for_its_own(workers):
 
 
 def test_a_shutdown_ends_the_threads_and_gives_up_what_has_not_begun():
-    workers, go_on = Workers(1, "test"), threading.Event()
+    workers, go_on = DaemonThreadPool(1, "test"), threading.Event()
     running, waiting = workers.submit(go_on.wait), workers.submit(int)
     until(running.running)
     workers.shutdown(wait=False, cancel_futures=True)

@@ -15,7 +15,7 @@ import pytest
 from cachedfs.common.logging import ROOMS, public_text, public_url
 from cachedfs.errors import CachedFSError
 from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 from tests.support import ROOT, MiB, forget, noise
 
 LINE = re.compile(
@@ -70,7 +70,7 @@ def test_a_refusal_is_a_line_with_its_status(cloud, told):
 
 
 def test_what_is_not_answered_is_a_line_with_the_error(told, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.gcs.origin.Policy", functools.partial(Policy, connect_s=0.0))
+    monkeypatch.setattr("cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0))
     fs = CachedFileSystem(target_protocol="gs", gs={"token": "anon", "endpoint_url": "http://127.0.0.1:1"})
     with pytest.raises(CachedFSError):
         fs.cat_file("bucket/key")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from cachedfs.datasets.loading.batch_queue import UNKNOWN, Bounds, may_begin  # noqa: E402
-from cachedfs.datasets.loading.batches import Mover, mapped, size_of  # noqa: E402
+from cachedfs.datasets.loading.batch_queue import UNKNOWN, QueueLimits, may_begin  # noqa: E402
+from cachedfs.datasets.loading.batches import BatchMover, mapped, size_of  # noqa: E402
 from cachedfs.datasets.loading.prefetch_plan import ranks_here  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "image label")
@@ -59,7 +59,7 @@ def test_tensors_move_and_what_holds_them_stays_what_it_is():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
 def test_without_cuda_nothing_is_pinned():
-    mover = Mover(None, pin_memory=True)
+    mover = BatchMover(None, pin_memory=True)
     mover.enter()
     batch, event = mover.sent([torch.zeros(1)])
     assert not mover.received(batch, event)[0].is_pinned()
@@ -67,7 +67,7 @@ def test_without_cuda_nothing_is_pinned():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_with_cuda_batches_arrive_on_a_stream_of_their_own_before_they_are_used():
-    mover = Mover("cuda", pin_memory=None)
+    mover = BatchMover("cuda", pin_memory=None)
     mover.enter()
     for i in range(50):
         batch, event = mover.sent({"x": torch.full((1 << 20,), float(i))})
@@ -77,7 +77,7 @@ def test_with_cuda_batches_arrive_on_a_stream_of_their_own_before_they_are_used(
 
 
 @given(
-    bounds=st.builds(Bounds, n=st.integers(1, 12), size=st.integers(1, 1000)),
+    bounds=st.builds(QueueLimits, n=st.integers(1, 12), size=st.integers(1, 1000)),
     sizes=st.lists(st.integers(0, 400), max_size=12),
     n_making=st.integers(0, 12),
     most=st.integers(0, 400),
@@ -94,7 +94,7 @@ def test_what_is_ahead_stays_within_its_bounds(bounds, sizes, n_making, most):
 
 def test_before_a_size_is_known_few_are_made():
     n = 0
-    while may_begin(Bounds(10, 1 << 30), n_ahead=n, ready=0, n_making=n, expected=None):
+    while may_begin(QueueLimits(10, 1 << 30), n_ahead=n, ready=0, n_making=n, expected=None):
         n += 1
     assert n == UNKNOWN
 

@@ -13,24 +13,24 @@ torch = pytest.importorskip("torch")
 from cachedfs.common.text import bars, columns, counted, per_cent, seconds, size  # noqa: E402
 from cachedfs.datasets import FileDataset, HDF5Dataset, Loader  # noqa: E402
 from cachedfs.datasets.loading.epoch_chart import MOST, picture  # noqa: E402
-from cachedfs.datasets.loading.epoch_report import Fetched, Measured, report_of  # noqa: E402
-from cachedfs.datasets.loading.metrics import Timing, Timings, reading, reading_s  # noqa: E402  # noqa: E402
+from cachedfs.datasets.loading.epoch_report import EpochMeasurement, FetchCounts, report_of  # noqa: E402
+from cachedfs.datasets.loading.metrics import BatchTiming, EpochTimings, reading, reading_s  # noqa: E402  # noqa: E402
 from tests.support import MiB, forget, noise  # noqa: E402
 
-WARM = Fetched(0, 0, 4_000_000, None, None, 32, 10**10)
+WARM = FetchCounts(0, 0, 4_000_000, None, None, 32, 10**10)
 
 
 def timings(n=100, *, wait_s=0.0, load_s=0.0, compute_s=0.0, read_s=0.0, first_wait_s=None):
     """Return those of `n` batches of ten samples that took as long each, but for the first."""
-    sums = Timings()
+    sums = EpochTimings()
     for number in range(n):
         waited = first_wait_s if number == 0 and first_wait_s is not None else wait_s
-        sums.add(Timing(waited, load_s, compute_s, 40_000, 10, read_s))
+        sums.add(BatchTiming(waited, load_s, compute_s, 40_000, 10, read_s))
     return sums
 
 
 def report(sums, fetched=WARM, *, tells_reading=True, n=1000, n_threads=4):
-    return report_of(Measured(3, n, n_threads, sums, tells_reading, fetched))
+    return report_of(EpochMeasurement(3, n, n_threads, sums, tells_reading, fetched))
 
 
 # What limits.
@@ -56,7 +56,7 @@ def test_a_training_that_computes_all_the_time_limits_itself():
 
 def test_the_link_limits_where_the_missing_bytes_take_as_long_as_all_of_it():
     sums = timings(compute_s=0.02, wait_s=0.08, load_s=0.3, read_s=0.29)
-    found = report(sums, Fetched(100, 580_000_000, 600_000_000, 0.05, 60e6, 32, 150_000_000))
+    found = report(sums, FetchCounts(100, 580_000_000, 600_000_000, 0.05, 60e6, 32, 150_000_000))
     assert found.limit == "link"
     assert found.by_itself["link"] == pytest.approx(580 / 60)
     assert found.by_itself["latency"] == pytest.approx(100 * 0.05 / 32)
@@ -76,14 +76,14 @@ def test_the_link_limits_where_the_missing_bytes_take_as_long_as_all_of_it():
     [(10**10, "the cache holds all of it"), (None, "let the cache store what comes")],
 )
 def test_what_to_do_about_the_link_depends_on_the_cache(may_hold, advice):
-    found = report(timings(wait_s=0.1), Fetched(9, 600_000_000, 600_000_000, 0.05, 50e6, 32, may_hold))
+    found = report(timings(wait_s=0.1), FetchCounts(9, 600_000_000, 600_000_000, 0.05, 50e6, 32, may_hold))
     assert found.by_itself["link"] == pytest.approx(10.0)  # a link that brought 60 MB/s takes as much
     assert (found.bytes_per_s, found.of_bound) == pytest.approx((60e6, 1.0))
     assert advice in found.sentence
 
 
 def test_many_small_files_wait_for_answers():
-    found = report(timings(wait_s=0.13), Fetched(1000, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
+    found = report(timings(wait_s=0.13), FetchCounts(1000, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
     assert found.limit == "latency"
     assert found.by_itself["latency"] == pytest.approx(12.5)
     assert found.unknown == ("the link's bandwidth: nothing of a MiB or more was fetched ahead",)
@@ -93,7 +93,7 @@ def test_many_small_files_wait_for_answers():
 
 
 def test_waits_that_were_side_by_side_took_no_longer_than_all_of_it():
-    found = report(timings(wait_s=0.13), Fetched(2000, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
+    found = report(timings(wait_s=0.13), FetchCounts(2000, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
     assert found.by_itself["latency"] == pytest.approx(13.0)
     assert found.of_bound == 1.0
 
@@ -128,13 +128,13 @@ def test_where_nothing_fills_the_time_the_loop_waited_by_turns_or_at_the_beginni
 
 def test_what_takes_most_of_the_time_far_away_is_named_where_it_does_not_fill_it():
     sums = timings(wait_s=0.08, compute_s=0.02)
-    answers = report(sums, Fetched(600, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
+    answers = report(sums, FetchCounts(600, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
     assert answers.limit is None
     assert answers.sentence == (
         "Nothing fills all of the time, waiting for answers most of it (75.0 %): the loop waited 8.00 s of 10.0 s; pack the files, "
         "or raise concurrency."
     )
-    link = report(sums, Fetched(9, 600_000_000, 600_000_000, 0.05, 100e6, 32, 10**10))
+    link = report(sums, FetchCounts(9, 600_000_000, 600_000_000, 0.05, 100e6, 32, 10**10))
     assert link.sentence == (
         "Nothing fills all of the time, the link most of it (60.0 %): the loop waited 8.00 s of 10.0 s; the cache holds all of it, "
         "so the next epoch is free of it."
@@ -157,13 +157,13 @@ def test_of_a_dataset_that_reads_past_cachedfs_nothing_is_made_up():
 
 
 def test_a_for_without_batches_is_no_error():
-    found = report(timings(0), Fetched(0, 0, 0, None, None, 32, None))
+    found = report(timings(0), FetchCounts(0, 0, 0, None, None, 32, None))
     assert (found.sentence, found.limit, found.of_bound) == ("Nothing was given yet.", None, 1.0)
     assert "<svg" not in found._repr_html_()
 
 
 def test_requests_of_which_no_answer_was_timed_are_not_guessed():
-    found = report(timings(wait_s=0.1), Fetched(5, 1000, 1000, None, None, 32, None))
+    found = report(timings(wait_s=0.1), FetchCounts(5, 1000, 1000, None, None, 32, None))
     assert "how late answers are: nothing was fetched ahead" in found.unknown
     assert not {"link", "latency"} & found.by_itself.keys()
 
@@ -179,7 +179,7 @@ def test_it_is_json():
 
 
 def test_the_picture_has_a_bar_for_what_each_batch_computed_and_waited():
-    stalls = [Timing(0.0, 0.4, 1.0, 0, 1, 0.0), Timing(3.0, 0.8, 1.0, 0, 1, 0.0)]
+    stalls = [BatchTiming(0.0, 0.4, 1.0, 0, 1, 0.0), BatchTiming(3.0, 0.8, 1.0, 0, 1, 0.0)]
     svg = ElementTree.fromstring(picture(stalls, 4))
     rects = [each for each in svg.iter("{http://www.w3.org/2000/svg}rect") if each.get("x")]
     heights = [float(each.get("height")) for each in rects]
@@ -195,7 +195,7 @@ def test_the_picture_has_a_bar_for_what_each_batch_computed_and_waited():
 
 
 def test_of_many_batches_several_are_one_bar():
-    svg = ElementTree.fromstring(picture([Timing(0.0, 0.4, 1.0, 0, 1, 0.0)] * 1000, 1))
+    svg = ElementTree.fromstring(picture([BatchTiming(0.0, 0.4, 1.0, 0, 1, 0.0)] * 1000, 1))
     rects = [each for each in svg.iter("{http://www.w3.org/2000/svg}rect") if each.get("x")]
     assert len(rects) == MOST
 

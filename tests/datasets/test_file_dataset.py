@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
 from cachedfs.datasets.file_dataset import FileDataset  # noqa: E402
-from cachedfs.datasets.file_list import Names, natural_key  # noqa: E402
+from cachedfs.datasets.file_list import CompactStrings, natural_key  # noqa: E402
 from cachedfs.datasets.loading.loader import Loader  # noqa: E402
 from cachedfs.errors import ObjectNotFound  # noqa: E402
 from tests.support import forget  # noqa: E402
@@ -284,7 +284,7 @@ def test_a_copy_has_the_list(cloud):
 
 def test_110_000_names_are_as_small_as_their_bytes():
     names = [f"bucket/train/{i % 40:02}/record-{i:07}.json" for i in range(110_000)]
-    held = Names(names)
+    held = CompactStrings(names)
     assert len(pickle.dumps(held)) < sum(map(len, names)) + 9 * len(names)
     assert held == names
     assert (held[0], held[-1], held[7:9]) == (names[0], names[-1], names[7:9])
@@ -294,7 +294,7 @@ def test_110_000_names_are_as_small_as_their_bytes():
 
 @given(st.lists(st.text(st.characters(codec=None), max_size=5)))
 def test_names_come_out_as_they_went_in(names):
-    held = Names(names)
+    held = CompactStrings(names)
     assert held == names
     assert list(held) == [held[i] for i in range(len(held))] == names
     assert pickle.loads(pickle.dumps(held)) == held

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 
 from cachedfs.datasets import FileDataset  # noqa: E402
-from cachedfs.datasets.loading.batch_queue import Feed  # noqa: E402
+from cachedfs.datasets.loading.batch_queue import BatchQueue  # noqa: E402
 from cachedfs.datasets.loading.loader import Loader  # noqa: E402
 from cachedfs.datasets.loading.sampler import epoch_order  # noqa: E402
 from cachedfs.datasets.samples import Samples  # noqa: E402
@@ -252,7 +252,7 @@ def test_an_interrupted_wait_for_the_first_batch_keeps_the_place(monkeypatch):
     loader = Loader(Numbers(), batch_size=10)
     loader.load_state_dict(loader.state_dict() | {"position": 60})
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(Feed, "take", lambda self: signal.raise_signal(signal.SIGINT))
+        interrupted.setattr(BatchQueue, "take", lambda self: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             next(iter(loader))
     assert loader.state_dict()["position"] == 60

@@ -5,10 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.datasets.loading.sampler import VERSION, Division, Epochs, Place, place_in, state_at
+from cachedfs.datasets.loading.sampler import (
+    VERSION,
+    EpochOrders,
+    EpochPosition,
+    RankDivision,
+    place_in,
+    state_at,
+)
 
 divisions = st.builds(
-    Division,
+    RankDivision,
     n=st.integers(0, 200),
     batch_size=st.integers(1, 20),
     world_size=st.integers(1, 9),
@@ -78,7 +85,7 @@ def test_after_any_interruptions_each_sample_was_given_once_in_the_order(n, part
     order = np.random.default_rng(0).permutation(n)
     position, given, extra = 0, [], []
     for world_size, batch_size, n_steps in [*parts, (1, 7, n)]:
-        division = Division(n, batch_size, world_size, pad=pad)
+        division = RankDivision(n, batch_size, world_size, pad=pad)
         ranks = [batches_of(division, order, rank, position) for rank in range(world_size)]
         for step in range(min(n_steps, max(map(len, ranks)))):
             now = [i for rank in ranks if step < len(rank) for i in rank[step]]
@@ -103,29 +110,35 @@ def test_after_the_last_batch_all_were_given(division, position):
 
 # States.
 
-EPOCHS = Epochs(n=100, seed=3, shuffle="window", window=8, group_size=4)
+EPOCHS = EpochOrders(n=100, seed=3, shuffle="window", window=8, group_size=4)
 
 
 @given(epoch=st.integers(0, 1 << 40), position=st.integers(0, 100))
 def test_a_state_is_the_place(epoch, position):
-    assert place_in(state_at(Place(epoch, position), EPOCHS), EPOCHS) == Place(epoch, position)
+    assert place_in(state_at(EpochPosition(epoch, position), EPOCHS), EPOCHS) == EpochPosition(
+        epoch, position
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("n", 99), ("seed", 4), ("shuffle", "full"), ("window", 9), ("group_size", 5)]
 )
 def test_a_state_of_another_order_is_refused_and_it_is_said_what_differs(name, value):
-    state = state_at(Place(1, 50), EPOCHS) | {name: value}
+    state = state_at(EpochPosition(1, 50), EPOCHS) | {name: value}
     with pytest.raises(ValueError, match=f"{name}={value!r}, and here it is {getattr(EPOCHS, name)!r}"):
         place_in(state, EPOCHS)
 
 
 def test_what_changes_no_order_is_no_difference():
-    plain, full = (Epochs(n=100, seed=3, shuffle=shuffle) for shuffle in (None, "full"))
-    assert place_in(state_at(Place(1, 50), plain) | {"seed": 4, "window": 1}, plain) == Place(1, 50)
-    assert place_in(state_at(Place(1, 50), full) | {"group_size": 9, "window": 1}, full) == Place(1, 50)
+    plain, full = (EpochOrders(n=100, seed=3, shuffle=shuffle) for shuffle in (None, "full"))
+    assert place_in(state_at(EpochPosition(1, 50), plain) | {"seed": 4, "window": 1}, plain) == EpochPosition(
+        1, 50
+    )
+    assert place_in(
+        state_at(EpochPosition(1, 50), full) | {"group_size": 9, "window": 1}, full
+    ) == EpochPosition(1, 50)
     with pytest.raises(ValueError, match="seed=4"):
-        place_in(state_at(Place(1, 50), full) | {"seed": 4}, full)
+        place_in(state_at(EpochPosition(1, 50), full) | {"seed": 4}, full)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +153,7 @@ def test_what_changes_no_order_is_no_difference():
 )
 def test_what_is_no_state_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        place_in(state_at(Place(1, 50), EPOCHS) | change, EPOCHS)
+        place_in(state_at(EpochPosition(1, 50), EPOCHS) | change, EPOCHS)
     with pytest.raises(ValueError, match="it has no position, seed"):
         place_in(
             {"version": VERSION, "epoch": 0, "n": 100, "shuffle": None, "window": 1, "group_size": 1}, EPOCHS

@@ -557,13 +557,13 @@ def decoded(monkeypatch):
     """How many chunks were decoded."""
     counts = collections.Counter()
     for name in ("array", "into"):
-        method = getattr(codecs.Decoder, name)
+        method = getattr(codecs.ChunkDecoder, name)
 
         def counting(self, *args, method=method, name=name):
             counts[name] += 1
             return method(self, *args)
 
-        monkeypatch.setattr(codecs.Decoder, name, counting)
+        monkeypatch.setattr(codecs.ChunkDecoder, name, counting)
     return counts
 
 
@@ -592,8 +592,10 @@ def test_samples_of_a_chunk_that_come_in_other_batches_do_not_decode_it_again(tm
 
 
 def test_the_index_of_a_shard_is_read_and_decoded_once_in_a_process(tmp_path, monkeypatch):
-    array, decode, n = sharded(tmp_path / "a.zarr"), array_layout.Index.decode, []
-    monkeypatch.setattr(array_layout.Index, "decode", lambda self, data: n.append(1) or decode(self, data))
+    array, decode, n = sharded(tmp_path / "a.zarr"), array_layout.ShardIndexFormat.decode, []
+    monkeypatch.setattr(
+        array_layout.ShardIndexFormat, "decode", lambda self, data: n.append(1) or decode(self, data)
+    )
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
     order = np.random.default_rng(0).permutation(32)
     for _ in range(2):
@@ -760,16 +762,16 @@ def test_a_chunk_that_is_replaced_while_it_is_decoded_is_not_kept_as_its_new_ver
         zarr.create_array(tmp_path / f"{value}", shape=(4,), chunks=(4,), dtype="i4")[...] = value
     put_folder(cloud, tmp_path / "1", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"))
-    array = codecs.Decoder.array
+    array = codecs.ChunkDecoder.array
 
     def then_replaced(self, data):
         dataset.fs.put(str(tmp_path / "2" / "c"), cloud.url("a.zarr"), recursive=True)
         dataset.fs.info(cloud.url("a.zarr/c/0"))
         return array(self, data)
 
-    monkeypatch.setattr(codecs.Decoder, "array", then_replaced)
+    monkeypatch.setattr(codecs.ChunkDecoder, "array", then_replaced)
     assert dataset[0] == 1
-    monkeypatch.setattr(codecs.Decoder, "array", array)
+    monkeypatch.setattr(codecs.ChunkDecoder, "array", array)
     assert [dataset[i] for i in range(1, 4)] == [2] * 3
 
 
@@ -810,7 +812,7 @@ def test_a_shard_that_is_replaced_right_after_its_index_was_read(cloud, tmp_path
     array = sharded(tmp_path / "a.zarr", compressors=zarr.codecs.ZstdCodec())
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": max_age}})
-    decode, read = array_layout.Index.decode, []
+    decode, read = array_layout.ShardIndexFormat.decode, []
 
     def then_replaced(self, data):
         found = decode(self, data)
@@ -821,7 +823,7 @@ def test_a_shard_that_is_replaced_right_after_its_index_was_read(cloud, tmp_path
             dataset.fs.invalidate_cache()
         return found
 
-    monkeypatch.setattr(array_layout.Index, "decode", then_replaced)
+    monkeypatch.setattr(array_layout.ShardIndexFormat, "decode", then_replaced)
     for samples in ([3], [4, 5], [29, 3]):
         same(dataset.batch(samples).numpy(), array[...][samples])
 
@@ -839,13 +841,13 @@ def test_a_shard_that_is_replaced_again_and_again_is_an_error(cloud, tmp_path, m
     sharded(tmp_path / "a.zarr")
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": 0}})
-    decode = array_layout.Index.decode
+    decode = array_layout.ShardIndexFormat.decode
 
     def then_replaced(self, data):
         put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
         return decode(self, data)
 
-    monkeypatch.setattr(array_layout.Index, "decode", then_replaced)
+    monkeypatch.setattr(array_layout.ShardIndexFormat, "decode", then_replaced)
     with pytest.raises(ObjectChanged, match=r"a\.zarr/c/1/0 is replaced faster than it is read") as error:
         dataset[9]
     assert "in sample 9 of" in notes(error)
@@ -897,7 +899,7 @@ def test_who_waits_for_a_chunk_that_another_thread_cannot_read_reads_it_for_hims
     array = zarr.create_array(tmp_path / "a.zarr", shape=(8, 10), chunks=(8, 10), dtype="f4")
     array[...] = values_of((8, 10), "f4")
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
-    decode, begun, go_on = codecs.Decoder.array, threading.Event(), threading.Event()
+    decode, begun, go_on = codecs.ChunkDecoder.array, threading.Event(), threading.Event()
 
     def failing_once(self, data):
         if begun.is_set():
@@ -906,7 +908,7 @@ def test_who_waits_for_a_chunk_that_another_thread_cannot_read_reads_it_for_hims
         go_on.wait(120)
         raise RuntimeError("once")
 
-    monkeypatch.setattr(codecs.Decoder, "array", failing_once)
+    monkeypatch.setattr(codecs.ChunkDecoder, "array", failing_once)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(dataset.batch, [1, 2])
         begun.wait(120)
@@ -919,7 +921,7 @@ def test_who_waits_for_a_chunk_that_another_thread_cannot_read_reads_it_for_hims
 
 
 def test_a_chunk_that_failed_does_not_end_another_threads_wait_for_it():
-    chunks = chunk_cache.Pool(1000)
+    chunks = chunk_cache.ChunkCache(1000)
     parts = [types.SimpleNamespace(future=None) for _ in range(2)]
     first = chunks.take("a", 1, 9, parts[0])
     assert first is parts[0].future
@@ -937,7 +939,7 @@ def test_after_an_interrupt_between_two_chunks_nobody_waits_for_them(tmp_path, m
     array = zarr.create_array(tmp_path / "a.zarr", shape=(16, 10), chunks=(4, 10), dtype="i4")
     array[...] = values_of((16, 10), "i4")
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
-    take, taken = chunk_cache.Pool.take, []
+    take, taken = chunk_cache.ChunkCache.take, []
 
     def interrupted(self, *given):
         taken.append(take(self, *given))
@@ -945,7 +947,7 @@ def test_after_an_interrupt_between_two_chunks_nobody_waits_for_them(tmp_path, m
             raise KeyboardInterrupt
         return taken[-1]
 
-    monkeypatch.setattr(chunk_cache.Pool, "take", interrupted)
+    monkeypatch.setattr(chunk_cache.ChunkCache, "take", interrupted)
     with pytest.raises(KeyboardInterrupt):
         dataset.batch([0, 9])
     with ThreadPoolExecutor(1) as thread:

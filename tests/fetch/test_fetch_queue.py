@@ -8,9 +8,9 @@ import pytest
 from cachedfs.common.types import LinkStats, ObjectInfo, Range
 from cachedfs.errors import OriginUnavailable
 from cachedfs.fetch import fetch_queue
-from cachedfs.fetch.fetch_queue import Ahead, Wish
-from cachedfs.fetch.inflight import Flight
-from cachedfs.origins.request_slots import Slots, sent_ahead
+from cachedfs.fetch.fetch_queue import FetchQueue, SpeculativeRequest
+from cachedfs.fetch.inflight import InflightRequest
+from cachedfs.origins.request_slots import RequestSlots, speculative
 from tests.fakes import FakeOrigin
 from tests.support import MiB
 
@@ -19,18 +19,20 @@ class Desk:
     """An `Ahead`, and what was sent by it: names in their order, and their flights."""
 
     def __init__(self, concurrency: int = 2) -> None:
-        self.ahead = Ahead(asyncio.get_running_loop().create_task)
+        self.ahead = FetchQueue(asyncio.get_running_loop().create_task)
         self.origin = FakeOrigin()
         self.origin.concurrency = concurrency
         self.sent: list[str] = []
         self.is_sent = asyncio.Event()
-        self.flights: dict[str, Flight] = {}
+        self.flights: dict[str, InflightRequest] = {}
 
     def wish(self, name: str, owner: object = "owner", size: int = MiB, **options) -> None:
-        self.ahead.submit(Wish(owner, size, lambda: [self.fly(name, size)], lambda: self.origin, **options))
+        self.ahead.submit(
+            SpeculativeRequest(owner, size, lambda: [self.fly(name, size)], lambda: self.origin, **options)
+        )
 
-    def fly(self, name: str, size: int) -> Flight:
-        flight = self.flights[name] = Flight(demand=size)
+    def fly(self, name: str, size: int) -> InflightRequest:
+        flight = self.flights[name] = InflightRequest(demand=size)
         flight.begin(ObjectInfo(name, size=size), None, Range(0, size))
         self.sent.append(name)
         self.is_sent.set()
@@ -80,7 +82,9 @@ async def test_what_somebody_waits_for_by_now_takes_no_slot_of_what_nobody_does(
 async def test_a_question_that_somebody_waits_for_by_now_takes_no_slot_of_what_nobody_does(desk):
     answer, is_wanted = asyncio.get_running_loop().create_future(), False
     for _ in range(2):
-        wish = Wish("owner", MiB, lambda: answer, lambda: desk.origin, is_wanted=lambda: is_wanted)
+        wish = SpeculativeRequest(
+            "owner", MiB, lambda: answer, lambda: desk.origin, is_wanted=lambda: is_wanted
+        )
         desk.ahead.submit(wish)
     desk.wish("c")
     assert desk.sent == []
@@ -96,7 +100,7 @@ async def test_each_origin_has_slots_of_its_own(desk):
     desk.wish("b")
     desk.wish("c", owner="other")
     other = FakeOrigin()
-    desk.ahead.submit(Wish("third", 1, lambda: [desk.fly("d", 1)], lambda: other))
+    desk.ahead.submit(SpeculativeRequest("third", 1, lambda: [desk.fly("d", 1)], lambda: other))
     assert desk.sent == ["a", "b", "d"]
 
 
@@ -121,7 +125,7 @@ async def test_what_is_inferred_goes_before_what_is_declared(desk):
 
 
 async def test_what_is_withdrawn_is_not_sent(desk):
-    keep: list[Flight] = []  # owners need not be hashable
+    keep: list[InflightRequest] = []  # owners need not be hashable
     for name in "abc":
         desk.wish(name, owner=keep)
     desk.wish("d")
@@ -146,7 +150,7 @@ async def test_a_wish_that_finds_all_of_it_here_takes_nothing_of_what_the_next_n
     monkeypatch.setattr(fetch_queue, "MEMORY", MiB)
     desk = Desk(concurrency=1)
     for _ in range(3):
-        desk.ahead.submit(Wish("owner", MiB, list, lambda: desk.origin))
+        desk.ahead.submit(SpeculativeRequest("owner", MiB, list, lambda: desk.origin))
     desk.wish("a")
     desk.wish("b")
     assert desk.sent == ["a"]
@@ -220,11 +224,11 @@ async def test_nothing_is_sent_while_the_origin_has_no_requests_to_spare(desk):
 async def test_what_has_to_be_looked_up_first_takes_its_slot_and_its_memory(desk):
     answer = asyncio.get_running_loop().create_future()
     for _ in range(2):
-        desk.ahead.submit(Wish("owner", MiB, lambda: answer, lambda: desk.origin))
+        desk.ahead.submit(SpeculativeRequest("owner", MiB, lambda: answer, lambda: desk.origin))
     desk.wish("c")
     assert desk.sent == []
     assert desk.ahead.memory == 2 * MiB
-    with sent_ahead():
+    with speculative():
         answer.set_result([desk.fly("a", 3 * MiB)])
     await desk.asked()
     assert desk.ahead.memory == 4 * MiB
@@ -254,13 +258,13 @@ async def test_more_bodies_are_sent_where_each_comes_as_fast_as_one(desk):
 
 @pytest.mark.parametrize("is_later", [False, True])
 async def test_a_wish_that_fails_is_nobodys_error_and_holds_nothing(desk, is_later):
-    def fail() -> list[Flight]:
+    def fail() -> list[InflightRequest]:
         raise OriginUnavailable("no")
 
-    async def fail_later() -> list[Flight]:
+    async def fail_later() -> list[InflightRequest]:
         return fail()
 
-    desk.ahead.submit(Wish("owner", MiB, fail_later if is_later else fail, lambda: desk.origin))
+    desk.ahead.submit(SpeculativeRequest("owner", MiB, fail_later if is_later else fail, lambda: desk.origin))
     await desk.asked()
     assert desk.ahead.memory == 0
     desk.wish("b")
@@ -271,21 +275,21 @@ async def test_a_wish_that_breaks_does_not_take_the_others_with_it(desk):
     def broken():
         raise RuntimeError("a mistake of ours")
 
-    desk.ahead.submit(Wish("other", MiB, broken, lambda: desk.origin))
+    desk.ahead.submit(SpeculativeRequest("other", MiB, broken, lambda: desk.origin))
     desk.wish("a")
     assert desk.sent == ["a"]
 
 
 async def test_a_request_that_somebody_waited_for_before_takes_nothing_of_ours(desk):
     flight = desk.fly("theirs", MiB)
-    desk.ahead.submit(Wish("owner", MiB, lambda: [flight], lambda: desk.origin))
+    desk.ahead.submit(SpeculativeRequest("owner", MiB, lambda: [flight], lambda: desk.origin))
     assert desk.ahead.memory == 0
 
 
 async def test_who_waits_never_waits_for_a_slot_of_what_is_sent_ahead():
-    slots = Slots(1)
+    slots = RequestSlots(1)
     async with contextlib.AsyncExitStack() as stack:
-        with sent_ahead():
+        with speculative():
             await stack.enter_async_context(slots.mine)
             await stack.enter_async_context(slots.mine)
             assert slots.mine.locked()

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from cachedfs.fetch.fetch_queue import COURTESY, FEWEST, Link, Timed
+from cachedfs.fetch.fetch_queue import COURTESY, FEWEST, LinkEstimate, LinkTotals
 from cachedfs.sim.network import Link as Fluid
 
 MiB = 1 << 20
@@ -21,8 +21,8 @@ LINKS = [  # bytes a second of one stream and of all, seconds to the first byte
 
 def fill(stream: float, total: float, wait_s: float, *, n: int, size: int = 8 * MiB):
     """Send n requests ahead over a link that streams share; return the bytes a second, what was learnt and measured, and bodies."""
-    rng, link, fluid, now = random.Random(1), Link(), Fluid(stream, total), 0.0
-    timed = Timed()
+    rng, link, fluid, now = random.Random(1), LinkEstimate(), Fluid(stream, total), 0.0
+    timed = LinkTotals()
     waiting: list[tuple[float, float]] = []
     bodies: list[tuple[object, float, float]] = []
     counts, n_done = [], 0
@@ -64,11 +64,11 @@ def test_a_block_that_somebody_waits_for_is_hardly_later(stream, total, wait_s):
 
 
 def test_small_objects_are_bounded_by_slots_and_not_by_the_link():
-    assert 16 * Link().load(64 << 10) < FEWEST
+    assert 16 * LinkEstimate().load(64 << 10) < FEWEST
 
 
 def test_bodies_that_came_alone_do_not_change_how_many_there_may_be():
-    link = Link()
+    link = LinkEstimate()
     for _ in range(100):
         link = link.after(wait_s=0.05, size=8 * MiB, took_s=0.01, n_others=0, most=16)
     assert link.n_bodies == FEWEST
@@ -76,5 +76,5 @@ def test_bodies_that_came_alone_do_not_change_how_many_there_may_be():
 
 
 def test_small_bodies_say_nothing_of_the_link_but_how_late_it_answers():
-    link = Link().after(wait_s=0.5, size=1000, took_s=0.001, n_others=9, most=16)
-    assert link == Link()._replace(wait_s=pytest.approx(0.05 + 0.45 / 8))
+    link = LinkEstimate().after(wait_s=0.5, size=1000, took_s=0.001, n_others=9, most=16)
+    assert link == LinkEstimate()._replace(wait_s=pytest.approx(0.05 + 0.45 / 8))

@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from cachedfs.common.atomic_files import filled
 from cachedfs.errors import IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault, GCSServer
 from tests.support import KiB, MiB, forget, noise
 
@@ -1102,7 +1102,7 @@ def test_known_versions_are_served_while_the_origin_is_away(cloud, clock, caplog
     gs = {"token": "anon", "endpoint_url": server.endpoint_url}
     server.make_bucket("far")
     server.put("far", "a", data)
-    monkeypatch.setattr("cachedfs.origins.gcs.origin.Policy", functools.partial(Policy, connect_s=0.0))
+    monkeypatch.setattr("cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs=gs)
     strict = fsspec.filesystem("cachedfs", target_protocol="gs", stale_if_error=False, gs=gs)
     assert fs.cat_file("far/a") == data

@@ -15,13 +15,13 @@ import fsspec
 import pytest
 import zarr
 
-from cachedfs.cache.metadata_store import Knowledge
+from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.errors import ObjectChanged
-from cachedfs.fetch.inflight import Flight
-from cachedfs.fetch.metadata_cache import Facts
-from cachedfs.fetch.runtime import Engine
+from cachedfs.fetch.inflight import InflightRequest
+from cachedfs.fetch.metadata_cache import MetadataCache
+from cachedfs.fetch.runtime import Runtime
 from cachedfs.filesystem import filesystem
-from cachedfs.origins.retry import Tries
+from cachedfs.origins.retry import RetryAttempts
 from cachedfs.sim import GCSServer
 from tests.fakes import FakeOrigin
 from tests.support import Drive, KiB, noise, until
@@ -38,7 +38,12 @@ class Steps:
     def __init__(self, monkeypatch):
         self.done = 0
         self._plan = {}
-        before = (Engine, "_count_request"), (Flight, "feed"), (Facts, "learn"), (Knowledge, "keep_listings")
+        before = (
+            (Runtime, "_count_request"),
+            (InflightRequest, "feed"),
+            (MetadataCache, "learn"),
+            (MetadataStore, "keep_listings"),
+        )
         for owner, name in before:
             monkeypatch.setattr(owner, name, self._before(getattr(owner, name)))
         monkeypatch.setattr(FakeOrigin, "_info", self._after(FakeOrigin._info))
@@ -562,7 +567,7 @@ def test_zarr_reads_no_fill_values_for_chunks_that_are_replaced(
 
 
 def test_many_files_are_read_while_the_origin_is_away(own_cache, clock, caplog, monkeypatch):
-    waited, next_wait_s = collections.Counter(), Tries.next_wait_s
+    waited, next_wait_s = collections.Counter(), RetryAttempts.next_wait_s
 
     def without_waiting(tries, trouble):
         if wait_s := next_wait_s(tries, trouble):
@@ -570,7 +575,7 @@ def test_many_files_are_read_while_the_origin_is_away(own_cache, clock, caplog, 
             tries._clock = lambda now=tries._clock: now() + wait_s
         return wait_s and 0.0
 
-    monkeypatch.setattr(Tries, "next_wait_s", without_waiting)
+    monkeypatch.setattr(RetryAttempts, "next_wait_s", without_waiting)
     objects = {f"far/{i:03}": noise(100, i) for i in range(300)}
     with GCSServer(profile="off") as server:
         server.make_bucket("far")

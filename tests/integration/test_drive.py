@@ -28,7 +28,7 @@ from cachedfs.errors import (
     ObjectNotFound,
     OriginUnavailable,
 )
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.support import KiB, MiB, forget, noise, tally, until
 
@@ -96,7 +96,7 @@ def test_a_part_of_a_listed_file_costs_a_second_look_only_where_no_revision_can_
 @pytest.mark.parametrize("fault", [{"status": 200, "body": ""}, {"status": 404, "html": True}])
 def test_an_answer_that_is_not_drives_hides_no_chunk(drive, monkeypatch, fault):
     """Zarr gives fill values for what is absent."""
-    monkeypatch.setattr("cachedfs.origins.drive.client.Policy", lambda: Policy(base_s=0.0))
+    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", lambda: RetryPolicy(base_s=0.0))
     zarr.create_array(drive.url("z"), data=np.arange(1, 9), chunks=4)
     forget()
     array = zarr.open_array(drive.url("z"), mode="r")
@@ -818,7 +818,7 @@ def test_a_shortcut_to_a_folder_around_it_does_not_go_on_for_ever(drive, fs):
 
 
 def test_listings_that_are_known_are_served_at_once_while_drive_is_away(tmp_path, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.drive.client.Policy", lambda: Policy(base_s=0.0))
+    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", lambda: RetryPolicy(base_s=0.0))
     with DriveServer("off") as server:
         server.put("a.txt", b"x")
         fs = fsspec.filesystem(

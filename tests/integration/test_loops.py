@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import zarr
 
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
@@ -45,7 +45,7 @@ from cachedfs.origins.gcs import origin
 import tests.long_timeouts
 from tests.support import KiB, MiB, noise, until
 
-origin.Policy = functools.partial(retry.Policy, stall_s=3600.0)  # what does not come is not given up by itself
+origin.RetryPolicy = functools.partial(retry.RetryPolicy, stall_s=3600.0)  # what does not come is not given up by itself
 bucket = os.environ["BUCKET"]
 
 def airborne():
@@ -106,7 +106,7 @@ def test_a_loop_closed_in_the_middle_of_a_read_harms_no_other(origin):
 
 
 def test_a_read_that_its_loop_cancels_leaves_nothing(cloud, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.gcs.origin.Policy", functools.partial(Policy, stall_s=3600.0))
+    monkeypatch.setattr("cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, stall_s=3600.0))
     fs, there = (fsspec.filesystem("cgs", asynchronous=each) for each in (False, True))
     stall(cloud, "slow")
 
@@ -233,7 +233,7 @@ ENDS = {
                 threading.Event().wait()
             write_all(fd, buffers, offset)
         disk.write_all = never
-        runtime.Engine.drain.__defaults__ = (0.2,)
+        runtime.Runtime.drain.__defaults__ = (0.2,)
         assert len(fs.cat_file(f"{bucket}/long")) == 24 * MiB
         assert stuck.wait(120)
         """,

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cachedfs.errors import CachedFSError, ObjectChanged, OriginAway, OriginUnavailable
-from cachedfs.fetch.runtime import Engine
+from cachedfs.errors import CachedFSError, ObjectChanged, OriginUnavailable, OriginUnreachable
+from cachedfs.fetch.runtime import Runtime
 from tests.cache.helpers import flip
 from tests.fakes import FakeOrigin
 from tests.support import KiB, forget
@@ -86,7 +86,7 @@ class FilesystemMachine(RuleBasedStateMachine):
         self.folder = pathlib.Path(tempfile.mkdtemp())
         self.now = 1e9
         self.patch.setattr("time.time", lambda: self.now)
-        self.patch.setattr(Engine, "_count_request", self.on_request)
+        self.patch.setattr(Runtime, "_count_request", self.on_request)
         self.origin = FakeOrigin()
         self.origin.piece_size = BLOCK + 1000
         self.origin.install(self.patch)
@@ -144,7 +144,7 @@ class FilesystemMachine(RuleBasedStateMachine):
             self.may_break = True
             self.origin.break_after[number] = BLOCK
         if self.trouble[0] == "away" and self.n_requests >= self.trouble_at:
-            self.origin.fail_with[number] = OriginAway("refused")
+            self.origin.fail_with[number] = OriginUnreachable("refused")
 
     @contextlib.contextmanager
     def trouble_with(self, path, trouble):

@@ -30,12 +30,12 @@ from cachedfs.errors import (
     CacheError,
     ObjectChanged,
     ObjectNotFound,
-    OriginAway,
     OriginUnavailable,
+    OriginUnreachable,
 )
 from cachedfs.fetch import runtimes
 from cachedfs.origins import rate_limit
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.support import Cloud, KiB, Machine, forget, noise, standing, tally, until
 
@@ -202,7 +202,9 @@ NOTHING_FAILS = "nothing"
 GIVEN_UP = {"media": OriginUnavailable, "json": OriginUnavailable, "write": BYTES, "at_most": 1}
 FAMILIES: dict[str, dict[str, Row]] = {
     NOTHING_FAILS: {"": Row(always(), at_most=1)},
-    "refused": {" for ever": Row("refuse", FOR_EVER, OriginAway, OriginAway, OriginAway)},
+    "refused": {
+        " for ever": Row("refuse", FOR_EVER, OriginUnreachable, OriginUnreachable, OriginUnreachable)
+    },
     "reset before the body": passing(always(close_before=True, reset=True)),
     "closed before the body": passing(always(close_before=True)),
     "reset in the body": {"": Row(lambda group: {"close_after": inside(group), "reset": True})},
@@ -423,9 +425,9 @@ def policy(monkeypatch):
     # Or what a busy machine holds up for two seconds is sent a second time.
     given |= {"hedge_least_s": 60.0, "hedge_early_s": 60.0}
     for room in ("cachedfs.origins.gcs.origin", "cachedfs.origins.drive.client"):
-        monkeypatch.setattr(f"{room}.Policy", lambda: Policy(**given))
+        monkeypatch.setattr(f"{room}.RetryPolicy", lambda: RetryPolicy(**given))
     # What the pace is after so many refusals is shown elsewhere: here it would be waited for.
-    monkeypatch.setattr(rate_limit, "REQUESTS", (rate_limit.Limit(1e6),))
+    monkeypatch.setattr(rate_limit, "REQUESTS", (rate_limit.RateLimit(1e6),))
     # Its own six tries would wait 31 s in all.
     monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
     return given

@@ -244,7 +244,7 @@ def test_when_the_process_that_fetches_is_killed_the_others_go_on(own_cache, mon
 
 SLOW = """
 import fsspec, sys, time
-from cachedfs.common.types import BlockKey, Bounds
+from cachedfs.common.types import BlockKey, CacheBounds
 fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=1 << 20)
 path, engine, data = sys.argv[1], fs._source.engine, open(sys.argv[2], "rb").read()
 key = fs._source.key(fs._source.known(path))
@@ -255,7 +255,7 @@ print(all([engine.cache.take_claim(key.hash64(index)) for index in blocks]), flu
 for index in blocks:
     sys.stdin.readline()
     block = memoryview(data)[index * size : (index + 1) * size]
-    engine.cache.put([(BlockKey(key, index), block)], Bounds(size=1 << 30))
+    engine.cache.put([(BlockKey(key, index), block)], CacheBounds(size=1 << 30))
     engine.cache.drop_claim(key.hash64(index))
     print("stored", flush=True)
 """

@@ -15,11 +15,11 @@ import pytest
 from cachedfs.cache import block_file
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common import checksums
-from cachedfs.common.types import BlockKey, Bounds, ObjectInfo, ObjectKey, Verified
+from cachedfs.common.types import BlockKey, CacheBounds, ObjectInfo, ObjectKey, Verified
 from cachedfs.errors import ObjectNotFound, OriginUnavailable
 from cachedfs.fetch import integrity
-from cachedfs.fetch.cache_writer import Arrived, WriteBehind
-from cachedfs.fetch.inflight import Flight
+from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
+from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.origins import retry
 from cachedfs.origins.gcs.api import media_url
 from cachedfs.sim import Fault
@@ -338,14 +338,14 @@ def test_a_handle_whose_last_bytes_came_ahead_of_it_learns_that_all_of_them_are_
     cloud.put("large", noise(24 * MiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     cloud.server.fail(Fault(kind="media", key="large", flip=100, times=None))
-    landed, is_whole = integrity.Arrivals.landed, threading.Event()
+    landed, is_whole = integrity.BlockChecksums.landed, threading.Event()
 
     def noting(*args):
         if (found := landed(*args)) is not None:
             is_whole.set()
         return found
 
-    monkeypatch.setattr(integrity.Arrivals, "landed", noting)
+    monkeypatch.setattr(integrity.BlockChecksums, "landed", noting)
 
     def read_slowly(file):
         assert len(file.read(16 * MiB)) == 16 * MiB
@@ -360,13 +360,13 @@ def test_a_handle_whose_last_bytes_came_ahead_of_it_learns_that_all_of_them_are_
 
 def test_a_block_that_was_fetched_anew_outlives_the_refused_one_that_still_waited_for_the_disk(own_cache):
     cache = BlockCache([str(own_cache)], explicit=True)
-    writer = WriteBehind(cache, lambda blocks, are_kept: None)
-    key, bounds = ObjectKey("gs://test", "b/x", "1", MiB), Bounds(1 << 30, 0)
-    wrong, right = Flight(demand=MiB), Flight(demand=MiB)
+    writer = CacheWriter(cache, lambda blocks, are_kept: None)
+    key, bounds = ObjectKey("gs://test", "b/x", "1", MiB), CacheBounds(1 << 30, 0)
+    wrong, right = InflightRequest(demand=MiB), InflightRequest(demand=MiB)
     wrong.refused = True
     with writer._changed:  # one batch
         for data, flight in ((b"lies", wrong), (b"true", right)):
-            writer.add(Arrived(BlockKey(key, 0), memoryview(data), flight, bounds))
+            writer.add(FetchedBlock(BlockKey(key, 0), memoryview(data), flight, bounds))
     assert writer.drain(120)
     assert cache.read(key, 0, 0, MiB) == b"true"
     writer.close()
@@ -407,7 +407,7 @@ def test_an_object_that_comes_in_parts_is_compared_when_its_last_part_came(cloud
 
 def test_what_is_remembered_of_arrivals_is_bounded(monkeypatch):
     monkeypatch.setattr(integrity, "MOST_STREAMED", 10)
-    found = integrity.Arrivals()
+    found = integrity.BlockChecksums()
     for number in range(100):
         info = ObjectInfo(f"x{number}", size=40 * KiB, details={"crc32c": "AAAAAA=="})
         key = ObjectKey("id", info.path, "1", 10 * KiB)
@@ -429,7 +429,7 @@ def test_blocks_are_added_up_from_pieces_of_any_size(start):
     info = ObjectInfo("x", size=57)
     for step in (1, 3, 10, 29, 57):
         landed.clear()
-        passing = integrity.Passing(Found(), ObjectKey("id", "x", "1", 10), info, start)
+        passing = integrity.StreamingChecksum(Found(), ObjectKey("id", "x", "1", 10), info, start)
         for at in range(start, 57, step):
             assert passing.add(data[at : at + step]) is None
         first = -(-start // 10)

@@ -8,7 +8,7 @@ import time
 import fsspec
 import pytest
 
-from cachedfs.cache.metadata_store import Knowledge
+from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.origins.drive import client
 from cachedfs.sim import Fault
 from tests.support import Drive, forget, noise, tally
@@ -268,7 +268,7 @@ def test_what_the_feed_does_not_show_yet_is_seen_when_it_does(drive, fs, tree, c
 
 
 def test_where_no_feed_can_be_kept_it_is_asked_for_once(drive, fs, tree, clock, monkeypatch):
-    monkeypatch.setattr(Knowledge, "feed", lambda *_: None)
+    monkeypatch.setattr(MetadataStore, "feed", lambda *_: None)
     for _ in range(2):
         assert len(fs.find(drive.path())) == len(tree)
         clock(61)

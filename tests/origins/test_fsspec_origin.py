@@ -17,14 +17,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from cachedfs.common.types import Range
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
-from cachedfs.origins.fsspec_origin import GenericOrigin, fingerprint, jsonable
-from cachedfs.origins.inner_filesystem import Once, make_private
+from cachedfs.origins.fsspec_origin import FsspecOrigin, fingerprint, jsonable
+from cachedfs.origins.inner_filesystem import AsyncOnce, make_private
 from cachedfs.origins.origin_errors import translate
 from cachedfs.origins.registry import identity_of, open_origin
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
 
 
-def make_origin(protocol: str, **options: Any) -> GenericOrigin:
+def make_origin(protocol: str, **options: Any) -> FsspecOrigin:
     origin = open_origin(
         protocol,
         options,
@@ -32,7 +32,7 @@ def make_origin(protocol: str, **options: Any) -> GenericOrigin:
         on_request=lambda: None,
         concurrency=CONCURRENCY,
     )
-    assert isinstance(origin, GenericOrigin)
+    assert isinstance(origin, FsspecOrigin)
     return origin
 
 
@@ -79,7 +79,7 @@ class TestOverMemory(OriginContract):
         MemoryFileSystem().rm(world.root, recursive=True) if MemoryFileSystem().exists(world.root) else None
 
     @pytest.fixture
-    async def origin(self) -> AsyncIterator[GenericOrigin]:
+    async def origin(self) -> AsyncIterator[FsspecOrigin]:
         origin = make_origin("memory")
         yield origin
         await origin.aclose()
@@ -94,7 +94,7 @@ class TestOverLocalFiles(OriginContract):
         return FilesWorld(tmp_path / "root")
 
     @pytest.fixture
-    async def origin(self) -> AsyncIterator[GenericOrigin]:
+    async def origin(self) -> AsyncIterator[FsspecOrigin]:
         origin = make_origin("file")
         yield origin
         await origin.aclose()
@@ -114,7 +114,7 @@ class TestOverAFolderOfMemory(OriginContract):
         MemoryFileSystem().rm(world.outer, recursive=True)  # type: ignore[attr-defined]
 
     @pytest.fixture
-    async def origin(self, world: Any) -> AsyncIterator[GenericOrigin]:
+    async def origin(self, world: Any) -> AsyncIterator[FsspecOrigin]:
         origin = make_origin("dir", fo=world.inside.outer, target_protocol="memory", target_options={})
         yield origin
         await origin.aclose()
@@ -316,7 +316,7 @@ async def test_a_failure_to_make_is_told_to_all_and_forgotten() -> None:
             raise OSError("once")
         return n_made
 
-    once = Once(make)
+    once = AsyncOnce(make)
     first, second = await asyncio.gather(once.get(), once.get(), return_exceptions=True)
     assert isinstance(first, OSError)
     assert first is second

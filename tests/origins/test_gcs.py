@@ -46,26 +46,26 @@ from cachedfs.errors import (
     IsAFolder,
     ObjectChanged,
     ObjectNotFound,
-    OriginAway,
     OriginUnavailable,
+    OriginUnreachable,
     SignInRefused,
 )
 from cachedfs.origins import tokens
 from cachedfs.origins.base import range_header
-from cachedfs.origins.fsspec_origin import GenericOrigin
+from cachedfs.origins.fsspec_origin import FsspecOrigin
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import GCSAuth
 from cachedfs.origins.gcs.origin import GCSOrigin
 from cachedfs.origins.registry import identity_of, open_origin
-from cachedfs.origins.request_slots import sent_ahead
-from cachedfs.origins.retry import Failed, Policy, Trouble
+from cachedfs.origins.request_slots import speculative
+from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason
 from cachedfs.sim import Fault, GCSServer
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, read
 from tests.support import until
 
-PATIENT = Policy(base_s=0.001, cap_s=0.001)  # a busy machine may seem to hang
-QUICK = Policy(base_s=0.001, cap_s=0.001, stall_s=0.3)  # where a request does
-HURRIED = Policy(base_s=0.001, cap_s=0.001, connect_s=0.2)
+PATIENT = RetryPolicy(base_s=0.001, cap_s=0.001)  # a busy machine may seem to hang
+QUICK = RetryPolicy(base_s=0.001, cap_s=0.001, stall_s=0.3)  # where a request does
+HURRIED = RetryPolicy(base_s=0.001, cap_s=0.001, connect_s=0.2)
 MakeOrigin = Callable[..., GCSOrigin]
 
 
@@ -89,7 +89,7 @@ async def make(server: GCSServer) -> AsyncIterator[MakeOrigin]:
     made: list[GCSOrigin] = []
 
     def make_origin(
-        policy: Policy = PATIENT,
+        policy: RetryPolicy = PATIENT,
         slots: int = CONCURRENCY,
         clock: Callable[[], float] = time.monotonic,
         **options: Any,
@@ -154,9 +154,7 @@ class TestGenericOverGCS(OriginContract):
     missing_folder_is_an_error = True
 
     @pytest.fixture
-    async def origin(
-        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch
-    ) -> AsyncIterator[GenericOrigin]:
+    async def origin(self, server: GCSServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FsspecOrigin]:
         monkeypatch.setattr(GCSFileSystem, "protocol", ("gs", "gcs", "plaingcs"))
         fsspec.register_implementation("plaingcs", GCSFileSystem, clobber=True)
         origin = open_origin(
@@ -286,7 +284,7 @@ async def test_what_is_sent_ahead_is_bounded_beside_what_is_waited_for(
     await origin.lookup(path)
     server.fail(Fault(kind="media", stall_s=3600, times=None))  # so that they meet
     ranges = [Range(i, i + 5) for i in range(4 * CONCURRENCY)]
-    with sent_ahead():
+    with speculative():
         reads = [asyncio.create_task(read(origin, path, each)) for each in ranges]
     await asyncio.to_thread(until, lambda: server.peak_concurrency >= 2 * CONCURRENCY)
     reads += [asyncio.create_task(read(origin, path, each)) for each in ranges]
@@ -795,7 +793,7 @@ def test_bytes_are_checked_with_the_best_checksum_that_is_known() -> None:
         stated = checksums.stated_of(details)
         assert stated is not None
         assert stated.name == name
-        total = checksums.Running(stated)
+        total = checksums.RunningChecksum(stated)
         for piece in (b"hello ", b"world"):
             assert total.contradiction() is not None
             total.add(piece)
@@ -960,10 +958,10 @@ async def test_a_refused_connection_is_tried_again_for_two_seconds(
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        origin = make(Policy(), clock=lambda: sum(waits), endpoint_url=url)
+        origin = make(RetryPolicy(), clock=lambda: sum(waits), endpoint_url=url)
         with pytest.raises(OriginUnavailable, match=r"gs://b/k: reading all bytes.*endpoint"):
             await read(origin, "b/k")
-    assert 0 < sum(waits) <= Policy().connect_s
+    assert 0 < sum(waits) <= RetryPolicy().connect_s
 
 
 async def test_a_service_that_does_not_take_the_connection_is_away(make: MakeOrigin) -> None:
@@ -973,7 +971,7 @@ async def test_a_service_that_does_not_take_the_connection_is_away(make: MakeOri
             other.setblocking(False)
             other.connect_ex(full.getsockname())
         origin = make(HURRIED, endpoint_url=f"http://127.0.0.1:{full.getsockname()[1]}")
-        with pytest.raises(OriginAway, match="gs://b/k"):
+        with pytest.raises(OriginUnreachable, match="gs://b/k"):
             await read(origin, "b/k")
 
 
@@ -1002,10 +1000,10 @@ async def test_an_unresolved_host_is_tried_again_for_two_seconds(
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unresolved)  # a resolver may take its time, too
-    origin = make(Policy(), clock=lambda: sum(waits), endpoint_url="http://no-such-host.invalid")
+    origin = make(RetryPolicy(), clock=lambda: sum(waits), endpoint_url="http://no-such-host.invalid")
     with pytest.raises(OriginUnavailable, match="gs://b/k"):
         await origin.lookup("b/k")
-    assert 0 < sum(waits) <= Policy().connect_s
+    assert 0 < sum(waits) <= RetryPolicy().connect_s
 
 
 async def test_requester_pays_is_hinted(origin: GCSOrigin, server: GCSServer, path: str) -> None:
@@ -1205,7 +1203,7 @@ async def test_those_who_wait_for_a_token_that_does_not_come_share_its_failure()
     failures = await asyncio.gather(*waiting, return_exceptions=True)
     assert [str(failure) for failure in failures] == ["no token: nobody answers"] * 8
     assert slow.n_refreshed == 1
-    with pytest.raises(Failed):  # who comes later asks again
+    with pytest.raises(RetryableError):  # who comes later asks again
         await auth.headers()
     assert slow.n_refreshed == 2
 
@@ -1216,16 +1214,16 @@ def test_a_failure_that_is_shared_keeps_nothing_of_what_was_to_be_sent() -> None
 
     def send(body: Body) -> None:
         with renewals.shared(None):
-            raise Failed(Trouble("nobody answers"))
+            raise RetryableError(RetryReason("nobody answers"))
 
-    renewals, body = tokens.Renewals(), Body()
+    renewals, body = tokens.TokenRenewals(), Body()
     kept = weakref.ref(body)
-    with contextlib.suppress(Failed):
+    with contextlib.suppress(RetryableError):
         send(body)
     del body
     gc.collect()
     assert kept() is None
-    with pytest.raises(Failed, match="nobody answers"):
+    with pytest.raises(RetryableError, match="nobody answers"):
         renewals.share(None)
 
 
@@ -1238,10 +1236,10 @@ async def test_a_token_server_that_is_silent_is_given_up(make: MakeOrigin, path:
             client_secret="s",
             token_uri=f"http://127.0.0.1:{silent.getsockname()[1]}/",
         )
-        origin = make(Policy(tries=2, base_s=0.001, stall_s=0.1), token=credentials)
+        origin = make(RetryPolicy(tries=2, base_s=0.001, stall_s=0.1), token=credentials)
         with pytest.raises(OriginUnavailable, match=rf"gs://{path}: .*2 tries.*no token") as raised:
             await asyncio.wait_for(read(origin, path), 60)
-    assert not isinstance(raised.value, OriginAway)  # it is there
+    assert not isinstance(raised.value, OriginUnreachable)  # it is there
 
 
 async def test_a_token_server_in_trouble_is_asked_again(
@@ -1327,14 +1325,14 @@ def test_a_206_that_tells_nothing_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("status", "pinned", "kind"),
     [
-        (404, False, Trouble),
-        (404, True, Trouble),
+        (404, False, RetryReason),
+        (404, True, RetryReason),
         (412, True, ObjectChanged),
         (401, True, AccessDenied),
         (403, False, AccessDenied),
         (400, False, ValueError),
-        (503, True, Trouble),
-        (599, False, Trouble),
+        (503, True, RetryReason),
+        (599, False, RetryReason),
         (418, False, OSError),
     ],
 )
@@ -1343,7 +1341,7 @@ def test_every_status_means_something(status: int, pinned: bool, kind: type) -> 
     for body in (b"", b"<html>no</html>", b'{"error": "x"}', b"[1]", b"\xff", b'{"error": {}}'):
         verdict = api.failure(status, {}, body, url="gs://b/k", doing="reading", pinned=pinned, now=now)
         assert isinstance(verdict, kind)
-        if not isinstance(verdict, Trouble):
+        if not isinstance(verdict, RetryReason):
             assert "gs://b/k" in str(verdict)
             assert "<html>" not in str(verdict)
 

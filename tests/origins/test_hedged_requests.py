@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from cachedfs.origins.hedging import Hedge
-from cachedfs.origins.retry import Failed, Policy, Trouble
+from cachedfs.origins.hedging import HedgedRequests
+from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason
 
-QUICK = Policy(hedge_least_s=0.01, hedge_early_s=0.02)
+QUICK = RetryPolicy(hedge_least_s=0.01, hedge_early_s=0.02)
 NEVER = 60.0  # nobody waits for that
 
 
@@ -42,53 +42,53 @@ class Requests:
 
 async def test_an_answer_in_time_is_one_request():
     requests = Requests((0, "a"))
-    assert await requests.first(Hedge(QUICK)) == "a"
+    assert await requests.first(HedgedRequests(QUICK)) == "a"
     assert (requests.n_sent, requests.cancelled, requests.discarded) == (1, [], [])
 
 
 async def test_a_late_request_is_sent_again_and_the_first_answer_counts():
     requests = Requests((NEVER, "a"), (0, "b"))
-    assert await requests.first(Hedge(QUICK)) == "b"
+    assert await requests.first(HedgedRequests(QUICK)) == "b"
     assert (requests.n_sent, requests.cancelled) == (2, [0])
 
 
 async def test_the_first_request_may_still_be_first():
     requests = Requests((None, "a"), (NEVER, "b"))
     requests.plans[0] = (requests.second_sent, "a")
-    assert await requests.first(Hedge(QUICK)) == "a"
+    assert await requests.first(HedgedRequests(QUICK)) == "a"
     await asyncio.sleep(0)
     assert (requests.n_sent, requests.cancelled, requests.discarded) == (2, [1], [])
 
 
 async def test_a_request_is_sent_twice_and_not_three_times():
     requests = Requests((NEVER, "a"), (0.2, "b"))
-    assert await requests.first(Hedge(QUICK)) == "b"
+    assert await requests.first(HedgedRequests(QUICK)) == "b"
     assert requests.n_sent == 2
 
 
 @pytest.mark.parametrize("is_first_late", [False, True])
 async def test_a_request_that_fails_is_no_answer_while_the_other_is_under_way(is_first_late):
-    failure = Failed(Trouble("no"))
+    failure = RetryableError(RetryReason("no"))
     requests = (
         Requests((None, failure), (0.05, "b")) if not is_first_late else Requests((0.1, "a"), (0, failure))
     )
     if not is_first_late:
         requests.plans[0] = (requests.second_sent, failure)
-    assert await requests.first(Hedge(QUICK)) == ("a" if is_first_late else "b")
+    assert await requests.first(HedgedRequests(QUICK)) == ("a" if is_first_late else "b")
     assert requests.n_sent == 2
 
 
 async def test_when_both_fail_the_first_failure_is_told():
-    first, second = Failed(Trouble("first")), Failed(Trouble("second"))
+    first, second = RetryableError(RetryReason("first")), RetryableError(RetryReason("second"))
     requests = Requests((0.05, first), (0, second))
-    with pytest.raises(Failed, match="first"):
-        await requests.first(Hedge(QUICK))
+    with pytest.raises(RetryableError, match="first"):
+        await requests.first(HedgedRequests(QUICK))
 
 
 @pytest.mark.parametrize("after_both", [False, True])
 async def test_who_is_cancelled_leaves_no_request_behind(after_both):
     requests = Requests((NEVER, "a"), (NEVER, "b"))
-    task = asyncio.ensure_future(requests.first(Hedge(QUICK if after_both else Policy())))
+    task = asyncio.ensure_future(requests.first(HedgedRequests(QUICK if after_both else RetryPolicy())))
     await (requests.second_sent.wait() if after_both else asyncio.sleep(0))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -101,7 +101,7 @@ async def test_who_is_cancelled_leaves_no_request_behind(after_both):
 async def test_who_is_cancelled_when_the_second_answer_comes_is_cancelled_and_the_answer_discarded():
     answers = asyncio.Event()
     requests = Requests((NEVER, "a"), (answers, "b"))
-    task = asyncio.ensure_future(requests.first(Hedge(QUICK)))
+    task = asyncio.ensure_future(requests.first(HedgedRequests(QUICK)))
     await requests.second_sent.wait()
     answers.set()
     for _ in range(2):  # it has its answer, and its owner has not run since
@@ -116,7 +116,7 @@ async def test_who_was_hedged_can_still_be_cancelled_later():
     requests = Requests((NEVER, "a"), (0, "b"))
 
     async def read():
-        assert await requests.first(Hedge(QUICK)) == "b"
+        assert await requests.first(HedgedRequests(QUICK)) == "b"
         assert asyncio.current_task().cancelling() == 0
         async with asyncio.timeout(0.01):
             await asyncio.sleep(NEVER)
@@ -126,7 +126,7 @@ async def test_who_was_hedged_can_still_be_cancelled_later():
 
 
 async def test_at_most_one_in_twenty_is_sent_twice_when_all_are_late():
-    hedge, sent = Hedge(Policy(hedge_least_s=0.001, hedge_early_s=0.002)), 0
+    hedge, sent = HedgedRequests(RetryPolicy(hedge_least_s=0.001, hedge_early_s=0.002)), 0
     for _ in range(40):
         requests = Requests((0.005, "a"), (0, "b"))
         assert await requests.first(hedge) in "ab"
@@ -136,7 +136,7 @@ async def test_at_most_one_in_twenty_is_sent_twice_when_all_are_late():
 
 
 async def test_what_is_late_is_learnt():
-    hedge = Hedge(Policy(hedge_least_s=0.02, hedge_early_s=NEVER))
+    hedge = HedgedRequests(RetryPolicy(hedge_least_s=0.02, hedge_early_s=NEVER))
     for _ in range(100):
         await Requests((0, "a")).first(hedge)
     requests = Requests((NEVER, "a"), (0, "b"))

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.origins.hedging import Seen, late_s, may_hedge
+from cachedfs.origins.hedging import LatencyStats, late_s, may_hedge
 
 
 def seen(waits):
-    history = Seen()
+    history = LatencyStats()
     for wait_s in waits:
         history = history.sent().answered(wait_s)
     return history
@@ -29,7 +29,7 @@ def test_what_was_long_ago_is_forgotten():
 
 @given(st.lists(st.sampled_from("sla"), max_size=600))
 def test_at_most_one_request_in_twenty_is_sent_twice_and_the_first_late_one(steps):
-    history, n_hedged = Seen(), 0
+    history, n_hedged = LatencyStats(), 0
     for n_sent, step in enumerate(steps, 1):
         history = history.sent()
         if step == "l" and may_hedge(history):

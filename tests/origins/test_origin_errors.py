@@ -14,9 +14,9 @@ import pytest
 import zarr
 from fsspec.core import url_to_fs
 
-from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, OriginAway, OriginUnavailable
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, OriginUnavailable, OriginUnreachable
 from cachedfs.origins.origin_errors import error_of, mapped, object_of, translate, without_secrets
-from cachedfs.origins.retry import Failed
+from cachedfs.origins.retry import RetryableError
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ ASKED = types.SimpleNamespace(real_url="http://host/k")
     [
         (aiohttp.ClientResponseError(ASKED, (), status=401), AccessDenied),
         (aiohttp.ClientResponseError(ASKED, (), status=503), OriginUnavailable),
-        (ConnectionRefusedError("refused"), OriginAway),
+        (ConnectionRefusedError("refused"), OriginUnreachable),
         (TimeoutError("late"), OriginUnavailable),
         (aiohttp.ClientResponseError(ASKED, (), status=404), ObjectNotFound),
         (aiohttp.ClientResponseError(ASKED, (), status=410), ObjectNotFound),
@@ -161,5 +161,5 @@ def test_what_a_web_server_fails_to_give_is_no_fill_value_of_an_array(
 def test_an_answer_nested_too_deep_is_a_broken_one():
     deep = b"[" * 100_000
     assert error_of(deep) == ("[" * 500, set())
-    with pytest.raises(Failed, match="not JSON"):
+    with pytest.raises(RetryableError, match="not JSON"):
         object_of(deep)

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.origins.rate_limit import CREATES, LEARNT_S, REQUESTS, Pace, answered, per_s, spare_s, taken
+from cachedfs.origins.rate_limit import (
+    CREATES,
+    LEARNT_S,
+    REQUESTS,
+    LimitState,
+    answered,
+    per_s,
+    spare_s,
+    taken,
+)
 
 OLD, NEW = 200.0, 325_000 / 60  # requests, and units of which a download takes 200, a second
 START = 1e9  # the clock is no zero
@@ -32,7 +41,7 @@ class Service:
 
 def drive(service, *, seconds, in_flight=16, latency_s=0.2, ladder=REQUESTS, kind="download", pace=None):
     """Send as fast as may be; return when each request was sent, whether it was refused, and the state in the end."""
-    pace, sent = pace or Pace(), []
+    pace, sent = pace or LimitState(), []
     free = [START] * in_flight
     answers = []  # of what is on its way: when it comes, when it was sent, whether it was refused
     while (now := heapq.heappop(free)) < START + seconds:
@@ -107,7 +116,7 @@ def test_what_others_take_of_a_quota_is_left_to_them(share):
 
 
 def test_one_bulk_of_refusals_is_one_cut():
-    pace = Pace()
+    pace = LimitState()
     for i in range(40):  # all were sent before the first answer came
         pace = answered(pace, REQUESTS, sent_at=START, refused=True, now=START + 1 + i / 100)
     assert pace.rung == 1
@@ -138,17 +147,17 @@ def test_items_are_made_as_fast_as_the_service_takes_them(real, at_least):
 
 
 def test_kinds_cost_what_google_says():
-    learnt = Pace(rung=1.0, cut_at=START, free_at=START)
+    learnt = LimitState(rung=1.0, cut_at=START, free_at=START)
     for kind, units in {"get": 5, "list": 100, "download": 200, "edit": 50, "create": 50, "other": 5}.items():
         after, wait_s = taken(learnt, REQUESTS, kind, START)
         assert wait_s == 0
         assert after.free_at - learnt.free_at == pytest.approx(units / (NEW * 0.95), abs=1e-6)
-        after, _ = taken(Pace(free_at=START), REQUESTS, kind, START)
+        after, _ = taken(LimitState(free_at=START), REQUESTS, kind, START)
         assert after.free_at - START == pytest.approx(1 / 190, abs=1e-6)
 
 
 def test_reading_ahead_leaves_half_of_a_burst_to_those_who_wait():
-    pace, n = Pace(free_at=START - 10), 0
+    pace, n = LimitState(free_at=START - 10), 0
     while spare_s(pace, REQUESTS, START) == 0:
         pace, wait_s = taken(pace, REQUESTS, "download", START)
         assert wait_s == 0
@@ -164,17 +173,17 @@ anything = st.floats(allow_nan=True, allow_infinity=True)
 
 @given(st.tuples(*[anything] * 5), st.booleans(), st.sampled_from(["get", "download", "?"]))
 def test_any_numbers_are_a_state_and_none_is_for_ever(numbers, refused, kind):
-    pace, wait_s = taken(Pace(*numbers), REQUESTS, kind, START)
+    pace, wait_s = taken(LimitState(*numbers), REQUESTS, kind, START)
     assert 0 <= wait_s <= 60
     assert all(map(math.isfinite, pace))
-    assert 0 <= spare_s(Pace(*numbers), REQUESTS, START) <= 61
-    after = answered(Pace(*numbers), REQUESTS, sent_at=START, refused=refused, now=START)
+    assert 0 <= spare_s(LimitState(*numbers), REQUESTS, START) <= 61
+    after = answered(LimitState(*numbers), REQUESTS, sent_at=START, refused=refused, now=START)
     assert taken(after, REQUESTS, kind, START + 61)[1] == 0
 
 
 def after(steps, ladder, kind):
     """Return a state and its time, after requests and answers that are `by_s` apart."""
-    pace, now = Pace(), START
+    pace, now = LimitState(), START
     for by_s, refused in steps:
         now += by_s
         pace, _ = taken(pace, ladder, kind, now)
@@ -210,7 +219,7 @@ def test_who_was_told_to_wait_is_told_so_until_it_is_over(steps, lane, part):
 
 
 def test_a_slow_rate_that_grows_back_keeps_the_wait_of_what_was_sent_before():
-    slow = Pace(rung=1.0, share=1 / 32, free_at=START, cut_at=START)
+    slow = LimitState(rung=1.0, share=1 / 32, free_at=START, cut_at=START)
     pace, _ = taken(slow, CREATES, "create", START)
     assert pace.free_at - START == pytest.approx(32 / 2 / 0.95)
     assert taken(pace, CREATES, "create", START + 10)[1] == pytest.approx(pace.free_at - START - 10)
@@ -218,7 +227,7 @@ def test_a_slow_rate_that_grows_back_keeps_the_wait_of_what_was_sent_before():
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=60))
 def test_a_clock_that_jumps_stops_nobody_for_long(steps):
-    pace, now = Pace(), START
+    pace, now = LimitState(), START
     for (by_s, refused), back in zip(steps, itertools.cycle([1, 1, -1]), strict=False):
         now += back * by_s * 1000
         pace, _ = taken(pace, REQUESTS, "download", now)

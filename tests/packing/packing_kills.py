@@ -16,7 +16,7 @@ def pack_and_die(source, target, number, when, options):
     `noted`: after it, and what was done before is written down at once.
     """
     record_blocks.PIECE = 4096
-    put, left = store.Store.put, [number]
+    put, left = store.ZarrTarget.put, [number]
 
     def deadly(self, name, data):
         left[0] -= 1
@@ -28,7 +28,7 @@ def pack_and_die(source, target, number, when, options):
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    store.Store.put = deadly
+    store.ZarrTarget.put = deadly
     if when == "noted":
         shard_runner.NOTED_S = 0.0
     pack(source, target, n_workers=1, storage_options=options, target_options=options, **SMALL)

@@ -461,7 +461,7 @@ def test_a_file_that_changed_between_two_runs_is_packed_anew(cloud, kind, monkey
     for i in (0, 1):
         put(f"{i}.jsonl", b'{"x": 1}\n' * 500)
     with monkeypatch.context() as broken:
-        broken.setattr(store.Store, "finish", None)
+        broken.setattr(store.ZarrTarget, "finish", None)
         refused(TypeError, "not callable", source, cloud.url("out.zarr"))
     put("1.jsonl", b'{"x": 7}\n' * 500)  # of the same size
     # What was known of the source a moment ago may count when it is looked at, and does not at the end.
@@ -474,13 +474,13 @@ def test_a_file_that_changed_between_two_runs_is_packed_anew(cloud, kind, monkey
 def test_a_source_that_changes_meanwhile_is_an_error(cloud, monkeypatch):
     for i in range(4):
         cloud.put(f"src/{i}", noise(100))
-    write = task.Job.write
+    write = task.PackTask.write
 
     def writes_and_somebody_else_too(self, *arguments):
         cloud.put("src/2", noise(100, seed=1))
         return write(self, *arguments)
 
-    monkeypatch.setattr(task.Job, "write", writes_and_somebody_else_too)
+    monkeypatch.setattr(task.PackTask, "write", writes_and_somebody_else_too)
     refused(ValueError, "came, went or changed", cloud.url("src"), cloud.url("out.zarr"))
     with pytest.raises(FileNotFoundError):
         zarr.open_group(cloud.url("out.zarr"), mode="r")
@@ -489,12 +489,12 @@ def test_a_source_that_changes_meanwhile_is_an_error(cloud, monkeypatch):
 def test_what_was_written_wrong_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a").write_bytes(noise(1000))
-    put = store.Store.put
+    put = store.ZarrTarget.put
 
     def torn(self, name, data):
         put(self, name, data[:-1] + b"!" if name.startswith("data/") else data)
 
-    monkeypatch.setattr(store.Store, "put", torn)
+    monkeypatch.setattr(store.ZarrTarget, "put", torn)
     refused(
         OSError,
         "written, and not there as sent: bytes 0 to",

@@ -18,13 +18,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cachedfs.packing.chunk_sizes import choose_codec, grid_of, shard_size, shares, small_of
-from cachedfs.packing.pack_types import END, Batch, Field, Piece, Tally
-from cachedfs.packing.shard_encoder import Encoding, ShardBytes, wrong_with
+from cachedfs.packing.pack_types import END, Field, PieceCounts, SampleBatch, SourcePiece
+from cachedfs.packing.shard_encoder import ChunkEncoding, ShardBytes, wrong_with
 from cachedfs.packing.sources.arrow_columns import chosen
 from cachedfs.packing.sources.csv_records import first_record, last_record, record_ends
 from cachedfs.packing.sources.detect import kind_of
 from cachedfs.packing.sources.file_samples import spread
-from cachedfs.packing.sources.sample_source import Held
+from cachedfs.packing.sources.sample_source import BatchCache
 from cachedfs.packing.task import chunks_of
 from tests.support import ROOT, MiB
 
@@ -151,7 +151,7 @@ def test_records_of_csv_end_where_arrow_ends_them(text):
 def test_a_flipped_bit_of_a_shard_is_found(n, rows, per_shard, codec, data):
     field = Field("x", "int32", (3,))
     grid = grid_of(field, 0, chunk=12 * rows, shard=12 * rows * per_shard, why="")
-    encoding = Encoding.of(field, grid, codec)
+    encoding = ChunkEncoding.of(field, grid, codec)
     values = np.arange(3 * n, dtype="i4").reshape(n, 3)[: grid.shard[0]]
     shard = ShardBytes(encoding)
     parts = list(chunks_of(values, grid.chunk))
@@ -168,39 +168,41 @@ def test_a_flipped_bit_of_a_shard_is_found(n, rows, per_shard, codec, data):
 
 
 def test_a_tally_that_is_cut_off_is_none():
-    tally = Tally(3, {"a": np.arange(3)}, {"b": np.array([1, 2, 3])}, {"b": np.array([7, 8, 9])}, stop=12)
+    tally = PieceCounts(
+        3, {"a": np.arange(3)}, {"b": np.array([1, 2, 3])}, {"b": np.array([7, 8, 9])}, stop=12
+    )
     data = tally.as_bytes()
-    found = Tally.from_bytes(data)
+    found = PieceCounts.from_bytes(data)
     assert found is not None
     assert (found.n, found.stop, found.places["b"].tolist()) == (3, 12, [7, 8, 9])
     for n in (0, 10, len(data) // 2, len(data) - 1):
-        assert Tally.from_bytes(data[:n]) is None
+        assert PieceCounts.from_bytes(data[:n]) is None
 
 
 def test_a_tally_that_is_damaged_is_none_and_names_are_kept_apart():
     sizes = {name: np.array([i]) for i, name in enumerate(["a", "a.npy", "arr_0", "x/y", "süß"])}
-    data = Tally(1, {}, sizes, {"a": np.array([7])}).as_bytes()
-    found = Tally.from_bytes(data)
+    data = PieceCounts(1, {}, sizes, {"a": np.array([7])}).as_bytes()
+    found = PieceCounts.from_bytes(data)
     assert found is not None
     assert (found.n, found.stop, found.places, found.sizes) == (1, END, {"a": [7]}, sizes)
     for i in range(len(data)):
         for bits in (1, 0xFF):
-            damaged = Tally.from_bytes(data[:i] + bytes([data[i] ^ bits]) + data[i + 1 :])
+            damaged = PieceCounts.from_bytes(data[:i] + bytes([data[i] ^ bits]) + data[i + 1 :])
             assert damaged is None or (damaged.n, damaged.sizes) == (1, sizes)
 
 
 def test_what_is_held_is_bounded_and_made_once():
-    held, made = Held(1000), []
+    held, made = BatchCache(1000), []
 
     def make(i):
         def batch():
             made.append(i)
-            return Batch(1, {"a": np.zeros(400, "u1")}, {})
+            return SampleBatch(1, {"a": np.zeros(400, "u1")}, {})
 
         return batch
 
     for i in (0, 1, 0, 2, 1, 2, 0):  # the first of the source goes when there is no room
-        held.get(Piece(0, i, i + 1), make(i))
+        held.get(SourcePiece(0, i, i + 1), make(i))
     assert made == [0, 1, 2, 0]
 
 

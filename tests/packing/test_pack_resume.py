@@ -16,9 +16,9 @@ pytest.importorskip("pyarrow")
 import zarr
 
 from cachedfs.datasets import pack
-from cachedfs.packing.executors import Cluster, Threads
+from cachedfs.packing.executors import DaskTaskPool, ThreadTaskPool
 from cachedfs.packing.sources import record_blocks
-from cachedfs.packing.store import BESIDE, Store
+from cachedfs.packing.store import BESIDE, ZarrTarget
 from tests.fork_server import ForkServer
 from tests.packing import packs
 from tests.support import KiB, forget, noise, until
@@ -100,7 +100,7 @@ def test_killed_at_any_write_it_goes_on(cloud, killed, lines, number, when):
 
 def test_killed_while_the_old_store_is_removed_it_goes_on(cloud, lines, monkeypatch):
     cloud.put("old/a", b"1")
-    remove, n = Store.remove, itertools.count(1)
+    remove, n = ZarrTarget.remove, itertools.count(1)
     for last in itertools.count(1):
         pack(cloud.url("old"), cloud.url("out.zarr"), overwrite=True)
 
@@ -111,7 +111,7 @@ def test_killed_while_the_old_store_is_removed_it_goes_on(cloud, lines, monkeypa
 
         n = itertools.count(1)
         with monkeypatch.context() as patched:
-            patched.setattr(Store, "remove", killed)
+            patched.setattr(ZarrTarget, "remove", killed)
             try:
                 pack(cloud.url("x.jsonl"), cloud.url("out.zarr"), overwrite=True, **SMALL)
             except KeyboardInterrupt:
@@ -142,7 +142,7 @@ def test_what_was_interrupted_writes_nothing_into_a_later_pack(monkeypatch, tmp_
 
     with monkeypatch.context() as patched:
         patched.setattr(type(memory), "pipe_file", slow)
-        patched.setattr(Threads, "finished", interrupted)
+        patched.setattr(ThreadTaskPool, "finished", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pack(str(tmp_path), target, codec="none")
     for i in range(4):
@@ -265,7 +265,7 @@ def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
     files = {f"{i:03}": noise(5000, seed=i) for i in range(200)}
     for name, data in files.items():
         (tmp_path / "src" / name).write_bytes(data)
-    once, submit = tmp_path / "once", Cluster.submit
+    once, submit = tmp_path / "once", DaskTaskPool.submit
 
     def with_one_copy_of_the_job(self, *given):
         """Have the worker die that keeps the job alone: Dask drops copies of what is not asked for every two seconds."""
@@ -278,7 +278,7 @@ def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
         return submit(self, *given)
 
     told = []
-    monkeypatch.setattr(Cluster, "submit", with_one_copy_of_the_job)
+    monkeypatch.setattr(DaskTaskPool, "submit", with_one_copy_of_the_job)
     pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), client=cluster, **SMALL)
     assert once.exists()
     found = packs.stored(str(tmp_path / "out.zarr"), "data")
@@ -286,13 +286,13 @@ def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
 
 
 def test_a_pack_on_a_cluster_that_failed_writes_nothing_any_more(cluster, tmp_path, monkeypatch):
-    close = Cluster.close
+    close = DaskTaskPool.close
 
     def closed(self, **options):
         (tmp_path / "closing").touch()
         close(self, **options)
 
-    monkeypatch.setattr(Cluster, "close", closed)
+    monkeypatch.setattr(DaskTaskPool, "close", closed)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a").write_bytes(noise(32 * KiB))
     cluster.wait_for_workers(2, timeout=600)  # one was lost, perhaps
@@ -306,7 +306,11 @@ def _fail_beside_a_late_one(folder):
     """Have one worker fail to write the second shard while another still writes the first."""
     from cachedfs.packing import store
 
-    put, failed, closing = store.Store.put, os.path.join(folder, "failed"), os.path.join(folder, "closing")
+    put, failed, closing = (
+        store.ZarrTarget.put,
+        os.path.join(folder, "failed"),
+        os.path.join(folder, "closing"),
+    )
 
     def late_or_broken(self, name, data):
         if name.endswith("c.1") and not os.path.exists(failed):
@@ -317,14 +321,14 @@ def _fail_beside_a_late_one(folder):
             until(lambda: os.path.exists(closing))
             open(os.path.join(folder, "late"), "w").close()
 
-    store.Store.put = late_or_broken
+    store.ZarrTarget.put = late_or_broken
 
 
 def _die_once(flag):
     """Have this worker die in the middle of its third shard."""
     from cachedfs.packing import store
 
-    put, left = store.Store.put, [3]
+    put, left = store.ZarrTarget.put, [3]
 
     def deadly(self, name, data):
         left[0] -= 1
@@ -334,4 +338,4 @@ def _die_once(flag):
             os.kill(os.getpid(), signal.SIGKILL)
         put(self, name, data)
 
-    store.Store.put = deadly
+    store.ZarrTarget.put = deadly

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from cachedfs.packing.sources import hdf5_file, json_values, parquet, record_blocks, tars
 from cachedfs.packing.sources.text_lines import JSONSource, LineSource
-from cachedfs.packing.store import Store
+from cachedfs.packing.store import ZarrTarget
 from tests.datasets import virtual
 from tests.packing import packs
 from tests.support import ROOT
@@ -200,14 +200,14 @@ def test_of_a_large_tar_little_is_kept_at_a_time(tmp_path, monkeypatch):
         for ending, n in (("jpg", 900), ("cls", i % 50))
     ]
     members.insert(101, ("x" * 150 + "/no ending", b"whose header is several blocks"))
-    kept, keep = [], Store.keep
+    kept, keep = [], ZarrTarget.keep
 
     def noted(self, piece, tally):
         kept.append(sum(len(data) for data in tally.small.values()))
         keep(self, piece, tally)
 
     monkeypatch.setattr(tars, "KEPT", 500)
-    monkeypatch.setattr(Store, "keep", noted)
+    monkeypatch.setattr(ZarrTarget, "keep", noted)
     found = packs.packed(tmp_path, {"x.tar": packs.tar(members)})
     assert [
         (name, data)

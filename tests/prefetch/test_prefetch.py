@@ -24,8 +24,8 @@ from cachedfs.errors import (
     CachedFSError,
     CacheError,
     ObjectNotFound,
-    OriginAway,
     OriginUnavailable,
+    OriginUnreachable,
 )
 from cachedfs.fetch.source import Source
 from cachedfs.prefetch import outstanding, runner, window
@@ -65,7 +65,7 @@ def is_idle(fs):
     engine = fs._source.engine
     names = {task.get_coro().__qualname__ for task in list(engine._tasks)}
     is_working = any(
-        name.startswith(("Plan.", "Course.", "Pending.", "Sending.", "Fetcher.")) for name in names
+        name.startswith(("PrefetchPlan.", "PlanCursor.", "OutstandingObjects.", "RequestSubmitter.", "Fetcher.")) for name in names
     )
     return not (engine.flights or engine.airborne or any(engine.ahead._queues) or is_working)
 
@@ -484,7 +484,7 @@ def test_what_is_stored_while_it_is_looked_for_has_not_left_the_cache(origin, mo
     for i, path in enumerate(paths):
         origin.put(path, noise(100_000, i))
         fs.info(path)
-    has, write_all, forget_lost = BlockCache.has, disk.write_all, window.Distance.forget_lost
+    has, write_all, forget_lost = BlockCache.has, disk.write_all, window.PrefetchWindow.forget_lost
     looking, may_store = [], threading.Event()
 
     def look(self, coming):
@@ -506,7 +506,7 @@ def test_what_is_stored_while_it_is_looked_for_has_not_left_the_cache(origin, mo
 
     monkeypatch.setattr(disk, "write_all", late)
     monkeypatch.setattr(BlockCache, "has", stored_meanwhile)
-    monkeypatch.setattr(window.Distance, "forget_lost", look)
+    monkeypatch.setattr(window.PrefetchWindow, "forget_lost", look)
     plan = fs.prefetch(paths, window=1_000_000)
     until(lambda: plan.progress.bytes_fetched == 1_000_000)
     read(fs, paths[0], 0)
@@ -858,12 +858,12 @@ def test_an_origin_that_is_away_is_waited_for_and_then_the_plan_ends(origin, mon
     fs = fake_fs(concurrency=1)
     for i in range(4):
         origin.put(f"b/{i}", b"1")
-    origin.fail_with = {2: OriginAway("refused"), 3: OriginAway("refused")}
+    origin.fail_with = {2: OriginUnreachable("refused"), 3: OriginUnreachable("refused")}
     assert fs.prefetch([f"b/{i}" for i in range(4)]).wait(120).items == 4
     assert "goes on when it answers" in caplog.text
     monkeypatch.setattr(outstanding, "AWAY_S", 0.0)
-    origin.fail_with = {n: OriginAway("refused") for n in range(len(origin.log), 1000)}
-    with pytest.raises(OriginAway, match="refused"):
+    origin.fail_with = {n: OriginUnreachable("refused") for n in range(len(origin.log), 1000)}
+    with pytest.raises(OriginUnreachable, match="refused"):
         fs.prefetch([f"b/x{i}" for i in range(4)]).wait(120)
     assert len(origin.log) < 100
 
@@ -874,15 +874,15 @@ def test_a_folder_of_an_origin_that_is_away_is_waited_for_too(origin, monkeypatc
     names = [f"b/d/{i}" for i in range(4)]
     for each in [*names, "b/x"]:
         origin.put(each, b"1")
-    origin.fail_with = {n: OriginAway("refused") for n in (1, 2, 4)}
+    origin.fail_with = {n: OriginUnreachable("refused") for n in (1, 2, 4)}
     progress = fake_fs(concurrency=1).prefetch([name, "b/x"]).wait(120)
     assert (progress.items, progress.items_total, progress.errors) == (5, 5, 0)
     assert {path for path, _ in reads(origin)} - {"b/d"} == {*names, "b/x"}
     monkeypatch.setattr(outstanding, "AWAY_S", 0.0)
     forget()
-    origin.fail_with = {n: OriginAway("refused") for n in range(len(origin.log), 1000)}
+    origin.fail_with = {n: OriginUnreachable("refused") for n in range(len(origin.log), 1000)}
     plan = fake_fs(max_age=0, stale_if_error=False).prefetch([name, "b/x"])
-    with pytest.raises(OriginAway, match="refused"):
+    with pytest.raises(OriginUnreachable, match="refused"):
         plan.wait(120)
     assert plan.progress.state == "failed"
     assert len(origin.log) < 100
@@ -897,9 +897,9 @@ def test_folders_that_are_known_do_not_keep_a_plan_going_whose_origin_is_away(or
     fs.cat(fs.find("b/d"))
     fs._source.engine.drain(120)
     origin.log.clear()
-    origin.fail_with = {n: OriginAway("refused") for n in range(1000)}
+    origin.fail_with = {n: OriginUnreachable("refused") for n in range(1000)}
     plan = fs.prefetch(["b/x", *["b/d/"] * 5000])
-    with pytest.raises(OriginAway, match="refused"):
+    with pytest.raises(OriginUnreachable, match="refused"):
         plan.wait(120)
     assert plan.progress.state == "failed"
     assert len(origin.log) < 12
@@ -927,7 +927,7 @@ def test_a_plan_goes_on_at_once_when_another_answer_comes_in_the_pause(origin, m
     names = [f"b/{i}" for i in range(4)]
     for name in names:
         origin.put(name, b"1")
-    origin.fail_with = {1: OriginAway("refused, once")}
+    origin.fail_with = {1: OriginUnreachable("refused, once")}
     gate(fs, origin, is_open=False)
     plan = fs.prefetch(names)
     until(lambda: plan._plan._pending.patience.is_away)

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.prefetch.future_reads import Piece, Unread, is_after, take
+from cachedfs.prefetch.future_reads import FutureBlock, UnreadBlocks, is_after, take
 
 
 class Clocks(dict):
@@ -20,9 +20,9 @@ class Clocks(dict):
 
 def unread_of(blocks, clocks, **limits):
     """Return a plan's blocks in order, one byte each."""
-    unread = Unread(**limits)
+    unread = UnreadBlocks(**limits)
     for number, block in enumerate(blocks):
-        unread.add(Piece((number, 0), block, 1), clocks.get(block))
+        unread.add(FutureBlock((number, 0), block, 1), clocks.get(block))
     return unread
 
 
@@ -104,7 +104,7 @@ def test_a_read_that_was_passed_unseen_is_not_taken_for_the_next_one_of_its_bloc
 def test_what_comes_late_is_put_in_its_place():
     clocks = Clocks()
     unread = unread_of("ab", clocks)
-    unread.add(Piece((0, 1), "c", 5), None)
+    unread.add(FutureBlock((0, 1), "c", 5), None)
     clocks.read("c")
     assert unread.look(clocks.get, 9) == 6
     assert left(unread) == [1]
@@ -112,10 +112,10 @@ def test_what_comes_late_is_put_in_its_place():
 
 def test_an_object_that_cannot_be_had_is_ahead_of_nobody():
     clocks = Clocks()
-    unread = Unread()
+    unread = UnreadBlocks()
     for number in range(3):
         for index in range(4):
-            unread.add(Piece((number, index), (number, index), 10), None)
+            unread.add(FutureBlock((number, index), (number, index), 10), None)
     assert unread.remove(1, clocks.get) == 40
     assert left(unread) == [0] * 4 + [2] * 4
     assert unread.size == 80

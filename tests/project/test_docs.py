@@ -520,7 +520,7 @@ class Mishaps:
         self.attempt(second.close)
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for what, name, failing in (
-            (upload.Content, "md5", lambda self: "0" * 32),
+            (upload.UploadContent, "md5", lambda self: "0" * 32),
             (tempfile.SpooledTemporaryFile, "write", lambda self, data: raise_(full)),
         ):
             with self.monkeypatch.context() as patch:
@@ -532,7 +532,7 @@ class Mishaps:
         server.fail(Fault(kind="copy", lose=True))
         self.attempt(lambda: self.fs(server).cp_file("My Drive/data/report", "My Drive/data/copied"))
         with self.monkeypatch.context() as patch:
-            patch.setattr(rate_limit, "CREATES", (rate_limit.Limit(10.0),))
+            patch.setattr(rate_limit, "CREATES", (rate_limit.RateLimit(10.0),))
             fs = self.fs(server, concurrency=15)  # a new one, which takes that pace
             fs.pipe({f"My Drive/data/new/{number}.txt": b"x" for number in range(30)})
 

@@ -10,12 +10,12 @@ import fsspec
 import pytest
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.cache.block_pool import Handles
+from cachedfs.cache.block_pool import BlockPool
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
-from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginAway, OriginUnavailable
-from cachedfs.fetch.inflight import Flight
-from cachedfs.readahead.object_history import SentAhead
-from cachedfs.readahead.sequential import History, ahead
+from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable, OriginUnreachable
+from cachedfs.fetch.inflight import InflightRequest
+from cachedfs.readahead.object_history import OutstandingReadahead
+from cachedfs.readahead.sequential import ReadHistory, ahead
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
 
@@ -207,7 +207,7 @@ def test_a_read_succeeds_and_is_cheap_where_nothing_can_be_stored(fs, origin, mo
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.writer.Store.put", full)
+    monkeypatch.setattr("cachedfs.cache.writer.BlockWriter.put", full)
     data = origin.put("b/k", noise(20 * MiB))
     with fs.open("b/k") as file:
         assert b"".join(iter(lambda: file.read(50 * KiB), b"")) == data
@@ -245,7 +245,7 @@ def test_the_origin_away_serves_what_is_known_with_one_warning(origin, caplog):
     data = origin.put("b/k", noise(1000))
     assert fs.cat_file("b/k") == data
     fs._source.engine.drain(120)
-    away = OriginAway("gs://b/k: connection refused")
+    away = OriginUnreachable("gs://b/k: connection refused")
     origin.fail_with[len(origin.log) + 1] = away
     for _ in range(3):
         assert fs.cat_file("b/k") == data
@@ -313,14 +313,14 @@ def test_nothing_is_read_ahead_for_a_reader_who_left(fs, origin, leave):
 
 def test_what_did_not_come_for_a_reader_who_left_is_not_held_against_him():
     key = ObjectKey("gs", "b/k", "1", MiB)
-    history = History(MiB)
+    history = ReadHistory(MiB)
     for index in range(8):
         history, _ = ahead(
             history.after(index * MiB, (index + 1) * MiB), n_blocks=1000, blocks_per_request=8, most=64
         )
-    sent, flights = SentAhead(), []
+    sent, flights = OutstandingReadahead(), []
     for start in (8, 16):
-        flights.append(flight := Flight(demand=8 * MiB))
+        flights.append(flight := InflightRequest(demand=8 * MiB))
         flight.begin(ObjectInfo("b/k", size=1000 * MiB), key, Range(start * MiB, (start + 8) * MiB))
         sent.of(history.runs[0]).append(flight)
     flights[0].feed(bytes(2 * MiB + 1))
@@ -337,7 +337,7 @@ def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, or
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.writer.Store.put", full)
+    monkeypatch.setattr("cachedfs.cache.writer.BlockWriter.put", full)
     data = origin.put("b/k", noise(80 * MiB))
     with fs.open("b/k") as file:
         for start in (0, 40, 0, 60, 20, 0):
@@ -363,13 +363,13 @@ def test_an_interrupt_never_leaves_a_block_in_two_hands(fs, origin, monkeypatch)
     fs._source.engine.drain(120)
     file = fs.open("b/k")
     file.read(10)
-    give, idle = Handles.give, fs._source.engine.cache._handles._idle
+    give, idle = BlockPool.give, fs._source.engine.cache._handles._idle
 
     def interrupted(self, *args):
         give(self, *args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Handles, "give", interrupted)
+    monkeypatch.setattr(BlockPool, "give", interrupted)
     file.seek(2 * MiB)
     with pytest.raises(KeyboardInterrupt):
         file.read(10)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.readahead.chunk_grid import Grid, Numbered, grids_in, numbered
+from cachedfs.readahead.chunk_grid import ChunkGrid, NumberedNames, grids_in, numbered
 
 V3 = {
     "zarr_format": 3, "node_type": "array", "shape": [10, 256, 30], "data_type": "float32",
@@ -27,11 +27,11 @@ def with_keys(name, **configuration):
 
 
 def test_a_v3_array_has_as_many_chunks_as_its_shape_needs():
-    assert only("zarr.json", V3) == Grid((10, 1, 5), "c/", "/", 4 * 256 * 7)
+    assert only("zarr.json", V3) == ChunkGrid((10, 1, 5), "c/", "/", 4 * 256 * 7)
 
 
 def test_a_v2_array_has_as_many_chunks_as_its_shape_needs():
-    assert only(".zarray", V2) == Grid((4, 1), "", ".", 8 * 3 * 30)
+    assert only(".zarray", V2) == ChunkGrid((4, 1), "", ".", 8 * 3 * 30)
     assert only(".zarray", V2 | {"dimension_separator": "/"}).separator == "/"
 
 
@@ -132,11 +132,11 @@ def test_no_value_in_metadata_is_an_error(field, value, document):
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("b/part-00017.json", (Numbered("b/part-", ".json", 5), (17,))),
-        ("b/img_9.png", (Numbered("b/img_", ".png", 0), (9,))),
-        ("b/2024/x10y0", (Numbered("b/2024/x10y", "", 0), (0,))),
-        ("b/7", (Numbered("b/", "", 0), (7,))),
-        ("b/100.json", (Numbered("b/", ".json", 0), (100,))),
+        ("b/part-00017.json", (NumberedNames("b/part-", ".json", 5), (17,))),
+        ("b/img_9.png", (NumberedNames("b/img_", ".png", 0), (9,))),
+        ("b/2024/x10y0", (NumberedNames("b/2024/x10y", "", 0), (0,))),
+        ("b/7", (NumberedNames("b/", "", 0), (7,))),
+        ("b/100.json", (NumberedNames("b/", ".json", 0), (100,))),
     ],
 )
 def test_names_with_a_number_are_told_apart_by_the_last_one(path, expected):

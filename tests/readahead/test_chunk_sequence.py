@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.readahead.chunk_sequence import History, ahead
+from cachedfs.readahead.chunk_sequence import ChunkHistory, ahead
 
 MOST = 64
 
@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
 
 
 def replay(places, extents, most=MOST):
-    history, read, missed, most_unread = History(), set(), [], 0
+    history, read, missed, most_unread = ChunkHistory(), set(), [], 0
     asked = {}
     for place in places:
         if place not in asked and place not in read:
@@ -70,7 +70,7 @@ def passes(draw):
 
 
 def test_the_window_starts_at_one_and_doubles_up_to_what_was_read_and_to_its_limit():
-    history, windows = History(), []
+    history, windows = ChunkHistory(), []
     for place in grid(100):
         history = history.after(place, (100,))
         wanted = ahead(history, extents=(100,), most=8)
@@ -149,7 +149,7 @@ def test_several_readers_of_one_array_are_each_followed():
 
 def test_a_second_pass_is_followed_like_the_first():
     places = grid(20, 10)
-    history, asked = History(), []
+    history, asked = ChunkHistory(), []
     for place in places * 2:
         history = history.after(place, (20, 10))
         wanted = ahead(history, extents=(20, 10), most=MOST)
@@ -160,7 +160,7 @@ def test_a_second_pass_is_followed_like_the_first():
 
 def test_an_array_whose_shape_nobody_knows_is_followed_along_what_was_seen():
     places = grid(20, 10)
-    history = History()
+    history = ChunkHistory()
     for place in places[:45]:
         history = history.after(place, (None, None))
         wanted = ahead(history, extents=(None, None), most=8)
@@ -227,7 +227,7 @@ def test_whatever_is_read_nothing_beyond_the_grid_and_no_more_than_the_window_is
     places, most, is_known
 ):
     extents = (6, 10) if is_known else (None, None)
-    history, read = History(), set()
+    history, read = ChunkHistory(), set()
     for place in places:
         read.add(place)
         history = history.after(place, extents)

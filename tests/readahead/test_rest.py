@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.fetch.fetch_queue import Link
+from cachedfs.fetch.fetch_queue import LinkEstimate
 from cachedfs.readahead.object_history import LEAST, is_rest_worth_it
 
 B, REQUEST, WINDOW = 1 << 20, 8, 64
-LINK = Link()
+LINK = LinkEstimate()
 
 
-def worth(n_misses: int, n_missing: int, link: Link = LINK) -> bool:
+def worth(n_misses: int, n_missing: int, link: LinkEstimate = LINK) -> bool:
     return is_rest_worth_it(n_misses, n_missing, block_size=B, blocks_per_request=REQUEST, link=link)
 
 
@@ -81,5 +81,5 @@ def test_the_second_miss_takes_a_rest_of_one_request_and_larger_ones_take_more_m
 
 
 def test_a_slow_link_is_not_filled_for_few_reads():
-    slow = Link(wait_s=0.01, best_per_s=1e6, per_s=1e6, n_bodies=1)
+    slow = LinkEstimate(wait_s=0.01, best_per_s=1e6, per_s=1e6, n_bodies=1)
     assert not worth(12, 180, slow), "going on costs a seventh of the time"

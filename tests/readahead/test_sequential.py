@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.readahead.sequential import MOST_RUNS, History, ahead
+from cachedfs.readahead.sequential import MOST_RUNS, ReadHistory, ahead
 
 B = 1 << 20
 REQUEST, WINDOW = 8, 64  # blocks
@@ -24,7 +24,7 @@ class Reader:
     n_blocks: int
     most: int = WINDOW
     pace: int = 2 * WINDOW
-    history: History = dataclasses.field(default_factory=lambda: History(B))
+    history: ReadHistory = dataclasses.field(default_factory=lambda: ReadHistory(B))
     asked: list[range] = dataclasses.field(default_factory=list)
     known: set[int] = dataclasses.field(default_factory=set)  # blocks that were asked for
     read: set[int] = dataclasses.field(default_factory=set)

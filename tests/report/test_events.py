@@ -186,7 +186,7 @@ def test_what_a_killed_process_wrote_is_read(cloud, folder):
 
 
 def test_nothing_is_lost_between_who_notes_and_who_writes(tmp_path):
-    log = event_log.Log(str(tmp_path))
+    log = event_log.EventLog(str(tmp_path))
     interval = sys.getswitchinterval()
 
     def note(name):
@@ -231,7 +231,7 @@ def test_a_line_that_was_cut_off_is_passed_over(cloud, folder):
 
 @pytest.mark.parametrize("n_together", [1, 7, 1000])
 def test_a_file_is_bounded(tmp_path, n_together):
-    log = event_log.Log(str(tmp_path), most=2000)
+    log = event_log.EventLog(str(tmp_path), most=2000)
     for number in range(100):
         log.note("wait", 0.0, path=f"bucket/{number}", took_s=1.0)
         if number % n_together == 0:

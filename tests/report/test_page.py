@@ -11,7 +11,7 @@ from cachedfs import log_events
 from cachedfs.cli import commands
 from cachedfs.common import event_log
 from cachedfs.filesystem import CachedGCSFileSystem
-from cachedfs.report.event_reader import Records
+from cachedfs.report.event_reader import EventRecords
 from cachedfs.report.summary import summary_of
 from tests.report.browser import CHROMIUM, browser
 from tests.support import MiB, forget, noise
@@ -96,7 +96,9 @@ def test_the_page_is_alone_and_shows_names_as_they_are(run, tmp_path):
 
 
 def test_names_in_any_script_are_drawn_as_text_and_warn_of_nothing():
-    drawn = pictures(summary_of(Records()), [("照片/猫", 4 * MiB)])  # which the font that measures them lacks
+    drawn = pictures(
+        summary_of(EventRecords()), [("照片/猫", 4 * MiB)]
+    )  # which the font that measures them lacks
     assert "照片/猫" in drawn[-1].svg
 
 

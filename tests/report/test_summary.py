@@ -9,31 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.report.event_reader import COUNTS, Records, Request, Sample, Wait, parsed
+from cachedfs.report.event_reader import COUNTS, EventRecords, RequestEvent, SampleEvent, WaitEvent, parsed
 from cachedfs.report.summary import both, by_folder, merged, outside, summary_of
 
 
 def request(at, wait_s, took_s, size=0, **given):
     values = {"method": "GET", "url": "http://h/a", "range": "", "status": 206, "ahead": False} | given
-    return Request(at=at, wait_s=wait_s, took_s=took_s, bytes=size, **values)
+    return RequestEvent(at=at, wait_s=wait_s, took_s=took_s, bytes=size, **values)
 
 
 def sample(at, over_s, **counts):
-    return Sample(at, over_s, dict.fromkeys(COUNTS, 0) | counts)
+    return SampleEvent(at, over_s, dict.fromkeys(COUNTS, 0) | counts)
 
 
 def test_nothing_is_a_report_too():
-    summary = summary_of(Records())
+    summary = summary_of(EventRecords())
     assert (summary.elapsed_s, summary.n_requests, summary.bound_per_s) == (0.0, 0, None)
     assert summary.sentence == "Nothing happened."
 
 
 def test_waiting_is_shared_out_by_what_was_under_way():
     # Asked at 10, answered at 12, all here at 15; somebody waited from 11 to 18, and from 13 to 14 as well.
-    records = Records(
+    records = EventRecords(
         # The second asks while the bytes of the first come: that is no waiting for an answer.
         requests=(request(10.0, 2.0, 5.0, size=3_000_000), request(12.0, 2.0, 2.5, size=1)),
-        waits=(Wait(11.0, "b/k", 7.0), Wait(13.0, "b/k", 1.0)),
+        waits=(WaitEvent(11.0, "b/k", 7.0), WaitEvent(13.0, "b/k", 1.0)),
         samples=(sample(20.0, 10.0, bytes_fetched=3_000_000),),
     )
     summary = summary_of(records)
@@ -54,18 +54,18 @@ def test_waiting_is_shared_out_by_what_was_under_way():
     ],
 )
 def test_the_sentence_names_what_took_the_waiting(wait_s, took_s, waited_s, begins):
-    records = Records(
+    records = EventRecords(
         requests=(request(0.0, wait_s, took_s, size=1),),
-        waits=(Wait(0.0, "b/k", waited_s),),
+        waits=(WaitEvent(0.0, "b/k", waited_s),),
         samples=(sample(10.0, 10.0, hits=1),),
     )
     assert summary_of(records).sentence.startswith(begins)
 
 
 def test_bins_hold_what_was_counted_where_it_was():
-    records = Records(
+    records = EventRecords(
         requests=(request(0.0, 1.0, 3.0, size=400), request(2.0, 2.0, 2.0, status=503)),
-        waits=(Wait(0.0, "b/k", 1.0),),
+        waits=(WaitEvent(0.0, "b/k", 1.0),),
         samples=(sample(2.0, 1.0, bytes_fetched=400, misses=4), sample(4.0, 2.0, hits=8)),
     )
     summary = summary_of(records, n_bins=4)
@@ -89,7 +89,7 @@ amounts = st.floats(0.001, 100)
     st.integers(1, 70),
 )
 def test_no_byte_is_lost_or_made_by_the_bins(samples, n_bins):
-    records = Records(samples=tuple(sample(at, over_s, bytes_fetched=n) for at, over_s, n in samples))
+    records = EventRecords(samples=tuple(sample(at, over_s, bytes_fetched=n) for at, over_s, n in samples))
     summary = summary_of(records, n_bins=n_bins)
     total = sum(n for _, _, n in samples)
     assert summary.counts["bytes_fetched"] == total
@@ -128,7 +128,7 @@ def test_lines_that_are_not_ours_are_counted():
             '{"kind":"wait","at":1.0,"path":"b/k","took_s":2.0}',
         ]
     )
-    assert (records.n_cut, records.waits) == (4, (Wait(1.0, "b/k", 2.0),))
+    assert (records.n_cut, records.waits) == (4, (WaitEvent(1.0, "b/k", 2.0),))
 
 
 def test_lines_with_nothing_where_a_number_should_be_are_counted():

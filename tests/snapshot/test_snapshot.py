@@ -23,8 +23,8 @@ from cachedfs.common.types import ObjectKey
 from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound, OriginUnavailable
 from cachedfs.snapshot import archive, import_, manifest
 from cachedfs.snapshot import exported_metadata as carried_knowledge
-from cachedfs.snapshot.archive import BadBundle, Unframer, framed
-from cachedfs.snapshot.exported_metadata import Adoption, age_kept
+from cachedfs.snapshot.archive import BadBundle, FrameReader, framed
+from cachedfs.snapshot.exported_metadata import MetadataImport, age_kept
 from tests.cache.helpers import flip
 from tests.support import KiB, MiB, forget, noise, tally, until
 
@@ -312,7 +312,7 @@ def test_details_that_are_too_deep_to_be_read_are_refused(tmp_path):
         details = {"a": [details]}
     deep = json.dumps(["file", 1, "x", None, details])
     with pytest.raises(BadBundle, match="makes no sense"):
-        Adoption(cache.known, "gs||", 1e9).take([["fact", "b/k", 1.0, False, deep]])
+        MetadataImport(cache.known, "gs||", 1e9).take([["fact", "b/k", 1.0, False, deep]])
     cache.close()
 
 
@@ -599,7 +599,7 @@ def test_two_imports_at_once_fetch_each_bundle_once(cloud, machine, small, monke
 
 def entries(n, size=1000):
     keys = [ObjectKey("gs||", f"b/{i:05}", f"generation:{i}", MiB) for i in range(n)]
-    return [archive.Entry(key, 0, size + i % 7) for i, key in enumerate(keys)]
+    return [archive.BundleEntry(key, 0, size + i % 7) for i, key in enumerate(keys)]
 
 
 def test_bundles_are_cut_by_what_is_in_them(small):
@@ -631,7 +631,7 @@ def test_an_index_of_more_blocks_than_it_says_is_refused_where_it_exceeds(monkey
     begins, n, *rest = archive._FOOT.unpack(layout.tail[-archive._FOOT.size :])
     assert n == 3000
     made = []
-    monkeypatch.setattr(archive, "Entry", lambda *of: made.append(of) or some[0])
+    monkeypatch.setattr(archive, "BundleEntry", lambda *of: made.append(of) or some[0])
     for said, most in ((1000, 1001), (2**31, 0)):
         made.clear()
         tail = layout.tail[: -archive._FOOT.size] + archive._FOOT.pack(begins, said, *rest)
@@ -657,7 +657,7 @@ def test_runs_have_every_wanted_block_once(wanted, size):
 @given(st.lists(st.lists(st.text(max_size=20), max_size=3), max_size=40), st.integers(1, 50))
 @settings(max_examples=50)
 def test_rows_come_back_from_pieces_of_any_size(rows, step):
-    data, unframer = b"".join(framed(rows)), Unframer()
+    data, unframer = b"".join(framed(rows)), FrameReader()
     pieces = [data[at : at + step] for at in range(0, len(data), step)]
     assert [row for piece in pieces for some in unframer.feed(piece) for row in some] == rows
     assert unframer.is_over
@@ -671,14 +671,14 @@ LONG = b"[" + b"[]," * (11 << 20) + b"[]]"  # 33 MB that take 900 when decoded, 
 def test_a_frame_of_more_rows_or_bytes_than_an_export_writes_is_refused_before_it_is_decoded(
     monkeypatch, lines
 ):
-    assert len(*Unframer().feed(archive._frame([MOST_ROWS]))) == archive._ROWS
+    assert len(*FrameReader().feed(archive._frame([MOST_ROWS]))) == archive._ROWS
     monkeypatch.setattr(json, "loads", None)
     with pytest.raises(BadBundle, match="too many rows"):
-        list(Unframer().feed(archive._frame([lines])))
+        list(FrameReader().feed(archive._frame([lines])))
 
 
 def test_frames_may_have_fewer_rows_together():
-    unframer, frame = Unframer(most=3), archive._frame([b"11"])
+    unframer, frame = FrameReader(most=3), archive._frame([b"11"])
     assert list(unframer.feed(frame)) == [[11]]
     with pytest.raises(BadBundle, match="too many rows"):
         list(unframer.feed(frame))
@@ -695,7 +695,7 @@ def test_a_listing_too_large_for_memory_is_asked_for(tmp_path, monkeypatch, is_t
     monkeypatch.setattr(carried_knowledge, "_MOST_HELD", 4000)
     cache = BlockCache([str(tmp_path / "cache")], explicit=True)
     now = time.time()
-    known, adoption = cache.known, Adoption(cache.known, "gs||", now)
+    known, adoption = cache.known, MetadataImport(cache.known, "gs||", now)
     many = [0] * 30 if is_too_large else []
     info = json.dumps(["file", 1, "x", None, {"many": many}])
     rows = [["child", f"b/{i}", info] for i in range(3)]
@@ -710,7 +710,7 @@ def test_a_listing_too_large_for_memory_is_asked_for(tmp_path, monkeypatch, is_t
 
 def test_only_so_many_feeds_begin(tmp_path):
     cache = BlockCache([str(tmp_path / "cache")], explicit=True)
-    adoption = Adoption(cache.known, "gs||", 1e9)
+    adoption = MetadataImport(cache.known, "gs||", 1e9)
     for part in range(2000):
         if adoption.takes_feed(str(part)):
             adoption.feeds[str(part)] = None
@@ -753,7 +753,7 @@ ROWS = st.lists(
 @settings(max_examples=100)
 def test_rows_that_nobody_exported_are_refused_or_harmless(tmp_path_factory, rows):
     cache = BlockCache([str(tmp_path_factory.getbasetemp() / "hostile")], explicit=True)
-    adoption = Adoption(cache.known, "gs||", 1e9)
+    adoption = MetadataImport(cache.known, "gs||", 1e9)
     rows = json.loads(json.dumps(rows))
     with contextlib.suppress(BadBundle):
         adoption.take([row for row in rows if adoption.feed_in(row) is None])

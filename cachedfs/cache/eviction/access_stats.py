@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cachedfs.cache.shared_memory import CLOCK_AT, MASK32, SharedSlots
 
-__all__ = ["Touches", "Use", "touch_slots"]
+__all__ = ["AccessStats", "BlockAccess", "touch_slots"]
 
 _FEWEST_TOUCHES, _DEFAULT_TOUCHES, _MOST_TOUCHES = 1 << 12, 1 << 16, 1 << 22
 _BYTES_A_TOUCH = (
@@ -25,7 +25,7 @@ _CAME_BACK = 0x100  # whether the block was fetched again after it had been used
 _PASSES = 0x200  # and whether it is of an object that cannot be here as a whole
 
 
-class Use(NamedTuple):
+class BlockAccess(NamedTuple):
     """What is known of the use of a block: the clock of the last time, how often, and whether it is new here.
 
     `passes`: it is new, and of an object that is larger than the cache.
@@ -37,7 +37,7 @@ class Use(NamedTuple):
     passes: bool = False
 
 
-class Touches(SharedSlots):
+class AccessStats(SharedSlots):
     """When, and how often, a block was last used: records of clock (32 bits), flag (8), count (8) and tag (16, never 0).
 
     The clock counts touches, not seconds. A record has four places, those of its bucket; the tag tells whose
@@ -105,14 +105,14 @@ class Touches(SharedSlots):
             # One behind, as the first use is still to come. Whether it passes is what holds now.
             self.slots[at] = tag << 48 | passes * _PASSES << 32 | self.now - 1 & MASK32
 
-    def use_of(self, hash64: int) -> Use | None:
+    def use_of(self, hash64: int) -> BlockAccess | None:
         """Return what is known of the use of a block; None when there is no record of it."""
         _, record = self._place(hash64 & self._mask, hash64 >> 48 or 1)
         if not record:
             return None
         clock, is_new = record & MASK32, not record >> 32 & _CAME_BACK
         uses = self._aged(record >> 32 & _COUNT, clock, self.now)
-        return Use(clock, uses, is_new, is_new and bool(record >> 32 & _PASSES))
+        return BlockAccess(clock, uses, is_new, is_new and bool(record >> 32 & _PASSES))
 
     def is_new(self, hash64: int) -> bool:
         """Return whether a block that is not here was never used here, as far as is known."""

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from cachedfs.common.types import Bounds
+from cachedfs.common.types import CacheBounds
 
 __all__ = [
-    "Candidate",
-    "Claimant",
+    "EvictionCandidate",
+    "AccessHistory",
     "admits",
     "aging_of",
     "allowance",
@@ -26,7 +26,7 @@ MARGIN = 2  # uses; less would exchange blocks that are used equally often
 STAGING = 64 << 20  # bytes: what one file reads ahead
 
 
-class Candidate(NamedTuple):
+class EvictionCandidate(NamedTuple):
     """A block that may go: its row in the index, how many touches ago it was touched, its bytes on disk."""
 
     row: int
@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
     size: int
 
 
-def oldest(candidates: Iterable[Candidate], *, share: int = 8) -> list[Candidate]:
+def oldest(candidates: Iterable[EvictionCandidate], *, share: int = 8) -> list[EvictionCandidate]:
     """Return the longest untouched `1/share` of the candidates (at least one, if there is any), longest first.
 
     Of two untouched for equally long the one with the lower row goes first. All that is left out was touched
@@ -44,7 +44,7 @@ def oldest(candidates: Iterable[Candidate], *, share: int = 8) -> list[Candidate
     return ranked[: -(-len(ranked) // share)]
 
 
-class Claimant(NamedTuple):
+class AccessHistory(NamedTuple):
     """What decides between two blocks that cannot both stay: touches since the last use, uses lately, first time here.
 
     `passes`: it is new, and of an object that is larger than the cache.
@@ -56,7 +56,7 @@ class Claimant(NamedTuple):
     passes: bool = False
 
 
-def admits(new: Claimant, old: Claimant, *, longest_gap: int) -> bool:
+def admits(new: AccessHistory, old: AccessHistory, *, longest_gap: int) -> bool:
     """Return whether a block that leaves staging replaces the longest untouched one.
 
     It does if it is new (a new data set must be warm on its second pass), if the old one is idle for much longer than
@@ -91,7 +91,7 @@ def _power(number: float, *, least: int) -> int:
 
 
 def allowance(
-    bounds: Bounds, *, total: int, free: int, used: int, overhead: int, growth: int, automatic: int
+    bounds: CacheBounds, *, total: int, free: int, used: int, overhead: int, growth: int, automatic: int
 ) -> int:
     """Return how many bytes of blocks the cache may hold now; below `used`: blocks have to go first.
 

@@ -17,10 +17,10 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from cachedfs.cache.block_cache import BlockCache
-from cachedfs.cache.eviction.schedule import NEVER, Access, Schedule
-from cachedfs.common.types import Bounds, ObjectKey
+from cachedfs.cache.eviction.schedule import NEVER, EvictionSchedule, FutureAccess
+from cachedfs.common.types import CacheBounds, ObjectKey
 
-__all__ = ["Block", "LOOK", "Order", "Reading", "Use", "order_of"]
+__all__ = ["Block", "LOOK", "FutureUses", "UseTracker", "Use", "order_of"]
 
 
 LOOK = 64  # uses that are looked at at a time
@@ -63,14 +63,14 @@ def _gap(clock: int, before: int) -> int:
     return clock - before & _MASK32
 
 
-class Reading(Generic[B]):
+class UseTracker(Generic[B]):
     """The uses of one schedule, each made once its block was touched since the use before it.
 
     `clock_of` returns the clock of a block's last touch, None where none is known; one that moved is a touch. What nobody comes
     back for is passed when the plan's reader is further by as many uses as blocks fit.
     """
 
-    def __init__(self, schedule: Schedule[B], clock_of: Callable[[B], int | None]) -> None:
+    def __init__(self, schedule: EvictionSchedule[B], clock_of: Callable[[B], int | None]) -> None:
         self._schedule, self._clock_of = schedule, clock_of
         self._uses: dict[B, _Use] = {}
         self._pace = _Pace()
@@ -175,7 +175,7 @@ Block = tuple[ObjectKey, int]
 Use = tuple[ObjectKey, int, int]  # one read of a block: its index, and the bytes that it has
 
 
-class Order:
+class FutureUses:
     """The order of one plan in one cache, for any thread: the loop moves it on while the writer asks what to remove.
 
     Who runs the plan calls `extend` when there is room within the horizon, `reached` when its reader may have got further, and
@@ -188,12 +188,12 @@ class Order:
     `window`: about the bytes that will be ahead of the reader.
     """
 
-    def __init__(self, cache: BlockCache, bounds: Bounds, *, horizon: int, window: int) -> None:
+    def __init__(self, cache: BlockCache, bounds: CacheBounds, *, horizon: int, window: int) -> None:
         self._cache = cache
         self._lock = threading.Lock()
-        self._schedule: Schedule[Block] = Schedule(horizon=horizon)
+        self._schedule: EvictionSchedule[Block] = EvictionSchedule(horizon=horizon)
         self._window, self._largest = window, 0
-        self._reading = Reading(self._schedule, lambda block: cache.last_use(*block))
+        self._reading = UseTracker(self._schedule, lambda block: cache.last_use(*block))
         self.seat = cache.take_seat()
         self.share = cache.share(self.seat, bounds)
 
@@ -252,7 +252,7 @@ class Order:
         """Take as many further uses as the horizon allows, not one more; return how many these were."""
         size_of, room = self._cache.size_on_disk, self._schedule.room
         # Before the lock is taken: where they come from may take its time.
-        accesses = [Access((key, index), size_of(key, size)) for key, index, size in islice(uses, room)]
+        accesses = [FutureAccess((key, index), size_of(key, size)) for key, index, size in islice(uses, room)]
         with self._lock:
             for block, size in accesses:
                 self._largest = max(self._largest, size)
@@ -302,6 +302,6 @@ class Order:
             yield block
 
 
-def order_of(orders: Sequence[Order], key: ObjectKey, index: int) -> Order | None:
+def order_of(orders: Sequence[FutureUses], key: ObjectKey, index: int) -> FutureUses | None:
     """Return the first order that a block is in."""
     return next((order for order in orders if (key, index) in order), None)

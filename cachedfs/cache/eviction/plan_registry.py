@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from cachedfs.cache.locks import Claims
+from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.common.types import ObjectKey
 
-__all__ = ["Planned", "Seats"]
+__all__ = ["FutureUseSource", "PlanRegistry"]
 
 _FIRST = 0x3243F6A8885A3080  # of the numbers: no block's but by a chance of 2^-58
 _MOST = 16  # seats; plans beyond them count as one
 
 
-class Planned(Protocol):
+class FutureUseSource(Protocol):
     """Somebody who knows when blocks are used next: what the cache asks when room is needed for one of them."""
 
     share: int  # bytes of the cache that are its own; the cache keeps it up to date
@@ -35,10 +35,10 @@ class Planned(Protocol):
         ...
 
 
-class Seats:
+class PlanRegistry:
     """The seats of one cache. Without claims that reach other processes, each process sees its own plans alone."""
 
-    def __init__(self, claims: Claims) -> None:
+    def __init__(self, claims: ByteRangeLocks) -> None:
         self._claims = claims
         self._ours: set[int] = set()  # Invariant: seats that were taken here and not left
 

@@ -11,17 +11,24 @@ import time
 from collections.abc import Sequence
 
 from cachedfs.cache import block_file, disk
-from cachedfs.cache.block_pool import Handles
-from cachedfs.cache.directory import Directory
+from cachedfs.cache.block_pool import BlockPool
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.eviction import admission
-from cachedfs.cache.eviction.access_stats import Touches
-from cachedfs.cache.eviction.admission import Candidate, Claimant
-from cachedfs.cache.eviction.plan_registry import Planned, Seats
+from cachedfs.cache.eviction.access_stats import AccessStats
+from cachedfs.cache.eviction.admission import AccessHistory, EvictionCandidate
+from cachedfs.cache.eviction.plan_registry import FutureUseSource, PlanRegistry
 from cachedfs.cache.index.block_rows import BlockRow, BlockRows, LeaseRow
-from cachedfs.cache.locks import Claims
-from cachedfs.common.types import Bounds
+from cachedfs.cache.locks import ByteRangeLocks
+from cachedfs.common.types import CacheBounds
 
-__all__ = ["UNWRITTEN_S", "Room", "dead_leases", "likely_allowance", "remove_dead_leases", "wal_pages_of"]
+__all__ = [
+    "UNWRITTEN_S",
+    "EvictionPolicy",
+    "dead_leases",
+    "likely_allowance",
+    "remove_dead_leases",
+    "wal_pages_of",
+]
 
 _BATCH = 4096  # rows looked at together: up to so many blocks, what goes is exactly the longest untouched
 _FEW = 64
@@ -30,17 +37,17 @@ _FORSAKEN_S = 86400.0  # a leased file of this age has no owner if nobody can te
 _SLACK = 64 << 10  # what one transaction may add to the index beyond its write-ahead log
 
 
-class Room:
+class EvictionPolicy:
     """Room in one cache for one process. Every method runs inside a writing transaction, so in one thread."""
 
-    def __init__(self, directory: Directory, handles: Handles, claims: Claims) -> None:
+    def __init__(self, directory: CacheDirectory, handles: BlockPool, claims: ByteRangeLocks) -> None:
         self._directory = directory
         self._handles = handles
         self._claims = claims
-        self.seats = Seats(claims)
+        self.seats = PlanRegistry(claims)
         self._cursor = 0  # the row after which the next batch of candidates is read
         # By row, longest untouched first; with the touch clock of when it was queued.
-        self._queue: dict[int, tuple[Candidate, int]] = {}
+        self._queue: dict[int, tuple[EvictionCandidate, int]] = {}
         self._stuck: set[int] = set()  # rows whose files are on their way: they cannot go while we make room
         self._writer = self._writer_pid = 0
         self.writing: set[str] = set()  # Invariant: places of our reservations whose file is not there yet
@@ -48,7 +55,7 @@ class Room:
         self.evictions = 0
         self.fileless = 0  # rows removed whose file was gone before: they gave the disk nothing back
 
-    def allowance(self, rows: BlockRows, bounds: Bounds) -> int:
+    def allowance(self, rows: BlockRows, bounds: CacheBounds) -> int:
         """Return how many bytes blocks and leases may have in all, recording the automatic bound at first use."""
         space = disk.space(self._directory.root)
         used = rows.number("bytes") or 0
@@ -75,10 +82,10 @@ class Room:
         size: int,
         *,
         allowed: int,
-        touches: Touches,
+        touches: AccessStats,
         now_s: float,
         is_staged: bool = True,
-        plan: Planned | None = None,
+        plan: FutureUseSource | None = None,
         hashes: Sequence[int] = (),
     ) -> bool:
         """Free what `size` more bytes need; False when what may go does not suffice (what went is gone all the same).
@@ -162,11 +169,11 @@ class Room:
     def _make_by_plan(
         self,
         rows: BlockRows,
-        plan: Planned,
+        plan: FutureUseSource,
         need: int,
         allowed: int,
         is_new: bool,
-        touches: Touches,
+        touches: AccessStats,
         now_s: float,
     ) -> int:
         """Free `need` bytes for blocks of a plan; return what came free.
@@ -186,10 +193,10 @@ class Room:
         return freed
 
     def _take_over(
-        self, rows: BlockRows, need: int, is_new: bool, is_owed: bool, touches: Touches, now_s: float
+        self, rows: BlockRows, need: int, is_new: bool, is_owed: bool, touches: AccessStats, now_s: float
     ) -> int:
         """Evict blocks that left staging, longest untouched first, as far as new ones may replace them."""
-        freed, new = 0, Claimant(0, 0, is_new)
+        freed, new = 0, AccessHistory(0, 0, is_new)
         while freed < need and (old := self._oldest(rows, touches)) is not None:
             gap = touches.longest_gap
             if not (is_owed or admission.admits(new, _claimant(old, touches), longest_gap=gap)):
@@ -197,7 +204,7 @@ class Room:
             freed += self._evict(rows, old, now_s)
         return freed
 
-    def _take_back(self, rows: BlockRows, plan: Planned, need: int, now_s: float) -> int:
+    def _take_back(self, rows: BlockRows, plan: FutureUseSource, need: int, now_s: float) -> int:
         """Evict what a plan gives up, and not one block more than is needed."""
         freed, given_up = 0, plan.given_up()
         while freed < need and (given := next(given_up, None)) is not None:
@@ -206,7 +213,7 @@ class Room:
                 freed += self._evict(rows, block, now_s)
         return freed
 
-    def _evict_old(self, rows: BlockRows, need: int, touches: Touches, now_s: float) -> int:
+    def _evict_old(self, rows: BlockRows, need: int, touches: AccessStats, now_s: float) -> int:
         """Evict blocks that left staging, longest untouched first, to free `need` bytes; return what came free."""
         freed = 0
         while freed < need and (block := self._oldest(rows, touches)) is not None:
@@ -224,7 +231,7 @@ class Room:
         return freed
 
     def _settle(
-        self, rows: BlockRows, over: int, need: int, most: int, touches: Touches, now_s: float
+        self, rows: BlockRows, over: int, need: int, most: int, touches: AccessStats, now_s: float
     ) -> int:
         """Let blocks leave staging, first come first, until it is smaller by `over` bytes; return the bytes that came free.
 
@@ -247,7 +254,7 @@ class Room:
             rows.settle(last)
         return freed
 
-    def _exchange(self, rows: BlockRows, new: BlockRow, need: int, touches: Touches, now_s: float) -> int:
+    def _exchange(self, rows: BlockRows, new: BlockRow, need: int, touches: AccessStats, now_s: float) -> int:
         """Free `need` bytes for a block that leaves staging, or drop it where it may not stay; return what came free."""
         freed, claimant = 0, _claimant(new, touches)
         while freed < need:
@@ -259,7 +266,7 @@ class Room:
             freed += self._evict(rows, old, now_s)
         return freed
 
-    def _oldest(self, rows: BlockRows, touches: Touches) -> BlockRow | None:
+    def _oldest(self, rows: BlockRows, touches: AccessStats) -> BlockRow | None:
         """Return the longest untouched block that left staging and may go; None when there is none.
 
         It is the head of the queue. What was touched, pinned or put anew since it was queued is not; an empty queue
@@ -279,14 +286,16 @@ class Room:
             if n_found == 0 or n_seen > enough:
                 return None
 
-    def _refill(self, rows: BlockRows, touches: Touches) -> int:
+    def _refill(self, rows: BlockRows, touches: AccessStats) -> int:
         """Queue the oldest of the next batch of rows; return how many rows were looked at."""
         found = rows.settled_after(self._cursor, _BATCH)
         if not found and self._cursor:
             found = rows.settled_after(0, _BATCH)
         self._cursor = found[-1].id if len(found) == _BATCH else 0
         clocks = {block.id: _clock(block, touches) for block in found}
-        candidates = (Candidate(block.id, touches.age(clocks[block.id]), block.size) for block in found)
+        candidates = (
+            EvictionCandidate(block.id, touches.age(clocks[block.id]), block.size) for block in found
+        )
         self._queue = {each.row: (each, clocks[each.row]) for each in admission.oldest(candidates)}
         return len(found)
 
@@ -296,14 +305,14 @@ def _taken_by(seat: int) -> str:
     return f"taken by {seat}"
 
 
-def wal_pages_of(bounds: Bounds) -> int:
+def wal_pages_of(bounds: CacheBounds) -> int:
     """Return how many pages the write-ahead log may have: 1 MiB, less in a cache so small that it would matter."""
     if isinstance(bounds.size, int):
         return min(256, max(32, bounds.size >> 18))
     return 256
 
 
-def remove_dead_leases(rows: BlockRows, directory: Directory, claims: Claims) -> int:
+def remove_dead_leases(rows: BlockRows, directory: CacheDirectory, claims: ByteRangeLocks) -> int:
     """Remove the leased files whose process is gone; return the bytes that came free."""
     freed = 0
     for lease in dead_leases(rows, directory, claims):
@@ -314,7 +323,7 @@ def remove_dead_leases(rows: BlockRows, directory: Directory, claims: Claims) ->
     return freed
 
 
-def dead_leases(rows: BlockRows, directory: Directory, claims: Claims) -> list[LeaseRow]:
+def dead_leases(rows: BlockRows, directory: CacheDirectory, claims: ByteRangeLocks) -> list[LeaseRow]:
     """Return the leases whose process is gone.
 
     Nobody holds their claim; or, where claims reach no other process, there is none of its number, and the file is old: in
@@ -326,7 +335,7 @@ def dead_leases(rows: BlockRows, directory: Directory, claims: Claims) -> list[L
     return [lease for lease in rows.leases() if not _may_be_in_use(lease, directory, latest)]
 
 
-def _may_be_in_use(lease: LeaseRow, directory: Directory, latest: float) -> bool:
+def _may_be_in_use(lease: LeaseRow, directory: CacheDirectory, latest: float) -> bool:
     try:
         status = disk.state(directory.lease(lease.name))
     except OSError:
@@ -336,7 +345,7 @@ def _may_be_in_use(lease: LeaseRow, directory: Directory, latest: float) -> bool
     return 0 < lease.pid < 1 << 31 and disk.is_alive(lease.pid)
 
 
-def _clock(block: BlockRow, touches: Touches) -> int:
+def _clock(block: BlockRow, touches: AccessStats) -> int:
     """Return the touch clock of a block: of its last touch, or of its put if that was later."""
     use = touches.use_of(block.hash64)
     if use is None or touches.age(block.clock) < touches.age(use.clock):
@@ -344,14 +353,16 @@ def _clock(block: BlockRow, touches: Touches) -> int:
     return use.clock
 
 
-def _claimant(block: BlockRow, touches: Touches) -> Claimant:
+def _claimant(block: BlockRow, touches: AccessStats) -> AccessHistory:
     use = touches.use_of(block.hash64)
     idle = touches.age(_clock(block, touches))
     # Without a record nobody knows; as new, it is treated as it would be without a rule.
-    return Claimant(idle, 0, True) if use is None else Claimant(idle, use.uses, use.is_new, use.passes)
+    return (
+        AccessHistory(idle, 0, True) if use is None else AccessHistory(idle, use.uses, use.is_new, use.passes)
+    )
 
 
-def likely_allowance(root: str | None, bounds: Bounds) -> int | None:
+def likely_allowance(root: str | None, bounds: CacheBounds) -> int | None:
     """Return about what a cache that is empty may hold, without its index: touch records for that many blocks will do."""
     try:
         space = disk.space(root or "")

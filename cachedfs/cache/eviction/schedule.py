@@ -25,7 +25,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["NEVER", "Access", "Schedule"]
+__all__ = ["NEVER", "FutureAccess", "EvictionSchedule"]
 
 NEVER = sys.maxsize  # the position of a use that is not known
 _FEW = 64  # entries of a heap below which it is not worth tidying
@@ -33,7 +33,7 @@ _FEW = 64  # entries of a heap below which it is not worth tidying
 B = TypeVar("B", bound=Hashable)
 
 
-class Access(NamedTuple, Generic[B]):
+class FutureAccess(NamedTuple, Generic[B]):
     """One use of a block, and the bytes that it takes."""
 
     block: B
@@ -60,7 +60,7 @@ class _Record(Generic[B]):
         self.is_under_way = False  # asked for, and not reported yet
 
 
-class Schedule(Generic[B]):
+class EvictionSchedule(Generic[B]):
     """One order of accesses and the blocks that it needs. The same calls get the same answers.
 
     `horizon` is how many accesses may be known ahead. `limit` is how many bytes may stay for later uses, `passing` how
@@ -118,7 +118,7 @@ class Schedule(Generic[B]):
 
     # What happens.
 
-    def extend(self, accesses: Iterable[Access[B]]) -> int:
+    def extend(self, accesses: Iterable[FutureAccess[B]]) -> int:
         """Take as many further accesses as the horizon allows, not one more; return how many these were."""
         before = self.known
         for block, size in islice(accesses, self.room):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cachedfs.cache.index.schema import Recorded, blob_of, origin_of, text_of
+from cachedfs.cache.index.schema import TableRows, blob_of, origin_of, text_of
 from cachedfs.common.types import ObjectKey
 
-__all__ = ["BlockRow", "BlockRows", "Held", "LeaseRow"]
+__all__ = ["BlockRow", "BlockRows", "CachedPath", "LeaseRow"]
 
 _BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, since, writer, pinned
     FROM blocks JOIN objects ON objects.id = blocks.object """
@@ -43,7 +43,7 @@ class BlockRow(NamedTuple):
         return self.hash & (1 << 64) - 1
 
 
-class Held(NamedTuple):
+class CachedPath(NamedTuple):
     """What the cache has of one path: bytes in so many blocks, and when the first and the last of them came, in seconds.
 
     None: that is not known, as of blocks that an index counted again.
@@ -74,7 +74,7 @@ class LeaseRow(NamedTuple):
         return self.claim >> 32
 
 
-class BlockRows(Recorded):
+class BlockRows(TableRows):
     """The statements about blocks, pins and leases."""
 
     # Blocks
@@ -158,13 +158,13 @@ class BlockRows(Recorded):
             values += [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]
         return [text_of(found) for (found,) in self._run(f"{statement} ORDER BY path", values)]
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[CachedPath]:
         """Return what is counted of each path, of all origins, by name."""
         rows = self._run(
             "SELECT path, sum(size), count(*), min(nullif(since, 0)), max(nullif(since, 0))"
             " FROM blocks JOIN objects ON objects.id = blocks.object GROUP BY path ORDER BY path"
         )
-        return [Held(text_of(path), *values) for path, *values in rows]
+        return [CachedPath(text_of(path), *values) for path, *values in rows]
 
     def last_clock(self) -> int:
         """Return the touch clock of the block that was put last; 0 when there is none."""

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from cachedfs.cache import disk
-from cachedfs.cache.locks import Claims
+from cachedfs.cache.locks import ByteRangeLocks
 
 __all__ = ["Database"]
 
@@ -82,7 +82,7 @@ class Database:
         schema: str,
         version: int,
         is_network: bool,
-        claims: Claims,
+        claims: ByteRangeLocks,
         temp: Callable[[], str],
     ) -> None:
         self._path = path

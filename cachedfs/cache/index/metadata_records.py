@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from cachedfs.common.types import ObjectInfo
 
 __all__ = [
-    "Fact",
-    "Feed",
-    "Listing",
-    "Told",
-    "Watch",
+    "MetadataRecord",
+    "FeedPosition",
+    "ListingRecord",
+    "FeedConfirmation",
+    "FeedSnapshot",
     "decode_info",
     "encode_info",
     "folder_of",
@@ -27,7 +27,7 @@ __all__ = [
 _DATETIME = "$datetime"
 
 
-class Feed(NamedTuple):
+class FeedPosition(NamedTuple):
     """Where the feed of changes of one part of an origin was left, at `checked_at`.
 
     `number` is another one after a poll that told of something.
@@ -39,7 +39,7 @@ class Feed(NamedTuple):
     number: int
 
 
-class Watch(NamedTuple):
+class FeedSnapshot(NamedTuple):
     """The feed as it was *before* a question was asked, and the folders that led to it, by path and id, the lowest first.
 
     An answer that is stored while the feed still is the same is found by every later poll that tells of it.
@@ -50,14 +50,14 @@ class Watch(NamedTuple):
     way: tuple[tuple[str, str], ...]
 
 
-class Told(NamedTuple):
+class FeedConfirmation(NamedTuple):
     """A feed told of all changes until `at`, and of none of this, in the folder whose id has the hash `folder`."""
 
     at: float
     folder: int
 
 
-class Fact(NamedTuple):
+class MetadataRecord(NamedTuple):
     """What was learnt of one path at `checked_at` (seconds since the epoch): `info`, or None for absent.
 
     It is valid only while the path's change mark is still `mark`, the one read *before* the origin was asked:
@@ -70,17 +70,17 @@ class Fact(NamedTuple):
     info: ObjectInfo | None
     checked_at: float
     mark: int
-    watch: Watch | None = None
-    told: Told | None = None
+    watch: FeedSnapshot | None = None
+    told: FeedConfirmation | None = None
 
 
-class Listing(NamedTuple):
+class ListingRecord(NamedTuple):
     """The direct children of a folder, all of them, as one listing gave them; `mark` is the folder's listing mark."""
 
     infos: list[ObjectInfo]
     checked_at: float
     mark: int
-    told: Told | None = None
+    told: FeedConfirmation | None = None
 
 
 def folder_of(path: str) -> str:

@@ -7,26 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cachedfs.cache.index.metadata_records import (
-    Fact,
-    Feed,
-    Listing,
-    Told,
-    Watch,
+    FeedConfirmation,
+    FeedPosition,
+    FeedSnapshot,
+    ListingRecord,
+    MetadataRecord,
     folder_of,
     hash_of,
     sealed,
     unsealed,
 )
-from cachedfs.cache.index.schema import Recorded, blob_of, origin_of, text_of
+from cachedfs.cache.index.schema import TableRows, blob_of, origin_of, text_of
 from cachedfs.common.types import ObjectInfo
 
-__all__ = ["FactRows", "FeedRows", "Sweep"]
+__all__ = ["MetadataRows", "FeedRows", "SweepPosition"]
 
 
-class FeedRows(Recorded):
+class FeedRows(TableRows):
     """The statements about feeds."""
 
-    def feed(self, identity: str, part: str) -> Feed | None:
+    def feed(self, identity: str, part: str) -> FeedPosition | None:
         """Return where the feed of one part of an origin was left; None when there is none."""
         found = self._run(
             "SELECT id, token, checked_at, number FROM feeds WHERE origin = ? AND part = ?",
@@ -34,7 +34,7 @@ class FeedRows(Recorded):
         ).fetchone()
         return found and _feed(identity, *found)
 
-    def feed_by_id(self, identity: str, id: int) -> Feed | None:
+    def feed_by_id(self, identity: str, id: int) -> FeedPosition | None:
         found = self._run("SELECT id, token, checked_at, number FROM feeds WHERE id = ?", (id,)).fetchone()
         return found and _feed(identity, *found)
 
@@ -46,7 +46,7 @@ class FeedRows(Recorded):
             (origin_of(identity), blob_of(part), text, checked_at),
         )
 
-    def advance_feed(self, identity: str, feed: Feed) -> None:
+    def advance_feed(self, identity: str, feed: FeedPosition) -> None:
         """Store where a feed is left now."""
         text = sealed(None, identity, float(feed.checked_at), feed.number, feed.token) + feed.token
         self._run(
@@ -54,12 +54,12 @@ class FeedRows(Recorded):
             (text, feed.checked_at, feed.number, feed.id),
         )
 
-    def drop_feed(self, feed: Feed) -> None:
+    def drop_feed(self, feed: FeedPosition) -> None:
         """Forget a feed: it tells nothing any more of what was watched by it."""
         self._run("DELETE FROM feeds WHERE id = ?", (feed.id,))
         self._run("DELETE FROM folders WHERE feed = ?", (feed.id,))
 
-    def folders_of(self, identity: str, feed: Feed, id: str) -> list[str]:
+    def folders_of(self, identity: str, feed: FeedPosition, id: str) -> list[str]:
         """Return the paths of the folder of this id, if it leads to something that a feed watches."""
         values = (feed.id, hash_of(identity, id))
         return [
@@ -67,7 +67,7 @@ class FeedRows(Recorded):
             for (path,) in self._run("SELECT path FROM folders WHERE feed = ? AND item = ?", values)
         ]
 
-    def _watched(self, identity: str, watch: Watch | None) -> tuple[int | None, int | None]:
+    def _watched(self, identity: str, watch: FeedSnapshot | None) -> tuple[int | None, int | None]:
         """Return the feed that will tell of an answer, and whose folder it is about; Nones where it may have told already."""
         if watch is None:
             return None, None
@@ -81,18 +81,18 @@ class FeedRows(Recorded):
         )
         return watch.feed, next(iter(hashes.values()), 0)
 
-    def _told(self, identity: str, feed: int | None, folder: int | None) -> Told | None:
+    def _told(self, identity: str, feed: int | None, folder: int | None) -> FeedConfirmation | None:
         if feed is None or folder is None:
             return None
         now = self.feed_by_id(identity, feed)
-        return now and Told(now.checked_at, folder)
+        return now and FeedConfirmation(now.checked_at, folder)
 
 
-def _feed(identity: str, id: int, text: str, checked_at: float, number: int) -> Feed:
+def _feed(identity: str, id: int, text: str, checked_at: float, number: int) -> FeedPosition:
     """Return the feed in a row. Raises ValueError when it is damaged."""
     token = text[8:]
     unsealed(text[:8], "", identity, checked_at, number, token)
-    return Feed(id, token, checked_at, number)
+    return FeedPosition(id, token, checked_at, number)
 
 
 _LOOKUP = """SELECT info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?
@@ -115,7 +115,7 @@ _MOST_FACTS = 1_000_000
 _FEW = 512  # facts forgotten at one write, beyond twice what it adds
 
 
-class Sweep(NamedTuple):
+class SweepPosition(NamedTuple):
     """How far the search for old facts and old listings got: (checked_at, id) of the last ones looked at."""
 
     facts: tuple[float, int] = (0.0, 0)
@@ -127,10 +127,10 @@ def _reached(rows: list[tuple[int, float, int]], limit: int) -> tuple[float, int
     return (rows[-1][1], rows[-1][0]) if len(rows) == limit else (0.0, 0)
 
 
-class FactRows(FeedRows):
+class MetadataRows(FeedRows):
     """The statements about facts and listings."""
 
-    def lookup(self, identity: str, path: str) -> Fact | None:
+    def lookup(self, identity: str, path: str) -> MetadataRecord | None:
         """Return what was learnt last of `path`, by itself or as a child in a listing."""
         origin, name = origin_of(identity), blob_of(path)
         values = (origin, name, name, origin, blob_of(folder_of(path)))
@@ -139,9 +139,9 @@ class FactRows(FeedRows):
             return None
         text, checked_at, mark, *watch = row
         info = unsealed(text, path, identity, path, checked_at, mark, *watch)
-        return Fact(identity, path, info, checked_at, mark, told=self._told(identity, *watch))
+        return MetadataRecord(identity, path, info, checked_at, mark, told=self._told(identity, *watch))
 
-    def keep_facts(self, facts: Iterable[Fact]) -> None:
+    def keep_facts(self, facts: Iterable[MetadataRecord]) -> None:
         rows = [self._row_of(fact) for fact in facts]
         (before,) = self._run("SELECT total_changes()").fetchone()
         self._run_many(
@@ -158,7 +158,7 @@ class FactRows(FeedRows):
                 [(*row, row[1]) for row in rows],
             )
 
-    def _row_of(self, fact: Fact) -> tuple[Any, ...]:
+    def _row_of(self, fact: MetadataRecord) -> tuple[Any, ...]:
         feed, place = self._watched(fact.identity, fact.watch)
         item = None if feed is None else _item_of(fact.identity, fact.info)
         beside = (fact.identity, fact.path, float(fact.checked_at), fact.mark, feed, place)
@@ -174,7 +174,7 @@ class FactRows(FeedRows):
             blob_of(fact.path),
         )
 
-    def listing(self, identity: str, folder: str) -> Listing | None:
+    def listing(self, identity: str, folder: str) -> ListingRecord | None:
         found = self._listing(identity, folder)
         if found is None:
             return None
@@ -185,11 +185,11 @@ class FactRows(FeedRows):
             for path, info, own in children
         ]
         told = self._told(identity, *watch)
-        return Listing([info for info in infos if info is not None], checked_at, mark, told)
+        return ListingRecord([info for info in infos if info is not None], checked_at, mark, told)
 
     def listing_has(
         self, identity: str, folder: str, path: str
-    ) -> tuple[float, int, bool, Told | None] | None:
+    ) -> tuple[float, int, bool, FeedConfirmation | None] | None:
         """Return when and under which mark `folder` was listed, whether `path` was in it, and what a feed told since."""
         found = self._listing(identity, folder)
         if found is None:
@@ -217,7 +217,7 @@ class FactRows(FeedRows):
         checked_at: float,
         mark: int,
         marks: Mapping[str, int],
-        watch: Watch | None = None,
+        watch: FeedSnapshot | None = None,
     ) -> None:
         """Store all children of `folder` in place of an older listing; `marks` are the children's own, by path."""
         found = self._listing(identity, folder)
@@ -245,7 +245,7 @@ class FactRows(FeedRows):
         )
         self._count_facts(len(children))
 
-    def forget_old(self, now_s: float, *, added: int, sweep: Sweep) -> Sweep:
+    def forget_old(self, now_s: float, *, added: int, sweep: SweepPosition) -> SweepPosition:
         """Delete some facts that are too old or too many, and children of buried listings: more than were `added`.
 
         What has blocks here stays, so that it can be read offline for as long as they do. `sweep` is how far the last
@@ -263,7 +263,7 @@ class FactRows(FeedRows):
             if not has_blocks:
                 self._bury(listing)
         self._count_facts(-len(gone) - self._clear_graves(n))
-        return Sweep(_reached(facts, n), _reached(listings, few))
+        return SweepPosition(_reached(facts, n), _reached(listings, few))
 
     def paths_of(self, identity: str, id: str) -> list[str]:
         """Return the paths at which the item of this id is stored, and watched by a feed."""

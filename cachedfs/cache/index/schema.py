@@ -10,7 +10,7 @@ import functools
 import hashlib
 import sqlite3
 
-__all__ = ["SCHEMA", "VERSION", "Recorded", "blob_of", "origin_of", "text_of"]
+__all__ = ["SCHEMA", "VERSION", "TableRows", "blob_of", "origin_of", "text_of"]
 
 VERSION = 3
 
@@ -91,7 +91,7 @@ CREATE TABLE folders (feed INTEGER NOT NULL, item INTEGER NOT NULL, path BLOB NO
 # the folder that was asked. folders: where those are that lead to what a feed watches.
 
 
-class Recorded:
+class TableRows:
     """The recorded numbers, and a connection for the statements of those who extend them."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 
 from cachedfs.cache.index.block_rows import BlockRows
 from cachedfs.cache.index.database import Database
-from cachedfs.cache.index.metadata_rows import FactRows
+from cachedfs.cache.index.metadata_rows import MetadataRows
 from cachedfs.cache.index.schema import SCHEMA, VERSION
-from cachedfs.cache.locks import Claims
+from cachedfs.cache.locks import ByteRangeLocks
 
-__all__ = ["TROUBLE", "Index", "Rows"]
+__all__ = ["TROUBLE", "CacheIndex", "IndexRows"]
 
 TROUBLE = (
     sqlite3.Error,
@@ -31,29 +31,31 @@ TROUBLE = (
 """What the index may raise. All but the first two: a row that is damaged, as columns of SQLite hold values of any type."""
 
 
-class Index:
+class CacheIndex:
     """The index of one cache: `reading` and `writing` lend its rows; writing is one transaction."""
 
-    def __init__(self, path: str, *, is_network: bool, claims: Claims, temp: Callable[[], str]) -> None:
+    def __init__(
+        self, path: str, *, is_network: bool, claims: ByteRangeLocks, temp: Callable[[], str]
+    ) -> None:
         self.database = Database(
             path, schema=SCHEMA.strip(), version=VERSION, is_network=is_network, claims=claims, temp=temp
         )
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Rows]:
+    def reading(self) -> Iterator[IndexRows]:
         with self.database.reading() as connection:
-            yield Rows(connection)
+            yield IndexRows(connection)
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Rows]:
+    def writing(self) -> Iterator[IndexRows]:
         with self.database.writing() as connection:
-            yield Rows(connection)
+            yield IndexRows(connection)
 
     def close(self) -> None:
         self.database.close()
 
 
-class Rows(BlockRows, FactRows):
+class IndexRows(BlockRows, MetadataRows):
     """All rows, as one transaction sees them. What changes some needs a lender that was asked for `writing`."""
 
     def sums(self) -> dict[str, int]:

@@ -13,17 +13,17 @@ import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
-from cachedfs.datasets.arrays.codecs import Crc32c, Decoder
+from cachedfs.datasets.arrays.codecs import ChunkDecoder, Crc32c
 
 __all__ = [
     "ABSENT",
     "NUMBERS",
     "RAGGED",
-    "Beside",
-    "Index",
-    "Layout",
+    "ChunkPositions",
+    "ShardIndexFormat",
+    "ArrayLayout",
     "Place",
-    "Unknown",
+    "UnsupportedArray",
     "arrays_at",
     "dtype_of",
     "layout_of",
@@ -55,11 +55,11 @@ NUMCODECS = (
 Place = tuple[int, ...]
 
 
-class Unknown(Exception):
+class UnsupportedArray(Exception):
     """An array that is read by zarr; the message says what of it is not known here."""
 
 
-class Index(NamedTuple):
+class ShardIndexFormat(NamedTuple):
     """How the index of a shard is stored: offset and length of each chunk."""
 
     shape: tuple[int, ...]  # chunks of a shard along each axis
@@ -85,7 +85,7 @@ class Index(NamedTuple):
         return np.asarray(found.view(self.dtype).reshape(*self.shape, 2).astype(np.uint64))
 
 
-class Beside(NamedTuple):
+class ChunkPositions(NamedTuple):
     """Where chunks are along all axes but the first: those that hold one sample differ in nothing else."""
 
     place: Place
@@ -97,16 +97,16 @@ class Beside(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArrayLayout:
     """An array whose chunks are read here. `chunk` is what is decoded at once: in shards, the inner ones."""
 
     path: str
     shape: tuple[int, ...]
     fill: Any
-    decoder: Decoder
+    decoder: ChunkDecoder
     head: str  # what the names of its objects begin with: "c/", "c." or nothing
     separator: str
-    index: Index | None  # None: each chunk is an object
+    index: ShardIndexFormat | None  # None: each chunk is an object
 
     @cached_property
     def chunk(self) -> tuple[int, ...]:
@@ -126,23 +126,23 @@ class Layout:
         """Return how many samples a chunk holds, by its number along the first axis."""
         return min(self.chunk[0], self.shape[0] - number * self.chunk[0])
 
-    def object_path(self, number: int, beside: Beside) -> str:
+    def object_path(self, number: int, beside: ChunkPositions) -> str:
         """Return the path of the object that a chunk is, or is in."""
         return f"{self.path}/{self.head}{number // self.per_shard[0]}{beside.tail}"
 
     @cached_property
-    def beside(self) -> list[Beside]:
+    def beside(self) -> list[ChunkPositions]:
         """Where the chunks that hold one sample are."""
         axes = list(zip(self.shape[1:], self.chunk[1:], self.per_shard[1:], strict=True))
         places = itertools.product(*(range(-(-whole // part)) for whole, part, _ in axes))
         return [self._beside(place, axes) for place in places]
 
-    def _beside(self, place: Place, axes: list[tuple[int, int, int]]) -> Beside:
+    def _beside(self, place: Place, axes: list[tuple[int, int, int]]) -> ChunkPositions:
         numbers = [str(at // n) for at, (_, _, n) in zip(place, axes, strict=True)]
         starts = [at * part for at, (_, part, _) in zip(place, axes, strict=True)]
         stops = [min(whole, start + part) for start, (whole, part, _) in zip(starts, axes, strict=True)]
         spans = list(zip(starts, stops, strict=True))
-        return Beside(
+        return ChunkPositions(
             place,
             "".join(self.separator + number for number in numbers),
             tuple(at % n for at, (_, _, n) in zip(place, axes, strict=True)),
@@ -237,18 +237,18 @@ def _metadata(fs: AbstractFileSystem, path: str, document: dict[str, Any]) -> An
 # How it lies.
 
 
-def layout_of(path: str, metadata: Any) -> Layout:
+def layout_of(path: str, metadata: Any) -> ArrayLayout:
     """Return how the array with zarr's metadata lies. Raises Unknown for what only zarr can read."""
     dtype = _stated(metadata)
     if dtype.kind not in NUMBERS:
-        raise Unknown(f"its type is {dtype}")
+        raise UnsupportedArray(f"its type is {dtype}")
     if not metadata.shape:
-        raise Unknown("it has no axes")
+        raise UnsupportedArray("it has no axes")
     index = None
     if metadata.zarr_format == 2:
         head, separator, chunk = "", metadata.dimension_separator, tuple(metadata.chunks)
         steps = (*filter(None, [metadata.compressor]), *reversed(metadata.filters or ()))
-        decoder = Decoder(chunk, dtype, steps, order=metadata.order)
+        decoder = ChunkDecoder(chunk, dtype, steps, order=metadata.order)
     else:
         chunk = _regular(metadata.chunk_grid)
         head, separator = _keys(metadata.chunk_key_encoding)
@@ -256,7 +256,7 @@ def layout_of(path: str, metadata: Any) -> Layout:
         if codecs[0]["name"] == "sharding_indexed":
             shard, settings = chunk, codecs[0]["configuration"]
             if len(codecs) > 1:
-                raise Unknown("its shards are encoded once more")
+                raise UnsupportedArray("its shards are encoded once more")
             chunk = tuple(settings["chunk_shape"])
             index = _index(tuple(whole // part for whole, part in zip(shard, chunk, strict=True)), settings)
             codecs = [_as_dict(codec) for codec in settings["codecs"]]
@@ -265,7 +265,7 @@ def layout_of(path: str, metadata: Any) -> Layout:
     if fill is None:
         fill = metadata.dtype.default_scalar() if hasattr(metadata.dtype, "default_scalar") else 0
     fill = np.asarray(fill).astype(decoder.dtype)
-    return Layout(path, tuple(metadata.shape), fill, decoder, head, separator, index)
+    return ArrayLayout(path, tuple(metadata.shape), fill, decoder, head, separator, index)
 
 
 def dtype_of(metadata: Any) -> np.dtype[Any]:
@@ -282,7 +282,7 @@ def _stated(metadata: Any) -> np.dtype[Any]:
 def _regular(grid: Any) -> tuple[int, ...]:
     described = grid.to_dict()
     if described.get("name") != "regular":
-        raise Unknown(f"its grid of chunks is {described.get('name')!r}")
+        raise UnsupportedArray(f"its grid of chunks is {described.get('name')!r}")
     return tuple(described["configuration"]["chunk_shape"])
 
 
@@ -290,7 +290,7 @@ def _keys(encoding: Any) -> tuple[str, str]:
     described = encoding.to_dict()
     name, separator = described.get("name"), (described.get("configuration") or {}).get("separator")
     if name not in ("default", "v2") or separator not in (".", "/"):
-        raise Unknown(f"its chunks are named by {name!r}")
+        raise UnsupportedArray(f"its chunks are named by {name!r}")
     return (f"c{separator}" if name == "default" else ""), separator
 
 
@@ -298,12 +298,12 @@ def _as_dict(codec: Any) -> dict[str, Any]:
     return codec if isinstance(codec, dict) else dict(codec.to_dict())
 
 
-def _index(shape: tuple[int, ...], settings: dict[str, Any]) -> Index:
+def _index(shape: tuple[int, ...], settings: dict[str, Any]) -> ShardIndexFormat:
     first, *others = [_as_dict(codec) for codec in settings["index_codecs"]]
     names = [codec["name"] for codec in (first, *others)]
     if names not in (["bytes"], ["bytes", "crc32c"]):
-        raise Unknown(f"the index of its shards is encoded by {', '.join(names)}")
-    return Index(
+        raise UnsupportedArray(f"the index of its shards is encoded by {', '.join(names)}")
+    return ShardIndexFormat(
         shape,
         _stored(np.dtype(np.uint64), first),
         has_checksum=bool(others),
@@ -317,21 +317,21 @@ def _stored(dtype: np.dtype[Any], codec: dict[str, Any]) -> np.dtype[Any]:
     return np.dtype(dtype.newbyteorder(order))
 
 
-def _decoder(chunk: tuple[int, ...], dtype: np.dtype[Any], codecs: list[dict[str, Any]]) -> Decoder:
+def _decoder(chunk: tuple[int, ...], dtype: np.dtype[Any], codecs: list[dict[str, Any]]) -> ChunkDecoder:
     """Return what decodes by the codecs of Zarr's third version: arrays to arrays, to bytes, bytes to bytes."""
     names = [codec["name"] for codec in codecs]
     if "bytes" not in names:
-        raise Unknown(f"it is encoded by {', '.join(names)}")
+        raise UnsupportedArray(f"it is encoded by {', '.join(names)}")
     at = names.index("bytes")
     axes = list(range(len(chunk)))
     for codec in codecs[:at]:
         if codec["name"] != "transpose":
-            raise Unknown(f"it is encoded by {codec['name']}")
+            raise UnsupportedArray(f"it is encoded by {codec['name']}")
         axes = [axes[axis] for axis in codec["configuration"]["order"]]
     is_plain = axes == sorted(axes)
     back = None if is_plain else tuple(int(axis) for axis in np.argsort(axes))
     steps = tuple(_step(codec) for codec in reversed(codecs[at + 1 :]))
-    return Decoder(chunk, _stored(dtype, codecs[at]), steps, back)
+    return ChunkDecoder(chunk, _stored(dtype, codecs[at]), steps, back)
 
 
 def _step(codec: dict[str, Any]) -> Any:
@@ -345,5 +345,5 @@ def _step(codec: dict[str, Any]) -> Any:
     elif name.startswith("numcodecs.") and name.removeprefix("numcodecs.") in NUMCODECS:
         name = name.removeprefix("numcodecs.")
     else:
-        raise Unknown(f"it is encoded by {name}")
+        raise UnsupportedArray(f"it is encoded by {name}")
     return numcodecs.get_codec({**settings, "id": name})

@@ -9,13 +9,13 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Awaited", "Kept", "Pool", "in_threads", "n_threads"]
+__all__ = ["ChunkRequest", "BoundedLRU", "ChunkCache", "in_threads", "n_threads"]
 
 T = TypeVar("T")
 OWN_SIZE = 256  # bytes that it takes to keep even nothing
 
 
-class Kept(Generic[T]):
+class BoundedLRU(Generic[T]):
     """Values up to a number of bytes; those used longest ago go first. In any thread."""
 
     def __init__(self, limit: int) -> None:
@@ -49,18 +49,18 @@ class Kept(Generic[T]):
             self._size -= self._values.pop(key)[1]
 
 
-class Pool:
+class ChunkCache:
     """Decoded chunks up to a number of bytes, each decoded by one thread while others wait for it.
 
     A chunk goes when as many of its samples were taken as it has: in an epoch nobody comes for it again.
     """
 
     def __init__(self, limit: int) -> None:
-        self._chunks: Kept[_Chunk] = Kept(limit)
+        self._chunks: BoundedLRU[_Chunk] = BoundedLRU(limit)
         self._lock = threading.Lock()
         self._awaited: dict[Hashable, _Chunk] = {}  # Invariant: those that a thread is decoding
 
-    def take(self, key: Hashable, n: int, of: int, by: Awaited) -> Future[Any]:
+    def take(self, key: Hashable, n: int, of: int, by: ChunkRequest) -> Future[Any]:
         """Return what will be the chunk. Where it is `by.future`, the caller is to decode it, and to call `fill` or `fail`.
 
         `n` of its `of` samples are taken. `by` has its future before anyone can wait for it: a Ctrl-C may come at any time.
@@ -96,7 +96,7 @@ class Pool:
         future.cancel()
 
 
-class Awaited(Protocol):
+class ChunkRequest(Protocol):
     """What asks for a chunk."""
 
     future: Future[Any] | None

@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
-from cachedfs.datasets.arrays.array_layout import ABSENT, Layout
-from cachedfs.datasets.arrays.chunk_cache import Kept, Pool, in_threads
-from cachedfs.datasets.arrays.chunk_slices import Part, parts_of
+from cachedfs.datasets.arrays.array_layout import ABSENT, ArrayLayout
+from cachedfs.datasets.arrays.chunk_cache import BoundedLRU, ChunkCache, in_threads
+from cachedfs.datasets.arrays.chunk_slices import ChunkSlice, parts_of
 from cachedfs.datasets.loading.metrics import reading
 from cachedfs.datasets.samples import Item
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.read.cached_reads import versions_read
 
-__all__ = ["Direct"]
+__all__ = ["ChunkReader"]
 
 AT_ONCE = 128 << 20  # decoded bytes of the chunks that are fetched before the first of them is decoded
 INLINE = 1 << 20  # decoded bytes of chunks that are not worth other threads
@@ -45,18 +45,18 @@ class _State:
 
     def __init__(self, pool_size: int) -> None:
         self.pid = os.getpid()
-        self.shards: Kept[_Shard] = Kept(INDEXES)
-        self.pool = Pool(pool_size)
+        self.shards: BoundedLRU[_Shard] = BoundedLRU(INDEXES)
+        self.pool = ChunkCache(pool_size)
 
 
-class Direct:
+class ChunkReader:
     """Reads samples of several arrays of one filesystem. In any thread; it pickles and forks without what it knows.
 
     `naming(sample, what)` is the context in which an error leaves.
     """
 
     def __init__(
-        self, fs: AbstractFileSystem, layouts: Mapping[str, Layout], *, pool_size: int, naming: Naming
+        self, fs: AbstractFileSystem, layouts: Mapping[str, ArrayLayout], *, pool_size: int, naming: Naming
     ) -> None:
         self._fs, self._layouts, self._naming = fs, layouts, naming
         self._pool_size = pool_size
@@ -79,11 +79,11 @@ class Direct:
             part for name, layout in self._layouts.items() for part in parts_of(layout, samples, outs[name])
         )
 
-    def put(self, parts: Iterable[Part]) -> None:
+    def put(self, parts: Iterable[ChunkSlice]) -> None:
         """Copy parts of chunks into place, as `read` does."""
         pool = self._here().pool
-        mine: list[Part] = []
-        others: list[Part] = []
+        mine: list[ChunkSlice] = []
+        others: list[ChunkSlice] = []
         try:
             for part in parts:
                 mine.append(part)
@@ -151,9 +151,9 @@ class Direct:
             self._state = _State(self._pool_size)
         return self._state
 
-    def _fill(self, parts: list[Part]) -> None:
+    def _fill(self, parts: list[ChunkSlice]) -> None:
         most = 0
-        group: list[Part] = []
+        group: list[ChunkSlice] = []
         for part in parts:
             group.append(part)
             most += part.layout.decoder.size
@@ -163,7 +163,7 @@ class Direct:
         if group:
             self._fetch(group)
 
-    def _fetch(self, parts: list[Part]) -> None:
+    def _fetch(self, parts: list[ChunkSlice]) -> None:
         """Fetch and decode chunks; again those in shards that were replaced since their index was read."""
         for tries_left in reversed(range(TRIES)):
             shards = self._shards(parts)
@@ -191,13 +191,13 @@ class Direct:
             if not tries_left:
                 self._raise_changed(parts[0])
 
-    def _shards(self, parts: list[Part]) -> dict[str, _Shard]:
+    def _shards(self, parts: list[ChunkSlice]) -> dict[str, _Shard]:
         """Return the shards that these chunks are in, by path; their indexes are read where they are not known.
 
         Raises what the filesystem raises, and ObjectChanged for a shard that is replaced again and again.
         """
         found: dict[str, _Shard] = {}
-        missing: dict[str, Part] = {}
+        missing: dict[str, ChunkSlice] = {}
         for part in parts:
             if part.layout.index is None or part.path in found or part.path in missing:
                 continue
@@ -224,7 +224,7 @@ class Direct:
             self._raise_changed(next(iter(missing.values())))
         return found
 
-    def _shard(self, part: Part, data: Any, version: str | None) -> _Shard:
+    def _shard(self, part: ChunkSlice, data: Any, version: str | None) -> _Shard:
         assert part.layout.index is not None
         if isinstance(data, ABSENT) and self._here().shards.get(part.path) is None:
             return _Shard(None, None)
@@ -237,7 +237,7 @@ class Direct:
         shard = self._here().shards.get(path)
         return shard if shard is not None and shard.version == self._version(path) else None
 
-    def _raise_changed(self, part: Part) -> NoReturn:
+    def _raise_changed(self, part: ChunkSlice) -> NoReturn:
         with self._naming(part.sample, self._url(part)):
             raise ObjectChanged(f"{self._fs.unstrip_protocol(part.path)} is replaced faster than it is read")
         raise AssertionError("unreachable")
@@ -278,7 +278,7 @@ class Direct:
                 versions[path] = {version, self._ukey(path)}
         return datas, versions
 
-    def _checked(self, part: Part, where: tuple[str, int | None, int | None], data: Any) -> Any:
+    def _checked(self, part: ChunkSlice, where: tuple[str, int | None, int | None], data: Any) -> Any:
         """Return the stored bytes of a chunk; None for one that is not there, and may be."""
         _, start, stop = where
         error = data if isinstance(data, BaseException) else None
@@ -295,7 +295,7 @@ class Direct:
 
     # Decoding.
 
-    def _decode(self, found: list[tuple[Part, Any, str | None]]) -> None:
+    def _decode(self, found: list[tuple[ChunkSlice, Any, str | None]]) -> None:
         size = sum(part.layout.decoder.size for part, _, _ in found)
         if len(found) == 1 or size <= INLINE:
             for one in found:
@@ -303,7 +303,7 @@ class Direct:
         else:
             in_threads(self._finish, found)
 
-    def _finish(self, one: tuple[Part, Any, str | None]) -> None:
+    def _finish(self, one: tuple[ChunkSlice, Any, str | None]) -> None:
         part, data, version = one
         try:
             layout, chunk = part.layout, None
@@ -321,7 +321,7 @@ class Direct:
             kept_as = None if version is None else part.key
             part.pool.fill(key, chunk, 0 if chunk is None else chunk.nbytes, kept_as)
 
-    def _url(self, part: Part) -> str:
+    def _url(self, part: ChunkSlice) -> str:
         place = part.number, *part.beside.place
         return f"chunk {place} of {self._fs.unstrip_protocol(part.layout.path)}, in {part.path}"
 
@@ -331,7 +331,7 @@ def _only(versions: set[str | None] | None) -> str | None:
     return next(iter(versions)) if versions is not None and len(versions) == 1 else None
 
 
-def _where(part: Part, shards: dict[str, _Shard]) -> tuple[str, int | None, int | None] | None:
+def _where(part: ChunkSlice, shards: dict[str, _Shard]) -> tuple[str, int | None, int | None] | None:
     """Return path and range of the stored bytes of a chunk; None when its shard does not have it."""
     if part.layout.index is None:
         return part.path, None, None

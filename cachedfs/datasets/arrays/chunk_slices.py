@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy.typing as npt
 
-from cachedfs.datasets.arrays.array_layout import Beside, Layout, Place
-from cachedfs.datasets.arrays.chunk_cache import Pool
+from cachedfs.datasets.arrays.array_layout import ArrayLayout, ChunkPositions, Place
+from cachedfs.datasets.arrays.chunk_cache import ChunkCache
 
-__all__ = ["Part", "parts_between", "parts_of"]
+__all__ = ["ChunkSlice", "parts_between", "parts_of"]
 
 Array = npt.NDArray[Any]
 Rows = slice | list[int]
 
 
-class Part:
+class ChunkSlice:
     """What a batch needs of one chunk: its rows `within` go to the `rows` of `out`.
 
     The chunk is the `number`-th along the first axis, and `beside` along the others; `path` is the object that it is in.
@@ -38,12 +38,19 @@ class Part:
     )
 
     def __init__(
-        self, layout: Layout, number: int, beside: Beside, out: Array, n_rows: int, rows: Rows, within: Rows
+        self,
+        layout: ArrayLayout,
+        number: int,
+        beside: ChunkPositions,
+        out: Array,
+        n_rows: int,
+        rows: Rows,
+        within: Rows,
     ) -> None:
         self.layout, self.number, self.beside = layout, number, beside
         self.out, self.n_rows, self.rows, self.within = out, n_rows, rows, within
         self.path = layout.object_path(number, beside)
-        self.pool: Pool | None = None  # where others may want the chunk too
+        self.pool: ChunkCache | None = None  # where others may want the chunk too
         self.version: Hashable = None  # of the object, as far as it is known
         self.future: Future[Any] | None = None  # of the pool
 
@@ -71,7 +78,7 @@ class Part:
         self.out[there] = self.layout.fill if chunk is None else chunk[(self.within, *self.beside.here)]
 
 
-def parts_of(layout: Layout, samples: Array, out: Array) -> Iterator[Part]:
+def parts_of(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkSlice]:
     """Yield what these samples need of each chunk, in the order in which they need it."""
     n = layout.chunk[0]
     rows: dict[int, list[int]] = {}
@@ -81,17 +88,19 @@ def parts_of(layout: Layout, samples: Array, out: Array) -> Iterator[Part]:
     for number, own in rows.items():
         where, within = _as_slice(own), _as_slice([inside[row] for row in own])
         for beside in layout.beside:
-            yield Part(layout, number, beside, out, len(own), where, within)
+            yield ChunkSlice(layout, number, beside, out, len(own), where, within)
 
 
-def parts_between(layout: Layout, start: int, stop: int, out: Array, at: int) -> Iterator[Part]:
+def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: int) -> Iterator[ChunkSlice]:
     """Yield what is needed of each chunk for rows `[start, stop)`, which go to `out` from `at` on."""
     n = layout.chunk[0]
     while start < stop:
         number, inside = divmod(start, n)
         rows = min(n - inside, stop - start)
         for beside in layout.beside:
-            yield Part(layout, number, beside, out, rows, slice(at, at + rows), slice(inside, inside + rows))
+            yield ChunkSlice(
+                layout, number, beside, out, rows, slice(at, at + rows), slice(inside, inside + rows)
+            )
         start, at = start + rows, at + rows
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cachedfs.common.checksums import crc32c_of
 
-__all__ = ["Crc32c", "Decoder", "stated_size"]
+__all__ = ["Crc32c", "ChunkDecoder", "stated_size"]
 
 # As zarr does: its own threads stop those of others, and ours decode several chunks at a time.
 numcodecs.blosc.use_threads = False
@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Decoder:
+class ChunkDecoder:
     """How the chunks of one array are decoded. A chunk is always whole, also at the edge of its array."""
 
     shape: tuple[int, ...]
@@ -99,7 +99,7 @@ class Decoder:
         if stated_size(last.codec_id, data) == out.nbytes:
             last.decode(data, out=out)
         else:
-            out[...] = Decoder(self.shape, self.stored, (last,)).array(data).reshape(out.shape)
+            out[...] = ChunkDecoder(self.shape, self.stored, (last,)).array(data).reshape(out.shape)
 
 
 class Crc32c:

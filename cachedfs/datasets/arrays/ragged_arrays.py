@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
-from cachedfs.datasets.arrays.array_layout import Layout, Unknown, layout_of
-from cachedfs.datasets.arrays.chunk_reader import Direct
+from cachedfs.datasets.arrays.array_layout import ArrayLayout, UnsupportedArray, layout_of
+from cachedfs.datasets.arrays.chunk_reader import ChunkReader
 from cachedfs.datasets.arrays.chunk_slices import parts_between
 from cachedfs.datasets.samples import Item, naming
 
-__all__ = ["Ragged"]
+__all__ = ["RaggedArray"]
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 
 
-class Ragged:
+class RaggedArray:
     """The samples of one ragged array. In any thread; it pickles and forks without what it read."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Ragged:
         fs: AbstractFileSystem,
         path: str,
         name: str,
-        layouts: Mapping[str, Layout],
+        layouts: Mapping[str, ArrayLayout],
         means: str,
         pool_size: int,
     ) -> None:
@@ -37,18 +37,22 @@ class Ragged:
         self._name, self._means = f"{fs.unstrip_protocol(path)}/{name}", means
         self._layout, self._offsets = layouts["elements"], layouts["offsets"]
         self._n_axes = layouts["shapes"].shape[1] if "shapes" in layouts else 0
-        self._elements = Direct(
+        self._elements = ChunkReader(
             fs, {"elements": layouts["elements"]}, pool_size=pool_size, naming=self._naming
         )
-        self._edges = Direct(fs, {"offsets": layouts["offsets"]}, pool_size=pool_size, naming=self._naming)
-        self._shapes: Direct | None = None
+        self._edges = ChunkReader(
+            fs, {"offsets": layouts["offsets"]}, pool_size=pool_size, naming=self._naming
+        )
+        self._shapes: ChunkReader | None = None
         if "shapes" in layouts:
-            self._shapes = Direct(fs, {"shapes": layouts["shapes"]}, pool_size=pool_size, naming=self._naming)
+            self._shapes = ChunkReader(
+                fs, {"shapes": layouts["shapes"]}, pool_size=pool_size, naming=self._naming
+            )
 
     @classmethod
     def of(
         cls, fs: AbstractFileSystem, path: str, told: Mapping[str, Any], *, pool_size: int
-    ) -> dict[str, Ragged]:
+    ) -> dict[str, RaggedArray]:
         """Return the ragged arrays of a group, by name; `told` is what their attributes say, with `metadata` by name.
 
         Raises ValueError for one that is not as pack makes it.
@@ -62,7 +66,7 @@ class Ragged:
                     for word, array in words.items()
                     if array
                 }
-            except Unknown as why:
+            except UnsupportedArray as why:
                 raise ValueError(
                     f"{fs.unstrip_protocol(path)}/{name}: a ragged array is read directly or not at all: {why}"
                 ) from why

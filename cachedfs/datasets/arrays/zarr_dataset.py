@@ -15,14 +15,14 @@ from cachedfs.config import parse_size
 from cachedfs.datasets.arrays.array_layout import (
     NUMBERS,
     RAGGED,
-    Layout,
-    Unknown,
+    ArrayLayout,
+    UnsupportedArray,
     arrays_at,
     dtype_of,
     layout_of,
 )
-from cachedfs.datasets.arrays.chunk_reader import Direct
-from cachedfs.datasets.arrays.ragged_arrays import Ragged
+from cachedfs.datasets.arrays.chunk_reader import ChunkReader
+from cachedfs.datasets.arrays.ragged_arrays import RaggedArray
 from cachedfs.datasets.loading.prefetch_plan import items_of
 from cachedfs.datasets.samples import Item, Samples, once_each
 
@@ -84,22 +84,22 @@ class ZarrDataset(Samples):
         if named and self._is_single:
             raise ValueError(f"{self!r}: named=True is for arrays of a group")
         self._is_named = named
-        self._ragged = Ragged.of(self.fs, self.path, ragged, pool_size=self._pool_size)
+        self._ragged = RaggedArray.of(self.fs, self.path, ragged, pool_size=self._pool_size)
         self._length = _length(self, found, self._ragged)
         self.dtypes = {name: dtype_of(metadata) for name, metadata in found.items()}
         fixed = {name: metadata for name, metadata in found.items() if name not in self._ragged}
         self.shapes = {name: tuple(metadata.shape) for name, metadata in fixed.items()}
-        layouts: dict[str, Layout] = {}
+        layouts: dict[str, ArrayLayout] = {}
         self._through: dict[str, _Through] = {}
         for name, metadata in fixed.items():
             path = f"{self.path}/{name}" if name else self.path
             try:
                 layouts[name] = layout_of(path, metadata)
-            except Unknown as why:
+            except UnsupportedArray as why:
                 logger.info("%s is read by zarr, not directly: %s", self.fs.unstrip_protocol(path), why)
                 self._through[name] = _Through(self.url, storage_options, name)
         self.tells_reading = not self._through  # zarr reads and decodes at once
-        self._direct = Direct(self.fs, layouts, pool_size=self._pool_size, naming=self.naming)
+        self._direct = ChunkReader(self.fs, layouts, pool_size=self._pool_size, naming=self.naming)
         self.group_size = _group_size(self, found)
 
     def __len__(self) -> int:
@@ -215,7 +215,7 @@ def _ragged(dataset: ZarrDataset, found: Mapping[str, Any]) -> dict[str, Any]:
     return ragged
 
 
-def _length(dataset: ZarrDataset, found: Mapping[str, Any], ragged: Mapping[str, Ragged]) -> int:
+def _length(dataset: ZarrDataset, found: Mapping[str, Any], ragged: Mapping[str, RaggedArray]) -> int:
     lengths = {name: metadata.shape[0] if metadata.shape else None for name, metadata in found.items()}
     lengths |= {name: len(one) for name, one in ragged.items()}
     if not lengths:

@@ -11,23 +11,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NamedTuple
 
-from cachedfs.common.executor import Workers
+from cachedfs.common.executor import DaemonThreadPool
 
-__all__ = ["Bounds", "Feed", "Made", "may_begin"]
+__all__ = ["QueueLimits", "BatchQueue", "PreparedBatch", "may_begin"]
 
 UNKNOWN = 2  # batches that are made at once while nobody knows how large they are
 RECENT = 32  # batches of which the largest tells how large the next may be
 END_S = 5.0  # longest that `close` waits for batches that are being made
 
 
-class Bounds(NamedTuple):
+class QueueLimits(NamedTuple):
     """What may be ahead of who takes the batches: so many of them, and so many bytes."""
 
     n: int
     size: int
 
 
-class Made(NamedTuple):
+class PreparedBatch(NamedTuple):
     """A batch of so many samples, the bytes that it takes, how long a thread made it, and of that waited for bytes."""
 
     batch: Any
@@ -37,7 +37,7 @@ class Made(NamedTuple):
     read_s: float
 
 
-def may_begin(bounds: Bounds, *, n_ahead: int, ready: int, n_making: int, expected: int | None) -> bool:
+def may_begin(bounds: QueueLimits, *, n_ahead: int, ready: int, n_making: int, expected: int | None) -> bool:
     """Return whether one more batch may be made.
 
     `n_ahead` of them are ready, with `ready` bytes, or being made: `n_making`. Each of those is expected to take `expected`
@@ -52,7 +52,7 @@ def may_begin(bounds: Bounds, *, n_ahead: int, ready: int, n_making: int, expect
     return ready + (n_making + 1) * expected <= bounds.size
 
 
-class Feed:
+class BatchQueue:
     """Results of `make` for each of `jobs`, in their order, made by `n_threads` threads ahead of `take`.
 
     All is decided in the thread that takes; the others only make. None of them is there after `close`, nor when this is
@@ -61,23 +61,23 @@ class Feed:
 
     def __init__(
         self,
-        make: Callable[[Any], Made],
+        make: Callable[[Any], PreparedBatch],
         jobs: Iterator[Any],
         *,
         n_threads: int,
-        bounds: Bounds,
+        bounds: QueueLimits,
         enter: Callable[[], object],
     ) -> None:
         """`enter` is called in each thread before all else there."""
         self._jobs, self._bounds = jobs, bounds
-        self._ahead: deque[Future[Made]] = deque()
+        self._ahead: deque[Future[PreparedBatch]] = deque()
         self._sizes: deque[int] = deque(maxlen=RECENT)
         self._pid = os.getpid()
         self._make = _Making(make, enter)
-        self._pool = Workers(n_threads, "cachedfs-loader")
+        self._pool = DaemonThreadPool(n_threads, "cachedfs-loader")
         self._end = weakref.finalize(self, _end, self._pool, self._ahead, self._make.threads, self._pid)
 
-    def take(self) -> Made | None:
+    def take(self) -> PreparedBatch | None:
         """Return the next batch; None after the last. Raises what making it raised."""
         self._fill()
         if not self._ahead:
@@ -129,18 +129,18 @@ class Feed:
 class _Making:
     """Makes batches in any thread, and begins there what has to be begun in each."""
 
-    def __init__(self, make: Callable[[Any], Made], enter: Callable[[], object]) -> None:
+    def __init__(self, make: Callable[[Any], PreparedBatch], enter: Callable[[], object]) -> None:
         self._make, self._enter = make, enter
         self.threads: set[int] = set()
 
-    def __call__(self, job: Any) -> Made:
+    def __call__(self, job: Any) -> PreparedBatch:
         if threading.get_ident() not in self.threads:
             self.threads.add(threading.get_ident())
             self._enter()
         return self._make(job)
 
 
-def _end(pool: Workers, ahead: deque[Future[Made]], threads: set[int], pid: int) -> None:
+def _end(pool: DaemonThreadPool, ahead: deque[Future[PreparedBatch]], threads: set[int], pid: int) -> None:
     if pid != os.getpid():
         return  # the threads are the parent's
     pool.shutdown(wait=False, cancel_futures=True)

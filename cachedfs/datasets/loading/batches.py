@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Mover", "mapped", "size_of"]
+__all__ = ["BatchMover", "mapped", "size_of"]
 
 
 def leaves(batch: Any) -> Iterator[Any]:
@@ -55,7 +55,7 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return batch
 
 
-class Mover:
+class BatchMover:
     """Brings batches to where a training wants them: into pinned memory, to a device.
 
     To a CUDA device they are copied on a stream of their own, while the training computes. Made in the thread that takes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cachedfs.common.text import columns, seconds, shown
-from cachedfs.datasets.loading.metrics import Timing
+from cachedfs.datasets.loading.metrics import BatchTiming
 
 __all__ = ["page", "picture"]
 
@@ -17,14 +17,14 @@ LINE = 'stroke="currentColor" stroke-width="1.5"'  # of loading
 
 
 def page(
-    title: str, sentence: str, facts: Sequence[tuple[str, str]], stalls: Sequence[Timing], n_threads: int
+    title: str, sentence: str, facts: Sequence[tuple[str, str]], stalls: Sequence[BatchTiming], n_threads: int
 ) -> str:
     """Return the HTML of a report; it needs nothing from anywhere, and looks right on a dark page."""
     rows = [(name, said) for name, said in facts if name != "by time"]  # which is drawn
     return shown(title, sentence, rows, picture(stalls, n_threads))
 
 
-def picture(stalls: Sequence[Timing], n_threads: int) -> str:
+def picture(stalls: Sequence[BatchTiming], n_threads: int) -> str:
     """Return an SVG of the time that each batch took: computing, on it waiting, and beside both what the threads load in."""
     if not stalls:
         return ""

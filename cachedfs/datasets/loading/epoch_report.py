@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from cachedfs.common.text import bars, counted, per_cent, seconds, size
 from cachedfs.common.types import LinkStats, Stats
 from cachedfs.datasets.loading.epoch_chart import page
-from cachedfs.datasets.loading.metrics import Timing, Timings
+from cachedfs.datasets.loading.metrics import BatchTiming, EpochTimings
 from cachedfs.filesystem import CachedFileSystem
 
-__all__ = ["Fetched", "Measured", "Meter", "Report", "report_of"]
+__all__ = ["FetchCounts", "EpochMeasurement", "FetchMeter", "EpochReport", "report_of"]
 
 
 NEAR = 0.9  # of the time: what takes as much limits; below, several things do by turns
@@ -27,7 +27,7 @@ MORE_AT_ONCE = "pack the files, or raise concurrency"
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchCounts:
     """What cachedfs did in this process since the `for` began, for all readers; what it measured of the link; and its bound.
 
     `latency_s`: until the first byte, on average. `bytes_per_s`: of the link in all. None: nothing was measured. `n_at_once`:
@@ -44,7 +44,7 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class Measured:
+class EpochMeasurement:
     """One `for`: what its batches took, of a dataset of `n` samples, made by so many threads.
 
     `tells_reading`: how long a thread waited for bytes is known, so that the rest is decoding. `fetched`: None where the
@@ -54,13 +54,13 @@ class Measured:
     epoch: int
     n: int
     n_threads: int
-    timings: Timings
+    timings: EpochTimings
     tells_reading: bool
-    fetched: Fetched | None
+    fetched: FetchCounts | None
 
 
 @dataclass(frozen=True)
-class Report:
+class EpochReport:
     """What one `for` took, what it would have taken at best, and what limits it; times in seconds, sizes in bytes.
 
     `by_itself`: how long each would have taken with nothing else going on: "compute", "link", "latency", "decode", and "load",
@@ -88,7 +88,7 @@ class Report:
     read_per_sample: float | None
     sentence: str
     unknown: tuple[str, ...]
-    stalls: tuple[Timing, ...]  # the last batches, one by one
+    stalls: tuple[BatchTiming, ...]  # the last batches, one by one
     n_threads: int
 
     @property
@@ -147,7 +147,7 @@ class Report:
         return page(self.title, self.sentence, self.facts(), self.stalls, self.n_threads)
 
 
-def report_of(measured: Measured) -> Report:
+def report_of(measured: EpochMeasurement) -> EpochReport:
     """Return the report on one `for`."""
     timings, fetched = measured.timings, measured.fetched
     elapsed_s = timings.wait_s + timings.compute_s
@@ -155,10 +155,10 @@ def report_of(measured: Measured) -> Report:
     limit = _limit(by_itself, elapsed_s)
     hit_ratio, hit_bound = _hits(measured)
 
-    def per_sample(of: Callable[[Fetched], int]) -> float | None:
+    def per_sample(of: Callable[[FetchCounts], int]) -> float | None:
         return of(fetched) / timings.n_samples if fetched and timings.n_samples else None
 
-    return Report(
+    return EpochReport(
         epoch=measured.epoch,
         n_batches=timings.n_batches,
         n_samples=timings.n_samples,
@@ -186,7 +186,7 @@ def report_of(measured: Measured) -> Report:
 # The bound.
 
 
-def _by_itself(measured: Measured, elapsed_s: float) -> tuple[dict[str, float], list[str]]:
+def _by_itself(measured: EpochMeasurement, elapsed_s: float) -> tuple[dict[str, float], list[str]]:
     """Return how long each would have taken with nothing else going on, and what of it is not known."""
     timings, fetched, unknown = measured.timings, measured.fetched, []
     found = {"compute": timings.compute_s}
@@ -221,14 +221,14 @@ def _limit(by_itself: dict[str, float], elapsed_s: float) -> str | None:
     return max(near, key=lambda name: (name != "load", by_itself[name]), default=None)
 
 
-def _rate(fetched: Fetched, elapsed_s: float) -> float | None:
+def _rate(fetched: FetchCounts, elapsed_s: float) -> float | None:
     """Return the bytes a second that the link takes: measured, and at least what came."""
     if fetched.bytes_per_s is None or not elapsed_s:
         return fetched.bytes_per_s
     return max(fetched.bytes_per_s, fetched.bytes_fetched / elapsed_s)
 
 
-def _data_size(measured: Measured) -> float | None:
+def _data_size(measured: EpochMeasurement) -> float | None:
     """Return what all samples take together, if they are as large as those that were read; None: nothing was read."""
     timings, fetched = measured.timings, measured.fetched
     if fetched is None or not timings.n_samples or not fetched.bytes_read:
@@ -236,7 +236,7 @@ def _data_size(measured: Measured) -> float | None:
     return fetched.bytes_read / timings.n_samples * measured.n
 
 
-def _hits(measured: Measured) -> tuple[float | None, float | None]:
+def _hits(measured: EpochMeasurement) -> tuple[float | None, float | None]:
     """Return the share of the bytes read that was not fetched, and the most that it can be while samples are read once an epoch."""
     fetched, data_size = measured.fetched, _data_size(measured)
     if fetched is None or data_size is None:
@@ -249,7 +249,7 @@ def _hits(measured: Measured) -> tuple[float | None, float | None]:
 
 
 def _sentence(
-    measured: Measured,
+    measured: EpochMeasurement,
     by_itself: dict[str, float],
     limit: str | None,
     elapsed_s: float,
@@ -289,7 +289,7 @@ def _of_room(hit_bound: float | None) -> str:
 
 
 def _of_waiting(
-    timings: Timings, by_itself: dict[str, float], elapsed_s: float, hit_bound: float | None
+    timings: EpochTimings, by_itself: dict[str, float], elapsed_s: float, hit_bound: float | None
 ) -> str:
     waited = f"the loop waited {seconds(timings.wait_s)} of {seconds(elapsed_s)}"
     if timings.first_wait_s > timings.wait_s / 2:
@@ -307,7 +307,7 @@ class _Counts(NamedTuple):
     link: LinkStats
 
 
-class Meter:
+class FetchMeter:
     """Counts from when it is made, until `stop`. Of a filesystem that is none of ours it knows nothing."""
 
     def __init__(self, fs: CachedFileSystem | None) -> None:
@@ -319,14 +319,14 @@ class Meter:
         """Count no further: what is fetched from now on is for the next one."""
         self._after = self._now(fs)
 
-    def fetched(self, fs: CachedFileSystem | None) -> Fetched | None:
+    def fetched(self, fs: CachedFileSystem | None) -> FetchCounts | None:
         """Return what was counted; None where that cannot be known."""
         before, after = self._before, self._after or self._now(fs)
         if fs is None or before is None or after is None:
             return None
         n_timed = after.link.n_timed - before.link.n_timed
         waited_s = after.link.wait_s - before.link.wait_s
-        return Fetched(
+        return FetchCounts(
             requests=after.stats.requests - before.stats.requests,
             bytes_fetched=after.stats.bytes_fetched - before.stats.bytes_fetched,
             bytes_read=after.stats.bytes_served - before.stats.bytes_served,

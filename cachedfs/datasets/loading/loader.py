@@ -14,14 +14,21 @@ from typing import Any, Literal
 import torch
 
 from cachedfs.datasets.loading.arguments import at_least, default_threads, ranks_of, shuffle_of, size
-from cachedfs.datasets.loading.batch_queue import Bounds, Feed, Made
-from cachedfs.datasets.loading.batches import Mover, size_of
+from cachedfs.datasets.loading.batch_queue import BatchQueue, PreparedBatch, QueueLimits
+from cachedfs.datasets.loading.batches import BatchMover, size_of
 from cachedfs.datasets.loading.dali import ExternalSource
-from cachedfs.datasets.loading.epoch_report import Measured, Meter, Report, report_of
-from cachedfs.datasets.loading.metrics import Timing, Timings, reading_s
-from cachedfs.datasets.loading.prefetch_plan import Declared, ranks_here
-from cachedfs.datasets.loading.sampler import Division, Epochs, Order, Place, place_in, state_at
-from cachedfs.datasets.samples import Collate, Source
+from cachedfs.datasets.loading.epoch_report import EpochMeasurement, EpochReport, FetchMeter, report_of
+from cachedfs.datasets.loading.metrics import BatchTiming, EpochTimings, reading_s
+from cachedfs.datasets.loading.prefetch_plan import DatasetPrefetch, ranks_here
+from cachedfs.datasets.loading.sampler import (
+    EpochOrders,
+    EpochPosition,
+    Order,
+    RankDivision,
+    place_in,
+    state_at,
+)
+from cachedfs.datasets.samples import Collate, SampleReader
 
 __all__ = ["Loader"]
 
@@ -80,7 +87,7 @@ class Loader:
         those being made, `prefetch_bytes` (`"1GiB"`): what all of these take, by the largest of the last ones. One is always
         made. `echo`: how often each batch is given, one time after the other, where loading takes longer than computing.
         """
-        self._source = Source(dataset)
+        self._source = SampleReader(dataset)
         self._batch_size, self._drop_last, self._pad = at_least(1, batch_size=batch_size), drop_last, pad
         self._given_ranks = ranks_of(rank, world_size)
         self._shuffle, self._seed = shuffle_of(shuffle), operator.index(seed)
@@ -88,16 +95,16 @@ class Loader:
         self._collate, self._device, self._pin_memory = collate_fn, device, pin_memory
         self._n_threads = default_threads() if n_threads is None else at_least(1, n_threads=n_threads)
         n_prefetch = at_least(0, n_prefetch=n_prefetch)
-        self._bounds = Bounds(self._n_threads + n_prefetch, size(prefetch_bytes=prefetch_bytes))
+        self._bounds = QueueLimits(self._n_threads + n_prefetch, size(prefetch_bytes=prefetch_bytes))
         self._echo = at_least(1, echo=echo)
-        self.timings = Timings()
-        self._measured: tuple[int, Meter] | None = (
+        self.timings = EpochTimings()
+        self._measured: tuple[int, FetchMeter] | None = (
             None  # which epoch the timings are of, and what was fetched
         )
-        self._place = Place(0)  # what was given
+        self._place = EpochPosition(0)  # what was given
         self._start = 0  # where in the epoch the next `for` begins
-        self._feed: Feed | None = None
-        self._declared: Declared | None = None
+        self._feed: BatchQueue | None = None
+        self._declared: DatasetPrefetch | None = None
 
     @property
     def dataset(self) -> Any:
@@ -117,7 +124,7 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Let the next `for` be this epoch, from its beginning; nothing changes where it is this one already."""
         if (epoch := at_least(0, epoch=epoch)) != self._place.epoch:
-            self._go_to(Place(epoch))
+            self._go_to(EpochPosition(epoch))
 
     def __len__(self) -> int:
         """Return how many batches a whole epoch gives this rank, whatever of it is left; with echo, each as often as it is given."""
@@ -134,7 +141,7 @@ class Loader:
         """
         epochs, place = self._epochs(), self._place
         if place.position and self._division(self._ranks()[1]).is_over(place.position):
-            place = Place(place.epoch + 1)
+            place = EpochPosition(place.epoch + 1)
         return state_at(place, epochs)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,7 +151,7 @@ class Loader:
         """
         self._go_to(place_in(state, self._epochs()))
 
-    def _go_to(self, place: Place) -> None:
+    def _go_to(self, place: EpochPosition) -> None:
         self.close()
         self._place, self._start = place, place.position
 
@@ -168,14 +175,16 @@ class Loader:
                     break
                 batch = mover.received(*made.batch)
                 self._start = 0  # not before: who interrupts the wait for the first has been given nothing
-                self._place = Place(self.epoch, division.after(self._place.position))
+                self._place = EpochPosition(self.epoch, division.after(self._place.position))
                 given = time.perf_counter()
                 for _ in range(self._echo):
                     yield batch
                     self._must_be_current(feed)
                 now = time.perf_counter()
                 compute_s, n = now - given, made.n_samples
-                self.timings.add(Timing(given - began, made.load_s, compute_s, made.size, n, made.read_s))
+                self.timings.add(
+                    BatchTiming(given - began, made.load_s, compute_s, made.size, n, made.read_s)
+                )
                 del made, batch  # the training may be done with it, and waits for the next
             is_complete = True
         finally:
@@ -183,26 +192,26 @@ class Loader:
             if not self._is_process_over():
                 self._leave(feed, is_complete=is_complete)
 
-    def _begin(self) -> tuple[Feed, Division, Mover]:
+    def _begin(self) -> tuple[BatchQueue, RankDivision, BatchMover]:
         """Begin an epoch where it is to begin; from here on there are threads."""
         self._end_loop()
-        mover = Mover(self._device, self._pin_memory)
+        mover = BatchMover(self._device, self._pin_memory)
         rank, world_size = self._ranks()
         division, epochs = self._division(world_size), self._epochs()
-        place = Place(self.epoch, self._start)
-        feed = Feed(
+        place = EpochPosition(self.epoch, self._start)
+        feed = BatchQueue(
             partial(_made, self._source, self._collate, mover),
             division.batches(epochs.order(place.epoch), range(rank, rank + 1), place.position),
             n_threads=self._n_threads,
             bounds=self._bounds,
             enter=partial(_enter, mover, torch.get_num_threads()),
         )
-        self._feed, self._place, self.timings = feed, place, Timings()
-        self._measured = place.epoch, Meter(self._source.fs)
+        self._feed, self._place, self.timings = feed, place, EpochTimings()
+        self._measured = place.epoch, FetchMeter(self._source.fs)
         self._declare(epochs, division, ranks_here(rank, world_size, os.environ), place)
         return feed, division, mover
 
-    def _take(self, feed: Feed) -> Made | None:
+    def _take(self, feed: BatchQueue) -> PreparedBatch | None:
         if self._declared is not None:
             self._declared = self._declared.renewed(self._place)
         feed.must_be_ours()
@@ -212,18 +221,18 @@ class Loader:
             self._start = self._place.position
             raise
 
-    def _must_be_current(self, feed: Feed) -> None:
+    def _must_be_current(self, feed: BatchQueue) -> None:
         if self._feed is not feed:
             raise RuntimeError(
                 "this loop is over: another began, a state was loaded, or the loader was closed"
             )
 
-    def _leave(self, feed: Feed, *, is_complete: bool) -> None:
+    def _leave(self, feed: BatchQueue, *, is_complete: bool) -> None:
         if self._feed is feed:
             self._feed = None
             self._stop_meter()
             if is_complete:
-                self._place, self._start = Place(self.epoch + 1), 0
+                self._place, self._start = EpochPosition(self.epoch + 1), 0
             else:
                 self._end_plan()  # before the batches that are being made: they need the link
         feed.close()
@@ -251,7 +260,7 @@ class Loader:
 
     # What it took.
 
-    def report(self) -> Report:
+    def report(self) -> EpochReport:
         """Return what the `for` that runs, or the last one, took, and what limits it: print it, or show it in a notebook.
 
         The batch in use does not count yet. Requests and bytes are those of this process, whoever made it read meanwhile.
@@ -261,7 +270,7 @@ class Loader:
             raise RuntimeError("there is nothing to report on yet: read some batches in a `for` first")
         epoch, meter = self._measured
         return report_of(
-            Measured(
+            EpochMeasurement(
                 epoch=epoch,
                 n=len(self._source),
                 n_threads=self._n_threads,
@@ -277,10 +286,12 @@ class Loader:
 
     # What will be read.
 
-    def _declare(self, epochs: Epochs, division: Division, ranks: range, place: Place) -> None:
+    def _declare(
+        self, epochs: EpochOrders, division: RankDivision, ranks: range, place: EpochPosition
+    ) -> None:
         if self._declared is None or not self._declared.goes_on(epochs, division, ranks, place):
             self._end_plan()
-            self._declared = Declared(self._source, epochs, division, ranks, place)
+            self._declared = DatasetPrefetch(self._source, epochs, division, ranks, place)
 
     def _end_plan(self) -> None:
         declared, self._declared = self._declared, None
@@ -289,11 +300,13 @@ class Loader:
 
     # What all of it follows from.
 
-    def _epochs(self) -> Epochs:
-        return Epochs(len(self._source), self._seed, self._shuffle, self._window, self._source.group_size)
+    def _epochs(self) -> EpochOrders:
+        return EpochOrders(
+            len(self._source), self._seed, self._shuffle, self._window, self._source.group_size
+        )
 
-    def _division(self, world_size: int) -> Division:
-        return Division(len(self._source), self._batch_size, world_size, self._drop_last, self._pad)
+    def _division(self, world_size: int) -> RankDivision:
+        return RankDivision(len(self._source), self._batch_size, world_size, self._drop_last, self._pad)
 
     def _ranks(self) -> tuple[int, int]:
         if self._given_ranks is not None:
@@ -322,16 +335,16 @@ class Loader:
 # In the threads.
 
 
-def _made(source: Source, collate: Collate | None, mover: Mover, indexes: Order) -> Made:
+def _made(source: SampleReader, collate: Collate | None, mover: BatchMover, indexes: Order) -> PreparedBatch:
     """Make one batch: with the event of its arrival at the device."""
     began, read_before = time.perf_counter(), reading_s()
     batch = source.batch(indexes.tolist(), collate)
     size = size_of(batch)
     sent = mover.sent(batch)
-    return Made(sent, len(indexes), size, time.perf_counter() - began, reading_s() - read_before)
+    return PreparedBatch(sent, len(indexes), size, time.perf_counter() - began, reading_s() - read_before)
 
 
-def _enter(mover: Mover, n_torch_threads: int) -> None:
+def _enter(mover: BatchMover, n_torch_threads: int) -> None:
     """Begin in a thread that makes batches: torch computes in it alone, as in the workers of its DataLoader.
 
     Else each had as many threads of OpenMP as there are cores, beside those of the training.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["KEPT", "Timing", "Timings", "reading", "reading_s"]
+__all__ = ["KEPT", "BatchTiming", "EpochTimings", "reading", "reading_s"]
 
 
 class _Sum(threading.local):
@@ -38,7 +38,7 @@ def reading_s() -> float:
 KEPT = 1000  # batches that are remembered one by one
 
 
-class Timing(NamedTuple):
+class BatchTiming(NamedTuple):
     """One batch. In seconds: how long the loop waited for it, a thread made it, and the loop went on with it."""
 
     wait_s: float
@@ -50,7 +50,7 @@ class Timing(NamedTuple):
 
 
 @dataclass
-class Timings:
+class EpochTimings:
     """Sums over the batches since a `for` began, the last ones one by one, and the wait for the first, which is no other's.
 
     With echo the times of a batch are those of all its turns. The batch in use counts when the next is asked for.
@@ -64,9 +64,9 @@ class Timings:
     compute_s: float = 0.0
     size: int = 0  # bytes
     first_wait_s: float = 0.0  # counts among the others as well
-    recent: deque[Timing] = field(default_factory=lambda: deque(maxlen=KEPT))
+    recent: deque[BatchTiming] = field(default_factory=lambda: deque(maxlen=KEPT))
 
-    def add(self, timing: Timing) -> None:
+    def add(self, timing: BatchTiming) -> None:
         if not self.n_batches:
             self.first_wait_s = timing.wait_s
         self.n_batches += 1

@@ -12,16 +12,16 @@ from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from cachedfs.datasets.loading.sampler import Division, Epochs, Place
-from cachedfs.datasets.samples import Item, Source
+from cachedfs.datasets.loading.sampler import EpochOrders, EpochPosition, RankDivision
+from cachedfs.datasets.samples import Item, SampleReader
 
-__all__ = ["Declared", "LOOK", "Reads", "items_of", "ranks_here"]
+__all__ = ["DatasetPrefetch", "LOOK", "ArrayReads", "items_of", "ranks_here"]
 
 
 LOOK = 256  # samples that are looked at together: the shard indexes of so many come before the chunks of those before them
 
 
-class Reads(Protocol):
+class ArrayReads(Protocol):
     """How samples read one array, or arrays of one length."""
 
     def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
@@ -34,7 +34,7 @@ class Reads(Protocol):
         """Yield the chunks that a row is in; in shards their ranges, for which an index may be read here."""
 
 
-def items_of(arrays: Sequence[Reads], samples: Iterable[int]) -> Iterator[Item]:
+def items_of(arrays: Sequence[ArrayReads], samples: Iterable[int]) -> Iterator[Item]:
     """Yield what samples read, sample by sample, and of a sample array by array; no more of them are taken than is told of."""
     told: set[str] = set()
     coming = iter(samples)
@@ -48,7 +48,7 @@ def items_of(arrays: Sequence[Reads], samples: Iterable[int]) -> Iterator[Item]:
     yield from _chunks(arrays, now)
 
 
-def _chunks(arrays: Sequence[Reads], touched: Sequence[Sequence[Iterable[int]]]) -> Iterator[Item]:
+def _chunks(arrays: Sequence[ArrayReads], touched: Sequence[Sequence[Iterable[int]]]) -> Iterator[Item]:
     for sample in zip(*touched, strict=True):
         for array, rows in zip(arrays, sample, strict=True):
             for row in rows:
@@ -80,18 +80,23 @@ def ranks_here(rank: int, world_size: int, environment: Mapping[str, str]) -> ra
     return range(rank, min(rank + n_local, world_size)) if local_rank == 0 else range(rank, rank)
 
 
-class Declared:
+class DatasetPrefetch:
     """One plan of the machine, from a place on: for as long as this is held, until `close`.
 
     Of what happens to it nothing reaches a training: what really cannot be read, its read says.
     """
 
     def __init__(
-        self, source: Source, epochs: Epochs, division: Division, ranks: range, place: Place
+        self,
+        source: SampleReader,
+        epochs: EpochOrders,
+        division: RankDivision,
+        ranks: range,
+        place: EpochPosition,
     ) -> None:
         self._source, self._made_for = source, (epochs, division, ranks)
         self._look_at = time.monotonic() + RENEW_S
-        self._next = Place(place.epoch + 1)
+        self._next = EpochPosition(place.epoch + 1)
         self._pid = os.getpid()
         # Of this kind, as the garbage collector may come by anywhere and put into it.
         self._grants: Grants = SimpleQueue()
@@ -107,7 +112,9 @@ class Declared:
         except Exception:  # whatever it is: reads fetch what was not fetched ahead
             logger.debug("cannot prefetch %r", source, exc_info=True)
 
-    def goes_on(self, epochs: Epochs, division: Division, ranks: range, place: Place) -> bool:
+    def goes_on(
+        self, epochs: EpochOrders, division: RankDivision, ranks: range, place: EpochPosition
+    ) -> bool:
         """Return whether it is the plan of what is read from there on; if so, the epoch after that may be fetched, too."""
         is_next = (epochs, division, ranks) == self._made_for and place == self._next
         if not is_next or self._pid != os.getpid() or self._has_failed():
@@ -116,7 +123,7 @@ class Declared:
         self._grants.put(True)
         return True
 
-    def renewed(self, place: Place) -> Declared:
+    def renewed(self, place: EpochPosition) -> DatasetPrefetch:
         """Return what goes on from there: this, or a new one where the plan has failed, as when the origin was away."""
         if time.monotonic() < self._look_at:
             return self
@@ -124,7 +131,7 @@ class Declared:
         if not self._has_failed():
             return self
         self.close()
-        return Declared(self._source, *self._made_for, place)
+        return DatasetPrefetch(self._source, *self._made_for, place)
 
     def _has_failed(self) -> bool:
         return getattr(getattr(self._plan, "progress", None), "state", None) == "failed"
@@ -145,7 +152,12 @@ class Declared:
 
 
 def _items(
-    source: Source, epochs: Epochs, division: Division, ranks: range, place: Place, grants: Grants
+    source: SampleReader,
+    epochs: EpochOrders,
+    division: RankDivision,
+    ranks: range,
+    place: EpochPosition,
+    grants: Grants,
 ) -> Iterator[Item]:
     """Yield what these ranks read, epoch after epoch, each when it is granted. In the thread of the plan."""
     while grants.get():
@@ -153,4 +165,4 @@ def _items(
         shares = division.batches(order, ranks, place.position)
         yield from source.items(index for share in shares for index in share.tolist())
         del order, shares  # not to be held while it waits
-        place = Place(place.epoch + 1)
+        place = EpochPosition(place.epoch + 1)

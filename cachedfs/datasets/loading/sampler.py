@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Division", "Epochs", "Place", "Shuffle", "epoch_order", "place_in", "state_at"]
+__all__ = ["RankDivision", "EpochOrders", "EpochPosition", "Shuffle", "epoch_order", "place_in", "state_at"]
 
 
 Shuffle = Literal["full", "window"]
@@ -61,7 +61,7 @@ VERSION = 1  # of what `state_at` returns
 
 
 @dataclass(frozen=True)
-class Epochs:
+class EpochOrders:
     """What the orders of all epochs of a dataset follow from."""
 
     n: int
@@ -83,7 +83,7 @@ class Epochs:
 
 
 @dataclass(frozen=True)
-class Place:
+class EpochPosition:
     """How much of an epoch all ranks together were given: `position` samples of its order."""
 
     epoch: int
@@ -91,7 +91,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Division:
+class RankDivision:
     """How an epoch of `n` samples is divided: in every step each rank gets the next `batch_size` of its order, rank after rank.
 
     What is left in the end, less than one step, is not given with `drop_last`. Else it is shared equally. With `pad` every
@@ -149,19 +149,19 @@ class Division:
         return range(first, first + each + (rank < n_more))
 
 
-def state_at(place: Place, epochs: Epochs) -> dict[str, Any]:
+def state_at(place: EpochPosition, epochs: EpochOrders) -> dict[str, Any]:
     """Return what has to be kept to go on from there: numbers and words, as many for any dataset."""
     return {"version": VERSION, **asdict(place), **asdict(epochs)}
 
 
-def place_in(state: Mapping[str, Any], epochs: Epochs) -> Place:
+def place_in(state: Mapping[str, Any], epochs: EpochOrders) -> EpochPosition:
     """Return where a kept state goes on. Raises ValueError when that would be in another order, saying what differs."""
     version = state.get("version")
     if version != VERSION:
         raise ValueError(
             f"cannot go on from a state of version {version!r}: this one reads version {VERSION}"
         )
-    names = [field.name for field in fields(Epochs)]
+    names = [field.name for field in fields(EpochOrders)]
     if missing := [name for name in ("epoch", "position", *names) if name not in state]:
         raise ValueError(f"this is no state of a Loader: it has no {', '.join(missing)}")
     if epochs.shuffle != "window":
@@ -174,7 +174,7 @@ def place_in(state: Mapping[str, Any], epochs: Epochs) -> Place:
         if there[name] != here[name]
     ]:
         raise ValueError(f"the samples would come in another order: the state has {'; '.join(differ)}")
-    place = Place(int(state["epoch"]), int(state["position"]))
+    place = EpochPosition(int(state["epoch"]), int(state["position"]))
     if place.epoch < 0 or not 0 <= place.position <= epochs.n:
         raise ValueError(f"no such place: epoch {place.epoch}, {place.position:,} of {epochs.n:,} samples")
     return place

@@ -26,7 +26,7 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.origin_errors import error_of, object_of, trouble_of
-from cachedfs.origins.retry import Failed, Trouble
+from cachedfs.origins.retry import RetryableError, RetryReason
 
 __all__ = [
     "ANY_DRIVE",
@@ -343,7 +343,7 @@ def resource_of(status: int, body: bytes, kind: str | None) -> dict[str, Any]:
     """
     if kind is None:
         if status != 204:
-            raise Failed(Trouble(f"the answer is not Drive's: {status} in place of 204"))
+            raise RetryableError(RetryReason(f"the answer is not Drive's: {status} in place of 204"))
         return {}
     found = object_of(body)
     needed, rows = _ALWAYS.get(kind), found.get("items", [])
@@ -351,7 +351,7 @@ def resource_of(status: int, body: bytes, kind: str | None) -> dict[str, Any]:
     if kind in _OF_IDS:
         has_all = isinstance(rows, list) and all(isinstance(row, dict) and "id" in row for row in rows)
     if found.get("kind") != kind or not has_all:
-        raise Failed(Trouble(f"the answer is not Drive's: no complete {kind}"))
+        raise RetryableError(RetryReason(f"the answer is not Drive's: no complete {kind}"))
     return found
 
 
@@ -362,7 +362,7 @@ class DriveOutOfSight(AccessDenied):
 
 def failure(
     status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
-) -> Trouble | Exception:
+) -> RetryReason | Exception:
     """Return what an answer that is no success means: trouble that may pass, or the error to raise.
 
     Only an error with a reason is Drive's: a 404 without one says nothing of the file. A 401 is believed of everybody, as
@@ -373,7 +373,7 @@ def failure(
     if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
         return trouble
     if status != 401 and not reasons:
-        return Trouble(f"the answer is not Drive's ({said})", remedy=_NOT_DRIVE)
+        return RetryReason(f"the answer is not Drive's ({said})", remedy=_NOT_DRIVE)
     if status == 404 and _OUT_OF_SIGHT in reasons:
         return DriveOutOfSight(
             f"{url}: this account is no member of the shared drive ({doing}: {said}). Ask for that, or have a folder of it "

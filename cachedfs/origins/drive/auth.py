@@ -20,12 +20,12 @@ from pydrive2.auth import GoogleAuth
 
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive.credentials import find, from_object, name_of, source_of
-from cachedfs.origins.drive.held import SCOPE, Held
+from cachedfs.origins.drive.held import SCOPE, SharedCredentials
 from cachedfs.origins.drive.options import SIGN_IN
 from cachedfs.origins.drive.transport import abort, close, keep_308
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 
-__all__ = ["OPTIONS", "SCOPE", "DriveAuth", "Held", "describe", "sign_in"]
+__all__ = ["OPTIONS", "SCOPE", "DriveAuth", "SharedCredentials", "describe", "sign_in"]
 
 log = logging.getLogger("cachedfs.origins")
 
@@ -40,7 +40,7 @@ _CLIENT = (
 )
 OPTIONS = frozenset(SIGN_IN)
 
-_POLICY = Policy()
+_POLICY = RetryPolicy()
 
 
 # The door: options in, a GoogleAuth out.
@@ -58,13 +58,13 @@ def sign_in(options: Mapping[str, Any], *, connect_s: float, stall_s: float) -> 
     if "google_auth" in given:
         return _guarded(given["google_auth"], connect_s, stall_s)
     found = find(given)
-    return _google_auth(Held(found, connect_s=connect_s, stall_s=stall_s), stall_s)
+    return _google_auth(SharedCredentials(found, connect_s=connect_s, stall_s=stall_s), stall_s)
 
 
 def describe(gauth: GoogleAuth) -> str:
     """Return one line that says who signs in, without secrets."""
     credentials = gauth.credentials
-    return credentials.name if isinstance(credentials, Held) else name_of(credentials)
+    return credentials.name if isinstance(credentials, SharedCredentials) else name_of(credentials)
 
 
 def _is_absent(value: Any) -> bool:
@@ -104,7 +104,7 @@ def _check(given: Mapping[str, Any]) -> None:
         )
 
 
-def _google_auth(held: Held, stall_s: float) -> GoogleAuth:
+def _google_auth(held: SharedCredentials, stall_s: float) -> GoogleAuth:
     # Settings of our own, or PyDrive2 looks for a settings.yaml in the working directory.
     gauth = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS), http_timeout=stall_s)
     gauth.credentials = held
@@ -124,14 +124,14 @@ def _guarded(gauth: Any, connect_s: float, stall_s: float) -> GoogleAuth:
         raise AccessDenied(
             "drive option google_auth=: it has no credentials; call its LocalWebserverAuth() or ServiceAuth() first"
         )
-    if isinstance(credentials, Held) or source_of(credentials) is None:
+    if isinstance(credentials, SharedCredentials) or source_of(credentials) is None:
         return gauth  # held already; or of a kind only its maker knows: used as it is, by its own `authorize`
     mine = copy.copy(gauth)
     mine.attr, mine.dirty = dict(gauth.attr), dict(gauth.dirty)  # where PyDrive2 keeps its attributes
     mine.thread_local, mine.http, mine.service = threading.local(), None, None
     mine.http_timeout = gauth.http_timeout or stall_s
     found = from_object(credentials)._replace(remedy="authenticate google_auth= again")
-    mine.credentials = Held(found, connect_s=connect_s, stall_s=stall_s)
+    mine.credentials = SharedCredentials(found, connect_s=connect_s, stall_s=stall_s)
     return mine
 
 
@@ -142,10 +142,12 @@ class DriveAuth:
     """Who asks Google Drive: headers for asyncio, http objects for threads, one token for both."""
 
     def __init__(self, gauth: GoogleAuth) -> None:
-        if not isinstance(gauth.credentials, Held):
+        if not isinstance(gauth.credentials, SharedCredentials):
             gauth = _guarded(gauth, _POLICY.connect_s, _POLICY.stall_s)
         self._gauth, self._stall_s = gauth, _POLICY.stall_s
-        self._held: Held | None = gauth.credentials if isinstance(gauth.credentials, Held) else None
+        self._held: SharedCredentials | None = (
+            gauth.credentials if isinstance(gauth.credentials, SharedCredentials) else None
+        )
         self._renewing = asyncio.Lock()
         self._here = threading.local()
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # of all threads, to close them

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from yarl import URL
 
-from cachedfs.common.executor import Workers
+from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
 from cachedfs.origins.base import describe, range_header
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.hedging import Hedge
-from cachedfs.origins.inner_filesystem import Once
-from cachedfs.origins.rate_limit import Pacer
-from cachedfs.origins.request_log import telling
-from cachedfs.origins.request_slots import Slots
-from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
+from cachedfs.origins.hedging import HedgedRequests
+from cachedfs.origins.inner_filesystem import AsyncOnce
+from cachedfs.origins.rate_limit import RateLimiter
+from cachedfs.origins.request_log import logged_request
+from cachedfs.origins.request_slots import RequestSlots
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from cachedfs.common.types import ObjectInfo
     from cachedfs.origins.drive.auth import DriveAuth
     from cachedfs.origins.drive.transport import Answer
-    from cachedfs.origins.http import Ask, Client
+    from cachedfs.origins.http import HTTPClient, HTTPRequest
 
-    Tried = Callable[[Callable[[], Awaitable[dict[str, Any]]], Ask], Awaitable[dict[str, Any]]]
+    Tried = Callable[[Callable[[], Awaitable[dict[str, Any]]], HTTPRequest], Awaitable[dict[str, Any]]]
 
-__all__ = ["Account", "Connection", "Creates", "GOOD", "PageRejected", "judge", "key_of"]
+__all__ = ["DriveAccount", "DriveConnection", "CreationLimit", "GOOD", "PageRejected", "judge", "key_of"]
 
 
 logger = logging.getLogger("cachedfs.origins")
@@ -49,7 +49,7 @@ _MANY = 16  # wait: a minute's quarter at the pace that Drive has
 _SAY_EVERY_S = 10.0
 
 
-class Creates:
+class CreationLimit:
     """The turns of what makes new items: files, folders, copies. On one loop."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
@@ -97,7 +97,7 @@ class Creates:
 _MOST_THREADS = 16  # of metadata requests that are waited for: Drive gives one user some 50 listings a second
 
 
-class Account:
+class DriveAccount:
     """Whose Drive it is, and how it is asked. Cheap to make; signs in at the first `connection`."""
 
     def __init__(
@@ -107,39 +107,39 @@ class Account:
         loop: asyncio.AbstractEventLoop,
         on_request: Callable[[], None],
         concurrency: int = 16,
-        policy: Policy | None = None,
+        policy: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
-        pacer: Pacer | None = None,
+        pacer: RateLimiter | None = None,
     ) -> None:
         """Send at the pace of `pacer`; without one, at a pace of its own."""
         self.options = DriveOptions.of(options)
         self.on_request = on_request
         self.loop = loop
-        self.pacer = pacer or Pacer("")
-        self.concurrency, self._policy = concurrency, policy or Policy()
-        self._new_tries = partial(Tries, self._policy, clock=clock, rng=rng or random.Random())
-        self.creates = Creates(clock=clock)
-        self._slots = Slots(concurrency)  # of media
-        self.turns = Slots(min(concurrency, _MOST_THREADS))  # of the rest
-        self._connection = Once(self._connect)
+        self.pacer = pacer or RateLimiter("")
+        self.concurrency, self._policy = concurrency, policy or RetryPolicy()
+        self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
+        self.creates = CreationLimit(clock=clock)
+        self._slots = RequestSlots(concurrency)  # of media
+        self.turns = RequestSlots(min(concurrency, _MOST_THREADS))  # of the rest
+        self._connection = AsyncOnce(self._connect)
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> DriveConnection:
         """Return what sends requests; raises AccessDenied or ValueError where there is no way to sign in."""
         return await self._connection.get()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> DriveConnection:
         with importing():
             import aiohttp
 
-            from cachedfs.origins.http import Client, timeout_of
+            from cachedfs.origins.http import HTTPClient, timeout_of
 
         policy = self._policy
         auth, proxy, tls = await asyncio.to_thread(_signed_in, self.options, policy)
         # Our slots are the limit.
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=tls), proxy=proxy)
         client_of = partial(
-            Client,
+            HTTPClient,
             session,
             auth,
             judge,
@@ -151,12 +151,12 @@ class Account:
         client = client_of(timeout=timeout_of(policy), hedge=self.new_hedge())
         # A second request would be a second conversion, and its wait says nothing of the service.
         exports = client_of(timeout=timeout_of(dataclasses.replace(policy, stall_s=policy.export_s)))
-        threads = Workers(self.turns.most, "cachedfs-drive")
-        return Connection(self.options, auth, session, client, exports, threads, self)
+        threads = DaemonThreadPool(self.turns.most, "cachedfs-drive")
+        return DriveConnection(self.options, auth, session, client, exports, threads, self)
 
-    def new_hedge(self) -> Hedge:
+    def new_hedge(self) -> HedgedRequests:
         """Return what sends requests of one kind a second time when they are late."""
-        return Hedge(self._policy)
+        return HedgedRequests(self._policy)
 
     def count(self) -> None:
         """A request is being sent."""
@@ -173,7 +173,7 @@ class Account:
             connection.drop()
 
 
-def _signed_in(options: DriveOptions, policy: Policy) -> tuple[DriveAuth, str | None, SSLContext | bool]:
+def _signed_in(options: DriveOptions, policy: RetryPolicy) -> tuple[DriveAuth, str | None, SSLContext | bool]:
     """Return who asks, by which proxy, and who is trusted; blocks on files, on imports, and maybe on a metadata server."""
     try:
         with importing():
@@ -195,7 +195,7 @@ _MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
 GOOD = frozenset({200, 201, 204, 308})
 
 
-class Connection:
+class DriveConnection:
     """The requests that Drive knows, sent as one account."""
 
     def __init__(
@@ -203,10 +203,10 @@ class Connection:
         options: DriveOptions,
         auth: DriveAuth,
         session: Any,
-        client: Client,
-        exports: Client,
-        threads: Workers,
-        account: Account,
+        client: HTTPClient,
+        exports: HTTPClient,
+        threads: DaemonThreadPool,
+        account: DriveAccount,
     ) -> None:
         self.options, self.auth, self.creates = options, auth, account.creates
         self.client, self.exports = client, exports  # what streams media, and what waits for exports
@@ -236,16 +236,16 @@ class Connection:
         self.auth.close()
 
     # Media
-    def media(self, info: ObjectInfo, path: str, want: Range, revision: str | None) -> Ask:
+    def media(self, info: ObjectInfo, path: str, want: Range, revision: str | None) -> HTTPRequest:
         """Return the request for bytes of one item: always bounded, as an open end is charged as the whole file."""
-        from cachedfs.origins.http import Ask
+        from cachedfs.origins.http import HTTPRequest
 
         params = {"alt": "media", **api.ANY_DRIVE}
         params |= {"revisionId": revision} if revision else {}
         params |= {"acknowledgeAbuse": "true"} if self.options.acknowledge_abuse else {}
         headers = {"Accept-Encoding": "identity", "Range": range_header(want) or "", **key_of(info)}
         assert info.id is not None  # what has bytes has an id
-        return Ask(
+        return HTTPRequest(
             url=api.file_url(self.base, info.id),
             params=params,
             subject=api.url_of(path),
@@ -255,12 +255,12 @@ class Connection:
             is_pinned=True,
         )
 
-    def export(self, info: ObjectInfo, path: str, mime: str) -> Ask:
+    def export(self, info: ObjectInfo, path: str, mime: str) -> HTTPRequest:
         """Return the request for a document as a file of the type `mime`."""
-        from cachedfs.origins.http import Ask
+        from cachedfs.origins.http import HTTPRequest
 
         assert info.id is not None
-        return Ask(
+        return HTTPRequest(
             url=f"{api.file_url(self.base, info.id)}/export",
             params={"mimeType": mime},  # which knows no supportsAllDrives
             subject=api.url_of(path),
@@ -430,16 +430,16 @@ class Connection:
             answer = await self.send(ask, method, data)
             found = api.resource_of(answer.status, answer.body, kind)
             if found.get("incompleteSearch"):
-                raise Failed(Trouble("Drive searched only a part"))
+                raise RetryableError(RetryReason("Drive searched only a part"))
             return found
 
         return await (tried or self.retried)(attempt, ask)
 
-    async def retried(self, attempt: Callable[[], Awaitable[T]], ask: Ask) -> T:
+    async def retried(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest) -> T:
         """Return what `attempt` returns, tried again while there is hope."""
         return await self.client.retried(attempt, ask, self.client.new_tries())
 
-    async def created(self, attempt: Callable[[], Awaitable[T]], ask: Ask) -> T:
+    async def created(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest) -> T:
         """Return what `attempt`, which makes a new item, returns: in its turn, and with patience while others are made.
 
         The item has an id that was given out beforehand, so that to make it again is refused.
@@ -449,7 +449,7 @@ class Connection:
             try:
                 async with self.creates.turn():
                     result = await attempt()
-            except Failed as failed:
+            except RetryableError as failed:
                 was_progress = self.creates.n_made > n_made  # since the last try, by others
                 if failed.trouble.is_rate and was_progress:
                     tries, n_made = self.client.new_tries(), self.creates.n_made
@@ -458,25 +458,25 @@ class Connection:
                 self.creates.made()
                 return result
 
-    async def created_once(self, attempt: Callable[[], Awaitable[T]], ask: Ask) -> T:
+    async def created_once(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest) -> T:
         """Return what `attempt` returns, which makes one more item each time: tried again only where it made none."""
 
         async def careful() -> T:
             try:
                 return await attempt()
-            except Failed as failed:
-                raise Failed(_unless_made(failed.trouble)) from (failed.__cause__ or failed)
+            except RetryableError as failed:
+                raise RetryableError(_unless_made(failed.trouble)) from (failed.__cause__ or failed)
 
         return await self.created(careful, ask)
 
-    def ask(self, url: str, path: str, doing: str, params: Mapping[str, str], **more: Any) -> Ask:
+    def ask(self, url: str, path: str, doing: str, params: Mapping[str, str], **more: Any) -> HTTPRequest:
         """Return a request about `path`, before it is sent."""
-        from cachedfs.origins.http import Ask
+        from cachedfs.origins.http import HTTPRequest
 
-        return Ask(url=url, params=params, subject=api.url_of(path), doing=doing, **more)
+        return HTTPRequest(url=url, params=params, subject=api.url_of(path), doing=doing, **more)
 
     async def send(
-        self, ask: Ask, method: str, data: bytes | None = None, *, good: frozenset[int] = GOOD
+        self, ask: HTTPRequest, method: str, data: bytes | None = None, *, good: frozenset[int] = GOOD
     ) -> Answer:
         """Send `ask` once, in a thread, or a second time where that is late; raises Failed, or what is final.
 
@@ -496,17 +496,17 @@ class Connection:
         verdict = None
         if answer.status not in good:
             verdict = judge(ask, answer.status, answer.headers, answer.body)
-        pacer.answered(kind, sent_at, refused=isinstance(verdict, Trouble) and verdict.is_rate)
+        pacer.answered(kind, sent_at, refused=isinstance(verdict, RetryReason) and verdict.is_rate)
         if verdict is None:
             return answer
-        raise Failed(verdict) if isinstance(verdict, Trouble) else verdict
+        raise RetryableError(verdict) if isinstance(verdict, RetryReason) else verdict
 
     async def _in_thread(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Answer:
         loop, on_air = asyncio.get_running_loop(), list[Any]()
         try:
             async with self._account.turns.mine:
                 self._account.count()
-                with telling(method, url, headers.get("Range", "")) as told:
+                with logged_request(method, url, headers.get("Range", "")) as told:
                     answer = await loop.run_in_executor(
                         self._threads, self._send_here, on_air, method, url, data, headers
                     )
@@ -536,7 +536,7 @@ class Connection:
             abort(http)
 
 
-def _unless_made(trouble: Trouble) -> Trouble:
+def _unless_made(trouble: RetryReason) -> RetryReason:
     """Return the trouble of what must not be made twice: final where only the answer may have been lost."""
     if trouble.is_rate or trouble.is_unreachable:
         return trouble
@@ -554,6 +554,6 @@ def key_of(info: ObjectInfo) -> dict[str, str]:
     return api.key_headers([(info.id, key)] if info.id and key else [])
 
 
-def judge(ask: Ask, status: int, headers: Mapping[str, str], body: bytes) -> Trouble | Exception:
+def judge(ask: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> RetryReason | Exception:
     now = datetime.now(UTC)
     return api.failure(status, headers, body, url=ask.subject, doing=ask.doing, pinned=ask.is_pinned, now=now)

@@ -21,11 +21,11 @@ from cachedfs.common.optional_imports import preload
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive.held import (
     SCOPE,
-    Found,
-    GoogleSource,
-    OAuth2ClientSource,
+    CredentialSource,
+    FoundToken,
+    GoogleCredentials,
+    OAuth2ClientCredentials,
     SavedFile,
-    Source,
 )
 from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, token_file
 from cachedfs.origins.origin_errors import without_secrets
@@ -47,7 +47,7 @@ _TOKEN_FORMS = (
 _OF_A_USER = frozenset({"refresh_token", "client_id", "client_secret"})
 
 
-def find(given: Mapping[str, Any]) -> Found:
+def find(given: Mapping[str, Any]) -> FoundToken:
     if "credentials" in given:
         return from_object(given["credentials"])
     if "token" in given:
@@ -59,7 +59,7 @@ def find(given: Mapping[str, Any]) -> Found:
     return _from_default()
 
 
-def _from_token(token: Any) -> Found:
+def _from_token(token: Any) -> FoundToken:
     if isinstance(token, Mapping):
         return _from_info(dict(token), "token", {})
     if (name := token_file(token)) is not None:
@@ -74,21 +74,21 @@ def _from_token(token: Any) -> Found:
     if text == DEFAULT:
         return _from_default()
     if text == ANONYMOUS:
-        return Found(None, "anonymous", "these files are not public: sign in")
+        return FoundToken(None, "anonymous", "these files are not public: sign in")
     return _from_access_token(text)
 
 
-def _from_access_token(token: str) -> Found:
+def _from_access_token(token: str) -> FoundToken:
     if not token.isprintable() or " " in token:
         raise ValueError(f"drive option token=: this is no access token; {_TOKEN_FORMS}")
-    return Found(
-        GoogleSource(google_users.Credentials(token)),  # type: ignore[no-untyped-call]
+    return FoundToken(
+        GoogleCredentials(google_users.Credentials(token)),  # type: ignore[no-untyped-call]
         "access token",
         "it has expired or was revoked: pass a new one",
     )
 
 
-def _from_default() -> Found:
+def _from_default() -> FoundToken:
     """Return what google-auth finds: Colab's sign-in, gcloud's, a key file in the environment, the machine's."""
     try:
         preload(["google.auth.compute_engine", "google.auth.transport.requests", "google.oauth2.credentials"])
@@ -100,10 +100,10 @@ def _from_default() -> Found:
             f"credentials and at the metadata server of this machine ({said}): {_WAYS}"
         ) from None
     name = f"application default credentials ({name_of(credentials)})"
-    return Found(GoogleSource(credentials), name, f"sign in again: {_WAYS}")
+    return FoundToken(GoogleCredentials(credentials), name, f"sign in again: {_WAYS}")
 
 
-def from_object(credentials: Any) -> Found:
+def from_object(credentials: Any) -> FoundToken:
     source = source_of(credentials)
     if source is None:
         raise ValueError(
@@ -111,10 +111,10 @@ def from_object(credentials: Any) -> Found:
         )
     if _is_anonymous(credentials):
         return _from_token(ANONYMOUS)
-    return Found(source, name_of(credentials), "make new credentials")
+    return FoundToken(source, name_of(credentials), "make new credentials")
 
 
-def _from_client(given: Mapping[str, Any]) -> Found:
+def _from_client(given: Mapping[str, Any]) -> FoundToken:
     """Return what a JSON file holds: the one named, or the one where PyDrive2 and DVC save an OAuth sign-in."""
     path = os.fspath(
         given.get("client_json_file_path") or _saved_by_pydrive2(given["client_id"], given.get("profile"))
@@ -170,7 +170,7 @@ def _parsed(text: Any, what: str) -> dict[str, Any]:
     raise ValueError(f"drive option {what}: this is not JSON of credentials")
 
 
-def _from_info(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> Found:
+def _from_info(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> FoundToken:
     """Return the credentials that a JSON dictionary describes; `where` is what an error names."""
     kind = info.get("type")
     try:
@@ -199,7 +199,7 @@ def _from_info(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> Fo
     )
 
 
-def _from_key(info: dict[str, Any], user: str | None) -> Found:
+def _from_key(info: dict[str, Any], user: str | None) -> FoundToken:
     try:
         credentials = google_services.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
             info, scopes=[SCOPE], subject=user
@@ -209,26 +209,28 @@ def _from_key(info: dict[str, Any], user: str | None) -> Found:
             "the key of the service account is damaged or incomplete: download it again"
         ) from None
     name = f"service account {info['client_email']}" + (f" for {user}" if user else "")
-    return Found(
-        GoogleSource(credentials),
+    return FoundToken(
+        GoogleCredentials(credentials),
         name,
         "the key was deleted or may not do this: make a new key for the service account",
     )
 
 
-def _from_authorized_user(info: dict[str, Any]) -> Found:
+def _from_authorized_user(info: dict[str, Any]) -> FoundToken:
     try:
         credentials = google_users.Credentials.from_authorized_user_info(info)  # type: ignore[no-untyped-call]
     except ValueError:
         raise ValueError(
             "the JSON of an authorized user needs client_id, client_secret and refresh_token"
         ) from None
-    return Found(
-        GoogleSource(credentials), f"authorized user of client {info['client_id']}", f"sign in again: {_WAYS}"
+    return FoundToken(
+        GoogleCredentials(credentials),
+        f"authorized user of client {info['client_id']}",
+        f"sign in again: {_WAYS}",
     )
 
 
-def _from_saved(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> Found:
+def _from_saved(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> FoundToken:
     """Return credentials saved by PyDrive2; renewed ones are saved where they came from."""
     credentials = OAuth2Credentials.from_json(json.dumps({"user_agent": None, "invalid": False, **info}))
     path = given.get("client_json_file_path")
@@ -238,18 +240,18 @@ def _from_saved(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> F
         f" ({where})" if path is not None else ""
     )
     remove = f"remove {path} and " if path is not None else ""
-    return Found(
-        OAuth2ClientSource(credentials), name, remove + _once({"client_id": info["client_id"], **given})
+    return FoundToken(
+        OAuth2ClientCredentials(credentials), name, remove + _once({"client_id": info["client_id"], **given})
     )
 
 
-def source_of(credentials: Any) -> Source | None:
+def source_of(credentials: Any) -> CredentialSource | None:
     """Return what renews these credentials; None for a kind that is not known."""
     if isinstance(credentials, google.auth.credentials.Credentials):
         scoped = google.auth.credentials.with_scopes_if_required(credentials, [SCOPE])  # type: ignore[no-untyped-call]
-        return GoogleSource(scoped)
+        return GoogleCredentials(scoped)
     if isinstance(credentials, OAuth2Credentials):
-        return OAuth2ClientSource(credentials)
+        return OAuth2ClientCredentials(credentials)
     return None
 
 

@@ -13,7 +13,7 @@ from fsspec.spec import AbstractBufferedFile
 from cachedfs.common.shared_file import SharedFile, at_own_seek
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import CachedFSError
-from cachedfs.origins.drive.upload import Content
+from cachedfs.origins.drive.upload import UploadContent
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure
 
 __all__ = ["DriveFile", "WrittenDriveFile", "not_kept"]
@@ -130,7 +130,7 @@ class WrittenDriveFile(io.RawIOBase):
                 self.fs.loop,
                 self.fs.writer.write,
                 self.path,
-                Content(self._spool),
+                UploadContent(self._spool),
                 exclusive=self.mode == "xb",
                 onto=self._onto,
             )

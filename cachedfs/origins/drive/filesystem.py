@@ -18,15 +18,15 @@ from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.common.walk import WalksCycles
+from cachedfs.common.walk import CycleSafeWalk
 from cachedfs.errors import CachedFSError, ObjectChanged
 from cachedfs.origins.drive.file_objects import DriveFile, WrittenDriveFile, not_kept
-from cachedfs.origins.drive.mutations import Writer
+from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.paths import place_of, plain_path, side_by_side
 from cachedfs.origins.drive.read import must_have_bytes
-from cachedfs.origins.drive.upload import Content
+from cachedfs.origins.drive.upload import UploadContent
 
 __all__ = ["DriveFileSystem"]
 
@@ -38,7 +38,7 @@ _END = 1 << 62  # an end that no file reaches
 _INHERITED: list[DriveOrigin] = []  # of a parent process: what is closed here would be closed there
 
 
-class DriveFileSystem(WalksCycles):
+class DriveFileSystem(CycleSafeWalk):
     """Google Drive: `drive://My Drive/a/b`, `drive://shared:DRIVE/a`, `drive://Shared with me/a`, `drive://id:ID/a`.
 
     Sign-in, by PyDrive2's names: `google_auth` (an authenticated GoogleAuth), `client_id`, `client_secret` and `profile`
@@ -65,7 +65,7 @@ class DriveFileSystem(WalksCycles):
         self._options = {name: value for name, value in options.items() if name not in _FSSPEC}
         DriveOptions.of(self._options)  # what is wrong is said here, and not at the first read
         self._origin: DriveOrigin | None = None
-        self._writer: Writer | None = None
+        self._writer: DriveWriter | None = None
 
     @classmethod
     def over(cls, origin: DriveOrigin) -> Self:
@@ -84,10 +84,10 @@ class DriveFileSystem(WalksCycles):
         return self._origin
 
     @property
-    def writer(self) -> Writer:
+    def writer(self) -> DriveWriter:
         """What changes the Drive."""
         if self._writer is None:
-            self._writer = Writer(self.origin.account, self.origin.tree, self.origin.alone)
+            self._writer = DriveWriter(self.origin.account, self.origin.tree, self.origin.alone)
         return self._writer
 
     # Names
@@ -246,7 +246,7 @@ class DriveFileSystem(WalksCycles):
 
     # Changing
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
-        content = Content(io.BytesIO(value))
+        content = UploadContent(io.BytesIO(value))
         await self.writer.write(self._strip_protocol(path), content, exclusive=mode == "create")
 
     async def _put_file(
@@ -257,7 +257,7 @@ class DriveFileSystem(WalksCycles):
             await self.writer.make_folder(path, exist_ok=True)
             return
         with await asyncio.to_thread(open, lpath, "rb") as file:
-            content = Content(file, callback.absolute_update)
+            content = UploadContent(file, callback.absolute_update)
             callback.set_size(content.size)
             await self.writer.write(path, content, exclusive=mode == "create")
 

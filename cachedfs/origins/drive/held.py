@@ -15,17 +15,25 @@ from oauth2client.client import AssertionCredentials, OAuth2Credentials
 
 from cachedfs.errors import AccessDenied, SignInRefused
 from cachedfs.origins.drive.transport import SignedHttp, troubled
-from cachedfs.origins.retry import Failed, Trouble
-from cachedfs.origins.tokens import Renewals, is_expired, left_s
+from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.tokens import TokenRenewals, is_expired, left_s
 
-__all__ = ["SCOPE", "Found", "GoogleSource", "Held", "OAuth2ClientSource", "SavedFile", "Source"]
+__all__ = [
+    "SCOPE",
+    "FoundToken",
+    "GoogleCredentials",
+    "SharedCredentials",
+    "OAuth2ClientCredentials",
+    "SavedFile",
+    "CredentialSource",
+]
 
 log = logging.getLogger("cachedfs.origins")
 
 SCOPE = "https://www.googleapis.com/auth/drive"
 
 
-class Source(Protocol):
+class CredentialSource(Protocol):
     """Credentials of one library; only `Held` calls them."""
 
     @property
@@ -50,13 +58,13 @@ class Source(Protocol):
         ...
 
 
-class Found(NamedTuple):
-    source: Source | None  # None: anonymous
+class FoundToken(NamedTuple):
+    source: CredentialSource | None  # None: anonymous
     name: str  # who it is, without secrets
     remedy: str  # what to do when its tokens are refused
 
 
-class GoogleSource:
+class GoogleCredentials:
     """Credentials of google-auth."""
 
     def __init__(self, credentials: Any) -> None:
@@ -88,7 +96,7 @@ class GoogleSource:
         return sorted(known) if known else None
 
 
-class OAuth2ClientSource:
+class OAuth2ClientCredentials:
     """Credentials of oauth2client, which PyDrive2 makes."""
 
     def __init__(self, credentials: Any) -> None:
@@ -174,7 +182,7 @@ class SavedFile:
             log.warning("renewed credentials cannot be saved in %s: %s", self._path, error.strerror)
 
 
-class Held:
+class SharedCredentials:
     """Credentials as PyDrive2 wants them, renewed by one thread for all."""
 
     # What PyDrive2 asks before it would renew them in its own way.
@@ -182,12 +190,12 @@ class Held:
     invalid = False
     refresh_token = None
 
-    def __init__(self, found: Found, *, connect_s: float, stall_s: float) -> None:
+    def __init__(self, found: FoundToken, *, connect_s: float, stall_s: float) -> None:
         self.name = found.name
         self.connect_s, self._stall_s = connect_s, stall_s
         self._source, self._remedy = found.source, found.remedy
         self._lock = threading.Lock()
-        self.renewals = Renewals()
+        self.renewals = TokenRenewals()
 
     def authorize(self, http: Any) -> SignedHttp:
         """Return an http object that sends these credentials; PyDrive2 calls this for each thread."""
@@ -236,18 +244,18 @@ class Held:
                     self._renew(self._source, http)
             return self.headers() != refused
 
-    def _renew_early(self, source: Source, http: Any) -> None:
+    def _renew_early(self, source: CredentialSource, http: Any) -> None:
         if not self._lock.acquire(blocking=False):
             return  # the others use the token meanwhile
         try:
             # Whatever is in the way, the token still works for some minutes.
-            with self.renewals.early(), suppress(Failed, AccessDenied):
+            with self.renewals.early(), suppress(RetryableError, AccessDenied):
                 if source.can_renew:
                     self._renew(source, http)
         finally:
             self._lock.release()
 
-    def _renew_late(self, source: Source, http: Any, failure: Trouble | None) -> None:
+    def _renew_late(self, source: CredentialSource, http: Any, failure: RetryReason | None) -> None:
         with self._lock:
             if not is_expired(source.lasts_s()):
                 return  # somebody was faster
@@ -256,6 +264,6 @@ class Held:
             with self.renewals.shared(failure):
                 self._renew(source, http)
 
-    def _renew(self, source: Source, http: Any) -> None:
+    def _renew(self, source: CredentialSource, http: Any) -> None:
         with troubled(self._remedy):
             source.renew(http)

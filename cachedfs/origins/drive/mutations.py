@@ -12,12 +12,12 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import Account, Connection, key_of
-from cachedfs.origins.drive.path_locks import Places, already_exists, folder_of, name_of, writable
-from cachedfs.origins.drive.paths import MY_DRIVE, Tree, place_of
-from cachedfs.origins.drive.upload import Content, OtherBytes, upload
+from cachedfs.origins.drive.client import DriveAccount, DriveConnection, key_of
+from cachedfs.origins.drive.path_locks import PathLocks, already_exists, folder_of, name_of, writable
+from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, place_of
+from cachedfs.origins.drive.upload import UploadContent, UploadMismatch, upload
 
-__all__ = ["Moves", "Writer"]
+__all__ = ["ServerSideMove", "DriveWriter"]
 
 
 logger = logging.getLogger("cachedfs.origins")
@@ -26,10 +26,10 @@ _NOTHING = "Nothing was copied or moved"
 _PERHAPS = "It may have been moved all the same, as no answer came: look at both paths before you try again"
 
 
-class Moves:
+class ServerSideMove:
     """What is at one path gets to another, while nobody else changes either."""
 
-    def __init__(self, account: Account, tree: Tree, places: Places) -> None:
+    def __init__(self, account: DriveAccount, tree: PathResolver, places: PathLocks) -> None:
         self._account, self._tree, self._places = account, tree, places
 
     async def copy(self, source: str, target: str) -> None:
@@ -177,16 +177,16 @@ def _must_have_a_name(path: str) -> None:
         )
 
 
-class Writer:
+class DriveWriter:
     """Changes by path; a path names one item afterwards, and changes of one path wait for each other."""
 
-    def __init__(self, account: Account, tree: Tree, elsewhere: Alone | None = None) -> None:
+    def __init__(self, account: DriveAccount, tree: PathResolver, elsewhere: Alone | None = None) -> None:
         self._account, self._tree = account, tree
-        self._places = Places(account, tree, elsewhere)
-        self._moves = Moves(account, tree, self._places)
+        self._places = PathLocks(account, tree, elsewhere)
+        self._moves = ServerSideMove(account, tree, self._places)
 
     async def write(
-        self, path: str, content: Content, *, exclusive: bool = False, onto: str | None = None
+        self, path: str, content: UploadContent, *, exclusive: bool = False, onto: str | None = None
     ) -> None:
         """Make `content` what the file at `path` holds: a new revision of the one that is there, else a new file.
 
@@ -196,7 +196,9 @@ class Writer:
         async with self._places.alone(path):
             await self._places.in_place(path, lambda: self._write(path, content, exclusive, onto))
 
-    async def _write(self, path: str, content: Content, exclusive: bool, onto: str | None) -> dict[str, Any]:
+    async def _write(
+        self, path: str, content: UploadContent, exclusive: bool, onto: str | None
+    ) -> dict[str, Any]:
         folder, items = await self._places.place(path)
         to = await self._account.connection()
         if items and exclusive:
@@ -213,18 +215,23 @@ class Writer:
         return self._places.made(path, await self._uploaded(to, path, content, resource, None))
 
     async def _uploaded(
-        self, to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
+        self,
+        to: DriveConnection,
+        path: str,
+        content: UploadContent,
+        resource: Mapping[str, Any],
+        into: str | None,
     ) -> dict[str, Any]:
         try:
             return await upload(to, path, content, resource, into=into)
-        except OtherBytes as error:
+        except UploadMismatch as error:
             left = await self._take_back(to, path, error, into, {"id": resource.get("id")})
             raise CachedFSError(
                 f"{api.url_of(path)}: Drive holds other bytes than were sent: {error}. {left}; write it again"
             ) from error
 
     async def _take_back(
-        self, to: Connection, path: str, error: OtherBytes, into: str | None, made: Mapping[str, Any]
+        self, to: DriveConnection, path: str, error: UploadMismatch, into: str | None, made: Mapping[str, Any]
     ) -> str:
         """Undo a write that went wrong, as far as Drive lets us; return what is left."""
         item = error.item
@@ -243,7 +250,7 @@ class Writer:
         return "They are its newest version now; Drive keeps the ones before under 'Manage versions'"
 
     async def _written_into(
-        self, to: Connection, path: str, items: Sequence[Mapping[str, Any]]
+        self, to: DriveConnection, path: str, items: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         """Return what holds the content for `path`: a shortcut's target, unless that is in the trash."""
         item = items[0] if len(items) == 1 else (await self._tree.chosen(items, path))[0]

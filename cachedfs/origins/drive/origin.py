@@ -14,13 +14,13 @@ from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
 from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import Account, Connection
-from cachedfs.origins.drive.paths import MY_DRIVE, Tree, has_feed, place_of, plain_path
-from cachedfs.origins.drive.read import MediaRead
-from cachedfs.origins.inner_filesystem import Once, invoke
+from cachedfs.origins.drive.client import DriveAccount, DriveConnection
+from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place_of, plain_path
+from cachedfs.origins.drive.read import DriveMediaRead
+from cachedfs.origins.inner_filesystem import AsyncOnce, invoke
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.rate_limit import Book, OwnBook, Pacer
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.rate_limit import BudgetRecord, ProcessRecord, RateLimiter
+from cachedfs.origins.retry import RetryPolicy
 
 __all__ = ["DriveOrigin"]
 
@@ -41,10 +41,10 @@ class DriveOrigin:
         on_request: Callable[[], None],
         concurrency: int = 16,
         alone: Alone | None = None,
-        policy: Policy | None = None,
+        policy: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
-        book: Callable[[str], Book] = OwnBook,
+        book: Callable[[str], BudgetRecord] = ProcessRecord,
         filesystem_over: Callable[[DriveOrigin], Any] | None = None,
     ) -> None:
         """Count requests in the records of `book`, by account: those of the machine, or, without it, of this origin.
@@ -57,7 +57,7 @@ class DriveOrigin:
         self.concurrency = concurrency
         self.options = dict(options)
         self._filesystem_over = filesystem_over
-        self.account = Account(
+        self.account = DriveAccount(
             options,
             loop=loop,
             on_request=lambda: self.on_request(),  # whoever it is by then
@@ -65,10 +65,10 @@ class DriveOrigin:
             policy=policy,
             clock=clock,
             rng=rng,
-            pacer=Pacer(identity, book),
+            pacer=RateLimiter(identity, book),
         )
-        self.tree = Tree(self.account, clock=clock)
-        self._inner = Once(self._make)
+        self.tree = PathResolver(self.account, clock=clock)
+        self._inner = AsyncOnce(self._make)
 
     async def _make(self) -> Any:
         assert self._filesystem_over is not None
@@ -93,9 +93,9 @@ class DriveOrigin:
         """Return in how many seconds to look again whether a request that nobody waits for is in nobody's way; 0: now."""
         return self.account.pacer.spare_s()
 
-    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> MediaRead:
+    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> DriveMediaRead:
         """Ask for bytes: one request where `pinned` is given, but for a second look where only that proves the version."""
-        return MediaRead(self.account, self.tree, plain_path(path), want, pinned)
+        return DriveMediaRead(self.account, self.tree, plain_path(path), want, pinned)
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -143,7 +143,7 @@ class DriveOrigin:
                 return None
         return Changes(f"{drive_id}/{after}", tuple(map(api.change_of, entries)))
 
-    async def _first_token(self, to: Connection, part: str) -> Changes | None:
+    async def _first_token(self, to: DriveConnection, part: str) -> Changes | None:
         if not has_feed(part):
             return None
         drive_id = "" if part == MY_DRIVE else str((await self.tree.folder(part)).id)

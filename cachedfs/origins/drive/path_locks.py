@@ -13,10 +13,10 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectNotFound
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import Account
-from cachedfs.origins.drive.paths import Tree, id_and_key, place_of
+from cachedfs.origins.drive.client import DriveAccount
+from cachedfs.origins.drive.paths import PathResolver, id_and_key, place_of
 
-__all__ = ["Places", "already_exists", "folder_of", "name_of", "writable"]
+__all__ = ["PathLocks", "already_exists", "folder_of", "name_of", "writable"]
 
 Item = TypeVar("Item", bound=Mapping[str, Any])
 
@@ -24,14 +24,14 @@ _MADE_LASTS_S = 30.0  # how long a query may not find what was made; as long as 
 _MOST_MADE = 1000
 
 
-class Places:
+class PathLocks:
     """The items at paths that are being changed, their folders, and the right to be the only one who changes them.
 
     Changes of one path wait for each other, so that a folder is not made twice and two writers make one file: those of
     these places, and with `elsewhere` all others that it reaches.
     """
 
-    def __init__(self, account: Account, tree: Tree, elsewhere: Alone | None = None) -> None:
+    def __init__(self, account: DriveAccount, tree: PathResolver, elsewhere: Alone | None = None) -> None:
         self._account, self._tree, self._elsewhere = account, tree, elsewhere or _nobody_else
         self._busy: dict[str, tuple[asyncio.Lock, int]] = {}  # by path, with how many hold or want it
         self._made: dict[str, tuple[str, float]] = {}  # ids by path, oldest first, with when they were made

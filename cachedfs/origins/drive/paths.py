@@ -14,9 +14,18 @@ from typing import Any, NamedTuple, TypeVar
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, SignInRefused
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import Account, Connection
+from cachedfs.origins.drive.client import DriveAccount, DriveConnection
 
-__all__ = ["MY_DRIVE", "Place", "Tree", "has_feed", "id_and_key", "place_of", "plain_path", "side_by_side"]
+__all__ = [
+    "MY_DRIVE",
+    "DrivePath",
+    "PathResolver",
+    "has_feed",
+    "id_and_key",
+    "place_of",
+    "plain_path",
+    "side_by_side",
+]
 
 T = TypeVar("T")
 
@@ -28,7 +37,7 @@ _FOLDERS_LAST_S = 30.0  # how long the folders on the way to a path are remember
 _AT_ONCE = 8  # sibling folders listed at once; a listing costs 100 units of 325,000 a minute
 
 
-class Place(NamedTuple):
+class DrivePath(NamedTuple):
     """A path, taken apart: where it starts, and the names from there on."""
 
     top: str
@@ -40,7 +49,7 @@ def plain_path(path: str) -> str:
     return path.removeprefix("drive://").removeprefix("drive::").strip("/")
 
 
-def place_of(path: str) -> Place:
+def place_of(path: str) -> DrivePath:
     """Return where a path starts; ValueError for a start that Drive does not have."""
     top, *names = path.split("/")
     named = (top.startswith(api.SHARED) and top != api.SHARED) or (top.startswith(_ID) and top != _ID)
@@ -59,7 +68,7 @@ def place_of(path: str) -> Place:
         ) from None
     if "" in names:
         raise ValueError(f"{api.url_of(path)}: a name is empty; write one slash between names")
-    return Place(top, tuple(names))
+    return DrivePath(top, tuple(names))
 
 
 def id_and_key(top: str) -> tuple[str, str | None]:
@@ -85,10 +94,10 @@ async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
-class Tree:
+class PathResolver:
     """The names of one account's Drive."""
 
-    def __init__(self, account: Account, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, account: DriveAccount, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._account, self._clock = account, clock
         self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
         self._warned: set[str] = set()
@@ -298,7 +307,7 @@ class Tree:
             await asyncio.gather(*above, return_exceptions=True)
 
     # Where paths start
-    async def _tops(self, to: Connection) -> list[ObjectInfo]:
+    async def _tops(self, to: DriveConnection) -> list[ObjectInfo]:
         drives = await to.drives()
         mine = await self._top(MY_DRIVE, MY_DRIVE)
         names = [api.shown(drive["name"]) for drive in drives]
@@ -324,7 +333,7 @@ class Tree:
         item |= {"resourceKey": key} if key else {}
         return await self.followed(item, path)
 
-    async def _shared_drive(self, to: Connection, path: str, name: str) -> ObjectInfo:
+    async def _shared_drive(self, to: DriveConnection, path: str, name: str) -> ObjectInfo:
         drives = await to.drives()
         found = [drive for drive in drives if api.shown(drive["name"]) == name]
         if not found:

@@ -8,21 +8,21 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from cachedfs.common.checksums import Stated
+from cachedfs.common.checksums import StatedChecksum
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
 from cachedfs.origins.base import clipped, content_range, number
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import exported_as, kind_of, types_of
-from cachedfs.origins.resumable_stream import WHOLE, BehindTheEnd, ResumedRead
-from cachedfs.origins.retry import Failed, Trouble
+from cachedfs.origins.resumable_stream import WHOLE, RangeNotSatisfiable, ResumableRead
+from cachedfs.origins.retry import RetryableError, RetryReason
 
 if TYPE_CHECKING:
-    from cachedfs.origins.drive.client import Account
-    from cachedfs.origins.drive.paths import Tree
-    from cachedfs.origins.http import Ask
+    from cachedfs.origins.drive.client import DriveAccount
+    from cachedfs.origins.drive.paths import PathResolver
+    from cachedfs.origins.http import HTTPRequest
 
-__all__ = ["WHOLE", "MediaRead", "Proof", "must_have_bytes", "proof_of"]
+__all__ = ["WHOLE", "DriveMediaRead", "Proof", "must_have_bytes", "proof_of"]
 
 Proof = Literal["checksum", "revision", "second look"]
 
@@ -61,13 +61,13 @@ def must_have_bytes(info: ObjectInfo, exports: Mapping[str, str] = {}) -> None:
         raise AccessDenied(f"{url}: its owner has switched off downloading for this account")
 
 
-class MediaRead(ResumedRead):
+class DriveMediaRead(ResumableRead):
     """A read of one version of one file."""
 
     def __init__(
         self,
-        account: Account,
-        tree: Tree,
+        account: DriveAccount,
+        tree: PathResolver,
         path: str,
         want: Range | Suffix | None,
         pinned: ObjectInfo | None,
@@ -105,14 +105,14 @@ class MediaRead(ResumedRead):
             return
         self._by = proof_of(info, span)
         if self._by == "checksum":
-            self._proof = Stated("md5", info.details["md5Checksum"])
+            self._proof = StatedChecksum("md5", info.details["md5Checksum"])
         await self._to.client.retried(partial(self._try, span), self._ask(span), self._tries)
 
-    def _ask(self, span: Range) -> Ask:
+    def _ask(self, span: Range) -> HTTPRequest:
         revision = self.info.details["headRevisionId"] if self._by == "revision" else None
         return self._to.media(self.info, self._path, span, revision)
 
-    async def _resume(self, left: Range, failed: Failed) -> None:
+    async def _resume(self, left: Range, failed: RetryableError) -> None:
         ask = self._ask(left)
         await self._to.client.pause(failed, ask, self._tries)
         await self._to.client.retried(partial(self._try, left), ask, self._tries)
@@ -134,11 +134,13 @@ class MediaRead(ResumedRead):
         if span.size:
             self._held.append(data[span.start : span.stop])
 
-    async def _whole(self, ask: Ask, mime: str) -> bytes:
+    async def _whole(self, ask: HTTPRequest, mime: str) -> bytes:
         async with self._to.exports.exchange(ask) as body:
             came = body.headers.get("Content-Type", "").partition(";")[0].strip().lower()
             if body.status != 200 or (came == "text/html" != mime):
-                raise Failed(Trouble(f"the answer ({body.status}, {came or 'of no type'}) is not the export"))
+                raise RetryableError(
+                    RetryReason(f"the answer ({body.status}, {came or 'of no type'}) is not the export")
+                )
             return await body.read_all()
 
     # One try
@@ -171,22 +173,24 @@ class MediaRead(ResumedRead):
     def _start_of(self, status: int, headers: Mapping[str, str], span: Range) -> int:
         """Return where the body starts in the file; raises what its headers say against that."""
         if status == 416:
-            raise BehindTheEnd(Trouble("no byte of the file is in the range"))
+            raise RangeNotSatisfiable(RetryReason("no byte of the file is in the range"))
         if status == 200:
             # A network's own page is no file, and a checksum is the only other thing to tell them apart.
             length = number(headers.get("Content-Length"))
             if length != self.info.size and (length is not None or self._by != "checksum"):
-                raise Failed(Trouble(f"the answer has {length} bytes, and the file {self.info.size}"))
+                raise RetryableError(
+                    RetryReason(f"the answer has {length} bytes, and the file {self.info.size}")
+                )
             return 0
         try:
             start, stop, total = content_range(headers.get("Content-Range", ""))
         except ValueError as error:
-            raise Failed(Trouble(str(error))) from error
+            raise RetryableError(RetryReason(str(error))) from error
         if total not in (None, self.info.size):
             self._raise_changed(f"it has {total} bytes now, not {self.info.size}")
         if (start, stop) != (span.start, span.stop):
-            raise Failed(
-                Trouble(f"the answer is of bytes {start} to {stop}, not {span.start} to {span.stop}")
+            raise RetryableError(
+                RetryReason(f"the answer is of bytes {start} to {stop}, not {span.start} to {span.stop}")
             )
         return start
 

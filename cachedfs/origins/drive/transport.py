@@ -26,7 +26,7 @@ from oauth2client import client as oauth2client
 
 from cachedfs.errors import AccessDenied, CachedFSError, SignInRefused
 from cachedfs.origins.origin_errors import token_server_away, without_secrets
-from cachedfs.origins.retry import Failed, Trouble, untrusted
+from cachedfs.origins.retry import RetryableError, RetryReason, untrusted
 
 __all__ = [
     "Answer",
@@ -92,7 +92,7 @@ def send(
     with troubled():
         response, content = http.request(url, method=method, body=body, headers=dict(headers or {}))
     if getattr(response, "previous", None) is not None:  # what came is of another address
-        raise Failed(Trouble("the request was redirected, and Drive redirects none"))
+        raise RetryableError(RetryReason("the request was redirected, and Drive redirects none"))
     return Answer(response.status, {name.lower(): str(text) for name, text in response.items()}, content)
 
 
@@ -105,24 +105,24 @@ def troubled(remedy: str = _SIGN_IN_AGAIN) -> Iterator[None]:
     """
     try:
         yield
-    except (CachedFSError, Failed):
+    except (CachedFSError, RetryableError):
         raise
     except (google_errors.GoogleAuthError, oauth2client.Error) as error:
         raise _refused(error, remedy) from None
     except httplib2.RedirectLimit as error:
-        raise Failed(Trouble("the service redirects in a circle", is_final=True)) from error
+        raise RetryableError(RetryReason("the service redirects in a circle", is_final=True)) from error
     except ssl.SSLCertVerificationError as error:
-        raise Failed(untrusted(_text(error))) from error
+        raise RetryableError(untrusted(_text(error))) from error
     except (OSError, http.client.HTTPException, httplib2.HttpLib2Error) as error:
-        raise Failed(Trouble(_text(error), is_unreachable=_is_unreachable(error))) from error
+        raise RetryableError(RetryReason(_text(error), is_unreachable=_is_unreachable(error))) from error
 
 
-def _refused(error: Exception, remedy: str) -> Failed | AccessDenied:
+def _refused(error: Exception, remedy: str) -> RetryableError | AccessDenied:
     if token_server_away(error) is not None:
-        return Failed(Trouble(f"no token: {_text(error)}", is_unreachable=True))
+        return RetryableError(RetryReason(f"no token: {_text(error)}", is_unreachable=True))
     status = getattr(error, "status", None)  # of oauth2client; google-auth says `retryable`
     if getattr(error, "retryable", False) or (isinstance(status, int) and (status >= 500 or status == 429)):
-        return Failed(Trouble(f"no token: {_text(error)}"))
+        return RetryableError(RetryReason(f"no token: {_text(error)}"))
     return SignInRefused(f"Google Drive: no token for these credentials ({_text(error)}): {remedy}")
 
 

@@ -14,13 +14,13 @@ from cachedfs.errors import OriginUnavailable
 from cachedfs.origins.base import number
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import GOOD
-from cachedfs.origins.retry import Failed, Trouble
+from cachedfs.origins.retry import RetryableError, RetryReason
 
 if TYPE_CHECKING:
-    from cachedfs.origins.drive.client import Connection
-    from cachedfs.origins.http import Ask
+    from cachedfs.origins.drive.client import DriveConnection
+    from cachedfs.origins.http import HTTPRequest
 
-__all__ = ["PIECE", "Content", "OtherBytes", "upload"]
+__all__ = ["PIECE", "UploadContent", "UploadMismatch", "upload"]
 
 PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; rclone's choice too
 _ONE_REQUEST = 5 << 20  # the most that the service takes with the metadata
@@ -28,7 +28,7 @@ _FORGOTTEN = frozenset({404, 410})
 _SESSIONS = 2  # how often an upload begins: a session that the service forgot means starting over
 
 
-class Content:
+class UploadContent:
     """The bytes of an open file, from its beginning to its end. Not owned: whoever opened the file closes it.
 
     `sent` is told how many of them the service has; fewer than before where it forgot some.
@@ -55,7 +55,7 @@ class _SessionForgotten(Exception):
     """The service does not know an upload that was begun."""
 
 
-class OtherBytes(Exception):
+class UploadMismatch(Exception):
     """Drive holds other bytes than were sent, in the item given; never leaves this room.
 
     `is_ours`: they came of this write. Else somebody may have written since.
@@ -67,7 +67,7 @@ class OtherBytes(Exception):
 
 
 async def upload(
-    to: Connection, path: str, content: Content, resource: Mapping[str, Any], *, into: str | None
+    to: DriveConnection, path: str, content: UploadContent, resource: Mapping[str, Any], *, into: str | None
 ) -> dict[str, Any]:
     """Return the item that now holds `content`: a new one as `resource` says, or the one whose id is `into`.
 
@@ -83,13 +83,13 @@ async def upload(
         # The id is ours alone: an earlier try arrived, and only its answer was lost.
         item, is_ours = await to.item(resource["id"], path), False
     if item.get("md5Checksum") != expected:
-        raise OtherBytes(item, expected, is_ours=is_ours)
+        raise UploadMismatch(item, expected, is_ours=is_ours)
     content.sent(content.size)
     return item
 
 
 async def _at_once(
-    to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
+    to: DriveConnection, path: str, content: UploadContent, resource: Mapping[str, Any], into: str | None
 ) -> dict[str, Any]:
     boundary = f"cachedfs-{secrets.token_hex(16)}"
     data = await asyncio.to_thread(content.piece, 0, content.size)
@@ -105,7 +105,7 @@ async def _at_once(
 
 
 async def _in_pieces(
-    to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
+    to: DriveConnection, path: str, content: UploadContent, resource: Mapping[str, Any], into: str | None
 ) -> dict[str, Any]:
     for _ in range(_SESSIONS):
         with suppress(_SessionForgotten):
@@ -116,7 +116,7 @@ async def _in_pieces(
 
 
 async def _in_one_session(
-    to: Connection, path: str, content: Content, resource: Mapping[str, Any], into: str | None
+    to: DriveConnection, path: str, content: UploadContent, resource: Mapping[str, Any], into: str | None
 ) -> dict[str, Any]:
     headers = {
         "Content-Type": "application/json; charset=UTF-8",
@@ -129,7 +129,7 @@ async def _in_one_session(
     async def begin() -> str:
         answer = await to.send(ask, _method(into), body)
         if "location" not in answer.headers:
-            raise Failed(Trouble("the service opened no upload"))
+            raise RetryableError(RetryReason("the service opened no upload"))
         return answer.headers["location"]
 
     address = await (to.created if into is None else to.retried)(begin, ask)
@@ -142,7 +142,7 @@ async def _in_one_session(
 
 
 async def _piece(
-    to: Connection, path: str, address: str, content: Content, start: int
+    to: DriveConnection, path: str, address: str, content: UploadContent, start: int
 ) -> tuple[int, dict[str, Any] | None]:
     """Send one piece; return where the next one starts, or the finished item.
 
@@ -162,19 +162,19 @@ async def _piece(
                 start = kept
                 stop = min(start + PIECE, content.size)
             if start >= content.size:
-                raise Failed(Trouble("the service has all bytes and makes no file of them"))
+                raise RetryableError(RetryReason("the service has all bytes and makes no file of them"))
             data = await asyncio.to_thread(content.piece, start, stop)
             reached, item = await _progress(to, ask, data, f"bytes {start}-{stop - 1}/{content.size}", start)
             if item is None and reached <= start:
-                raise Failed(Trouble(f"the service kept nothing after byte {reached}"))
+                raise RetryableError(RetryReason(f"the service kept nothing after byte {reached}"))
             return reached, item
-        except Failed as failed:
+        except RetryableError as failed:
             await to.client.pause(failed, ask, tries)
             has_failed = True
 
 
 async def _progress(
-    to: Connection, ask: Ask, data: bytes, span: str, start: int
+    to: DriveConnection, ask: HTTPRequest, data: bytes, span: str, start: int
 ) -> tuple[int, dict[str, Any] | None]:
     """Send bytes, or ask (`bytes */N`) how many have arrived; return what the service has, or the finished item."""
     from dataclasses import replace
@@ -190,7 +190,9 @@ async def _progress(
     return (0 if last is None else last + 1), None
 
 
-def _ask(to: Connection, path: str, into: str | None, kind: str, headers: Mapping[str, str]) -> Ask:
+def _ask(
+    to: DriveConnection, path: str, into: str | None, kind: str, headers: Mapping[str, str]
+) -> HTTPRequest:
     params = {"uploadType": kind, "fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
     return to.ask(api.upload_url(to.base, into), path, "writing it", params, headers=headers)
 

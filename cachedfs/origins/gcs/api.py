@@ -17,11 +17,11 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound, SignInRefused
 from cachedfs.origins.base import clipped, content_range, number, range_header
 from cachedfs.origins.origin_errors import error_of, trouble_of
-from cachedfs.origins.retry import Trouble, foreign
+from cachedfs.origins.retry import RetryReason, foreign
 
 __all__ = [
     "FIELDS",
-    "Head",
+    "ReadHeaders",
     "bucket_info",
     "bucket_url",
     "children",
@@ -101,7 +101,7 @@ def read_headers(want: Range | Suffix | None) -> dict[str, str]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Head:
+class ReadHeaders:
     """What the headers of a read say: the body is the bytes of the object from `offset` on."""
 
     offset: int
@@ -114,7 +114,7 @@ class Head:
         return ObjectInfo(path, "file", self.size, self.generation, details=self.details)
 
 
-def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None) -> Head:
+def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None) -> ReadHeaders:
     """Return what the headers of a 200 or 206 say; ValueError where they contradict what was asked for."""
     offset, stop, size = 0, None, number(headers.get("x-goog-stored-content-length"))
     length = number(headers.get("Content-Length"))
@@ -141,7 +141,7 @@ def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None
         raise ValueError(
             f"the answer is encoded as {encoding}, and the object as {stored}: something repacked it"
         )
-    return Head(offset, span, size, headers.get("x-goog-generation"), _header_details(headers))
+    return ReadHeaders(offset, span, size, headers.get("x-goog-generation"), _header_details(headers))
 
 
 def _header_details(headers: Mapping[str, str]) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
 # Failures
 def failure(
     status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
-) -> Trouble | Exception:
+) -> RetryReason | Exception:
     """Return what an answer that is no success means: trouble that may pass, or the error to raise."""
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)

@@ -21,8 +21,8 @@ from google.auth.credentials import AnonymousCredentials, with_scopes_if_require
 from cachedfs.common.optional_imports import importing
 from cachedfs.origins.inner_filesystem import make_private, without_listing_cache
 from cachedfs.origins.origin_errors import token_server_away, without_secrets
-from cachedfs.origins.retry import Failed, Policy, Trouble
-from cachedfs.origins.tokens import Renewals, is_expired, left_s
+from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason
+from cachedfs.origins.tokens import TokenRenewals, is_expired, left_s
 
 __all__ = ["GCSAuth", "known_token", "make_gcsfs", "shown"]
 
@@ -158,11 +158,11 @@ def _check_endpoint(endpoint: Any) -> None:
 class GCSAuth:
     """The credentials of a gcsfs filesystem; renewing them blocks, so it is done in a thread, once for all."""
 
-    def __init__(self, held: Any, policy: Policy) -> None:
+    def __init__(self, held: Any, policy: RetryPolicy) -> None:
         self._held = held  # gcsfs.credentials.GoogleCredentials; its own `credentials` is None: anonymous
         self._timeout = policy.connect_s, policy.stall_s
         self._renewing = asyncio.Lock()
-        self._renewals = Renewals()
+        self._renewals = TokenRenewals()
 
     async def headers(self) -> dict[str, str]:
         """Return the headers to send, renewed when they are about to expire."""
@@ -215,11 +215,11 @@ def _refresh(held: Any, timeout: tuple[float, float]) -> None:
             held.credentials.refresh(request)
         except (TransportError, RefreshError) as error:
             if (away := token_server_away(error)) is not None:
-                trouble = Trouble(f"no token: {_said(away)}", is_unreachable=not _is_cut_off(away))
-                raise Failed(trouble) from error
+                trouble = RetryReason(f"no token: {_said(away)}", is_unreachable=not _is_cut_off(away))
+                raise RetryableError(trouble) from error
             if not error.retryable:
                 raise
-            raise Failed(Trouble(f"no token: {_said(error)}")) from error
+            raise RetryableError(RetryReason(f"no token: {_said(error)}")) from error
         held.credentials.apply(held.heads)
 
 

@@ -15,15 +15,15 @@ from urllib.parse import unquote
 from gcsfs.core import GCSFileSystem
 from requests.exceptions import ProxyError
 
-from cachedfs.common.checksums import Running, Stated, has_crc32c, stated_of
+from cachedfs.common.checksums import RunningChecksum, StatedChecksum, has_crc32c, stated_of
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http import other_host
 from cachedfs.origins.retry import foreign
 
-__all__ = ["CheckedGCSFileSystem", "ForeignAnswer"]
+__all__ = ["CheckedGCSFileSystem", "ForeignResponse"]
 
 
-class ForeignAnswer(ProxyError):
+class ForeignResponse(ProxyError):
     """An answer that is not the service's; gcsfs tries again, as after any trouble of a proxy."""
 
 
@@ -40,9 +40,9 @@ class _Upload:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.sum = Running(Stated("crc32c" if has_crc32c() else "md5", ""))
+        self.sum = RunningChecksum(StatedChecksum("crc32c" if has_crc32c() else "md5", ""))
 
-    def with_more(self, data: bytes) -> Running:
+    def with_more(self, data: bytes) -> RunningChecksum:
         """Return the checksum of what was received and `data`; a request that is sent again adds nothing twice."""
         more = self.sum.copy()
         more.add(data)
@@ -168,4 +168,4 @@ def _json(body: bytes) -> Any:
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise ForeignAnswer(f"{reason}. {foreign('').remedy}")
+    raise ForeignResponse(f"{reason}. {foreign('').remedy}")

@@ -11,15 +11,15 @@ from cachedfs.origins.base import describe
 from cachedfs.origins.gcs import api
 
 if TYPE_CHECKING:
-    from cachedfs.origins.http import Ask, Client
+    from cachedfs.origins.http import HTTPClient, HTTPRequest
 
-__all__ = ["Connection"]
+__all__ = ["GCSConnection"]
 
 
-class Connection:
+class GCSConnection:
     """The requests that this origin knows, over one session with one filesystem's settings."""
 
-    def __init__(self, inner: Any, session: Any, client: Client) -> None:
+    def __init__(self, inner: Any, session: Any, client: HTTPClient) -> None:
         self._inner, self.session, self.client = inner, session, client
 
     def split(self, path: str) -> tuple[str, str, str | None]:
@@ -53,7 +53,7 @@ class Connection:
             if not (token := page.get("nextPageToken")):  # without one, the first page would come again
                 return
 
-    def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> Ask:
+    def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> HTTPRequest:
         """Return the request for bytes of one generation, or of whichever is current."""
         bucket, key, generation = self.split(path)
         return self._ask(
@@ -66,9 +66,11 @@ class Connection:
             is_pinned=pin is not None,
         )
 
-    def _ask(self, address: str, params: Mapping[str, str | None], path: str, doing: str, **more: Any) -> Ask:
-        from cachedfs.origins.http import Ask
+    def _ask(
+        self, address: str, params: Mapping[str, str | None], path: str, doing: str, **more: Any
+    ) -> HTTPRequest:
+        from cachedfs.origins.http import HTTPRequest
 
         full = self._inner._get_params(params)  # with who pays
         given = {name: value for name, value in full.items() if value is not None}
-        return Ask(url=address, params=given, subject=api.url_of(path), doing=doing, **more)
+        return HTTPRequest(url=address, params=given, subject=api.url_of(path), doing=doing, **more)

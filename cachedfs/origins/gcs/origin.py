@@ -21,16 +21,16 @@ from cachedfs.origins.base import subject_of
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
-from cachedfs.origins.gcs.connection import Connection
-from cachedfs.origins.gcs.read import MediaRead
-from cachedfs.origins.inner_filesystem import Once, close_session, invoke
+from cachedfs.origins.gcs.connection import GCSConnection
+from cachedfs.origins.gcs.read import GCSMediaRead
+from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.request_log import telling
-from cachedfs.origins.request_slots import Slots
-from cachedfs.origins.retry import Policy, Tries, Trouble
+from cachedfs.origins.request_log import logged_request
+from cachedfs.origins.request_slots import RequestSlots
+from cachedfs.origins.retry import RetryAttempts, RetryPolicy, RetryReason
 
 if TYPE_CHECKING:
-    from cachedfs.origins.http import Ask
+    from cachedfs.origins.http import HTTPRequest
 
 __all__ = ["GCSOrigin"]
 
@@ -48,26 +48,26 @@ class GCSOrigin:
         loop: asyncio.AbstractEventLoop,
         on_request: Callable[[], None],
         concurrency: int = 16,
-        policy: Policy | None = None,
+        policy: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
         self.identity = identity
         self.on_request = on_request
         self._options, self._loop, self.concurrency = dict(options), loop, concurrency
-        self._policy = policy or Policy()
-        self._new_tries = partial(Tries, self._policy, clock=clock, rng=rng or random.Random())
-        self._slots = Slots(concurrency)
-        self._inner = Once(self._make)
-        self._connection = Once(self._connect)
+        self._policy = policy or RetryPolicy()
+        self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
+        self._slots = RequestSlots(concurrency)
+        self._inner = AsyncOnce(self._make)
+        self._connection = AsyncOnce(self._connect)
 
     # The parts, made late
     async def _make(self) -> Any:
         return await asyncio.to_thread(make_gcsfs, self._options, self._loop)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> GCSConnection:
         with importing():
-            from cachedfs.origins.http import Client, timeout_of
+            from cachedfs.origins.http import HTTPClient, timeout_of
 
         inner = await self._inner.get()
         session = await inner._set_session()
@@ -75,7 +75,7 @@ class GCSOrigin:
         # by our slots, would take all connections, and waiting for one would look like a lost network.
         inner._session = None
         can_wait = 0 < getattr(session.connector, "limit", 0) < 3 * self.concurrency
-        client = Client(
+        client = HTTPClient(
             session,
             GCSAuth(inner.credentials, self._policy),
             _judge,
@@ -85,9 +85,9 @@ class GCSOrigin:
             timeout=timeout_of(self._policy, given=inner.requests_timeout, can_wait_for_pool=can_wait),
             keeps_session_timeout="timeout" in inner.session_kwargs and inner.requests_timeout is None,
         )
-        return Connection(inner, session, client)
+        return GCSConnection(inner, session, client)
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> GCSConnection:
         """Return the client and what it needs, made at the first call."""
         with mapped("gs://", "looking for credentials"):
             return await self._connection.get()
@@ -127,7 +127,7 @@ class GCSOrigin:
                     return api.folder_info(path)
                 raise
 
-    async def _lookup_bucket(self, to: Connection, bucket: str) -> ObjectInfo:
+    async def _lookup_bucket(self, to: GCSConnection, bucket: str) -> ObjectInfo:
         try:
             return api.bucket_info(jsonable(await to.bucket(bucket)))
         except AccessDenied:
@@ -135,16 +135,16 @@ class GCSOrigin:
             await self._has_children(to, bucket, bucket, "")
             return api.folder_info(bucket)
 
-    async def _has_children(self, to: Connection, path: str, bucket: str, prefix: str) -> bool:
+    async def _has_children(self, to: GCSConnection, path: str, bucket: str, prefix: str) -> bool:
         async with aclosing(to.pages(path, bucket, prefix, deep=True, limit=1)) as pages:
             async for page in pages:
                 if page.get("items"):
                     return True
         return False
 
-    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> MediaRead:
+    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> GCSMediaRead:
         """Ask for bytes: one request, whose headers tell version and size too."""
-        return MediaRead(self.connection, self.lookup, api.plain_path(path), want, pinned)
+        return GCSMediaRead(self.connection, self.lookup, api.plain_path(path), want, pinned)
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -187,10 +187,10 @@ class GCSOrigin:
         path = subject_of(method, args)
         self.on_request()
         url = api.url_of(api.plain_path(path))
-        with mapped(url, f"calling {method}"), telling(method, url):
+        with mapped(url, f"calling {method}"), logged_request(method, url):
             return await invoke(inner, method, *args, **options)
 
 
-def _judge(ask: Ask, status: int, headers: Mapping[str, str], body: bytes) -> Trouble | Exception:
+def _judge(ask: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> RetryReason | Exception:
     now = datetime.now(UTC)
     return api.failure(status, headers, body, url=ask.subject, doing=ask.doing, pinned=ask.is_pinned, now=now)

@@ -12,25 +12,25 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
 from cachedfs.origins.base import Reply
 from cachedfs.origins.gcs import api
-from cachedfs.origins.gcs.connection import Connection
-from cachedfs.origins.resumable_stream import BehindTheEnd, ResumedRead, reaches
-from cachedfs.origins.retry import Failed, Trouble
+from cachedfs.origins.gcs.connection import GCSConnection
+from cachedfs.origins.resumable_stream import RangeNotSatisfiable, ResumableRead, reaches
+from cachedfs.origins.retry import RetryableError, RetryReason
 
 if TYPE_CHECKING:
-    from cachedfs.origins.http import Ask
+    from cachedfs.origins.http import HTTPRequest
 
-__all__ = ["WHOLE", "MediaRead"]
+__all__ = ["WHOLE", "GCSMediaRead"]
 
 # Objects up to it are held until their checksum is right: 17 ms later at 60 MB/s, and one block.
 WHOLE = 1 << 20
 
 
-class MediaRead(ResumedRead):
+class GCSMediaRead(ResumableRead):
     """A read of one generation."""
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[Connection]],
+        connect: Callable[[], Awaitable[GCSConnection]],
         lookup: Callable[[str], Awaitable[ObjectInfo]],
         path: str,
         want: Range | Suffix | None,
@@ -46,7 +46,7 @@ class MediaRead(ResumedRead):
         self._tries = self._to.client.new_tries()
         return await super().__aenter__()
 
-    async def _resume(self, left: Range, failed: Failed) -> None:
+    async def _resume(self, left: Range, failed: RetryableError) -> None:
         """Ask for what is left, of the same generation."""
         ask = self._to.media(self._path, left, self.info.fingerprint)
         await self._to.client.pause(failed, ask, self._tries)
@@ -54,7 +54,7 @@ class MediaRead(ResumedRead):
         async def attempt() -> None:
             try:
                 self._offset = (await self._headers(ask, left, self.info)).offset
-            except Failed as failed:
+            except RetryableError as failed:
                 await self._ask_of_absence(failed)
                 raise
 
@@ -69,17 +69,17 @@ class MediaRead(ResumedRead):
         ask = self._to.media(self._path, self._want, known.fingerprint if known else None)
         await self._to.client.retried(partial(self._open, ask, known), ask, self._tries)
 
-    async def _open(self, ask: Ask, known: ObjectInfo | None) -> None:
+    async def _open(self, ask: HTTPRequest, known: ObjectInfo | None) -> None:
         """Settle what is read by the headers of one try; `known` is the version that it is pinned to."""
         try:
             head = await self._headers(ask, self._want, known)
-        except BehindTheEnd:
+        except RangeNotSatisfiable:
             info = known if known and known.size is not None else await self._current()
             if reaches(self._want, info.size or 0):
                 raise  # it grew meanwhile
             self._settle_empty(info)
             return
-        except Failed as failed:
+        except RetryableError as failed:
             await self._ask_of_absence(failed)
             raise
         if known is None and head.generation is None:
@@ -90,7 +90,7 @@ class MediaRead(ResumedRead):
         if head.span.size == head.size <= WHOLE:
             self._proof = stated_of(head.details) or stated_of(self.info.details)
 
-    async def _ask_of_absence(self, failed: Failed) -> None:
+    async def _ask_of_absence(self, failed: RetryableError) -> None:
         """Ask the JSON API, whose word counts, whether the object is missing as an answer in other words says."""
         if failed.trouble.is_absence:
             await self._current()
@@ -104,7 +104,9 @@ class MediaRead(ResumedRead):
         known = await self._current()
         await self._open(self._to.media(self._path, self._want, known.fingerprint), known)
 
-    async def _headers(self, ask: Ask, want: Range | Suffix | None, known: ObjectInfo | None) -> api.Head:
+    async def _headers(
+        self, ask: HTTPRequest, want: Range | Suffix | None, known: ObjectInfo | None
+    ) -> api.ReadHeaders:
         """Send one try and return what its headers say; its body is then the one that is read.
 
         `known` is the version that it is pinned to.
@@ -113,7 +115,7 @@ class MediaRead(ResumedRead):
         self._body = body = await self._attempt.enter_async_context(self._to.client.exchange(ask))
         if body.status == 416:
             await self._attempt.aclose()
-            raise BehindTheEnd(Trouble("no byte of the object is in the range"))
+            raise RangeNotSatisfiable(RetryReason("no byte of the object is in the range"))
         try:
             head = api.head_of(body.status, body.headers, want)
             if (
@@ -124,7 +126,7 @@ class MediaRead(ResumedRead):
                 raise ValueError(f"the answer is of an object of {head.size} bytes, not {known.size}")
         except ValueError as error:
             await self._attempt.aclose()
-            raise Failed(Trouble(str(error))) from error
+            raise RetryableError(RetryReason(str(error))) from error
         if known is not None and head.generation not in (None, known.fingerprint):
             self._raise_changed(f"generation {head.generation} came instead of {known.fingerprint}")
         return head

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cachedfs.packing.pack_types import END, Array, Batch, Field
+from cachedfs.packing.pack_types import END, Array, Field, SampleBatch
 from cachedfs.packing.sources.field_names import checked
 from cachedfs.packing.sources.json_values import as_json
 
@@ -110,7 +110,7 @@ def _tensor(name: str, type_: pa.FixedShapeTensorType) -> Field:
     return dataclasses.replace(found, shape=tuple(type_.shape)) if found.shape else found
 
 
-def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> Batch:
+def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> SampleBatch:
     """Return samples from a table that has these columns. Raises ValueError for values that do not fit, naming the column."""
     values: dict[str, Array] = {}
     sizes: dict[str, Array] = {}
@@ -124,7 +124,7 @@ def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> Batch
             ) from error
         if n is not None:
             sizes[field.name] = n
-    return Batch(table.num_rows, values, sizes, stop)
+    return SampleBatch(table.num_rows, values, sizes, stop)
 
 
 def whole_type(name: str, least: int, largest: int, other: str = "json") -> pa.DataType:

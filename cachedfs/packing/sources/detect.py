@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cachedfs.packing.sources.sample_source import Files, Source
+    from cachedfs.packing.sources.sample_source import SampleSource, SourceFiles
 
 __all__ = ["KINDS", "kind_of", "source_of"]
 
@@ -48,7 +48,7 @@ def kind_of(paths: Sequence[str], head: bytes) -> str:
     return kind
 
 
-def source_of(kind: str, files: Files, *, decode: str | None, columns: Any) -> Source:
+def source_of(kind: str, files: SourceFiles, *, decode: str | None, columns: Any) -> SampleSource:
     """Return the source of a kind. Raises ValueError for what it cannot do, ImportError for what it lacks, saying what to install."""
     if decode is not None and (kind != "files" or decode != "image"):
         raise ValueError(f"decode={decode!r} of {kind}: only files are decoded, by decode='image'")
@@ -61,7 +61,7 @@ def source_of(kind: str, files: Files, *, decode: str | None, columns: Any) -> S
         if needs is None or (error.name or "").partition(".")[0] != needs:
             raise
         raise ImportError(f"packing {kind} needs {needs}: pip install 'cachedfs[pack]'") from error
-    source: Source = found(files, columns)
+    source: SampleSource = found(files, columns)
     return source
 
 

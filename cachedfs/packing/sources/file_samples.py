@@ -9,8 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from cachedfs.packing.pack_types import Array, Batch, Field, Piece, Span, Tally
-from cachedfs.packing.sources.sample_source import LARGEST, NAMES, Decoded, Files, Item, Source
+from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
+from cachedfs.packing.sources.sample_source import (
+    LARGEST,
+    NAMES,
+    DecodedSource,
+    Item,
+    SampleSource,
+    SourceFiles,
+)
 
 __all__ = ["FileSource", "ImageSource", "as_text", "decoded_image", "spread"]
 
@@ -22,7 +29,7 @@ DECODED = 24 << 20  # bytes of the images of a piece, about
 AXES = ("height", "width", "channels")
 
 
-class FileSource(Source):
+class FileSource(SampleSource):
     """A sample for each file, its bytes; what its listing says is all there is to know."""
 
     kind = "files"
@@ -32,42 +39,44 @@ class FileSource(Source):
         Field(NAMES, "uint8", is_ragged=True, means="utf-8", is_small=True),
     )
 
-    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+    def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         if columns is not None:
             raise ValueError(f"columns={columns!r}: files have none; leave it out")
         super().__init__(files)
         self.fields = FileSource.fields
 
-    def look(self) -> list[Batch]:
+    def look(self) -> list[SampleBatch]:
         chosen = spread(len(self.files), SAMPLED)
         wanted = [(i, 0, min(SAMPLED_SIZE, int(self.files.sizes[i]))) for i in chosen if self.files.sizes[i]]
         data = b"".join(self.files.ranges(wanted)) if wanted else b""
         # Sizes are known of all of them.
-        names = self.measure(Piece(0, 0, min(PER_PIECE, len(self.files))))
+        names = self.measure(SourcePiece(0, 0, min(PER_PIECE, len(self.files))))
         return [
-            Batch(
+            SampleBatch(
                 len(self.files),
                 {"data": np.frombuffer(data, "u1"), **names.small},
                 {"data": self.files.sizes, NAMES: names.sizes[NAMES]},
             )
         ]
 
-    def pieces(self) -> Iterable[Piece]:
+    def pieces(self) -> Iterable[SourcePiece]:
         n = len(self.files)
-        return [Piece(0, start, min(start + PER_PIECE, n)) for start in range(0, n, PER_PIECE)]
+        return [SourcePiece(0, start, min(start + PER_PIECE, n)) for start in range(0, n, PER_PIECE)]
 
-    def measure(self, piece: Piece) -> Tally:
+    def measure(self, piece: SourcePiece) -> PieceCounts:
         names, sizes = as_text(self.files.name(i) for i in range(piece.start, piece.stop))
-        return Tally(
+        return PieceCounts(
             piece.stop - piece.start,
             {NAMES: names},
             {"data": self.files.sizes[piece.start : piece.stop], NAMES: sizes},
         )
 
-    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
+    def rows(
+        self, field: Field, span: FieldSpan, box: tuple[slice, ...], tally: Callable[[], PieceCounts]
+    ) -> Array:
         return np.frombuffer(b"".join(self.files.ranges(list(self._within(*span)))), "u1")
 
-    def _within(self, piece: Piece, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    def _within(self, piece: SourcePiece, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield the ranges of files that are some of the bytes of a piece."""
         ends = np.cumsum(self.files.sizes[piece.start : piece.stop])
         at = int(np.searchsorted(ends, start, side="right"))
@@ -78,7 +87,7 @@ class FileSource(Source):
                 yield piece.start + at, start - begin, min(stop - begin, size)
             start, at = int(ends[at]), at + 1
 
-    def items(self, piece: Piece) -> Iterator[Item]:
+    def items(self, piece: SourcePiece) -> Iterator[Item]:
         for i in range(piece.start, piece.stop):
             if self.files.sizes[i]:
                 yield self.files.paths[i], 0, int(self.files.sizes[i])
@@ -87,16 +96,16 @@ class FileSource(Source):
     def total_size(self) -> int:
         return self.files.size
 
-    def shown(self, piece: Piece) -> str:
+    def shown(self, piece: SourcePiece) -> str:
         return self.files.shown(piece.start)
 
 
-class ImageSource(Decoded):
+class ImageSource(DecodedSource):
     """A sample for each image file: its pixels, all of one shape, or ragged with the shape beside."""
 
     kind = "files"
 
-    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+    def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         """`columns={"image": "ragged"}`: not of one shape, whatever the first ones are."""
         super().__init__(files)
         if columns not in (None, {"image": "ragged"}):
@@ -106,7 +115,7 @@ class ImageSource(Decoded):
         self._is_ragged = columns is not None
         self._per_piece = PER_PIECE
 
-    def look(self) -> list[Batch]:
+    def look(self) -> list[SampleBatch]:
         chosen = spread(len(self.files), IMAGES)
         shapes: set[tuple[int, ...]] = set()
         dtypes: set[str] = set()
@@ -133,15 +142,15 @@ class ImageSource(Decoded):
         self._per_piece = max(1, min(PER_PIECE, DECODED * len(chosen) // max(1, n_bytes)))
         return [self._batch_of([number for number, _ in kept], [image for _, image in kept])]
 
-    def pieces(self) -> Iterable[Piece]:
+    def pieces(self) -> Iterable[SourcePiece]:
         n, step = len(self.files), self._per_piece
-        return [Piece(0, start, min(start + step, n)) for start in range(0, n, step)]
+        return [SourcePiece(0, start, min(start + step, n)) for start in range(0, n, step)]
 
-    def read(self, piece: Piece) -> Batch:
+    def read(self, piece: SourcePiece) -> SampleBatch:
         chosen = range(piece.start, piece.stop)
         return self._batch_of(chosen, self._images(chosen))
 
-    def items(self, piece: Piece) -> Iterator[Item]:
+    def items(self, piece: SourcePiece) -> Iterator[Item]:
         for i in range(piece.start, piece.stop):
             yield self.files.paths[i], 0, int(self.files.sizes[i])
 
@@ -156,7 +165,7 @@ class ImageSource(Decoded):
                 )
             )
 
-    def _batch_of(self, numbers: Iterable[int], images: list[Array]) -> Batch:
+    def _batch_of(self, numbers: Iterable[int], images: list[Array]) -> SampleBatch:
         field, numbers = self.fields[0], list(numbers)
         for number, image in zip(numbers, images, strict=True):
             if image.dtype.name != field.dtype or (not field.is_ragged and image.shape != field.shape):
@@ -177,9 +186,9 @@ class ImageSource(Decoded):
             sizes["image"] = np.array([image.size for image in whole], np.int64)
         else:
             values["image"] = np.stack(images)
-        return Batch(len(images), values, sizes)
+        return SampleBatch(len(images), values, sizes)
 
-    def shown(self, piece: Piece) -> str:
+    def shown(self, piece: SourcePiece) -> str:
         return self.files.shown(piece.start)
 
 

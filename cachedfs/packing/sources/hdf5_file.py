@@ -10,9 +10,9 @@ import h5py
 import numpy as np
 
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
-from cachedfs.packing.pack_types import Array, Batch, Field, Piece, Span, Tally
+from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.field_names import checked
-from cachedfs.packing.sources.sample_source import PIECE, Files, Item, Source
+from cachedfs.packing.sources.sample_source import PIECE, Item, SampleSource, SourceFiles
 
 __all__ = ["HDF5Source"]
 
@@ -23,12 +23,12 @@ OPEN = 4  # files that stay open
 NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}  # bytes of the largest that Zarr has, by NumPy's kinds
 
 
-class HDF5Source(Source):
+class HDF5Source(SampleSource):
     """Sample `i` is row `i` of each dataset; the array of a dataset in a group is in a group of that name."""
 
     kind = "hdf5"
 
-    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+    def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
         if columns is not None and (
             isinstance(columns, dict) or not all(isinstance(name, str) for name in columns)
@@ -38,7 +38,7 @@ class HDF5Source(Source):
         self._opened = _Opened()
         self._row_sizes: dict[str, int] = {}
 
-    def look(self) -> list[Batch]:
+    def look(self) -> list[SampleBatch]:
         first = self._first()
         with self._opened.file(self.files, first) as file:
             found, where = _datasets(file), self.files.shown(first)
@@ -69,7 +69,7 @@ class HDF5Source(Source):
                     for size in field.shape[:1]
                 )
                 values[field.name], _ = self._values(
-                    file, field, Piece(first, 0, n), 0, rows, box if rows == 1 else ()
+                    file, field, SourcePiece(first, 0, n), 0, rows, box if rows == 1 else ()
                 )
             self._row_sizes = {
                 field.name: max(1, len(values[field.name]) * field.row_size // max(1, n_looked))
@@ -77,7 +77,7 @@ class HDF5Source(Source):
                 else _row_size(found[field.name])
                 for field in self.fields
             }
-            return [Batch(n_looked, values, sizes)]
+            return [SampleBatch(n_looked, values, sizes)]
 
     def _look_at_ragged(
         self, file: Any, number: int, n: int
@@ -92,7 +92,7 @@ class HDF5Source(Source):
         while stop < n and size < SAMPLED_SIZE:
             start, stop = stop, min(n, 2 * stop + 1, stop + ROWS)
             for field in ragged:
-                found, more = self._values(file, field, Piece(number, 0, n), start, stop)
+                found, more = self._values(file, field, SourcePiece(number, 0, n), start, stop)
                 assert more is not None
                 parts[field.name].append((found, more))
                 size += found.nbytes + more.nbytes
@@ -109,7 +109,7 @@ class HDF5Source(Source):
                     return number
         return 0
 
-    def pieces(self) -> Iterable[Piece]:
+    def pieces(self) -> Iterable[SourcePiece]:
         for number in range(len(self.files)):
             with self._opened.file(self.files, number) as file:
                 n = self._checked(file, number)
@@ -118,9 +118,9 @@ class HDF5Source(Source):
                 chunks = file[max(self._row_sizes, key=lambda name: self._row_sizes[name])].chunks
                 rows = max(1, PIECE // max(1, row))
                 step = max(chunks[0], rows // chunks[0] * chunks[0]) if chunks else rows
-            yield from (Piece(number, at, min(at + step, n)) for at in range(0, n, step))
+            yield from (SourcePiece(number, at, min(at + step, n)) for at in range(0, n, step))
 
-    def measure(self, piece: Piece) -> Tally:
+    def measure(self, piece: SourcePiece) -> PieceCounts:
         small, sizes = {}, {}
         with self._opened.file(self.files, piece.file) as file:
             for field in self.fields:
@@ -132,9 +132,9 @@ class HDF5Source(Source):
                     values, _ = self._values(file, field, piece, 0, piece.stop - piece.start)
                 if field.is_small:
                     small[field.name] = values
-        return Tally(piece.stop - piece.start, small, sizes)
+        return PieceCounts(piece.stop - piece.start, small, sizes)
 
-    def _measured(self, file: Any, field: Field, piece: Piece) -> tuple[Array, Array]:
+    def _measured(self, file: Any, field: Field, piece: SourcePiece) -> tuple[Array, Array]:
         """Return the elements of a ragged field, where they are kept, and how many each sample has: a few samples at a time."""
         kept, sizes = [np.empty(0, field.dtype)], [np.empty(0, np.int64)]
         at, n, step = 0, piece.stop - piece.start, 1
@@ -149,7 +149,9 @@ class HDF5Source(Source):
             at, step = stop, max(1, min(2 * step, like_these, ROWS))
         return np.concatenate(kept), np.concatenate(sizes)
 
-    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
+    def rows(
+        self, field: Field, span: FieldSpan, box: tuple[slice, ...], tally: Callable[[], PieceCounts]
+    ) -> Array:
         piece, start, stop = span
         with self._opened.file(self.files, piece.file) as file:
             if not field.is_ragged:
@@ -162,7 +164,7 @@ class HDF5Source(Source):
             return values[start - int(edges[first]) : stop - int(edges[first])]
 
     def _values(
-        self, file: Any, field: Field, piece: Piece, start: int, stop: int, box: tuple[slice, ...] = ()
+        self, file: Any, field: Field, piece: SourcePiece, start: int, stop: int, box: tuple[slice, ...] = ()
     ) -> tuple[Array, Array | None]:
         try:
             return _values(file[field.name], field, piece.start + start, piece.start + stop, box)
@@ -174,11 +176,11 @@ class HDF5Source(Source):
             error.add_note(f"in {self.shown(piece)}, dataset {field.name!r}")
             raise
 
-    def items(self, piece: Piece) -> Iterator[Item]:
+    def items(self, piece: SourcePiece) -> Iterator[Item]:
         if not piece.start:
             yield self.files.paths[piece.file], 0, int(self.files.sizes[piece.file])
 
-    def shown(self, piece: Piece) -> str:
+    def shown(self, piece: SourcePiece) -> str:
         return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
 
     def _checked(self, file: Any, number: int) -> int:
@@ -211,14 +213,14 @@ class _Opened:
     def __reduce__(self) -> Any:
         return type(self), ()
 
-    def file(self, files: Files, number: int) -> _Lent:
+    def file(self, files: SourceFiles, number: int) -> _Lent:
         return _Lent(self, files, number)
 
 
 class _Lent:
     """An open file, nobody else's while the `with` block lasts."""
 
-    def __init__(self, opened: _Opened, files: Files, number: int) -> None:
+    def __init__(self, opened: _Opened, files: SourceFiles, number: int) -> None:
         self._opened, self._files, self._number = opened, files, number
 
     def __enter__(self) -> Any:

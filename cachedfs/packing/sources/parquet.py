@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cachedfs.packing.pack_types import END, Batch, Piece
+from cachedfs.packing.pack_types import END, SampleBatch, SourcePiece
 from cachedfs.packing.sources.arrow_columns import (
     arrow_type,
     batch_of,
@@ -21,7 +21,7 @@ from cachedfs.packing.sources.arrow_columns import (
     unfolded_types,
 )
 from cachedfs.packing.sources.file_samples import spread
-from cachedfs.packing.sources.sample_source import PIECE, Decoded, Files, Item
+from cachedfs.packing.sources.sample_source import PIECE, DecodedSource, Item, SourceFiles
 
 __all__ = ["ParquetSource"]
 
@@ -31,7 +31,7 @@ SAMPLED_SIZE = 1 << 20  # until there are so many bytes,
 SAMPLED_BATCHES = 512  # or so often: of narrow rows that is enough, and each time takes some
 
 
-class ParquetSource(Decoded):
+class ParquetSource(DecodedSource):
     """A sample for each row, an array for each column. The rows of a piece count from the start of its file.
 
     Structs that hold bytes, as Hugging Face keeps images, are unfolded: `image.bytes` is a column.
@@ -39,12 +39,12 @@ class ParquetSource(Decoded):
 
     kind = "parquet"
 
-    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+    def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
         self.columns = chosen(columns)
         self._readers = _Readers()
 
-    def look(self) -> list[Batch]:
+    def look(self) -> list[SampleBatch]:
         first, whole = self._first()
         schema, self._structs = unfolded_types(whole), structs_of(whole)
         wanted = list(self.columns) if self.columns is not None else schema.names
@@ -85,7 +85,7 @@ class ParquetSource(Decoded):
                     return number, file.schema_arrow
         raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
 
-    def _sampled(self, number: int) -> Batch:
+    def _sampled(self, number: int) -> SampleBatch:
         stored = pa.schema([(each.name, stored_type(each.type)) for each in self._schema])
         tables: list[pa.Table] = [stored.empty_table()]
         size = 0
@@ -103,7 +103,7 @@ class ParquetSource(Decoded):
                 error.add_note(f"in {self.files.shown(number)}")
                 raise
 
-    def pieces(self) -> Iterable[Piece]:
+    def pieces(self) -> Iterable[SourcePiece]:
         for number in range(len(self.files)):
             with self._file(number) as file:
                 self._check(number, file)
@@ -114,10 +114,12 @@ class ParquetSource(Decoded):
                 if not group.num_rows:
                     continue
                 # The pieces of a large one follow one another: each goes on where the reader of the one before stands.
-                yield Piece(number, row, END if self._step(group) < group.num_rows else row + group.num_rows)
+                yield SourcePiece(
+                    number, row, END if self._step(group) < group.num_rows else row + group.num_rows
+                )
                 row += group.num_rows
 
-    def read(self, piece: Piece) -> Batch:
+    def read(self, piece: SourcePiece) -> SampleBatch:
         reader = self._readers.take(piece.file, piece.start)
         try:
             if reader is None:
@@ -133,11 +135,11 @@ class ParquetSource(Decoded):
         self._readers.put(piece.file, stop, reader)
         return batch
 
-    def items(self, piece: Piece) -> Iterator[Item]:
+    def items(self, piece: SourcePiece) -> Iterator[Item]:
         if not piece.start:
             yield self.files.paths[piece.file], 0, int(self.files.sizes[piece.file])
 
-    def shown(self, piece: Piece) -> str:
+    def shown(self, piece: SourcePiece) -> str:
         return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
 
     def _step(self, group: Any) -> int:

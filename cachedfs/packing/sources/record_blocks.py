@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cachedfs.datasets.text_streams import decompressed, is_compressed
-from cachedfs.packing.pack_types import END, Piece
-from cachedfs.packing.sources.sample_source import LARGEST, PIECE, Files
+from cachedfs.packing.pack_types import END, SourcePiece
+from cachedfs.packing.sources.sample_source import LARGEST, PIECE, SourceFiles
 
-__all__ = ["Blocks", "last_line"]
+__all__ = ["RecordBlocks", "last_line"]
 
 TAIL = 64 << 10  # bytes read at a time for the end of a record
 
 
-class Blocks:
+class RecordBlocks:
     """The blocks of some files. `cut` returns how many bytes of some data are whole records.
 
     Of a file that is read in sequence one reader stays open, where the block before ended: who goes on there decompresses
     nothing twice. It pickles without its readers.
     """
 
-    def __init__(self, files: Files, cut: Callable[[bytes], int], *, by_range: bool) -> None:
+    def __init__(self, files: SourceFiles, cut: Callable[[bytes], int], *, by_range: bool) -> None:
         self._files, self._cut, self._by_range = files, cut, by_range
         self._lock = threading.Lock()
         self._readers: dict[int, _Reader] = {}
@@ -33,14 +33,14 @@ class Blocks:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
-    def pieces(self) -> Iterable[Piece]:
+    def pieces(self) -> Iterable[SourcePiece]:
         for file, size in enumerate(self._files.sizes.tolist()):
             if not self._by_range or is_compressed(self._files.paths[file]):
-                yield Piece(file, 0, END)
+                yield SourcePiece(file, 0, END)
             else:
-                yield from (Piece(file, at, min(at + PIECE, size)) for at in range(0, size, PIECE))
+                yield from (SourcePiece(file, at, min(at + PIECE, size)) for at in range(0, size, PIECE))
 
-    def read(self, piece: Piece) -> tuple[bytes, int]:
+    def read(self, piece: SourcePiece) -> tuple[bytes, int]:
         """Return the records that begin in a piece, and where the next piece begins; END: nowhere.
 
         Raises ValueError for a record that is too large to be in memory, naming the file.
@@ -77,7 +77,7 @@ class Blocks:
         finally:
             reader.close()
 
-    def _lines(self, piece: Piece) -> bytes:
+    def _lines(self, piece: SourcePiece) -> bytes:
         file, start, stop = piece
         begin = max(0, start - 1)  # a line begins at `start` if another ends right before it
         (data,) = self._files.ranges([(file, begin, stop)])
@@ -102,7 +102,7 @@ class Blocks:
 class _Reader:
     """One file, decompressed, from some place on."""
 
-    def __init__(self, files: Files, file: int, start: int) -> None:
+    def __init__(self, files: SourceFiles, file: int, start: int) -> None:
         self._files, self._file = files, file
         path = files.paths[file]
         self._raw = files.fs.open(path, "rb")
@@ -162,7 +162,7 @@ def last_line(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
-def _too_large(files: Files, file: int) -> ValueError:
+def _too_large(files: SourceFiles, file: int) -> ValueError:
     return ValueError(
         f"{files.shown(file)}: a record of more than {LARGEST:,} bytes is not packed by line; "
         'kind="files" keeps the bytes of whole files, of any size'

@@ -11,11 +11,21 @@ from typing import Any, ClassVar
 import numpy as np
 from fsspec.core import url_to_fs
 
-from cachedfs.datasets.file_list import Names, URLs, as_urls, infos_at, infos_of, paths_of
+from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, infos_at, infos_of, paths_of
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import Array, Batch, Field, Piece, Span, Tally
+from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 
-__all__ = ["LARGEST", "NAMES", "PIECE", "Decoded", "Files", "Held", "Item", "Source", "tally_of"]
+__all__ = [
+    "LARGEST",
+    "NAMES",
+    "PIECE",
+    "DecodedSource",
+    "SourceFiles",
+    "BatchCache",
+    "Item",
+    "SampleSource",
+    "tally_of",
+]
 
 Item = str | tuple[str, int, int]
 PIECE = 16 << 20  # bytes of a source that are read, and decoded, at once
@@ -37,7 +47,7 @@ VERSIONS = (
 )
 
 
-class Files:
+class SourceFiles:
     """The files of a source, listed once; `digest` tells whether a later listing is the same."""
 
     def __init__(self, urls: URLs, options: Mapping[str, Any] | None = None) -> None:
@@ -57,7 +67,7 @@ class Files:
                     f"{self.fs.unstrip_protocol(name)} has no bytes to pack, as a document of Google's own: leave it out, "
                     "or name a type to export it as"
                 )
-        self.paths = Names(paths)
+        self.paths = CompactStrings(paths)
         self.sizes = np.fromiter((info["size"] for info in infos), np.int64, len(infos))
         self.digest = _digest(paths, infos)
         self._head = _common_folder(paths)
@@ -76,12 +86,12 @@ class Files:
     def shown(self, number: int) -> str:
         return str(self.fs.unstrip_protocol(self.paths[number]))
 
-    def again(self) -> Files:
+    def again(self) -> SourceFiles:
         """Return what is there now; offline nobody can say that, and what is known stays known."""
         is_offline = isinstance(self.fs, CachedFileSystem) and self.fs.config.offline
         if hasattr(self.fs, "invalidate_cache") and not is_offline:
             self.fs.invalidate_cache()
-        return Files(self._urls, self._options)
+        return SourceFiles(self._urls, self._options)
 
     def head(self, number: int, n: int) -> bytes:
         """Return the first bytes of a file."""
@@ -108,7 +118,7 @@ class Files:
         return list(found)
 
 
-class Source:
+class SampleSource:
     """Samples of one kind of source, by piece. It pickles, and is asked from any thread.
 
     `look` finds the fields; then `fields` may be replaced by the same ones with `is_small` settled.
@@ -118,26 +128,28 @@ class Source:
     is_known: ClassVar[bool] = False  # True: to measure is to ask nobody
     is_decoded: ClassVar[bool] = False  # True: a piece is read as a whole, with all its fields
 
-    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+    def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         self.files, self.columns = files, columns
         self.fields: tuple[Field, ...] = ()
 
-    def look(self) -> list[Batch]:
+    def look(self) -> list[SampleBatch]:
         """Set `fields`, and return some of the samples. REQUIRES: called once, before all else."""
         raise NotImplementedError
 
-    def pieces(self) -> Iterable[Piece]:
+    def pieces(self) -> Iterable[SourcePiece]:
         """Return all pieces, in the order of the samples; one that stops at END is followed by what is behind it."""
         raise NotImplementedError
 
-    def measure(self, piece: Piece) -> Tally:
+    def measure(self, piece: SourcePiece) -> PieceCounts:
         raise NotImplementedError
 
-    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
+    def rows(
+        self, field: Field, span: FieldSpan, box: tuple[slice, ...], tally: Callable[[], PieceCounts]
+    ) -> Array:
         """Return values or elements of a field; `box`: what of each, along its own axes. `tally` gives that of the piece."""
         raise NotImplementedError
 
-    def items(self, piece: Piece) -> Iterator[Item]:
+    def items(self, piece: SourcePiece) -> Iterator[Item]:
         """Yield what reading a piece asks for, as `fs.prefetch` takes it."""
         raise NotImplementedError
 
@@ -146,7 +158,7 @@ class Source:
         """Bytes of all big fields, where that is the size of the files; None where nobody knows."""
         return None
 
-    def shown(self, piece: Piece) -> str:
+    def shown(self, piece: SourcePiece) -> str:
         """Return what to call a piece in an error."""
         return self.files.shown(piece.file)
 
@@ -155,35 +167,37 @@ class Source:
         return [field for field in self.fields if not field.is_small]
 
 
-class Decoded(Source):
+class DecodedSource(SampleSource):
     """A source whose pieces are decoded as a whole: `read` has all fields of its samples."""
 
     is_decoded = True
 
-    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+    def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files, columns, **options)
-        self._held = Held(HELD)
+        self._held = BatchCache(HELD)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _held=Held(HELD))
+        self.__dict__.update(state, _held=BatchCache(HELD))
 
-    def read(self, piece: Piece) -> Batch:
+    def read(self, piece: SourcePiece) -> SampleBatch:
         raise NotImplementedError
 
-    def measure(self, piece: Piece) -> Tally:
+    def measure(self, piece: SourcePiece) -> PieceCounts:
         return tally_of(self._batch(piece), self.fields)
 
-    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
+    def rows(
+        self, field: Field, span: FieldSpan, box: tuple[slice, ...], tally: Callable[[], PieceCounts]
+    ) -> Array:
         return self._batch(span.piece).values[field.name][(slice(span.start, span.stop), *box)]
 
-    def _batch(self, piece: Piece) -> Batch:
+    def _batch(self, piece: SourcePiece) -> SampleBatch:
         return self._held.get(piece, lambda: self.read(piece))
 
 
-class Held:
+class BatchCache:
     """Batches that were made lately, up to `size` bytes; each is made once at a time.
 
     They are written in order, so what goes first is what comes first in the source: the last use would tell nothing.
@@ -192,9 +206,9 @@ class Held:
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._batches: dict[Piece, Future[Batch]] = {}
+        self._batches: dict[SourcePiece, Future[SampleBatch]] = {}
 
-    def get(self, piece: Piece, make: Callable[[], Batch]) -> Batch:
+    def get(self, piece: SourcePiece, make: Callable[[], SampleBatch]) -> SampleBatch:
         with self._lock:
             future = self._batches.get(piece)
             if future is None:
@@ -213,7 +227,7 @@ class Held:
             self._drop(piece)
         return batch
 
-    def _drop(self, wanted: Piece) -> None:
+    def _drop(self, wanted: SourcePiece) -> None:
         done = sorted(
             (piece, future.result().nbytes) for piece, future in self._batches.items() if future.done()
         )
@@ -226,11 +240,11 @@ class Held:
                 over -= size
 
 
-def tally_of(batch: Batch, fields: Sequence[Field]) -> Tally:
+def tally_of(batch: SampleBatch, fields: Sequence[Field]) -> PieceCounts:
     """Return what has to be known of samples before they have a place."""
     small = {field.name: batch.values[field.name] for field in fields if field.is_small}
     sizes = {field.name: batch.sizes[field.name] for field in fields if field.is_ragged}
-    return Tally(batch.n, small, sizes, stop=batch.stop)
+    return PieceCounts(batch.n, small, sizes, stop=batch.stop)
 
 
 def _listed(urls: Any) -> Any:

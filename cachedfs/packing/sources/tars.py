@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cachedfs.packing.pack_types import END, Array, Batch, Field, Piece, Span, Tally
+from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.field_names import checked
 from cachedfs.packing.sources.file_samples import as_text, spread
-from cachedfs.packing.sources.sample_source import LARGEST, NAMES, Files, Item, Source
+from cachedfs.packing.sources.sample_source import LARGEST, NAMES, Item, SampleSource, SourceFiles
 
 __all__ = ["TarSource"]
 
@@ -22,7 +22,7 @@ MEMBER_SIZE = 256 << 10  # and of one member
 KEPT = 4 << 20
 
 
-class TarSource(Source):
+class TarSource(SampleSource):
     """A sample for each run of members that are called alike, the bytes of a member as it is.
 
     A piece is a tar file, or of a large one so much that what is kept of it is little; it starts at the header of a member.
@@ -30,7 +30,7 @@ class TarSource(Source):
 
     kind = "tar"
 
-    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+    def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
         if columns is not None and (
             isinstance(columns, dict) or not all(isinstance(name, str) for name in columns)
@@ -40,7 +40,7 @@ class TarSource(Source):
             )
         self.columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
 
-    def look(self) -> list[Batch]:
+    def look(self) -> list[SampleBatch]:
         found: dict[str, list[bytes]] = {}
         lengths: dict[str, list[int]] = {}
         names: list[str] = []
@@ -76,12 +76,12 @@ class TarSource(Source):
         sizes = {ending: np.fromiter(map(len, datas), np.int64) for ending, datas in found.items()} | {
             NAMES: text_sizes
         }
-        return [Batch(len(names), values, sizes)]
+        return [SampleBatch(len(names), values, sizes)]
 
-    def pieces(self) -> Iterable[Piece]:
-        return [Piece(number, 0, END) for number in range(len(self.files))]
+    def pieces(self) -> Iterable[SourcePiece]:
+        return [SourcePiece(number, 0, END) for number in range(len(self.files))]
 
-    def measure(self, piece: Piece) -> Tally:
+    def measure(self, piece: SourcePiece) -> PieceCounts:
         """Read the headers, and what is small; where all else is, is in `places`."""
         endings = [field.name for field in self.fields if field.name != NAMES]
         small = {field.name for field in self.fields if field.is_small}
@@ -112,7 +112,7 @@ class TarSource(Source):
                         kept_size += len(datas[ending][-1])
         text, text_sizes = as_text(names)
         kept = {ending: np.frombuffer(b"".join(found), "u1") for ending, found in datas.items()}
-        return Tally(
+        return PieceCounts(
             len(names),
             {NAMES: text, **kept},
             {NAMES: text_sizes, **{ending: np.array(found, np.int64) for ending, found in sizes.items()}},
@@ -120,7 +120,7 @@ class TarSource(Source):
             stop,
         )
 
-    def _small(self, piece: Piece, member: Member) -> bytes:
+    def _small(self, piece: SourcePiece, member: TarMember) -> bytes:
         """Return all bytes of a member of a small field. Raises ValueError for one that is too large to be kept."""
         if member.size > LARGEST:
             raise ValueError(
@@ -129,7 +129,9 @@ class TarSource(Source):
             )
         return member.data(member.size)
 
-    def rows(self, field: Field, span: Span, box: tuple[slice, ...], tally: Callable[[], Tally]) -> Array:
+    def rows(
+        self, field: Field, span: FieldSpan, box: tuple[slice, ...], tally: Callable[[], PieceCounts]
+    ) -> Array:
         known, (piece, start, stop) = tally(), span
         sizes, starts = known.sizes[field.name], known.places[field.name]
         ends = np.cumsum(sizes)
@@ -143,7 +145,7 @@ class TarSource(Source):
             start, at = int(ends[at]), at + 1
         return np.frombuffer(b"".join(self.files.ranges(wanted)), "u1")
 
-    def items(self, piece: Piece) -> Iterator[Item]:
+    def items(self, piece: SourcePiece) -> Iterator[Item]:
         yield self.files.paths[piece.file], 0, int(self.files.sizes[piece.file])
 
     @property
@@ -151,7 +153,7 @@ class TarSource(Source):
         return self.files.size
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A file in a tar: its name, and where its header and its bytes are."""
 
     name: str
@@ -166,17 +168,17 @@ class Member(NamedTuple):
         return bytes(self.file.read(min(self.size, most)))
 
 
-class Sample(NamedTuple):
+class TarSample(NamedTuple):
     name: str
-    members: dict[str, Member]
+    members: dict[str, TarMember]
 
 
-def samples_of(members: Iterable[Member], where: str) -> Iterator[Sample]:
+def samples_of(members: Iterable[TarMember], where: str) -> Iterator[TarSample]:
     """Yield samples as WebDataset does: members that follow one another and have one name, up to the first dot behind the folder.
 
     Raises ValueError for an ending that comes twice in one sample.
     """
-    sample: Sample | None = None
+    sample: TarSample | None = None
     for member in members:
         folder, slash, base = member.name.rpartition("/")
         stem, dot, ending = base.partition(".")
@@ -186,7 +188,7 @@ def samples_of(members: Iterable[Member], where: str) -> Iterator[Sample]:
         if sample is not None and sample.name != name:
             yield sample
             sample = None
-        sample = sample or Sample(name, {})
+        sample = sample or TarSample(name, {})
         ending = ending.lower()
         if ending in sample.members:
             raise ValueError(f"{where}: {member.name!r} comes twice in one sample")
@@ -198,10 +200,10 @@ def samples_of(members: Iterable[Member], where: str) -> Iterator[Sample]:
 class _members:
     """The files in a tar, in their order, from a header on; all is read in sequence, once."""
 
-    def __init__(self, files: Files, number: int, start: int = 0) -> None:
+    def __init__(self, files: SourceFiles, number: int, start: int = 0) -> None:
         self._files, self._number, self._start = files, number, start
 
-    def __enter__(self) -> Iterator[Member]:
+    def __enter__(self) -> Iterator[TarMember]:
         self._raw = self._files.fs.open(self._files.paths[self._number], "rb")
         self._raw.seek(self._start)  # from where it is, tarfile counts
         try:
@@ -215,7 +217,7 @@ class _members:
         self._tar.close()
         self._raw.close()
 
-    def _all(self) -> Iterator[Member]:
+    def _all(self) -> Iterator[TarMember]:
         last = 0
         try:
             while (info := self._tar.next()) is not None:
@@ -227,7 +229,7 @@ class _members:
                         "make the tar without --sparse"
                     )
                 if info.isreg():
-                    yield Member(info.name, info.offset, info.offset_data, info.size, self._raw)
+                    yield TarMember(info.name, info.offset, info.offset_data, info.size, self._raw)
         except tarfile.TarError as error:
             raise self._wrong(error) from error
         if last > int(self._files.sizes[self._number]):

@@ -13,7 +13,7 @@ import pyarrow.csv
 import pyarrow.json
 
 from cachedfs.datasets.text_streams import is_compressed
-from cachedfs.packing.pack_types import END, Batch, Field, Piece
+from cachedfs.packing.pack_types import END, Field, SampleBatch, SourcePiece
 from cachedfs.packing.sources.arrow_columns import (
     arrow_type,
     batch_of,
@@ -26,8 +26,8 @@ from cachedfs.packing.sources.arrow_columns import (
 from cachedfs.packing.sources.csv_records import delimiter_of, first_record, last_record
 from cachedfs.packing.sources.file_samples import spread
 from cachedfs.packing.sources.json_values import objects_of, only, texts_of, whole_ranges, why
-from cachedfs.packing.sources.record_blocks import Blocks, last_line
-from cachedfs.packing.sources.sample_source import Decoded, Files, Item
+from cachedfs.packing.sources.record_blocks import RecordBlocks, last_line
+from cachedfs.packing.sources.sample_source import DecodedSource, Item, SourceFiles
 
 __all__ = ["CSVSource", "JSONSource", "LineSource"]
 
@@ -43,24 +43,24 @@ MEANS = {
 }  # what lines may be, as it is given; "": as they are found
 
 
-class _Text(Decoded):
+class _Text(DecodedSource):
     """Records of text files, block by block."""
 
     by_range = True
 
-    def __init__(self, files: Files, columns: Any = None, **options: Any) -> None:
+    def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
         self.columns = chosen(columns)
-        self._blocks = Blocks(files, self.cut, by_range=self.by_range)
+        self._blocks = RecordBlocks(files, self.cut, by_range=self.by_range)
 
     def cut(self, data: bytes) -> int:
         """Return how many bytes are whole records."""
         return last_line(data)
 
-    def pieces(self) -> Iterable[Piece]:
+    def pieces(self) -> Iterable[SourcePiece]:
         return self._blocks.pieces()
 
-    def items(self, piece: Piece) -> Iterator[Item]:
+    def items(self, piece: SourcePiece) -> Iterator[Item]:
         size = int(self.files.sizes[piece.file])
         if piece.stop == END or is_compressed(self.files.paths[piece.file]):
             if not piece.start:
@@ -68,7 +68,7 @@ class _Text(Decoded):
         else:
             yield self.files.paths[piece.file], piece.start, piece.stop
 
-    def shown(self, piece: Piece) -> str:
+    def shown(self, piece: SourcePiece) -> str:
         return f"{self.files.shown(piece.file)}, the lines from byte {piece.start:,} on"
 
     def _looked_at(self) -> list[int]:
@@ -80,7 +80,7 @@ class _Text(Decoded):
 
     def _head(self, file: int, n: int = SAMPLED_SIZE) -> bytes:
         """Return the first records of a file, about `n` bytes, without a byte order mark."""
-        return _without_mark(self._blocks.head(file, n), Piece(file, 0, END))
+        return _without_mark(self._blocks.head(file, n), SourcePiece(file, 0, END))
 
 
 class LineSource(_Text):
@@ -88,7 +88,7 @@ class LineSource(_Text):
 
     kind = "lines"
 
-    def look(self) -> list[Batch]:
+    def look(self) -> list[SampleBatch]:
         given = self.columns or {"data": None}
         if set(given) != {"data"} or given["data"] not in MEANS:
             raise ValueError(
@@ -99,7 +99,7 @@ class LineSource(_Text):
         self.fields = (Field("data", "uint8", is_ragged=True, means=means),)
         return [_lines_of(head, END) for head in heads]
 
-    def read(self, piece: Piece) -> Batch:
+    def read(self, piece: SourcePiece) -> SampleBatch:
         data, stop = self._blocks.read(piece)
         if self.fields[0].means == "utf-8" and (wrong := _no_text(data)):
             raise ValueError(
@@ -118,8 +118,8 @@ class JSONSource(_Text):
 
     kind = "jsonl"
 
-    def look(self) -> list[Batch]:
-        heads = [(self._head(file), Piece(file, 0, END)) for file in self._looked_at()]
+    def look(self) -> list[SampleBatch]:
+        heads = [(self._head(file), SourcePiece(file, 0, END)) for file in self._looked_at()]
         schema = merged([self._guessed(head, piece) for head, piece in heads])
         if self.columns is not None:
             missing = [name for name in self.columns if name not in schema.names]
@@ -139,11 +139,11 @@ class JSONSource(_Text):
         self._schema = pa.schema([each for each in schema if each.name not in self._as_it_is])
         return [self._samples(head, piece) for head, piece in heads]
 
-    def read(self, piece: Piece) -> Batch:
+    def read(self, piece: SourcePiece) -> SampleBatch:
         data, stop = self._blocks.read(piece)
         return self._samples(_without_mark(data, piece), piece, stop)
 
-    def _whole(self, schema: pa.Schema, heads: list[tuple[bytes, Piece]]) -> dict[str, pa.DataType]:
+    def _whole(self, schema: pa.Schema, heads: list[tuple[bytes, SourcePiece]]) -> dict[str, pa.DataType]:
         """Return the types of integers that Arrow takes for floats, as they are no int64: floats have not all of them."""
         lists = {
             each.name
@@ -155,7 +155,7 @@ class JSONSource(_Text):
         found = {name: whole_type(name, *ends) for name, ends in whole_ranges(objects, floats).items()}
         return {name: pa.list_(type_) if name in lists else type_ for name, type_ in found.items()}
 
-    def _guessed(self, data: bytes, piece: Piece) -> pa.Schema:
+    def _guessed(self, data: bytes, piece: SourcePiece) -> pa.Schema:
         """Return what type Arrow takes each name for; null where it is given. Raises ValueError that names the file."""
         try:
             if self.columns is None:
@@ -168,7 +168,7 @@ class JSONSource(_Text):
         others = dict.fromkeys(name for each in objects for name in each if name not in schema.names)
         return pa.schema([*schema, *((name, pa.null()) for name in others)])
 
-    def _samples(self, data: bytes, piece: Piece, stop: int = END) -> Batch:
+    def _samples(self, data: bytes, piece: SourcePiece, stop: int = END) -> SampleBatch:
         """Return samples: what is to be JSON as it is in the lines, all else by Arrow, which would fill up and guess.
 
         Raises ValueError that names the file.
@@ -184,7 +184,7 @@ class JSONSource(_Text):
         joined = {name: text_of(found) for name, found in texts.items()}
         values = {name: elements for name, (elements, _) in joined.items()}
         sizes = {name: lengths for name, (_, lengths) in joined.items()}
-        return Batch(n, {**batch.values, **values}, {**batch.sizes, **sizes}, stop)
+        return SampleBatch(n, {**batch.values, **values}, {**batch.sizes, **sizes}, stop)
 
     def _table(self, data: bytes, schema: pa.Schema | None) -> pa.Table:
         """Return what Arrow makes of lines; without a schema as it guesses, but no time of a text."""
@@ -222,7 +222,7 @@ class CSVSource(_Text):
     def cut(self, data: bytes) -> int:
         return last_record(data, self._delimiters)
 
-    def look(self) -> list[Batch]:
+    def look(self) -> list[SampleBatch]:
         files = self._looked_at()
         first = self._head(files[0], HEADER)
         header = first[: first_record(first, self._delimiters)]
@@ -237,7 +237,7 @@ class CSVSource(_Text):
         if missing := [name for name in wanted if name not in self._names]:
             raise ValueError(f"{self.files.url}: columns {missing} are not there; there are {self._names}")
         self._schema = pa.schema([(name, pa.null()) for name in wanted])
-        heads = [(self._head(file), Piece(file, 0, END)) for file in files]
+        heads = [(self._head(file), SourcePiece(file, 0, END)) for file in files]
         tables = [self._parsed(head, piece, {}) for head, piece in heads]
         schema = merged([table.schema for table in tables])
         given = self.columns or {}
@@ -251,7 +251,7 @@ class CSVSource(_Text):
         self.fields = fields_of(self._schema, self.columns)
         return [batch_of(self._parsed(head, piece), self.fields) for head, piece in heads]
 
-    def _whole(self, names: list[str], heads: list[tuple[bytes, Piece]]) -> dict[str, pa.DataType]:
+    def _whole(self, names: list[str], heads: list[tuple[bytes, SourcePiece]]) -> dict[str, pa.DataType]:
         """Return the types of integers that Arrow takes for floats, as they are no int64: floats have not all of them."""
         found: dict[str, list[int]] = {name: [] for name in names}
         for head, piece in heads if names else ():
@@ -284,7 +284,7 @@ class CSVSource(_Text):
             raise ValueError(f"{where}: its lines end with \\r alone; make that \\n, or \\r\\n")
         return list(table.schema.names)
 
-    def read(self, piece: Piece) -> Batch:
+    def read(self, piece: SourcePiece) -> SampleBatch:
         data, stop = self._blocks.read(piece)
         try:
             return batch_of(self._parsed(data, piece), self.fields, stop)
@@ -295,7 +295,7 @@ class CSVSource(_Text):
     def _parsed(
         self,
         data: bytes,
-        piece: Piece,
+        piece: SourcePiece,
         types: Mapping[str, pa.DataType] | None = None,
         *,
         has_null: bool = False,
@@ -330,13 +330,13 @@ class CSVSource(_Text):
             ) from error
 
 
-def _lines_of(data: bytes, stop: int) -> Batch:
+def _lines_of(data: bytes, stop: int) -> SampleBatch:
     lines = data.split(b"\n")
     if b"\r" in data:
         lines = [line.removesuffix(b"\r") for line in lines]
     lines = [line for line in lines if line]
     sizes = np.fromiter(map(len, lines), np.int64, len(lines))
-    return Batch(len(lines), {"data": np.frombuffer(b"".join(lines), "u1")}, {"data": sizes}, stop)
+    return SampleBatch(len(lines), {"data": np.frombuffer(b"".join(lines), "u1")}, {"data": sizes}, stop)
 
 
 def _no_text(data: bytes) -> str:
@@ -354,7 +354,7 @@ def _lenient(data: bytes) -> Iterator[dict[str, Any]]:
     return objects_of(data.decode(errors="replace").encode())
 
 
-def _without_mark(data: bytes, piece: Piece) -> bytes:
+def _without_mark(data: bytes, piece: SourcePiece) -> bytes:
     return data if piece.start else data.removeprefix(codecs.BOM_UTF8)
 
 

@@ -13,13 +13,13 @@ import pytest
 
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer
 from tests.origins.drive.certificates import private_key
 from tests.sim.discovery import problems_of_request
 
 # A busy machine may seem to hang, and a request that it held up is not to be sent a second time.
-PATIENT = Policy(base_s=0.001, cap_s=0.001, hedge_least_s=3600.0, hedge_early_s=3600.0)
+PATIENT = RetryPolicy(base_s=0.001, cap_s=0.001, hedge_least_s=3600.0, hedge_early_s=3600.0)
 QUICK = dataclasses.replace(PATIENT, stall_s=0.3)  # where a request does hang
 _numbers = itertools.count()
 
@@ -68,7 +68,7 @@ async def make(server: DriveServer) -> AsyncIterator[Callable[..., DriveOrigin]]
     made: list[DriveOrigin] = []
 
     def make_origin(
-        policy: Policy = PATIENT, concurrency: int = 16, clock: Any = None, **options: Any
+        policy: RetryPolicy = PATIENT, concurrency: int = 16, clock: Any = None, **options: Any
     ) -> Any:
         more = {} if clock is None else {"clock": clock}
         origin = DriveOrigin(

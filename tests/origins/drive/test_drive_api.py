@@ -20,14 +20,14 @@ from cachedfs.errors import (
     NotDownloadable,
     ObjectChanged,
     ObjectNotFound,
-    OriginAway,
     OriginUnavailable,
+    OriginUnreachable,
     QuotaExceeded,
 )
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.retry import Failed, Policy, Tries, Trouble
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason
 from cachedfs.sim import DriveServer, Fault
 from cachedfs.sim.messages import Refusal
 from tests.origins.contract import DATA, names, read
@@ -239,8 +239,10 @@ def test_a_wait_that_is_asked_for_is_waited_at_least() -> None:
     verdict = api.failure(
         429, {"retry-after": "7"}, b"", url="drive://x", doing="reading", pinned=False, now=now
     )
-    assert isinstance(verdict, Trouble)
-    wait_s = Tries(Policy(base_s=0.5), clock=lambda: 0.0, rng=random.Random(0)).next_wait_s(verdict)
+    assert isinstance(verdict, RetryReason)
+    wait_s = RetryAttempts(RetryPolicy(base_s=0.5), clock=lambda: 0.0, rng=random.Random(0)).next_wait_s(
+        verdict
+    )
     assert wait_s is not None
     assert 7.0 <= wait_s <= 7.5
 
@@ -295,14 +297,14 @@ async def test_an_absence_that_another_address_tells_is_not_believed(
     ],
 )
 def test_a_resource_that_lacks_what_drive_always_sends_is_none(kind: str, body: dict[str, Any]) -> None:
-    with pytest.raises(Failed, match=f"no complete {kind}"):
+    with pytest.raises(RetryableError, match=f"no complete {kind}"):
         api.resource_of(200, json.dumps({"kind": kind, **body}).encode(), kind)
 
 
 def test_an_answer_without_content_is_one_to_a_delete_only() -> None:
     assert api.resource_of(204, b"", None) == {}
     for status, kind in ((200, None), (204, "drive#file")):
-        with pytest.raises(Failed, match="answer"):
+        with pytest.raises(RetryableError, match="answer"):
             api.resource_of(status, b"", kind)
 
 
@@ -312,8 +314,8 @@ async def test_a_service_that_is_not_there_is_origin_away(
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        origin = make(policy=Policy(base_s=0.001, cap_s=0.001, connect_s=0.2), endpoint_url=url)
-        with pytest.raises(OriginAway, match=r"drive://.*endpoint"):
+        origin = make(policy=RetryPolicy(base_s=0.001, cap_s=0.001, connect_s=0.2), endpoint_url=url)
+        with pytest.raises(OriginUnreachable, match=r"drive://.*endpoint"):
             await asked(origin, kind, "My Drive/x", pinned)
 
 
@@ -370,8 +372,8 @@ async def test_after_aclose_an_origin_connects_again(make: MakeOrigin, path: str
         (403, False, AccessDenied),
         (400, False, ValueError),
         (412, False, CachedFSError),
-        (503, True, Trouble),
-        (599, False, Trouble),
+        (503, True, RetryReason),
+        (599, False, RetryReason),
     ],
 )
 def test_every_status_means_something(status: int, pinned: bool, kind: type, body: bytes) -> None:
@@ -381,11 +383,11 @@ def test_every_status_means_something(status: int, pinned: bool, kind: type, bod
 
     said = verdict_of(Refusal(status, "no").to_json().encode())
     assert isinstance(said, kind)
-    if not isinstance(said, Trouble):
+    if not isinstance(said, RetryReason):
         assert str(said).startswith("drive://x: ")
     # Of somebody else only that we are not signed in is believed.
     not_drives = verdict_of(body)
-    assert isinstance(not_drives, AccessDenied if status == 401 else Trouble)
+    assert isinstance(not_drives, AccessDenied if status == 401 else RetryReason)
     assert "<html>" not in str(not_drives)
 
 

@@ -39,7 +39,7 @@ from cachedfs.origins import tokens
 from cachedfs.origins.drive import held, transport
 from cachedfs.origins.drive.auth import OPTIONS, DriveAuth, describe, sign_in
 from cachedfs.origins.drive.transport import Unreachable, send
-from cachedfs.origins.retry import Failed
+from cachedfs.origins.retry import RetryableError
 from tests.origins.drive.certificates import certify
 
 # oauth2client's own, on Python 3.12 and later.
@@ -267,7 +267,9 @@ class Slow:
 
 
 def held_by(source: Slow) -> Any:
-    return held.Held(held.Found(source, "somebody", "sign in"), connect_s=60.0, stall_s=60.0)
+    return held.SharedCredentials(
+        held.FoundToken(source, "somebody", "sign in"), connect_s=60.0, stall_s=60.0
+    )
 
 
 def auth_by(source: Slow) -> GoogleAuth:
@@ -420,7 +422,7 @@ class TestSavedSignIn:
         saved_file(tmp_path, saved_json(google_server))
         google_server.refusal = (503, {"error": "backend"})
         gauth = signed_in(client_id=CLIENT)
-        with refused(Failed):
+        with refused(RetryableError):
             await sent_by(gauth)
         google_server.refusal = None
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
@@ -764,7 +766,7 @@ class TestRenewal:
         credentials = held_by(source)
 
         def ask(_: int) -> str:
-            with pytest.raises(Failed) as caught:
+            with pytest.raises(RetryableError) as caught:
                 credentials.fresh_headers(None)
             return str(caught.value)
 
@@ -799,7 +801,7 @@ class TestRenewal:
     async def test_no_network_is_unreachable(self, google_server: Google) -> None:
         credentials = user_credentials(google_server)
         credentials._token_uri = f"http://127.0.0.1:{closed_port()}/token"
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(RetryableError) as caught:
             await sent_by(signed_in(credentials=credentials))
         assert caught.value.trouble.is_unreachable
 
@@ -882,7 +884,7 @@ def hasty() -> Iterator[Any]:
 
 class TestTransport:
     def test_a_closed_port_is_unreachable(self, anon: Any) -> None:
-        with pytest.raises(Failed, match="cannot connect") as caught:
+        with pytest.raises(RetryableError, match="cannot connect") as caught:
             send(anon, "GET", f"http://127.0.0.1:{closed_port()}/x")
         assert caught.value.trouble.is_unreachable
         assert isinstance(caught.value.__cause__, Unreachable)
@@ -893,7 +895,7 @@ class TestTransport:
 
         monkeypatch.setattr(socket, "getaddrinfo", unresolved)
         for scheme in ("http", "https"):
-            with pytest.raises(Failed) as caught:
+            with pytest.raises(RetryableError) as caught:
                 send(anon, "POST", f"{scheme}://nowhere.invalid/x", b"body")
             assert caught.value.trouble.is_unreachable
 
@@ -910,7 +912,7 @@ class TestTransport:
         monkeypatch.setattr(socket, "create_connection", silent)
         with drive_auth(sign_in({"token": "anon"}, connect_s=1.5, stall_s=30.0)) as made:
             http = made.transport()
-            with pytest.raises(Failed) as caught:
+            with pytest.raises(RetryableError) as caught:
                 send(http, "GET", f"{scheme}://127.0.0.1:9/x")
             assert http.timeout == 30.0
         assert caught.value.trouble.is_unreachable
@@ -929,19 +931,19 @@ class TestTransport:
         monkeypatch.setattr(socket, "create_connection", too_late)
         with (
             socket.create_server(("127.0.0.1", 0)) as silent,
-            pytest.raises(Failed, match="given up") as caught,
+            pytest.raises(RetryableError, match="given up") as caught,
         ):
             send(anon, "GET", f"http://127.0.0.1:{silent.getsockname()[1]}/x")
         assert caught.value.trouble.is_unreachable
         assert [sock.fileno() for sock in made] == [-1]
 
     def test_a_handshake_that_never_comes_is_unreachable(self, hasty: Any) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Failed) as caught:
+        with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RetryableError) as caught:
             send(hasty, "GET", f"https://127.0.0.1:{silent.getsockname()[1]}/x")
         assert caught.value.trouble.is_unreachable
 
     def test_a_service_that_is_silent_has_failed_but_is_there(self, hasty: Any) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Failed) as caught:
+        with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RetryableError) as caught:
             send(hasty, "GET", f"http://127.0.0.1:{silent.getsockname()[1]}/x")
         assert not caught.value.trouble.is_unreachable
         assert "timed out" in caught.value.trouble.reason
@@ -976,7 +978,7 @@ class TestTransport:
     def test_tls_proves_who_is_there(self, tls_server: tuple[str, str]) -> None:
         url, its_certificate = tls_server
         with drive_auth(sign_in({"token": "anon"}, connect_s=50.0, stall_s=60.0)) as made:
-            with pytest.raises(Failed, match="CERTIFICATE_VERIFY_FAILED") as caught:
+            with pytest.raises(RetryableError, match="CERTIFICATE_VERIFY_FAILED") as caught:
                 send(made.transport(), "GET", url)
             assert caught.value.trouble.is_final
             made.transport()._http.ca_certs = its_certificate
@@ -995,7 +997,7 @@ class TestTransport:
             assert send(made.transport(), "GET", url).body == b"hello"
         monkeypatch.setenv("HTTPLIB2_CA_CERTS", httplib2.CA_CERTS)
         again = drive_auth(sign_in({"token": "anon"}, connect_s=30.0, stall_s=30.0))
-        with again as made, pytest.raises(Failed, match="CERTIFICATE_VERIFY_FAILED"):
+        with again as made, pytest.raises(RetryableError, match="CERTIFICATE_VERIFY_FAILED"):
             send(made.transport(), "GET", url)
 
     def test_where_the_system_trusts_nobody_the_authorities_of_certifi_are_trusted(
@@ -1009,7 +1011,7 @@ class TestTransport:
         assert len(transport.trusted().get_ca_certs()) > 50
 
     def test_what_speaks_no_tls_has_failed(self, anon: Any, google_server: Google) -> None:
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(RetryableError) as caught:
             send(anon, "GET", google_server.url.replace("http:", "https:"))
         assert not caught.value.trouble.is_unreachable
 
@@ -1024,16 +1026,16 @@ class TestTransport:
         with drive_auth(signed_in(token="TOKEN-bare")) as made:
             response, body = made.transport().request(f"{google_server.url}/moved")
             assert (response.status, json.loads(body)) == (200, {"you": "", "items": []})
-            with pytest.raises(Failed, match="redirected"):  # no question to Drive is
+            with pytest.raises(RetryableError, match="redirected"):  # no question to Drive is
                 send(made.transport(), "GET", f"{google_server.url}/moved")
 
     def test_a_body_that_is_cut_has_failed(self, anon: Any, google_server: Google) -> None:
-        with pytest.raises(Failed, match="IncompleteRead"):
+        with pytest.raises(RetryableError, match="IncompleteRead"):
             send(anon, "GET", f"{google_server.url}/short")
         assert send(anon, "GET", f"{google_server.url}/public").status == 200  # on another connection
 
     def test_a_request_that_creates_is_never_sent_twice(self, anon: Any, google_server: Google) -> None:
-        with pytest.raises(Failed, match="without an answer"):
+        with pytest.raises(RetryableError, match="without an answer"):
             send(anon, "POST", f"{google_server.url}/hang-up", b"{}")
         assert len(google_server.asked) == 1
 
@@ -1070,7 +1072,7 @@ class TestTransport:
         with refused(AccessDenied, "invalid_grant", "sign in again"):
             send(Refusing(gone), "GET", "https://x/")
         away = google.auth.exceptions.TransportError("no route")
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(RetryableError) as caught:
             send(Refusing(away), "GET", "https://x/")
         assert caught.value.trouble.is_unreachable
         for status, is_final in ((404, True), (403, True), (429, False), (500, False)):
@@ -1078,7 +1080,7 @@ class TestTransport:
             told = google.auth.exceptions.TransportError("the metadata server says", answer)
             wrapped = google.auth.exceptions.RefreshError(told)
             wrapped.__cause__ = told
-            with refused(AccessDenied if is_final else Failed, "the metadata server says"):
+            with refused(AccessDenied if is_final else RetryableError, "the metadata server says"):
                 send(Refusing(wrapped), "GET", "https://x/")
         with pytest.raises(ValueError, match="a mistake"):
             send(Refusing(ValueError("a mistake")), "GET", "https://x/")

@@ -15,7 +15,7 @@ from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectNotF
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
 
@@ -194,7 +194,7 @@ async def test_an_export_that_is_long_in_the_making_is_waited_for_and_asked_for_
     """Drive sends nothing before the conversion is done."""
     server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
     known = await make().lookup(f"{root}/sheet")
-    hasty = Policy(base_s=0.001, cap_s=0.001, stall_s=0.1, hedge_least_s=0.05, hedge_early_s=0.05)
+    hasty = RetryPolicy(base_s=0.001, cap_s=0.001, stall_s=0.1, hedge_least_s=0.05, hedge_early_s=0.05)
     server.fail(Fault(kind="export", stall_s=0.3, times=None))
     assert (await read(make(hasty, export="csv"), f"{root}/sheet", None, known))[0] == b"0123456789"
     assert len(exported(server)) == 1
@@ -205,7 +205,7 @@ async def test_an_export_that_never_comes_is_unavailable_in_the_end(
 ) -> None:
     server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
     known = await make().lookup(f"{root}/sheet")
-    hasty = Policy(tries=2, base_s=0.001, cap_s=0.001, export_s=0.2)
+    hasty = RetryPolicy(tries=2, base_s=0.001, cap_s=0.001, export_s=0.2)
     server.fail(Fault(kind="export", stall_s=60.0, times=None))
     with pytest.raises(OriginUnavailable, match=r"exporting it as text/csv failed after 2 tries"):
         await read(make(hasty, export="csv"), f"{root}/sheet", None, known)

@@ -14,8 +14,8 @@ from cachedfs.origins import rate_limit
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.rate_limit import OwnBook, Pace, Pacer
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.rate_limit import LimitState, ProcessRecord, RateLimiter
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
 from tests.origins.drive.conftest import PATIENT
@@ -23,7 +23,7 @@ from tests.support import until
 
 pytestmark = pytest.mark.usefixtures("real_pace")
 MakeOrigin = Callable[..., DriveOrigin]
-STALLED = Policy(base_s=0.001, cap_s=0.001, hedge_least_s=0.1, hedge_early_s=0.1)
+STALLED = RetryPolicy(base_s=0.001, cap_s=0.001, hedge_least_s=0.1, hedge_early_s=0.1)
 LATE = Fault(kind="media", stall_s=3600)
 
 
@@ -31,13 +31,13 @@ class Books:
     """The records of one machine; what was told to them, and a way to set them."""
 
     def __init__(self) -> None:
-        self.books: dict[str, OwnBook] = {}
+        self.books: dict[str, ProcessRecord] = {}
 
-    def __call__(self, account: str) -> OwnBook:
-        return self.books.setdefault(account, OwnBook())
+    def __call__(self, account: str) -> ProcessRecord:
+        return self.books.setdefault(account, ProcessRecord())
 
-    def pace(self, account: str) -> Pace:
-        return self(account).change(lambda numbers: (numbers, Pace(*numbers)))
+    def pace(self, account: str) -> LimitState:
+        return self(account).change(lambda numbers: (numbers, LimitState(*numbers)))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def books() -> Books:
 def origins(server: DriveServer, books: Books) -> Iterator[Callable[..., DriveOrigin]]:
     """What makes origins that share the records of one machine, as those of several processes do."""
 
-    def make(policy: Policy = PATIENT) -> DriveOrigin:
+    def make(policy: RetryPolicy = PATIENT) -> DriveOrigin:
         return DriveOrigin(
             {"token": "anon", "endpoint_url": server.endpoint_url},
             identity="drive",
@@ -87,7 +87,7 @@ def test_what_a_request_counts_as(method: str, address: str, kind: str) -> None:
     assert api.kind_of(method, f"https://www.googleapis.com{address}") == kind
 
 
-class Told(Pacer):
+class Told(RateLimiter):
     """A pacer that remembers what it was asked, and lets everything pass."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ async def test_a_budget_that_is_used_up_is_waited_for_by_all_who_share_it(
     # Somebody else has taken all that may be sent in the next 0.3 seconds.
     began = asyncio.get_running_loop().time()
     now = one.account.pacer._requests._clock()
-    used = Pace(rung=1.0, share=1 / 8, free_at=now + 0.3, cut_at=now)
+    used = LimitState(rung=1.0, share=1 / 8, free_at=now + 0.3, cut_at=now)
     books("drive|requests").change(lambda numbers: (used, None))
     await asyncio.gather(*(read(origin, f"{root}/a", None, info) for origin in (one, other)))
     assert asyncio.get_running_loop().time() - began >= 0.3
@@ -160,14 +160,14 @@ async def test_refusals_in_bulk_are_learnt_by_all_and_kept_for_later(
     assert books.pace("drive|requests").rung == 1
     assert caplog.messages == ["requests are refused as too many: 25.7 a second are sent from now on"]
     await one.aclose()
-    await Pacer("drive", books).spend("download")
+    await RateLimiter("drive", books).spend("download")
     assert books.pace("drive|requests").rung == 1
 
 
 async def test_refused_creations_slow_creations_alone(
     origins: Any, server: DriveServer, root: str, books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_limit, "CREATES", (rate_limit.Limit(300.0), rate_limit.Limit(200.0)))
+    monkeypatch.setattr(rate_limit, "CREATES", (rate_limit.RateLimit(300.0), rate_limit.RateLimit(200.0)))
     origin = origins()
     server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=5))
     await origin.call("pipe_file", f"{root}/a", b"a")
@@ -187,9 +187,9 @@ async def test_items_are_made_at_three_a_second(origins: Any, server: DriveServe
 
 
 async def test_who_stops_waiting_for_a_turn_keeps_nobody_back(books: Books) -> None:
-    pacer = Pacer("drive", books)
+    pacer = RateLimiter("drive", books)
     now = pacer._requests._clock()
-    blocked = Pace(rung=1.0, share=1 / 32, free_at=now + 1, cut_at=now)
+    blocked = LimitState(rung=1.0, share=1 / 32, free_at=now + 1, cut_at=now)
     books("drive|requests").change(lambda numbers: (blocked, None))
     waiting = [asyncio.ensure_future(pacer.spend("get")) for _ in range(3)]
     await asyncio.sleep(0)
@@ -197,7 +197,7 @@ async def test_who_stops_waiting_for_a_turn_keeps_nobody_back(books: Books) -> N
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
-    books("drive|requests").change(lambda numbers: (Pace(), None))
+    books("drive|requests").change(lambda numbers: (LimitState(), None))
     assert await asyncio.wait_for(pacer.spend("get"), 60)
 
 

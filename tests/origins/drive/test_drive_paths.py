@@ -207,7 +207,7 @@ async def test_many_children_are_listed_each_once(
     async def items(*_: Any) -> list[dict[str, Any]]:
         return many + many[:1000]  # a page that came twice
 
-    monkeypatch.setattr("cachedfs.origins.drive.client.Connection.items", items)
+    monkeypatch.setattr("cachedfs.origins.drive.client.DriveConnection.items", items)
     found = await make().tree.children(ObjectInfo("id:1", "directory", id="1"))
     assert [info.id for info in found] == [item["id"] for item in many]
     assert caplog.records == []  # what came twice is no duplicate

@@ -22,10 +22,10 @@ import httplib2
 import pytest
 
 from cachedfs.common.types import ObjectInfo
-from cachedfs.errors import OriginAway
+from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.transport import proxy_of
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer
 from tests.origins.contract import read
 from tests.origins.drive.certificates import certify
@@ -152,7 +152,7 @@ async def test_a_proxy_that_refuses_is_named_with_its_answer(
     origin: DriveOrigin = make(endpoint_url=f"https://{GOOGLE[0]}")
     known = ObjectInfo("My Drive/a", size=1, fingerprint="f", id="1", details={"md5Checksum": "0"})
     for ask in (origin.lookup("My Drive/a"), read(origin, "My Drive/a", None, known)):
-        with pytest.raises(OriginAway, match="407 Proxy Authentication Required") as caught:
+        with pytest.raises(OriginUnreachable, match="407 Proxy Authentication Required") as caught:
             await ask
         told = "".join(traceback.format_exception(caught.value))
         assert "mistaken" not in told
@@ -164,11 +164,13 @@ async def test_who_is_not_trusted_is_asked_once_and_the_error_says_where_trust_c
 ) -> None:
     monkeypatch.setenv("https_proxy", f"http://me:pass%20word@127.0.0.1:{proxy.server_address[1]}")
     monkeypatch.setenv("no_proxy", "")
-    patient = Policy(base_s=0.001, cap_s=0.001, connect_s=30.0)
+    patient = RetryPolicy(base_s=0.001, cap_s=0.001, connect_s=30.0)
     origin: DriveOrigin = make(patient, endpoint_url=f"https://{GOOGLE[0]}")
     known = ObjectInfo("My Drive/a", size=1, fingerprint="f", id="1", details={"md5Checksum": "0"})
     for ask in (origin.lookup("My Drive/a"), read(origin, "My Drive/a", None, known)):
-        with pytest.raises(OriginAway, match=r"1 try .*CERTIFICATE_VERIFY_FAILED.*SSL_CERT_FILE") as caught:
+        with pytest.raises(
+            OriginUnreachable, match=r"1 try .*CERTIFICATE_VERIFY_FAILED.*SSL_CERT_FILE"
+        ) as caught:
             await ask
         assert "0x" not in str(caught.value)
     assert server.count() == 0

@@ -13,7 +13,7 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, OriginUnavailable, QuotaExceeded
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.read import WHOLE, proof_of
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
 from tests.origins.drive.conftest import QUICK
@@ -368,7 +368,7 @@ async def test_a_body_that_breaks_while_it_is_held_back_is_resumed(
 async def test_what_is_held_back_is_bounded(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
-    origin = make(policy=Policy(stall_s=5))
+    origin = make(policy=RetryPolicy(stall_s=5))
     data = bytes(40 << 20)
     server.edit(server.put(f"{folder}/big", data), capabilities={"canReadRevisions": False})
     pinned = await origin.lookup(f"{root}/big")

@@ -26,11 +26,11 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import Creates
-from cachedfs.origins.drive.mutations import Writer
+from cachedfs.origins.drive.client import CreationLimit
+from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.upload import PIECE, Content
-from cachedfs.origins.retry import Policy
+from cachedfs.origins.drive.upload import PIECE, UploadContent
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault, Request
 
 MakeOrigin = Callable[..., DriveOrigin]
@@ -43,12 +43,12 @@ PIECES = 700_000  # three of 256 KiB
 
 
 @pytest.fixture
-async def writer(origin: DriveOrigin) -> Writer:
-    return Writer(origin.account, origin.tree)
+async def writer(origin: DriveOrigin) -> DriveWriter:
+    return DriveWriter(origin.account, origin.tree)
 
 
-async def write(writer: Writer, path: str, data: bytes, **options: Any) -> None:
-    await writer.write(path, Content(io.BytesIO(data)), **options)
+async def write(writer: DriveWriter, path: str, data: bytes, **options: Any) -> None:
+    await writer.write(path, UploadContent(io.BytesIO(data)), **options)
 
 
 def changes(server: DriveServer) -> list[tuple[str, str]]:
@@ -67,7 +67,7 @@ def md5(data: bytes) -> str:
 # How bytes travel
 @pytest.mark.parametrize("size", [0, 1, 5 * MB - 1, 5 * MB])
 async def test_up_to_5_mb_is_one_request(
-    writer: Writer, server: DriveServer, folder: str, root: str, size: int
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, size: int
 ) -> None:
     await write(writer, f"{root}/a.txt", BIG[:size])
     (found,) = server.find(f"{folder}/a.txt")
@@ -82,7 +82,7 @@ async def test_up_to_5_mb_is_one_request(
     [(5 * MB + 1, 1), (PIECE - 1, 1), (PIECE, 1), (PIECE + 1, 2), (2 * PIECE, 2), (20 * MB, 3)],
 )
 async def test_more_is_sent_in_pieces_of_8_mib(
-    writer: Writer, server: DriveServer, folder: str, root: str, size: int, n_pieces: int
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, size: int, n_pieces: int
 ) -> None:
     await write(writer, f"{root}/a", BIG[:size])
     assert server.get(f"{folder}/a") == BIG[:size]
@@ -94,7 +94,7 @@ async def test_more_is_sent_in_pieces_of_8_mib(
 
 
 async def test_a_connection_lost_in_a_piece_goes_on_where_it_broke(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", nth=3, close_before=True))  # the second piece is not taken
     await write(writer, f"{root}/a", BIG)
@@ -135,7 +135,7 @@ async def test_an_upload_goes_on_with_another_token_when_its_own_has_expired(
 
 
 async def test_a_piece_whose_answer_was_lost_is_not_sent_again(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", nth=2, lose=True))
     server.fail(Fault(kind="upload", nth=5, lose=True))  # the last one: the file is made
@@ -146,7 +146,7 @@ async def test_a_piece_whose_answer_was_lost_is_not_sent_again(
 
 
 async def test_a_piece_that_is_kept_in_part_is_gone_on_with(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.accept_only(MB)
     await write(writer, f"{root}/a", BIG)
@@ -155,10 +155,10 @@ async def test_a_piece_that_is_kept_in_part_is_gone_on_with(
 
 
 async def test_an_upload_that_goes_on_little_by_little_is_never_given_up(
-    writer: Writer, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{UPLOAD}._ONE_REQUEST", 1000)
-    n_lost, kept = 2 * Policy().tries, 256 << 10
+    n_lost, kept = 2 * RetryPolicy().tries, 256 << 10
     server.accept_only(kept, times=n_lost)
     for number in range(n_lost):  # each piece, and not the question after it
         server.fail(Fault(kind="upload", nth=2 + 2 * number, lose=True))
@@ -168,7 +168,7 @@ async def test_an_upload_that_goes_on_little_by_little_is_never_given_up(
 
 
 async def test_a_service_that_keeps_nothing_is_unavailable_in_the_end(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", nth=2, status=308, body="", times=None))
     with pytest.raises(OriginUnavailable, match=rf"drive://{root}/a.*6 tries"):
@@ -177,7 +177,7 @@ async def test_a_service_that_keeps_nothing_is_unavailable_in_the_end(
 
 
 async def test_a_service_that_has_all_and_makes_nothing_is_unavailable_in_the_end(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     all_of_it = {"Range": f"bytes=0-{9 * MB - 1}"}
     server.fail(Fault(kind="upload", nth=2, status=308, body="", headers=all_of_it, times=None))
@@ -188,7 +188,7 @@ async def test_a_service_that_has_all_and_makes_nothing_is_unavailable_in_the_en
 
 @pytest.mark.parametrize("status", [404, 410])
 async def test_an_upload_that_was_forgotten_begins_again_once(
-    writer: Writer, server: DriveServer, folder: str, root: str, status: int
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, status: int
 ) -> None:
     server.fail(Fault(kind="upload", nth=3, status=status))
     await write(writer, f"{root}/a", BIG)
@@ -199,7 +199,7 @@ async def test_an_upload_that_was_forgotten_begins_again_once(
 
 
 async def test_an_upload_that_was_forgotten_after_it_made_the_file_is_done(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", nth=3, close_after=0))
     server.fail(Fault(kind="upload", nth=4, status=404))
@@ -209,7 +209,7 @@ async def test_an_upload_that_was_forgotten_after_it_made_the_file_is_done(
 
 
 async def test_the_beginning_is_tried_again(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", status=503, html=True))
     server.fail(Fault(kind="upload", nth=2, lose=True))
@@ -222,7 +222,7 @@ async def test_the_beginning_is_tried_again(
     [("create", ""), ("copy", "{}"), ("upload", "<html>"), ("update", '{"kind": "drive#fileList"}')],
 )
 async def test_a_change_is_done_only_where_drive_names_the_item(
-    writer: Writer, server: DriveServer, folder: str, root: str, kind: str, body: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, kind: str, body: str
 ) -> None:
     server.put(f"{folder}/a", b"1")
     act = {
@@ -242,7 +242,7 @@ async def test_a_change_is_done_only_where_drive_names_the_item(
 
 
 async def test_an_empty_answer_to_a_listing_makes_no_second_folder(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/sub/a", b"1")
     server.fail(Fault(kind="list", status=200, body="", times=3))
@@ -253,7 +253,7 @@ async def test_an_empty_answer_to_a_listing_makes_no_second_folder(
 
 @pytest.mark.parametrize("size", [10, 9 * MB])
 async def test_other_bytes_than_were_sent_are_an_error(
-    writer: Writer, server: DriveServer, folder: str, root: str, size: int
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, size: int
 ) -> None:
     wrong = json.dumps({"kind": "drive#file", "id": "x", "md5Checksum": md5(b"other")})
     server.fail(Fault(kind="upload", nth=1 if size == 10 else 3, status=200, body=wrong))
@@ -264,12 +264,12 @@ async def test_other_bytes_than_were_sent_are_an_error(
 @pytest.fixture
 def wrong_on_the_way(monkeypatch: pytest.MonkeyPatch) -> str:
     """What is sent is not what is meant, of which this is the checksum."""
-    monkeypatch.setattr(Content, "md5", lambda self: md5(b"meant"))
+    monkeypatch.setattr(UploadContent, "md5", lambda self: md5(b"meant"))
     return md5(b"meant")
 
 
 async def test_a_new_file_of_wrong_bytes_is_removed_again(
-    writer: Writer, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
 ) -> None:
     with pytest.raises(
         CachedFSError, match=rf"{root}/a: .*{md5(b'sent')} instead of {wrong_on_the_way}.*removed"
@@ -279,7 +279,7 @@ async def test_a_new_file_of_wrong_bytes_is_removed_again(
 
 
 async def test_a_file_overwritten_with_wrong_bytes_is_what_it_was_before(
-    writer: Writer, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
 ) -> None:
     id = server.put(f"{folder}/a", b"before")
     with pytest.raises(CachedFSError, match=rf"{root}/a: Drive holds other bytes.*is what it was before"):
@@ -288,7 +288,7 @@ async def test_a_file_overwritten_with_wrong_bytes_is_what_it_was_before(
 
 
 async def test_wrong_bytes_that_cannot_be_taken_back_are_told(
-    writer: Writer, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
 ) -> None:
     server.put(f"{folder}/a", b"before")
     server.fail(Fault(kind="delete", status=403, reason="insufficientFilePermissions"))
@@ -298,7 +298,7 @@ async def test_wrong_bytes_that_cannot_be_taken_back_are_told(
 
 
 async def test_what_somebody_else_wrote_over_a_new_file_is_not_taken_back(
-    writer: Writer, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
 ) -> None:
     server.fail(
         Fault(kind="upload", close_after=0)
@@ -309,7 +309,7 @@ async def test_what_somebody_else_wrote_over_a_new_file_is_not_taken_back(
 
 
 async def test_ids_are_asked_for_once_for_a_hundred_creates(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     await asyncio.gather(*(write(writer, f"{root}/{i}", b"") for i in range(100)))
     assert server.count("ids") == 1
@@ -324,16 +324,16 @@ async def test_a_file_from_the_disk_is_never_in_memory_as_a_whole(
     (tmp_path / "big").write_bytes(BIG)
     inner, largest = await origin.filesystem(), 0
     await inner._mkdir(f"{root}/sub")  # signs in
-    read = Content.piece
+    read = UploadContent.piece
 
-    def piece(self: Content, start: int, stop: int) -> bytes:
+    def piece(self: UploadContent, start: int, stop: int) -> bytes:
         nonlocal largest
         data = read(self, start, stop)
         largest = max(largest, len(data))
         return data
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Content, "piece", piece)
+        patch.setattr(UploadContent, "piece", piece)
         await inner._put_file(tmp_path / "big", f"{root}/a")
     assert largest == PIECE
     assert server.find(f"{folder}/a")[0]["md5Checksum"] == md5(BIG)
@@ -344,14 +344,14 @@ def test_the_checksum_of_a_file_is_counted_in_pieces(tmp_path: Path) -> None:
     path.write_bytes(BIG)
     with path.open("rb") as file:
         tracemalloc.start()
-        assert Content(file).md5() == md5(BIG)
+        assert UploadContent(file).md5() == md5(BIG)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 2.5 * PIECE
 
 
 # Each request, lost once: on its way, or its answer
-LOST: dict[str, tuple[Callable[[Writer, str], Awaitable[object]], dict[str, bytes | None], int]] = {
+LOST: dict[str, tuple[Callable[[DriveWriter, str], Awaitable[object]], dict[str, bytes | None], int]] = {
     # What is done; what is there afterwards, None for what is not any more; how many requests that takes.
     "a new file": (lambda w, at: write(w, f"{at}-new", b"new"), {"new": b"new"}, 5),
     "a big one": (lambda w, at: write(w, f"{at}-new", BIG[:PIECES]), {"new": BIG[:PIECES]}, 8),
@@ -383,7 +383,7 @@ async def test_each_request_may_be_lost_once(
         server.reset()
         if nth:
             server.fail(Fault(nth=nth, lose=is_done, close_before=not is_done))
-        await act(Writer(origin.account, origin.tree), f"{root}/{nth}")
+        await act(DriveWriter(origin.account, origin.tree), f"{root}/{nth}")
         n_more = _costs(server.requests[nth - 1], is_done) if nth else 0
         assert len(server.requests) == n_requests + n_more, (nth, [r.kind for r in server.requests])
         for name, data in after.items():
@@ -408,7 +408,7 @@ def _costs(lost: Request, is_done: bool) -> int:
 async def test_many_new_items_wait_for_their_turn_and_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "cachedfs.origins")
     now, running, peak = 0.0, 0, 0
-    creates = Creates(clock=lambda: now)
+    creates = CreationLimit(clock=lambda: now)
 
     async def one() -> None:
         nonlocal now, running, peak
@@ -433,7 +433,7 @@ async def test_many_new_items_wait_for_their_turn_and_are_told_of(caplog: pytest
 
 
 async def test_who_gives_up_waiting_for_a_turn_keeps_nobody_from_theirs() -> None:
-    creates, answered = Creates(clock=time.monotonic), asyncio.Event()
+    creates, answered = CreationLimit(clock=time.monotonic), asyncio.Event()
 
     async def one() -> None:
         async with creates.turn():
@@ -455,7 +455,7 @@ async def test_a_drive_that_makes_nothing_at_all_is_unavailable_in_the_end(
 ) -> None:
     server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=None))
     with pytest.raises(OriginUnavailable, match=rf"drive://{root}/a.*6 tries.*Too many requests"):
-        await write(Writer(origin.account, origin.tree), f"{root}/a", b"1")
+        await write(DriveWriter(origin.account, origin.tree), f"{root}/a", b"1")
     assert server.count("upload") == 6
 
 
@@ -466,13 +466,13 @@ async def test_an_overwrite_waits_for_no_turn(
     async with contextlib.AsyncExitStack() as turns:
         for _ in range(8):  # all that there are
             await turns.enter_async_context(origin.account.creates.turn())
-        await write(Writer(origin.account, origin.tree), f"{root}/a", b"new")
+        await write(DriveWriter(origin.account, origin.tree), f"{root}/a", b"new")
     assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"new")
 
 
 # What is written to
 async def test_an_overwrite_keeps_the_id_and_makes_one_revision(
-    writer: Writer, server: DriveServer, folder: str, root: str, origin: DriveOrigin
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, origin: DriveOrigin
 ) -> None:
     id = server.put(f"{folder}/a", b"1")
     for data in (b"2", BIG[: 9 * MB]):
@@ -487,7 +487,7 @@ async def test_an_overwrite_keeps_the_id_and_makes_one_revision(
 
 
 async def test_an_exclusive_create_refuses_what_exists(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     await write(writer, f"{root}/a", b"1", exclusive=True)
     with pytest.raises(FileExistsError, match=f"drive://{root}/a"):
@@ -496,7 +496,7 @@ async def test_an_exclusive_create_refuses_what_exists(
 
 
 async def test_of_duplicates_the_newest_is_overwritten(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     first = server.put(f"{folder}/a", b"1")
     second = server.put(f"{folder}/a", b"2", new=True)
@@ -506,7 +506,7 @@ async def test_of_duplicates_the_newest_is_overwritten(
 
 
 async def test_a_write_through_a_shortcut_goes_to_its_target(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     target = server.put(f"{folder}/sub/a", b"1")
     server.shortcut(f"{folder}/link", target)
@@ -526,7 +526,7 @@ async def test_a_write_through_a_shortcut_goes_to_its_target(
 
 
 async def test_folders_documents_and_tops_are_not_overwritten(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.folder(f"{folder}/sub")
     server.edit(server.document(f"{folder}/doc", "text"), fileSize="5")
@@ -542,7 +542,7 @@ async def test_folders_documents_and_tops_are_not_overwritten(
 
 
 async def test_many_files_in_a_new_folder_make_one_folder(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     await asyncio.gather(*(write(writer, f"{root}/new/er/{i}", b"%d" % i) for i in range(20)))
     assert len(server.find(f"{folder}/new")) == len(server.find(f"{folder}/new/er")) == 1
@@ -554,7 +554,7 @@ async def test_many_files_in_a_new_folder_make_one_folder(
 
 
 async def test_a_folder_that_no_query_finds_yet_is_not_made_again(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     await writer.make_folder(f"{root}/new", exist_ok=True)
     above = server.find(folder)[0]["id"]
@@ -565,7 +565,7 @@ async def test_a_folder_that_no_query_finds_yet_is_not_made_again(
 
 
 async def test_a_file_in_a_folder_that_was_out_of_sight_for_a_moment_is_not_made_again(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/sub/a", b"1")
     above = server.find(folder)[0]["id"]
@@ -577,7 +577,7 @@ async def test_a_file_in_a_folder_that_was_out_of_sight_for_a_moment_is_not_made
 
 @pytest.mark.parametrize("how", ["there", "removed", "renamed"])
 async def test_a_file_that_no_query_finds_yet_is_not_made_again(
-    writer: Writer, server: DriveServer, folder: str, root: str, how: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, how: str
 ) -> None:
     await write(writer, f"{root}/a", b"1")
     (made,) = server.find(f"{folder}/a")
@@ -593,7 +593,7 @@ async def test_a_file_that_no_query_finds_yet_is_not_made_again(
 
 
 async def test_two_writes_of_one_path_make_one_file(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     await asyncio.gather(*(write(writer, f"{root}/a", b"%d" % i) for i in range(5)))
     assert len(server.find(f"{folder}/a")) == 1
@@ -604,7 +604,7 @@ async def test_two_writes_of_one_path_make_one_file(
 @pytest.mark.parametrize("how", ["trashed", "removed"])
 @pytest.mark.parametrize("what", ["write", "make_folder", "copy", "move"])
 async def test_nothing_lands_in_a_folder_that_is_gone(
-    writer: Writer, server: DriveServer, folder: str, root: str, how: str, what: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, how: str, what: str
 ) -> None:
     server.put(f"{folder}/source", b"data")
     await write(writer, f"{root}/sub/deep/first", b"")  # remembers the way
@@ -626,7 +626,7 @@ async def test_nothing_lands_in_a_folder_that_is_gone(
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("what", ["write", "make_folder", "copy", "move", "remove"])
 async def test_nothing_follows_a_folder_that_was_renamed_elsewhere(
-    writer: Writer, server: DriveServer, folder: str, root: str, depth: int, what: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, depth: int, what: str
 ) -> None:
     server.put(f"{folder}/source", b"data")
     await write(writer, f"{root}/sub/deep/first", b"old")  # remembers the way
@@ -649,7 +649,7 @@ async def test_nothing_follows_a_folder_that_was_renamed_elsewhere(
 
 
 async def test_a_remembered_way_is_asked_about_beside_the_question(
-    writer: Writer, server: DriveServer, root: str
+    writer: DriveWriter, server: DriveServer, root: str
 ) -> None:
     await write(writer, f"{root}/sub/deep/first", b"")
     server.reset()
@@ -660,7 +660,7 @@ async def test_a_remembered_way_is_asked_about_beside_the_question(
 
 # Removing
 async def test_all_items_of_a_name_are_removed_and_go_to_the_trash(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     for i in range(3):
         server.put(f"{folder}/a", b"%d" % i, new=True)
@@ -671,7 +671,7 @@ async def test_all_items_of_a_name_are_removed_and_go_to_the_trash(
 
 
 async def test_of_several_items_of_a_name_the_one_that_counts_is_removed_last(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     days = {}
     for day in (3, 1, 2):
@@ -710,7 +710,7 @@ async def test_what_somebody_else_removed_first_is_removed(
 
 
 async def test_a_folder_goes_in_one_request_with_all_in_it(
-    writer: Writer, server: DriveServer, folder: str, root: str, origin: DriveOrigin
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, origin: DriveOrigin
 ) -> None:
     for name in ("sub/a", "sub/deep/b"):
         server.put(f"{folder}/{name}", b"")
@@ -726,7 +726,7 @@ async def test_a_folder_goes_in_one_request_with_all_in_it(
 
 
 async def test_a_shortcut_is_removed_and_not_its_target(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/sub/a", b"1")
     server.shortcut(f"{folder}/link", server.folder(f"{folder}/sub"))
@@ -736,7 +736,7 @@ async def test_a_shortcut_is_removed_and_not_its_target(
 
 
 async def test_a_folder_that_holds_something_is_not_empty(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/sub/a", b"")
     with pytest.raises(OSError, match="not empty") as caught:
@@ -751,7 +751,7 @@ async def test_a_folder_that_holds_something_is_not_empty(
 
 @pytest.mark.parametrize(("older", "error"), [("folder", "not empty"), ("file", "this is a file")])
 async def test_an_empty_folder_is_not_removed_with_what_is_hidden_behind_its_name(
-    writer: Writer, server: DriveServer, folder: str, root: str, older: str, error: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, older: str, error: str
 ) -> None:
     hidden = server.put(f"{folder}/{'sub/kept' if older == 'folder' else 'sub'}", b"1")
     server.add("sub", b"", parent=server.folder(folder), mimeType=api.FOLDER)
@@ -762,7 +762,7 @@ async def test_an_empty_folder_is_not_removed_with_what_is_hidden_behind_its_nam
 
 
 async def test_all_empty_folders_of_a_name_are_removed(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     for _ in range(2):
         server.add("sub", b"", parent=server.folder(folder), mimeType=api.FOLDER)
@@ -775,7 +775,7 @@ async def test_all_empty_folders_of_a_name_are_removed(
 
 
 @pytest.mark.parametrize("path", ["My Drive", "Shared with me", "shared:Team"])
-async def test_the_tops_are_not_removed_or_moved(writer: Writer, server: DriveServer, path: str) -> None:
+async def test_the_tops_are_not_removed_or_moved(writer: DriveWriter, server: DriveServer, path: str) -> None:
     for change in (writer.remove(path, folders=True), writer.move(path, "id:2/x")):
         with pytest.raises(IsAFolder, match=f"drive://{path}"):
             await change
@@ -783,7 +783,7 @@ async def test_the_tops_are_not_removed_or_moved(writer: Writer, server: DriveSe
 
 
 async def test_a_file_is_written_and_removed_by_its_id(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     id = server.put(f"{folder}/a.json", b"old", mimeType="application/json")
     await write(writer, f"id:{id}", b"new")
@@ -802,7 +802,7 @@ async def test_what_is_in_the_trash_is_not_written_or_removed_by_its_id(
 ) -> None:
     server.trash(id := server.put(f"{folder}/a", b"old"))
     origin = make(trash_only=False)
-    writer = Writer(origin.account, origin.tree)
+    writer = DriveWriter(origin.account, origin.tree)
     for change in (write(writer, f"id:{id}", b"new"), writer.remove(f"id:{id}")):
         with pytest.raises(ObjectNotFound, match=f"drive://id:{id}: .*it is in the trash"):
             await change
@@ -810,23 +810,23 @@ async def test_what_is_in_the_trash_is_not_written_or_removed_by_its_id(
 
 
 async def test_what_goes_into_the_trash_while_it_is_written_is_not_written(
-    writer: Writer, server: DriveServer, folder: str, monkeypatch: pytest.MonkeyPatch
+    writer: DriveWriter, server: DriveServer, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = server.put(f"{folder}/a", b"old")
-    uploaded = Writer._uploaded
+    uploaded = DriveWriter._uploaded
 
     async def trashed(*args: Any) -> Any:
         await asyncio.to_thread(server.trash, id)
         return await uploaded(*args)
 
-    monkeypatch.setattr(Writer, "_uploaded", trashed)
+    monkeypatch.setattr(DriveWriter, "_uploaded", trashed)
     with pytest.raises(ObjectNotFound, match=f"drive://id:{id}: .*in the trash"):
         await write(writer, f"id:{id}", b"new")
 
 
 # Copying
 async def test_a_copy_is_made_on_the_server(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", b"1")
     await writer.copy(f"{root}/a", f"{root}/sub/b")
@@ -840,7 +840,7 @@ async def test_a_copy_is_made_on_the_server(
 
 
 async def test_a_copy_onto_itself_changes_nothing(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     id = server.put(f"{folder}/a", b"1")
     await writer.copy(f"{root}/a", f"{root}/a")
@@ -849,7 +849,7 @@ async def test_a_copy_onto_itself_changes_nothing(
 
 
 async def test_a_copy_onto_a_folder_is_refused(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", b"1")
     server.folder(f"{folder}/sub")
@@ -860,7 +860,7 @@ async def test_a_copy_onto_a_folder_is_refused(
 
 @pytest.mark.parametrize("kind", ["document", "spreadsheet", "presentation", "form"])
 async def test_a_document_of_googles_own_is_copied_without_an_id_given_out_beforehand(
-    writer: Writer, server: DriveServer, folder: str, root: str, kind: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, kind: str
 ) -> None:
     server.document(f"{folder}/doc", "text", mime=f"{APPS}{kind}")
     await writer.copy(f"{root}/doc", f"{root}/sub/copy")
@@ -873,7 +873,7 @@ async def test_a_document_of_googles_own_is_copied_without_an_id_given_out_befor
     "fault", [{"lose": True}, {"close_before": True}, {"status": 503}], ids=["lost", "cut", "503"]
 )
 async def test_a_document_that_may_have_been_copied_is_not_copied_again_but_told_of(
-    writer: Writer, server: DriveServer, folder: str, root: str, fault: Any
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, fault: Any
 ) -> None:
     server.document(f"{folder}/doc", "text")
     server.put(f"{folder}/copy", b"before")
@@ -890,7 +890,7 @@ async def test_a_document_that_may_have_been_copied_is_not_copied_again_but_told
 
 @pytest.mark.parametrize("status", [403, 429])
 async def test_a_document_whose_copy_was_refused_for_its_rate_is_copied_in_the_end(
-    writer: Writer, server: DriveServer, folder: str, root: str, status: int
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, status: int
 ) -> None:
     server.document(f"{folder}/doc", "text")
     server.fail(Fault(kind="copy", status=status, reason="userRateLimitExceeded", times=2))
@@ -902,7 +902,7 @@ async def test_a_document_whose_copy_was_refused_for_its_rate_is_copied_in_the_e
 # Moving
 @pytest.mark.parametrize("what", ["copy", "move"])
 async def test_what_is_copied_or_moved_goes_to_a_name_and_not_onto_an_id(
-    writer: Writer, server: DriveServer, folder: str, root: str, what: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, what: str
 ) -> None:
     server.put(f"{folder}/a", b"1")
     for target in (f"id:{server.put(f'{folder}/b', b'2')}", "My Drive"):
@@ -912,7 +912,7 @@ async def test_what_is_copied_or_moved_goes_to_a_name_and_not_onto_an_id(
 
 
 async def test_a_move_keeps_the_id(
-    writer: Writer, server: DriveServer, folder: str, root: str, origin: DriveOrigin
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, origin: DriveOrigin
 ) -> None:
     id, sub = server.put(f"{folder}/a", b"1"), server.folder(f"{folder}/sub")
     server.put(f"{folder}/sub/in", b"2")
@@ -931,7 +931,7 @@ async def test_a_move_keeps_the_id(
 
 
 async def test_a_move_replaces_a_file_and_refuses_a_folder(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     id = server.put(f"{folder}/a", b"1")
     server.put(f"{folder}/b", b"2")
@@ -948,7 +948,7 @@ async def test_a_move_replaces_a_file_and_refuses_a_folder(
 @pytest.mark.parametrize("is_undone", [True, False])
 @pytest.mark.parametrize("what", ["copy", "move"])
 async def test_what_may_not_take_the_place_of_another_leaves_both_where_they_were_or_says_where_they_are(
-    writer: Writer, server: DriveServer, folder: str, root: str, what: str, is_undone: bool
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, what: str, is_undone: bool
 ) -> None:
     """Who may write in a folder may not always remove there what is another's."""
     server.put(f"{folder}/a", b"1")
@@ -967,7 +967,7 @@ async def test_what_may_not_take_the_place_of_another_leaves_both_where_they_wer
 
 @pytest.mark.parametrize("is_done", [True, False])
 async def test_a_move_without_an_answer_says_that_it_may_have_been_done(
-    writer: Writer, server: DriveServer, folder: str, root: str, is_done: bool
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, is_done: bool
 ) -> None:
     server.put(f"{folder}/a", b"1")
     server.put(f"{folder}/b", b"2")
@@ -980,7 +980,7 @@ async def test_a_move_without_an_answer_says_that_it_may_have_been_done(
 
 
 async def test_a_folder_is_not_moved_into_itself(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/sub/deep/a", b"")
     for target in ("sub/x", "sub/new/x", "sub/deep/x"):
@@ -991,7 +991,7 @@ async def test_a_folder_is_not_moved_into_itself(
 
 @pytest.mark.parametrize("what", ["copy", "move"])
 async def test_who_makes_a_folder_for_a_target_waits_for_nobody_who_waits_for_it(
-    writer: Writer, server: DriveServer, folder: str, root: str, what: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, what: str
 ) -> None:
     server.put(f"{folder}/a", b"1")
     change = getattr(writer, what)
@@ -1004,7 +1004,7 @@ async def test_who_makes_a_folder_for_a_target_waits_for_nobody_who_waits_for_it
 
 # Folders
 async def test_folders_are_made_and_refused(
-    writer: Writer, server: DriveServer, folder: str, root: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     await writer.make_folder(f"{root}/a/b/c", exist_ok=True)
     made = await writer.make_folder(f"{root}/a/b/c", exist_ok=True)
@@ -1024,7 +1024,7 @@ async def test_folders_are_made_and_refused(
 
 
 async def test_a_file_is_no_folder_by_its_id_either(
-    writer: Writer, server: DriveServer, folder: str, origin: DriveOrigin
+    writer: DriveWriter, server: DriveServer, folder: str, origin: DriveOrigin
 ) -> None:
     id = server.put(f"{folder}/a", b"1")
     for exist_ok in (True, False):
@@ -1043,7 +1043,7 @@ async def test_a_file_is_no_folder_by_its_id_either(
 
 
 async def test_a_wide_slash_becomes_a_slash_again(
-    writer: Writer, server: DriveServer, root: str, origin: DriveOrigin
+    writer: DriveWriter, server: DriveServer, root: str, origin: DriveOrigin
 ) -> None:
     await write(writer, f"{root}/a／b", b"1")
     await writer.make_folder(f"{root}/c／d", exist_ok=False)
