@@ -90,7 +90,7 @@ def our_threads():
 def plans(fs):
     """Return the tasks of plans, and whether threads take their items."""
     tasks = [task.get_coro().__qualname__ for task in list(fs._source.engine._tasks)]
-    at_work = [name for name in tasks if name.startswith(("Plan.", "Course.", "Pending.", "Sending."))]
+    at_work = [name for name in tasks if name.startswith(("PrefetchPlan.", "PlanCursor.", "OutstandingObjects.", "RequestSubmitter."))]
     return [*at_work, "items"] if takers() else at_work
 
 

@@ -240,7 +240,7 @@ def test_a_written_file_that_fails_names_the_url_and_is_over(cloud, fs, monkeypa
 
 @pytest.mark.parametrize("status", [400, 401, 403, 412, 429, 500, 501, 503])
 def test_only_a_true_404_is_file_not_found(cloud, fs, status, monkeypatch):
-    monkeypatch.setattr(origin, "Policy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
+    monkeypatch.setattr(origin, "RetryPolicy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
     cloud.put("a", b"1")
     cloud.server.fail(Fault(status=status, times=None))
     for act in (
@@ -258,7 +258,7 @@ def test_only_a_true_404_is_file_not_found(cloud, fs, status, monkeypatch):
 
 def test_a_folder_that_cannot_be_listed_is_an_error_and_not_an_empty_one(cloud, fs, monkeypatch):
     """fsspec leaves it out, and whoever asked has a part of the names."""
-    monkeypatch.setattr(origin, "Policy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
+    monkeypatch.setattr(origin, "RetryPolicy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
     for name in ("d1/x", "d2/x"):
         cloud.put(name, b"1")
     root = cloud.path("").rstrip("/")
