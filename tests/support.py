@@ -64,14 +64,16 @@ def standing() -> str:
         f"thread {names.get(ident)}:\n{''.join(traceback.format_stack(frame, limit=12))}"
         for ident, frame in sys._current_frames().items()
     ]
-    for engine in runtimes._engines.values():
-        for task in asyncio.all_tasks(engine._loop) if engine._loop is not None else ():
+    for runtime in runtimes._runtimes.values():
+        for task in asyncio.all_tasks(runtime._loop) if runtime._loop is not None else ():
             out = io.StringIO()
             task.print_stack(limit=12, file=out)
             parts.append(out.getvalue())
-        flights = [(f.start, f.filled, f.stop, f.demand, f.done, f.stopped) for f in engine.airborne]
+        inflight_requests = [
+            (f.start, f.filled, f.stop, f.demand, f.done, f.stopped) for f in runtime.active_requests
+        ]
         parts.append(
-            f"{engine.cache.root}: airborne {flights}, {len(engine.flights)} blocks, {engine.writer.behind} behind"
+            f"{runtime.cache.root}: airborne {inflight_requests}, {len(runtime.inflight_requests)} blocks, {runtime.cache_writer.behind} behind"
         )
     return "\n".join(parts)
 
@@ -84,7 +86,7 @@ def takers() -> set[threading.Thread]:
 def forget() -> None:
     """Do what the end of this process would: store everything, drop all memory. The next use starts afresh."""
     # The end itself waits for five seconds: a machine may pause for longer.
-    assert all(engine.drain(120) for engine in list(runtimes._engines.values()))
+    assert all(runtime.drain(120) for runtime in list(runtimes._runtimes.values()))
     runtimes._close_all()
     for cls in OURS:
         cls.clear_instance_cache()

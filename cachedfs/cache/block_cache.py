@@ -84,8 +84,8 @@ class BlockCache:
             mapped=self._mapped,
             complaints=self._complaints,
         )
-        self.known = MetadataStore(self._own, self._mapped)
-        self._budgets = SharedRecords(lambda: self._own.directory, lambda: self._own.claims)
+        self.metadata = MetadataStore(self._own, self._mapped)
+        self._budgets = SharedRecords(lambda: self._own.directory, lambda: self._own.locks)
         self.counts = SharedCounters(self._budgets.record("what all processes counted"))
 
     def __repr__(self) -> str:
@@ -339,15 +339,15 @@ class BlockCache:
 
     # Claims
 
-    def take_claim(self, hash64: int) -> bool:
+    def take_lock(self, hash64: int) -> bool:
         """Take the right to fetch a block; False when another process, or another thread, has it."""
-        is_ours = self._own.claims.take(hash64)
-        self._complaints.slower(self._own.claims.trouble)
+        is_ours = self._own.locks.take(hash64)
+        self._complaints.slower(self._own.locks.trouble)
         return is_ours
 
-    def drop_claim(self, hash64: int) -> None:
-        self._own.claims.drop(hash64)
-        self._complaints.slower(self._own.claims.trouble)
+    def release_lock(self, hash64: int) -> None:
+        self._own.locks.drop(hash64)
+        self._complaints.slower(self._own.locks.trouble)
 
     # Request budgets: shared memory, no SQLite
 

@@ -60,9 +60,9 @@ class SharedRecords:
     """The budgets in one cache directory; without one, in memory of this process and of those forked from it."""
 
     def __init__(
-        self, directory: Callable[[], CacheDirectory | None], claims: Callable[[], ByteRangeLocks]
+        self, directory: Callable[[], CacheDirectory | None], locks: Callable[[], ByteRangeLocks]
     ) -> None:
-        self._directory, self._claims = directory, claims
+        self._directory, self._locks = directory, locks
         self._file: _File | None = None
         self._look_at = self._again_at = 0.0
 
@@ -108,18 +108,18 @@ class SharedRecords:
     @contextlib.contextmanager
     def alone(self, hash64: int) -> Iterator[None]:
         """Keep other processes from changing a record; those that do not get to it in a millisecond change it anyway."""
-        claims = self._claims()
-        is_ours = claims.take(hash64)
+        locks = self._locks()
+        is_ours = locks.take(hash64)
         for _ in range(_TURNS):
             if is_ours:
                 break
             disk.pause(_TURN_S)
-            is_ours = claims.take(hash64)
+            is_ours = locks.take(hash64)
         try:
             yield
         finally:
             if is_ours:
-                claims.drop(hash64)
+                locks.drop(hash64)
 
 
 class SharedRecord:

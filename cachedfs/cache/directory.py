@@ -28,7 +28,7 @@ class CacheDirectory:
         self.root = root
         self.is_network = is_network
         self.index = f"{root}/index.db"
-        self.claims = f"{root}/claims"
+        self.locks = f"{root}/claims"
         self.touches = f"{root}/touches"
         self.marks = f"{root}/marks"
         self.budgets = f"{root}/budgets"

@@ -33,30 +33,30 @@ def name_for_block(directory: CacheDirectory, writer: int) -> str:
     return f"{directory.root}/tmp/{writer:016x}-{disk.nonce():016x}"
 
 
-def clear_away(directory: CacheDirectory, claims: ByteRangeLocks, now_s: float) -> int:
+def clear_away(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> int:
     """Remove the temporary files that no living process writes; return the bytes of those that no row counts."""
     uncounted = 0
     for found in _found(directory):
-        if _is_abandoned(found, claims, now_s):
+        if _is_abandoned(found, locks, now_s):
             with contextlib.suppress(OSError):
                 (disk.remove_tree if found.is_folder else disk.unlink)(found.path)
-        elif not (_BLOCK.fullmatch(found.name) and claims.works_across_processes):
+        elif not (_BLOCK.fullmatch(found.name) and locks.works_across_processes):
             uncounted += found.size
     return uncounted
 
 
-def abandoned(directory: CacheDirectory, claims: ByteRangeLocks, now_s: float) -> list[str]:
+def abandoned(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> list[str]:
     """Return the temporary files that no living process writes."""
-    return [found.path for found in _found(directory) if _is_abandoned(found, claims, now_s)]
+    return [found.path for found in _found(directory) if _is_abandoned(found, locks, now_s)]
 
 
 def _found(directory: CacheDirectory) -> Iterator[disk.FolderEntry]:
     return disk.scan(f"{directory.root}/tmp")
 
 
-def _is_abandoned(found: disk.FolderEntry, claims: ByteRangeLocks, now_s: float) -> bool:
+def _is_abandoned(found: disk.FolderEntry, locks: ByteRangeLocks, now_s: float) -> bool:
     block = _BLOCK.fullmatch(found.name)
-    return found.modified_s < now_s - _STALE_S or bool(block and not claims.is_held(int(block[1], 16)))
+    return found.modified_s < now_s - _STALE_S or bool(block and not locks.is_held(int(block[1], 16)))
 
 
 _BATCH = 4096
@@ -97,7 +97,7 @@ def check(
     index: CacheIndex,
     directory: CacheDirectory,
     room: EvictionPolicy,
-    claims: ByteRangeLocks,
+    locks: ByteRangeLocks,
     *,
     repair: bool,
     now_s: float,
@@ -111,15 +111,15 @@ def check(
     findings = _Findings(corrupt=[found for found in files.values() if not _is_sound(found)])
     with index.writing() as rows:
         _compare(rows, files, findings, room, now_s)
-        left = abandoned(directory, claims, now_s)
-        left += [directory.lease(lease.name) for lease in dead_leases(rows, directory, claims)]
+        left = abandoned(directory, locks, now_s)
+        left += [directory.lease(lease.name) for lease in dead_leases(rows, directory, locks)]
         sums = rows.sums()
         wrong_sums = [name for name, value in sums.items() if rows.number(name) != value]
         report = _report(findings, sums, left, wrong_sums, repaired=repair)
         if repair:
             _repair(rows, findings, directory, now_s)
-            remove_dead_leases(rows, directory, claims)
-            clear_away(directory, claims, now_s)
+            remove_dead_leases(rows, directory, locks)
+            clear_away(directory, locks, now_s)
             rows.recount_objects()
             for name, value in rows.sums().items():
                 rows.record(name, value)

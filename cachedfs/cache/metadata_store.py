@@ -104,12 +104,12 @@ class MetadataStore:
         self._own.look()
         return self._own.asked(lambda rows: rows.lookup(identity, path), None)
 
-    def keep_facts(self, facts: Sequence[MetadataRecord]) -> None:
+    def keep_records(self, facts: Sequence[MetadataRecord]) -> None:
         """Store facts, each instead of an older one of its path. Raises CacheError."""
         if not facts:
             return
         with self._own.writing("facts cannot be kept") as rows:
-            rows.keep_facts(facts)
+            rows.keep_records(facts)
             self._sweep = rows.forget_old(time.time(), added=len(facts), sweep=self._sweep)
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:

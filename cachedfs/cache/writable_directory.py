@@ -53,7 +53,7 @@ class WritableDirectory:
         self._complaints = complaints
         self._look_at = 0.0
         self._again_at = time.monotonic() + _AGAIN_S
-        self.claims = ByteRangeLocks(None)
+        self.locks = ByteRangeLocks(None)
         self.index: CacheIndex | None = None
         self.store: BlockWriter | None = None
         self._open(explicit=explicit)
@@ -101,7 +101,7 @@ class WritableDirectory:
             self._again_at = now + _AGAIN_S
             self._try_again()
         with contextlib.suppress(OSError):  # nobody can tell: what we have goes on
-            self.claims.look_again()
+            self.locks.look_again()
             self._mapped.let_go_of_deleted()
 
     def look_now(self) -> None:
@@ -115,7 +115,7 @@ class WritableDirectory:
             self._open(explicit=False)
             if self.directory is None:
                 return
-        self.claims.try_again()
+        self.locks.try_again()
         self._mapped.try_again()
 
     def _open(self, *, explicit: bool) -> None:
@@ -132,16 +132,16 @@ class WritableDirectory:
 
     def _open_store(self, directory: CacheDirectory) -> None:
         if not directory.is_network:
-            self.claims = ByteRangeLocks(directory.claims)
+            self.locks = ByteRangeLocks(directory.locks)
         with contextlib.suppress(OSError):
-            fsck.clear_away(directory, self.claims, time.time())
+            fsck.clear_away(directory, self.locks, time.time())
         self.index = CacheIndex(
-            directory.index, is_network=directory.is_network, claims=self.claims, temp=directory.temp
+            directory.index, is_network=directory.is_network, locks=self.locks, temp=directory.temp
         )
         self.store = BlockWriter(
             directory,
             index=self.index,
             handles=self._handles,
-            claims=self.claims,
+            locks=self.locks,
             touches=self._mapped.open_touches,
         )

@@ -57,15 +57,15 @@ class BlockWriter:
         *,
         index: CacheIndex,
         handles: BlockPool,
-        claims: ByteRangeLocks,
+        locks: ByteRangeLocks,
         touches: Callable[..., AccessStats],
     ) -> None:
         self._directory = directory
         self._index = index
         self._handles = handles
-        self._claims = claims
+        self._locks = locks
         self._touches = touches
-        self.room = EvictionPolicy(directory, handles, claims)
+        self.room = EvictionPolicy(directory, handles, locks)
         self.allowed: int | None = None  # what the last one to ask for the allowance was told
 
     def put(
@@ -154,10 +154,10 @@ class BlockWriter:
     def lease(self, size: int, bounds: CacheBounds) -> LocalCopy:
         """Reserve room for `size` bytes and return the private file that has it."""
         name = f"{disk.process_id():08x}{disk.nonce() >> 32:08x}"
-        claim = int(name, 16)
+        fetch_lock = int(name, 16)
         with self._explained(f"a file of {size} bytes cannot be kept"):
             self._index.database.limit_wal(wal_pages_of(bounds))
-            self._claims.take(claim)
+            self._locks.take(fetch_lock)
             try:
                 self._reserve_lease(name, size, bounds)
                 return LocalCopy(self._directory.lease(name), size, lambda: self._give_back(name))
@@ -174,7 +174,7 @@ class BlockWriter:
     def check(self, *, repair: bool) -> fsck.CheckReport:
         with self._explained("the cache cannot be checked"):
             return fsck.check(
-                self._index, self._directory, self.room, self._claims, repair=repair, now_s=time.time()
+                self._index, self._directory, self.room, self._locks, repair=repair, now_s=time.time()
             )
 
     def rebuild(self) -> None:
@@ -205,7 +205,7 @@ class BlockWriter:
     def _writing(self, now_s: float) -> Iterator[IndexRows]:
         with self._index.writing() as rows:
             fsck.count_if_fresh(rows, self._directory, now_s)
-            self.room.set_aside = fsck.clear_away(self._directory, self._claims, now_s)
+            self.room.set_aside = fsck.clear_away(self._directory, self._locks, now_s)
             yield rows
 
     def _is_here(self, key: BlockKey, unusable: Container[str]) -> bool:
@@ -262,7 +262,7 @@ class BlockWriter:
         """Return the bytes that may not go; what dead processes leased is none of them, and goes if `size` more do not fit."""
         fixed = rows.number("fixed") or 0
         if size > allowed - fixed:
-            remove_dead_leases(rows, self._directory, self._claims)
+            remove_dead_leases(rows, self._directory, self._locks)
             fixed = rows.number("fixed") or 0
         return fixed
 
@@ -393,7 +393,7 @@ class BlockWriter:
     def _give_back(self, name: str) -> None:
         with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
             rows.remove_lease(name)
-        self._claims.drop(int(name, 16))
+        self._locks.drop(int(name, 16))
 
 
 def _refuse_unfitting(rows: IndexRows, wanted: list[_NewBlock], allowed: int, fixed: int) -> None:

@@ -36,9 +36,9 @@ def config_of(given: Given) -> Config:
 
 
 def cache_of(config: Config) -> BlockCache:
-    from cachedfs.fetch.runtimes import engine_for
+    from cachedfs.fetch.runtimes import runtime_for
 
-    return engine_for(config).cache
+    return runtime_for(config).cache
 
 
 @command(
@@ -148,7 +148,7 @@ def pinned(place: Place) -> Pinned:
     """Pin what a URL or a pattern names. Raises FileNotFoundError where nothing has the name."""
     fs = place.fs
     sizes = dict(objects_of(place))
-    cache, identity, paths = fs._source.engine.cache, fs._source.identity, list(sizes)
+    cache, identity, paths = fs._source.runtime.cache, fs._source.identity, list(sizes)
     for at in range(0, len(paths), AT_ONCE):
         cache.pin(identity, *paths[at : at + AT_ONCE])
     cached = sum(stop - start for path in paths for start, stop in fs.cached_extent(path))
@@ -157,7 +157,7 @@ def pinned(place: Place) -> Pinned:
 
 def size_of_pins(cache: BlockCache) -> int:
     """Return the bytes of all objects that are pinned, here or not, as far as their sizes are known."""
-    facts = (cache.known.lookup(identity, path) for identity, path in cache.pins())
+    facts = (cache.metadata.lookup(identity, path) for identity, path in cache.pins())
     return sum(fact.info.size or 0 for fact in facts if fact is not None and fact.info is not None)
 
 
@@ -199,7 +199,7 @@ def unpin(
     else:
         places = {text: place_of(text, given, offline=True) for text in urls or ()}
         done = {
-            text: let_go(place.fs._source.engine.cache, place.fs._source.identity, place)
+            text: let_go(place.fs._source.runtime.cache, place.fs._source.identity, place)
             for text, place in places.items()
         }
     if given.as_json:

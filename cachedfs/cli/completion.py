@@ -125,7 +125,7 @@ def cached(place: Place) -> set[str]:
     """Return the names in a folder of what blocks are of, and of the folders that lead there."""
     path = place.path.rstrip("/")
     head = len(path) + bool(path)
-    below = place.fs._source.engine.cache.paths_below(place.fs._source.identity, path)
+    below = place.fs._source.runtime.cache.paths_below(place.fs._source.identity, path)
     return first_parts(each[head:] for each in below)
 
 

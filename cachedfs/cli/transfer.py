@@ -81,7 +81,7 @@ def import_(
     started = time.perf_counter()
     with told(is_quiet=given.as_json) as callback:
         taking = Import(
-            fs._source.engine,
+            fs._source.runtime,
             config,
             fs._reader,
             place.path,
@@ -89,7 +89,7 @@ def import_(
             advance=callback.relative_update,
             expect=callback.set_size,
         )
-        done = fs._source.engine.run(taking.run())
+        done = fs._source.runtime.run(taking.run())
     seconds = time.perf_counter() - started
     if given.as_json:
         print_json({**done._asdict(), "seconds": round(seconds, 3)})
@@ -105,7 +105,7 @@ def roots_of(place: Place) -> list[str]:
         return [place.path]
     source = place.fs._source
     above = place.path.partition("*")[0].rpartition("/")[0]
-    cached = source.engine.cache.paths_below(source.identity, above)
+    cached = source.runtime.cache.paths_below(source.identity, above)
     found = sorted({root for path in cached if (root := place.named(path)) is not None})
     if not found:
         raise CacheError(f"{place.text}: nothing that is cached has such a name: prefetch it first")

@@ -229,7 +229,7 @@ def waiting(path: str, start: int | None = None, stop: int | None = None) -> Ite
 
 
 def _after_fork() -> None:
-    # The parent's file and thread are the parent's; its engines count nothing here.
+    # The parent's file and thread are the parent's; its runtimes count nothing here.
     global _log, _watched
     _watched = ()
     if _log is not None:

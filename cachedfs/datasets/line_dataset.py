@@ -316,7 +316,7 @@ def _version(fs: Any, path: str) -> str | None:
 
 def _listed_version(fs: Any, path: str) -> str | None:
     """Return what changes with the bytes, by the listing or question that came before, however soon that counts no more."""
-    known = fs._source.known(path) if isinstance(fs, CachedFileSystem) else None
+    known = fs._source.last_known(path) if isinstance(fs, CachedFileSystem) else None
     return _version(fs, path) if known is None or known.info is None else known.info.fingerprint
 
 

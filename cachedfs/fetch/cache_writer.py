@@ -27,7 +27,7 @@ class FetchedBlock(NamedTuple):
 
     key: BlockKey
     data: memoryview
-    flight: InflightRequest
+    inflight: InflightRequest
     bounds: CacheBounds
     order: FutureUses | None = None  # of the plan that it is fetched for
 
@@ -35,7 +35,7 @@ class FetchedBlock(NamedTuple):
 class CacheWriter:
     """One thread that stores what arrived, oldest first; started by the first thing to store.
 
-    `behind` is the number of bytes that wait; the engine stops feeding flights while it is too large.
+    `behind` is the number of bytes that wait; the runtime stops feeding flights while it is too large.
     """
 
     def __init__(self, cache: BlockCache, stored: Callable[[Sequence[FetchedBlock], bool], None]) -> None:
@@ -187,17 +187,17 @@ class CacheWriter:
         """Store a batch; return whether all its blocks are on the disk now."""
         # Facts first: another process that learns of the object then finds its blocks claimed, not unknown.
         if facts:
-            self._attempt(lambda: self._cache.known.keep_facts(facts))
+            self._attempt(lambda: self._cache.metadata.keep_records(facts))
         for function in afterwards:
             self._attempt(function)
         if not blocks:
             return True
-        given = [block for block in blocks if not block.flight.refused]
+        given = [block for block in blocks if not block.inflight.refused]
         pairs = [(block.key, block.data) for block in given]
         bounds, order = blocks[0].bounds, blocks[0].order
         are_kept = self._attempt(lambda: self._cache.put(pairs, bounds, plan=order))
         # Only what was given: in the place of another there may be one by now that was fetched anew.
-        late = [block.key for block in given if block.flight.refused]
+        late = [block.key for block in given if block.inflight.refused]
         for key in late:
             self._cache.refuse(key.object, key.index)
         return are_kept and not late

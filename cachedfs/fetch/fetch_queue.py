@@ -135,7 +135,7 @@ class _Busy:
 
 class FetchQueue:
     """Sends wishes while nobody has to wait for it: in slots of their own, no more bodies than fill the link, within a
-    bound of memory, and as their origin has requests to spare. Owners take turns. On the engine's loop.
+    bound of memory, and as their origin has requests to spare. Owners take turns. On the runtime's loop.
     """
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
@@ -169,7 +169,7 @@ class FetchQueue:
     @property
     def memory(self) -> int:
         """Bytes that what was sent takes, or will."""
-        held = sum(flight.memory for flight in list(self._sent))
+        held = sum(inflight.memory for inflight in list(self._sent))
         return held + sum(wish.size for wish, _ in self._asking.values())
 
     def link(self, origin: Origin) -> LinkEstimate:
@@ -183,7 +183,7 @@ class FetchQueue:
 
     def saw(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
         """A body of `size` bytes came, `wait_s` after its request, and took so long."""
-        n_others = sum(at is origin and not flight.done for flight, at in list(self._sent.items()))
+        n_others = sum(at is origin and not inflight.done for inflight, at in list(self._sent.items()))
         self._links[origin] = self.link(origin).after(
             wait_s=wait_s, size=size, took_s=took_s, n_others=n_others, most=origin.concurrency
         )
@@ -196,8 +196,8 @@ class FetchQueue:
         """Send what may be sent: to be called whenever a request has ended, or blocks were stored."""
         if not any(self._queues):
             return
-        for flight in [flight for flight in self._sent if not flight.memory]:
-            del self._sent[flight]
+        for inflight in [inflight for inflight in self._sent if not inflight.memory]:
+            del self._sent[inflight]
         busy = self._busy()
         while (found := self._next(busy)) is not None:
             wish, origin = found
@@ -236,10 +236,10 @@ class FetchQueue:
         """Return what is taken now by what was sent."""
         busy = _Busy()
         links = defaultdict(LinkEstimate, self._links)
-        for flight, origin in self._sent.items():
-            busy.memory += flight.memory
-            if not (flight.done or flight.is_wanted):
-                busy.add(origin, links[origin].load(flight.stop - flight.start))
+        for inflight, origin in self._sent.items():
+            busy.memory += inflight.memory
+            if not (inflight.done or inflight.is_wanted):
+                busy.add(origin, links[origin].load(inflight.stop - inflight.start))
         for wish, origin in self._asking.values():
             busy.memory += wish.size
             if not wish.is_wanted():
@@ -269,10 +269,10 @@ class FetchQueue:
         Nobody may come for that any more, and then nothing would ever be sent ahead again.
         """
         most = MEMORY - size
-        for flight in list(self._sent) if busy.memory > most else ():
-            if flight.is_settled:
-                busy.memory -= flight.memory
-                flight.let_go()
+        for inflight in list(self._sent) if busy.memory > most else ():
+            if inflight.is_settled:
+                busy.memory -= inflight.memory
+                inflight.let_go()
             if busy.memory <= most:
                 break
         return busy.memory <= max(0, most)
@@ -308,9 +308,9 @@ class FetchQueue:
             logger.debug("not sent ahead: %s", error)
         self.pump()
 
-    def _note(self, flights: Iterable[InflightRequest], origin: Origin) -> bool:
+    def _note(self, inflight_requests: Iterable[InflightRequest], origin: Origin) -> bool:
         """Count what was sent, but for requests that are not ours: somebody waited for them before."""
-        ours = [flight for flight in flights if flight.is_ahead]
+        ours = [inflight for inflight in inflight_requests if inflight.is_speculative]
         self._sent.update(dict.fromkeys(ours, origin))
         return bool(ours)
 

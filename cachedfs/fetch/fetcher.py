@@ -32,7 +32,7 @@ PATIENCE_S = 0.2  # how long a request waits, unread, for its handle to read on
 class Fetcher:
     """Sends requests and takes their bodies: into flights for those who wait, behind them to the disk.
 
-    Everything runs on the engine's loop.
+    Everything runs on the runtime's loop.
     """
 
     def __init__(self, source: Source) -> None:
@@ -55,39 +55,39 @@ class Fetcher:
         has just been stored, or its object is being removed because it is wrong. Claims are held from here until the
         block is stored or given up. On the loop.
         """
-        engine, info = self.source.engine, known.info
-        if engine.refusals.is_removing(key):
+        runtime, info = self.source.runtime, known.info
+        if runtime.corrupt_versions.is_removing(key):
             return {}
         assert info is not None
         assert info.size is not None
-        flights: dict[int, InflightRequest] = {}
+        inflight_requests: dict[int, InflightRequest] = {}
         free = []
         for index in indexes:
-            flight = engine.flights.get(key.name(index))
-            if flight is not None and flight.covers(index * key.block_size):
-                flights[index] = flight
-            elif self.source.config.offline and not engine.cache.has(key, index):
+            inflight = runtime.inflight_requests.get(key.name(index))
+            if inflight is not None and inflight.covers(index * key.block_size):
+                inflight_requests[index] = inflight
+            elif self.source.config.offline and not runtime.cache.has(key, index):
                 raise self.source.offline(known.path)
-            elif flight is None:
+            elif inflight is None:
                 free.append(index)
         mine = [index for index in free if self._claimed(key, index, is_overdue=index in overdue)]
         for bytes_ in merge(
             mine, key.block_size, size=info.size, request_size=self.source.config.request_size
         ):
-            flight = self._launch_one(known, key, info, bytes_, demand=demand)
-            flights.update(dict.fromkeys(covering(bytes_, key.block_size), flight))
-        return flights
+            inflight = self._launch_one(known, key, info, bytes_, demand=demand)
+            inflight_requests.update(dict.fromkeys(covering(bytes_, key.block_size), inflight))
+        return inflight_requests
 
     def _claimed(self, key: ObjectKey, index: int, *, is_overdue: bool) -> bool:
         """Take the claim of a block; False when another process fetches it, or it is here already.
 
         What is overdue is fetched without it: at worst it comes twice.
         """
-        cache = self.source.engine.cache
-        if not cache.take_claim(key.hash64(index)) and not is_overdue:
+        cache = self.source.runtime.cache
+        if not cache.take_lock(key.hash64(index)) and not is_overdue:
             return False
         if cache.has(key, index):  # stored between the look and the claim
-            cache.drop_claim(key.hash64(index))
+            cache.release_lock(key.hash64(index))
             return False
         return True
 
@@ -100,23 +100,25 @@ class Fetcher:
         *,
         demand: int | None = None,
     ) -> InflightRequest:
-        flight = InflightRequest(demand=bytes_.stop if demand is None else min(demand, bytes_.stop))
-        flight.begin(info, key, bytes_)
+        inflight = InflightRequest(demand=bytes_.stop if demand is None else min(demand, bytes_.stop))
+        inflight.begin(info, key, bytes_)
         if key is not None:
             for index in covering(bytes_, key.block_size):
-                self.source.engine.flights[key.name(index)] = flight
+                self.source.runtime.inflight_requests[key.name(index)] = inflight
         self._make_room_in_the_air()
-        self.source.engine.airborne.add(flight)
-        self.source.engine.spawn(self.fly(flight, partial(self._pinned, flight, known.path, info, bytes_)))
-        return flight
+        self.source.runtime.active_requests.add(inflight)
+        self.source.runtime.spawn(
+            self.run_request(inflight, partial(self._pinned, inflight, known.path, info, bytes_))
+        )
+        return inflight
 
-    def launch_ahead(
+    def launch_speculative(
         self,
         known: MetadataEntry,
         key: ObjectKey,
         wanted: Iterable[range],
         keep: deque[InflightRequest],
-        refusal: ChecksumMismatch | None = None,
+        corruption: ChecksumMismatch | None = None,
     ) -> None:
         """Send for blocks that a reader will probably want next, as soon as may be; add the requests to `keep`.
 
@@ -124,49 +126,51 @@ class Fetcher:
         """
         origin = partial(self.source.origin, known.path)
         for blocks in wanted:
-            send = partial(self._send_ahead, known, key, blocks, keep, refusal)
-            self.source.engine.ahead.submit(
+            send = partial(self._send_speculative, known, key, blocks, keep, corruption)
+            self.source.runtime.fetch_queue.submit(
                 SpeculativeRequest(keep, len(blocks) * key.block_size, send, origin)
             )
 
-    def forget_ahead(self, keep: deque[InflightRequest]) -> None:
+    def forget_speculative(self, keep: deque[InflightRequest]) -> None:
         """The reader of `keep` went elsewhere: send no more for it, and end what is on its way at the next block.
 
         What brought nothing yet ends at once: a service that is busy is not to be asked again and again for nobody.
         """
-        self.source.engine.ahead.withdraw(keep)
+        self.source.runtime.fetch_queue.withdraw(keep)
         while keep:
-            flight = keep.popleft()
-            if flight.done or flight.key is None:
+            inflight = keep.popleft()
+            if inflight.done or inflight.key is None:
                 continue
-            if flight.is_ahead and not flight.is_wanted:
-                flight.give_up()
+            if inflight.is_speculative and not inflight.is_wanted:
+                inflight.give_up()
             else:  # of somebody who reads here himself, and may be about to wait for it
-                flight.stop_at_block()
+                inflight.stop_at_block()
 
-    def _send_ahead(
+    def _send_speculative(
         self,
         known: MetadataEntry,
         key: ObjectKey,
         blocks: range,
         keep: deque[InflightRequest],
-        refusal: ChecksumMismatch | None,
+        corruption: ChecksumMismatch | None,
     ) -> list[InflightRequest]:
         """Send for those of the blocks that are not here yet; return the requests that bring them."""
-        engine = self.source.engine
-        if engine.refusals.last(key) is not refusal:
+        runtime = self.source.runtime
+        if runtime.corrupt_versions.last(key) is not corruption:
             return []
         kept = [*keep]  # its reader, in another thread, takes from it meanwhile
         missing = [
             index
             for index in blocks
             # What came and could not be stored is nowhere else.
-            if not (engine.cache.has(key, index) or any(flight.holds(index) for flight in kept))
+            if not (runtime.cache.has(key, index) or any(inflight.holds(index) for inflight in kept))
         ]
-        flights = dict.fromkeys(self.launch(known, key, missing).values())
+        inflight_requests = dict.fromkeys(self.launch(known, key, missing).values())
         # What others stopped ends by itself; what is kept already may also bring these blocks.
-        keep.extend(flight for flight in flights if not flight.stopped and flight not in kept)
-        return list(flights)
+        keep.extend(
+            inflight for inflight in inflight_requests if not inflight.stopped and inflight not in kept
+        )
+        return list(inflight_requests)
 
     def launch_uncached(self, known: MetadataEntry, position: int) -> InflightRequest:
         """Send a request from `position` on for an object that has no fingerprint: one handle's alone."""
@@ -180,49 +184,55 @@ class Fetcher:
         """Stop requests that wait for their handles to read on, when a new one would have to wait for them."""
         if is_speculative():
             return  # it has a slot of its own
-        flights = [flight for flight in self.source.engine.airborne if not flight.is_ahead]
-        if len(flights) >= self.source.config.concurrency:
-            for flight in flights:
-                if flight.paused:
-                    flight.stop_soon(flight.filled)
+        inflight_requests = [
+            inflight for inflight in self.source.runtime.active_requests if not inflight.is_speculative
+        ]
+        if len(inflight_requests) >= self.source.config.concurrency:
+            for inflight in inflight_requests:
+                if inflight.paused:
+                    inflight.stop_soon(inflight.filled)
 
-    async def fly(self, flight: InflightRequest, request: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def run_request(
+        self, inflight: InflightRequest, request: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         """Run one request to its end and tell those who wait how it ended.
 
         `request` makes the coroutine: one that was made and never begun would be a warning at the end of the process.
         """
-        self.source.engine.airborne.add(flight)
-        flight.task = asyncio.current_task()
+        self.source.runtime.active_requests.add(inflight)
+        inflight.task = asyncio.current_task()
         error: Exception | None = None
         try:
             await request()
         except CachedFSError as failure:
             error = failure
         except OSError as failure:  # of a kind that no origin names: still an answer, with the URL on top
-            error = CachedFSError(f"{self.source.url(flight.info.path if flight.info else '')}: {failure}")
+            error = CachedFSError(
+                f"{self.source.url(inflight.info.path if inflight.info else '')}: {failure}"
+            )
             error.__cause__ = failure
         except Exception as failure:  # a missing package, an option that the target refuses: theirs who wait
             error = failure
         finally:
-            self.source.engine.airborne.discard(flight)
-            self._give_up_the_rest(flight)
-            if not flight.refused:  # else those who wait are told when all of its object is gone
-                flight.finish(error)
-            self.source.engine.ahead.pump()
+            self.source.runtime.active_requests.discard(inflight)
+            self._give_up_the_rest(inflight)
+            if not inflight.refused:  # else those who wait are told when all of its object is gone
+                inflight.finish(error)
+            self.source.runtime.fetch_queue.pump()
 
-    def _give_up_the_rest(self, flight: InflightRequest) -> None:
+    def _give_up_the_rest(self, inflight: InflightRequest) -> None:
         """Let go of the blocks that did not arrive."""
-        if flight.key is None or flight.info is None or not flight.info.size:
+        if inflight.key is None or inflight.info is None or not inflight.info.size:
             return
-        size = flight.key.block_size
-        for index in covering(Range(flight.start, flight.stop), size):
-            bytes_ = block_range(index, size, flight.info.size)
-            whole = flight.start <= bytes_.start and bytes_.stop <= flight.filled
-            if not whole and self.source.engine.flights.get(flight.key.name(index)) is flight:
-                self.source.engine.give_up(flight.key.name(index), flight.key.hash64(index))
+        size = inflight.key.block_size
+        for index in covering(Range(inflight.start, inflight.stop), size):
+            bytes_ = block_range(index, size, inflight.info.size)
+            whole = inflight.start <= bytes_.start and bytes_.stop <= inflight.filled
+            if not whole and self.source.runtime.inflight_requests.get(inflight.key.name(index)) is inflight:
+                self.source.runtime.give_up(inflight.key.name(index), inflight.key.hash64(index))
 
-    async def _pinned(self, flight: InflightRequest, path: str, info: ObjectInfo, bytes_: Range) -> None:
-        if flight.stopped and flight.demand <= flight.start:
+    async def _pinned(self, inflight: InflightRequest, path: str, info: ObjectInfo, bytes_: Range) -> None:
+        if inflight.stopped and inflight.demand <= inflight.start:
             return  # given up before it began
         origin, sent_at = self.source.origin(path), time.monotonic()
         async with origin.read(path, bytes_, info) as reply:
@@ -233,16 +243,16 @@ class Fetcher:
                     f"{self.source.url(path)}: bytes {reply.start} to {reply.stop} came instead of {bytes_.start} to "
                     f"{bytes_.stop}: it was replaced while it was read; open it again"
                 )
-            await self._pump(flight, reply)
+            await self._pump(inflight, reply)
         # Who is waited for may be paused, or wait for a slot.
-        if flight.is_ahead and flight.filled == flight.stop:
+        if inflight.is_speculative and inflight.filled == inflight.stop:
             took_s, size = time.monotonic() - came_at, bytes_.size
-            self.source.engine.ahead.saw(origin, wait_s=came_at - sent_at, size=size, took_s=took_s)
+            self.source.runtime.fetch_queue.saw(origin, wait_s=came_at - sent_at, size=size, took_s=took_s)
 
     async def unknown(
-        self, flight: InflightRequest, path: str, want: Range | Suffix, learnt: list[MetadataEntry]
+        self, inflight: InflightRequest, path: str, want: Range | Suffix, learnt: list[MetadataEntry]
     ) -> None:
-        now, mark = time.time(), self.source.facts.mark(path)
+        now, mark = time.time(), self.source.metadata.mark(path)
         self._make_room_in_the_air()
         try:
             async with self.source.origin(path).read(path, want, None) as reply:
@@ -251,38 +261,38 @@ class Fetcher:
                     # With the claims: who learns of the object must not find its blocks free, and fetch them too.
                     learnt.append(known)
                     key = self.source.key(known)
-                    flight.begin(reply.info, key, Range(reply.start, reply.stop))
+                    inflight.begin(reply.info, key, Range(reply.start, reply.stop))
                     if key is not None:
-                        self._register(flight, key)
+                        self._register(inflight, key)
 
-                self.source.facts.learn(
+                self.source.metadata.learn(
                     path, reply.info, checked_at=now, mark=mark, is_read=True, first=announce
                 )
-                await self._pump(flight, reply)
+                await self._pump(inflight, reply)
         except ObjectNotFound:
             if not learnt:
-                learnt.append(self.source.facts.learn(path, None, checked_at=now, mark=mark))
+                learnt.append(self.source.metadata.learn(path, None, checked_at=now, mark=mark))
             raise
 
-    def _register(self, flight: InflightRequest, key: ObjectKey) -> None:
+    def _register(self, inflight: InflightRequest, key: ObjectKey) -> None:
         """Announce the whole blocks that a request for an unknown object turned out to bring."""
-        engine = self.source.engine
-        for index in covering(Range(flight.start, flight.stop), key.block_size):
-            if index * key.block_size >= flight.start and key.name(index) not in engine.flights:
-                engine.cache.take_claim(key.hash64(index))  # taken elsewhere: then it comes twice, once
-                engine.flights[key.name(index)] = flight
+        runtime = self.source.runtime
+        for index in covering(Range(inflight.start, inflight.stop), key.block_size):
+            if index * key.block_size >= inflight.start and key.name(index) not in runtime.inflight_requests:
+                runtime.cache.take_lock(key.hash64(index))  # taken elsewhere: then it comes twice, once
+                runtime.inflight_requests[key.name(index)] = inflight
 
-    async def _pump(self, flight: InflightRequest, reply: Reply) -> None:
+    async def _pump(self, inflight: InflightRequest, reply: Reply) -> None:
         """Take the body as fast as somebody wants it, and pass on every block that is whole."""
-        engine, key, info = self.source.engine, flight.key, flight.info
+        runtime, key, info = self.source.runtime, inflight.key, inflight.info
         assert info is not None
         size = key.block_size if key is not None else self.source.config.block_size
-        index = begun = -(-flight.start // size)
+        index = begun = -(-inflight.start // size)
         passing = None
         if key is not None and stated_crc32c(info.details) is not None:
-            passing = StreamingChecksum(engine.arrivals, key, info, flight.start)
+            passing = StreamingChecksum(runtime.block_checksums, key, info, inflight.start)
         async for data in reply:
-            if flight.refused:
+            if inflight.refused:
                 return
             # Before it is fed: who waits for the last bytes of an object that is wrong must not get them.
             if passing is not None and key is not None and (wrong := passing.add(data)):
@@ -292,41 +302,41 @@ class Fetcher:
                 )
                 await self._refuse(key, info, error)
                 raise error
-            while key is not None and begun * size < flight.filled + len(data):
+            while key is not None and begun * size < inflight.filled + len(data):
                 # Before anybody can use it. Not for all blocks at once: what new pages of a mapped file take, the first
                 # byte would wait for.
-                if engine.flights.get(key.name(begun)) is flight:
-                    engine.cache.missed(key, begun, self.source.config.bounds, of=info.size)
+                if runtime.inflight_requests.get(key.name(begun)) is inflight:
+                    runtime.cache.missed(key, begun, self.source.config.bounds, of=info.size)
                 begun += 1
-            flight.feed(data)
-            engine.bytes_fetched += len(data)
-            while key is not None and (bytes_ := _whole(index, size, info.size, flight.filled)) is not None:
-                if engine.flights.get(key.name(index)) is flight:
-                    engine.landed(
+            inflight.feed(data)
+            runtime.bytes_fetched += len(data)
+            while key is not None and (bytes_ := _whole(index, size, info.size, inflight.filled)) is not None:
+                if runtime.inflight_requests.get(key.name(index)) is inflight:
+                    runtime.block_received(
                         FetchedBlock(
-                            BlockKey(key, index), flight.piece(bytes_), flight, self.source.config.bounds
+                            BlockKey(key, index), inflight.piece(bytes_), inflight, self.source.config.bounds
                         )
                     )
                 index += 1
-            if not await flight.may_go_on(PATIENCE_S):
+            if not await inflight.may_go_on(PATIENCE_S):
                 return
-            await engine.room(flight)
+            await runtime.room(inflight)
 
     async def _refuse(self, key: ObjectKey, info: ObjectInfo, error: ChecksumMismatch) -> None:
         """Drop all of an object version, wherever it is, and only then tell those who read it: they may ask anew."""
-        engine = self.source.engine
-        flights = engine.begin_refusal(key)
+        runtime = self.source.runtime
+        inflight_requests = runtime.begin_corruption(key)
         try:
             await asyncio.to_thread(self._remove, key, info)
         finally:
-            engine.end_refusal(key, flights, error)
+            runtime.end_refusal(key, inflight_requests, error)
 
     def _remove(self, key: ObjectKey, info: ObjectInfo) -> None:
         """Remove the blocks of an object that are on the disk, and those that were being written meanwhile."""
-        indexes, cache = covering(Range(0, info.size or 0), key.block_size), self.source.engine.cache
+        indexes, cache = covering(Range(0, info.size or 0), key.block_size), self.source.runtime.cache
         for index in indexes:
             cache.refuse(key, index)
-        self.source.engine.writer.finish_batch(BATCH_S)
+        self.source.runtime.cache_writer.finish_batch(BATCH_S)
         for index in indexes:
             cache.refuse(key, index)
 

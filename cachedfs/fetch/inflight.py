@@ -20,7 +20,7 @@ class RequestStopped(Exception):
 class InflightRequest:
     """The bytes `[start, stop)` of one object version, filled from the front by one request.
 
-    Made and fed on the engine's loop. Any thread may look at `filled` and take bytes below it: no buffer ever
+    Made and fed on the runtime's loop. Any thread may look at `filled` and take bytes below it: no buffer ever
     moves, and bytes once there never change. Only `began`, `arrival`, `want` and `stop_soon` need the loop.
 
     Each block has a buffer of its own, which is made when its first byte comes: one for all is zeros first, and the
@@ -37,7 +37,7 @@ class InflightRequest:
         self.stop = 0
         self.filled = 0  # Invariant: start <= filled <= stop, and it only grows
         self.demand = demand
-        self.is_ahead = is_speculative()  # nobody waited for it when it began
+        self.is_speculative = is_speculative()  # nobody waited for it when it began
         self.is_wanted = False  # somebody has waited for it since
         self.task: asyncio.Task[None] | None = None  # that runs it, once it has begun
         self.done = False
@@ -46,7 +46,7 @@ class InflightRequest:
         self.error: Exception | None = None
         self.forgotten = False
         self.refused = False  # its object turned out to be wrong: nothing of it is given or stored any more
-        self.n_landed = 0  # blocks that were given to be stored; changed on the loop
+        self.n_received = 0  # blocks that were given to be stored; changed on the loop
         self._n_stored = 0  # of them, those that were dealt with; changed by the writer
         self._all_kept = True
         self._block_size = _APART
@@ -68,7 +68,7 @@ class InflightRequest:
     @property
     def is_settled(self) -> bool:
         """True once the request is over and each block that it brought was stored, or could not be."""
-        return self.done and self._n_stored >= self.n_landed
+        return self.done and self._n_stored >= self.n_received
 
     @property
     def is_kept(self) -> bool:
@@ -234,7 +234,7 @@ class InflightRequest:
         self._blocks = []
 
     def _forget_if_stored(self) -> None:
-        if self.done and self.n_landed and self.n_landed == self._n_stored and self._all_kept:
+        if self.done and self.n_received and self.n_received == self._n_stored and self._all_kept:
             self.let_go()
 
     def _wake(self) -> None:

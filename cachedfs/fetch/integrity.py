@@ -23,7 +23,7 @@ class BlockChecksums:
         self._sums: dict[str, dict[int, int]] = {}  # by digest, the object that came first in front
         self._n = 0  # Invariant: the number of all sums
 
-    def landed(self, key: ObjectKey, info: ObjectInfo, index: int, crc32c: int) -> str | None:
+    def block_received(self, key: ObjectKey, info: ObjectInfo, index: int, crc32c: int) -> str | None:
         """Remember a block; return what is wrong with the whole object, if this was its last block and anything is."""
         stated, size = stated_crc32c(info.details), info.size or 0
         if stated is None:
@@ -50,8 +50,8 @@ class BlockChecksums:
 class StreamingChecksum:
     """The bytes that one request brings, added up to blocks as they pass."""
 
-    def __init__(self, arrivals: BlockChecksums, key: ObjectKey, info: ObjectInfo, start: int) -> None:
-        self._arrivals, self._key, self._info = arrivals, key, info
+    def __init__(self, block_checksums: BlockChecksums, key: ObjectKey, info: ObjectInfo, start: int) -> None:
+        self._arrivals, self._key, self._info = block_checksums, key, info
         self._position = start
         # False: the block at the position began before the request.
         self._is_whole = start % key.block_size == 0
@@ -68,7 +68,7 @@ class StreamingChecksum:
             self._position += len(part)
             if self._position == stop:
                 if self._is_whole:
-                    wrong = self._arrivals.landed(self._key, self._info, index, self._crc32c) or wrong
+                    wrong = self._arrivals.block_received(self._key, self._info, index, self._crc32c) or wrong
                 self._crc32c, self._is_whole = 0, True
         return wrong
 

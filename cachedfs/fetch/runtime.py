@@ -58,25 +58,29 @@ class Runtime(event_log.CounterSource):
     def __init__(self, directories: Sequence[str], *, explicit: bool) -> None:
         self.pid = os.getpid()
         self.cache = BlockCache(directories, explicit=explicit)
-        self.writer = CacheWriter(self.cache, self._stored)
+        self.cache_writer = CacheWriter(self.cache, self._stored)
         # Invariant: a block's name is here from the moment its request is made until it is on the disk, given up, or
         # its request failed. Changed on the loop and, for what is stored, in the writer's thread.
-        self.flights: dict[str, InflightRequest] = {}
-        self.airborne: set[InflightRequest] = set()  # requests that hold or wait for a permit; loop only
-        self.orders: list[FutureUses] = []  # of the plans at work; changed on the loop
-        self.ahead = FetchQueue(self.spawn)
-        self.questions = SingleFlight(self.spawn)
-        self.arrivals = BlockChecksums()
+        self.inflight_requests: dict[str, InflightRequest] = {}
+        self.active_requests: set[InflightRequest] = (
+            set()
+        )  # requests that hold or wait for a permit; loop only
+        self.future_uses: list[FutureUses] = []  # of the plans at work; changed on the loop
+        self.fetch_queue = FetchQueue(self.spawn)
+        self.lookups = SingleFlight(self.spawn)
+        self.block_checksums = BlockChecksums()
         # Of those objects that are read ahead by ranges: from which byte on reads are to be told. Changed on the loop.
         self.followed: dict[str, int] = {}
-        self.refusals = CorruptVersions()
+        self.corrupt_versions = CorruptVersions()
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
-        self._teller = StatisticsPublisher(self, self.cache.counts)
-        self.cache.call_now_and_then(self._teller.tell_now_and_then)
+        self._statistics = StatisticsPublisher(self, self.cache.counts)
+        self.cache.call_now_and_then(self._statistics.publish_now_and_then)
         self._origins: dict[str, Origin] = {}
-        self._facts: dict[str, MetadataCache] = {}
-        self._turns: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and how many there are
-        self._away: dict[str, float] = {}  # identity -> monotonic time until which it is taken as away
+        self._metadata_caches: dict[str, MetadataCache] = {}
+        self._lookup_slots: dict[
+            tuple[str, int], asyncio.Semaphore
+        ] = {}  # by identity and how many there are
+        self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is taken as away
         self._room = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         # Guards the start of the loop, and the two registries; entered itself, by a signal's handler that reads.
@@ -90,7 +94,7 @@ class Runtime(event_log.CounterSource):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The engine's own event loop, running in its own thread."""
+        """The runtime's own event loop, running in its own thread."""
         if self._loop is None:
             with self._lock:
                 if self._loop is None:
@@ -147,13 +151,13 @@ class Runtime(event_log.CounterSource):
         return thread is self._thread
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Run `function` on the loop soon, from any thread; not at all once the engine is closed."""
+        """Run `function` on the loop soon, from any thread; not at all once the runtime is closed."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has just been closed
                 self._loop.call_soon_threadsafe(function, *args)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task that the engine owns until it ends. On the loop."""
+        """Start a task that the runtime owns until it ends. On the loop."""
         if self.pid == 0:
             coroutine.close()
             raise OriginUnavailable(
@@ -185,10 +189,10 @@ class Runtime(event_log.CounterSource):
         with self._lock:
             return self._origins.setdefault(token, origin)
 
-    async def claimed(self, hash64: int, *, within_s: float = math.inf) -> bool:
+    async def locked(self, hash64: int, *, within_s: float = math.inf) -> bool:
         """Take a claim as soon as nobody has it; False when that would take longer than `within_s` seconds."""
         pause, deadline = POLL_S[0], time.monotonic() + within_s
-        while not self.cache.take_claim(hash64):
+        while not self.cache.take_lock(hash64):
             if time.monotonic() > deadline:
                 return False
             await asyncio.sleep(pause)
@@ -201,30 +205,30 @@ class Runtime(event_log.CounterSource):
 
         It ends with its process, whatever ends that.
         """
-        claim = ObjectKey(identity, path, "who changes it?", 0).hash64(0)
-        await self.claimed(claim)
+        fetch_lock = ObjectKey(identity, path, "who changes it?", 0).hash64(0)
+        await self.locked(fetch_lock)
         try:
             yield
         finally:
-            self.cache.drop_claim(claim)
+            self.cache.release_lock(fetch_lock)
 
-    def facts(self, identity: str) -> MetadataCache:
+    def metadata_cache(self, identity: str) -> MetadataCache:
         """Return what this process knows of the objects of one origin."""
         with self._lock:
-            return self._facts.setdefault(
-                identity, MetadataCache(self.cache.known, identity, self.writer.keep)
+            return self._metadata_caches.setdefault(
+                identity, MetadataCache(self.cache.metadata, identity, self.cache_writer.keep)
             )
 
-    def turns(self, identity: str, most: int) -> asyncio.Semaphore:
+    def lookup_slots(self, identity: str, most: int) -> asyncio.Semaphore:
         """Return what lets `most` lookups at an origin go on at a time. On the loop."""
-        return self._turns.setdefault((identity, most), asyncio.Semaphore(most))
+        return self._lookup_slots.setdefault((identity, most), asyncio.Semaphore(most))
 
-    def is_away(self, identity: str) -> bool:
+    def is_unreachable(self, identity: str) -> bool:
         """True while an origin that could not be reached a moment ago is not asked again."""
-        return time.monotonic() < self._away.get(identity, 0.0)
+        return time.monotonic() < self._unreachable.get(identity, 0.0)
 
-    def mark_away(self, identity: str) -> None:
-        self._away[identity] = time.monotonic() + AWAY_S
+    def mark_unreachable(self, identity: str) -> None:
+        self._unreachable[identity] = time.monotonic() + AWAY_S
 
     def stats(self) -> Stats:
         blocks, size = self.cache.usage()
@@ -250,7 +254,7 @@ class Runtime(event_log.CounterSource):
             "bytes_fetched": self.bytes_fetched,
             "bytes_served": self.bytes_served,
             "evictions": self.cache.evictions,
-            "bytes_per_s": self.ahead.bytes_per_s,
+            "bytes_per_s": self.fetch_queue.bytes_per_s,
         }
 
     def _count_request(self) -> None:
@@ -267,7 +271,7 @@ class Runtime(event_log.CounterSource):
             return config.read_ahead  # what is read ahead waits in memory
         allowed = self.cache.allowed
         if allowed is None:  # asking takes a transaction: the writer does, and for now it is a little
-            self.writer.after_facts(lambda: self.cache.allowance(config.bounds))
+            self.cache_writer.after_facts(lambda: self.cache.allowance(config.bounds))
             allowed = AHEAD_SHARE * 2 * config.whole_request
         return min(config.read_ahead, max(allowed // AHEAD_SHARE, config.block_size))
 
@@ -280,82 +284,88 @@ class Runtime(event_log.CounterSource):
 
     # Write-behind, as seen from the loop.
 
-    def landed(self, block: FetchedBlock) -> None:
+    def block_received(self, block: FetchedBlock) -> None:
         """A block arrived in full: store it; until it is stored its flight serves it."""
         self.misses += 1
-        block.flight.n_landed += 1
-        if self.orders:
-            block = block._replace(order=order_of(self.orders, block.key.object, block.key.index))
-        self.writer.add(block)
+        block.inflight.n_received += 1
+        if self.future_uses:
+            block = block._replace(order=order_of(self.future_uses, block.key.object, block.key.index))
+        self.cache_writer.add(block)
 
-    async def room(self, flight: InflightRequest) -> None:
+    async def room(self, inflight: InflightRequest) -> None:
         """Wait until the blocks that are not on the disk yet are few enough for another piece of this request."""
-        while self.writer.behind > _behind(flight):
+        while self.cache_writer.behind > _behind(inflight):
             self._room.clear()
-            if self.writer.behind > _behind(flight):
+            if self.cache_writer.behind > _behind(inflight):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):  # somebody may wait for it by now
                         await self._room.wait()
 
     def _stored(self, blocks: Sequence[FetchedBlock], are_kept: bool) -> None:
         try:
-            for order in tuple(self.orders):
+            for order in tuple(self.future_uses):
                 tell = order.stored if are_kept else order.lost
                 tell((block.key.object, block.key.index) for block in blocks)
             for block in blocks:
-                block.flight.stored(are_kept)
-                if self.flights.get(block.key.name) is block.flight:  # not another's that came after it
+                block.inflight.stored(are_kept)
+                if (
+                    self.inflight_requests.get(block.key.name) is block.inflight
+                ):  # not another's that came after it
                     self.give_up(block.key.name, block.key.hash64)
         finally:
             self.call_soon(self._made_room)
-            self._teller.tell_now_and_then()
+            self._statistics.publish_now_and_then()
 
     def _made_room(self) -> None:
         self._room.set()
-        self.ahead.pump()
+        self.fetch_queue.pump()
 
     def give_up(self, name: str, hash64: int) -> None:
         """The block is on the disk, or nobody is fetching it any more: other processes may see for themselves."""
-        self.flights.pop(name, None)
-        self.cache.drop_claim(hash64)
+        self.inflight_requests.pop(name, None)
+        self.cache.release_lock(hash64)
 
-    def begin_refusal(self, key: ObjectKey) -> set[InflightRequest]:
+    def begin_corruption(self, key: ObjectKey) -> set[InflightRequest]:
         """Give, store and fetch nothing more of an object version that came whole and wrong; return its requests."""
-        self.refusals.begin(key)
-        flights = {flight for flight in (*self.flights.values(), *self.airborne) if flight.key == key}
-        for flight in flights:
-            flight.refused = True
-        return flights
+        self.corrupt_versions.begin(key)
+        inflight_requests = {
+            inflight
+            for inflight in (*self.inflight_requests.values(), *self.active_requests)
+            if inflight.key == key
+        }
+        for inflight in inflight_requests:
+            inflight.refused = True
+        return inflight_requests
 
     def end_refusal(
-        self, key: ObjectKey, flights: Iterable[InflightRequest], error: ChecksumMismatch
+        self, key: ObjectKey, inflight_requests: Iterable[InflightRequest], error: ChecksumMismatch
     ) -> None:
         """Tell all who read an object version, or wait for it: nothing of it is here now, and it may be asked for anew."""
-        self.refusals.end(key, error)
-        for flight in flights:
-            for index in covering(Range(flight.start, flight.stop), key.block_size):
-                if self.flights.get(key.name(index)) is flight:
+        self.corrupt_versions.end(key, error)
+        for inflight in inflight_requests:
+            for index in covering(Range(inflight.start, inflight.stop), key.block_size):
+                if self.inflight_requests.get(key.name(index)) is inflight:
                     self.give_up(key.name(index), key.hash64(index))
-            flight.finish(error)
+            inflight.finish(error)
 
     # The end.
 
     def drain(self, timeout_s: float = DRAIN_S) -> bool:
         """Wait until everything that arrived is on the disk; False when it took too long."""
-        return self.writer.drain(timeout_s)
+        return self.cache_writer.drain(timeout_s)
 
     def close(self) -> None:
         """Store what arrived, close sessions, end both threads. For the end of the process."""
-        self.pid = 0  # whoever still holds this engine gets a new one
+        self.pid = 0  # whoever still holds this runtime gets a new one
         if self._loop is not None:
             # What is given up here has lost its reader with the process: asyncio need not report it.
             self._loop.set_exception_handler(lambda loop, context: None)
         self.drain()
-        self.writer.close()
+        self.cache_writer.close()
         if self._loop is not None and self._thread is not None and self._thread.is_alive():
             self._end_loop(self._loop, self._thread)
         event_log.unwatch(self)
-        self._teller.close()
+        self._statistics.close()
         self.cache.close()
 
     def _end_loop(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
@@ -404,9 +414,9 @@ def _end(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -
         coroutine.close()
 
 
-def _behind(flight: InflightRequest) -> int:
+def _behind(inflight: InflightRequest) -> int:
     """Return how many bytes may wait for the disk before a request is no longer fed.
 
     Half of them belongs to those who are waited for: on a disk slower than the link, all would be taken by what nobody waits for.
     """
-    return BEHIND_BYTES // 2 if flight.is_ahead and not flight.is_wanted else BEHIND_BYTES
+    return BEHIND_BYTES // 2 if inflight.is_speculative and not inflight.is_wanted else BEHIND_BYTES

@@ -1,4 +1,4 @@
-"""The engines of this process: one per cache directory, closed with the process, and left behind by a fork."""
+"""The runtimes of this process: one per cache directory, closed with the process, and left behind by a fork."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from cachedfs.cache.disk import is_network
 from cachedfs.config import Config
 from cachedfs.fetch.runtime import Runtime
 
-__all__ = ["engine_for", "settle"]
+__all__ = ["runtime_for", "settle"]
 
 logger = logging.getLogger("cachedfs.engine")
 
-# One engine per (real paths of the cache directories); a child process starts with none.
-_engines: dict[tuple[str, ...], Runtime] = {}
-_engines_lock = threading.RLock()  # entered itself, by a signal's handler that reads
+# One runtime per (real paths of the cache directories); a child process starts with none.
+_runtimes: dict[tuple[str, ...], Runtime] = {}
+_runtimes_lock = threading.RLock()  # entered itself, by a signal's handler that reads
 _inherited: list[Runtime] = []
 _warned = False
 
 
-def engine_for(config: Config) -> Runtime:
-    """Return this process's engine for the cache directories of `config`."""
+def runtime_for(config: Config) -> Runtime:
+    """Return this process's runtime for the cache directories of `config`."""
     directories = config.cache_dir or (_default_directory(),)
     key = tuple(os.path.realpath(path) for path in directories)
-    engine = _engines.get(key)
-    if engine is None:
-        with _engines_lock:
-            engine = _engines.get(key)
-            if engine is None:
+    runtime = _runtimes.get(key)
+    if runtime is None:
+        with _runtimes_lock:
+            runtime = _runtimes.get(key)
+            if runtime is None:
                 made = Runtime(key, explicit=config.cache_dir is not None)
-                engine = _engines.setdefault(key, made)  # a signal's handler that read meanwhile made one
+                runtime = _runtimes.setdefault(key, made)  # a signal's handler that read meanwhile made one
                 _close_with_process()
-    return engine
+    return runtime
 
 
 def _default_directory() -> str:
@@ -57,24 +57,24 @@ def _default_directory() -> str:
 
 def settle() -> None:
     """Wait until what was read is stored, 5 s at most: what is wrong with that is said by then."""
-    for engine in list(_engines.values()):
-        engine.drain()
+    for runtime in list(_runtimes.values()):
+        runtime.drain()
 
 
 def _close_all() -> None:
     global _closing_in
-    _closing_in = None  # an engine that is made after this is closed as well
-    for engine in list(_engines.values()):
-        engine.close()
-    _engines.clear()
+    _closing_in = None  # an runtime that is made after this is closed as well
+    for runtime in list(_runtimes.values()):
+        runtime.close()
+    _runtimes.clear()
 
 
-_closing_in: int | None = None  # the process that will close its engines at its end
+_closing_in: int | None = None  # the process that will close its runtimes at its end
 _at_exit = False
 
 
 def _close_with_process() -> None:
-    """Close the engines when this process ends: also a worker of multiprocessing, which skips atexit."""
+    """Close the runtimes when this process ends: also a worker of multiprocessing, which skips atexit."""
     global _closing_in, _at_exit
     if _closing_in == os.getpid():
         return
@@ -90,14 +90,14 @@ def _close_with_process() -> None:
 
 
 def _after_fork() -> None:
-    # The parent's engines are not touched again, nor ever collected: their threads do not exist here, and closing their
+    # The parent's runtimes are not touched again, nor ever collected: their threads do not exist here, and closing their
     # connections and descriptors would act on what the parent still uses; but for those of blocks, which hold room on the disk.
-    global _engines_lock
-    _engines_lock = threading.RLock()
-    for engine in _engines.values():
-        engine.cache.leave()
-    _inherited.extend(_engines.values())
-    _engines.clear()
+    global _runtimes_lock
+    _runtimes_lock = threading.RLock()
+    for runtime in _runtimes.values():
+        runtime.cache.leave()
+    _inherited.extend(_runtimes.values())
+    _runtimes.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -16,7 +16,7 @@ from cachedfs.config import Config
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.fetch.metadata_cache import MetadataCache, MetadataEntry
 from cachedfs.fetch.runtime import Runtime
-from cachedfs.fetch.runtimes import engine_for
+from cachedfs.fetch.runtimes import runtime_for
 from cachedfs.origins.base import Origin
 from cachedfs.origins.registry import identity_of, is_whole
 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
@@ -41,9 +41,9 @@ def is_fresh(checked_at: float, now: float, *, lifetime_s: float, absence: bool 
 
 
 class Source:
-    """Where objects come from: an origin behind an engine, under one config.
+    """Where objects come from: an origin behind an runtime, under one config.
 
-    Cheap to make: engine, origin and inner filesystem come with the first need, and anew after a fork.
+    Cheap to make: runtime, origin and inner filesystem come with the first need, and anew after a fork.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Source:
         self.config = config
         self.url = url  # a path's full URL, for messages
         self.identity = identity_of(protocol, options)
-        self._engine: Runtime | None = None
-        self._facts: MetadataCache | None = None
+        self._runtime: Runtime | None = None
+        self._metadata: MetadataCache | None = None
         self._origin: tuple[Runtime, Origin] | None = None
 
     @functools.cached_property
@@ -66,47 +66,47 @@ class Source:
         return str(tokenize(self.protocol, dict(self.options), *told))
 
     @property
-    def engine(self) -> Runtime:
-        engine = self._engine
-        if engine is None or engine.pid != os.getpid():
-            engine = engine_for(self.config)
-            # The engine last: another thread that sees it must find what belongs to it.
+    def runtime(self) -> Runtime:
+        runtime = self._runtime
+        if runtime is None or runtime.pid != os.getpid():
+            runtime = runtime_for(self.config)
+            # The runtime last: another thread that sees it must find what belongs to it.
             self._origin = None
-            self._facts = engine.facts(self.identity)
-            self._engine = engine
-        return engine
+            self._metadata = runtime.metadata_cache(self.identity)
+            self._runtime = runtime
+        return runtime
 
     @property
-    def facts(self) -> MetadataCache:
-        _ = self.engine
-        assert self._facts is not None
-        return self._facts
+    def metadata(self) -> MetadataCache:
+        _ = self.runtime
+        assert self._metadata is not None
+        return self._metadata
 
     def origin(self, path: str) -> Origin:
         """Return the origin, to be called about `path`; raises OriginUnavailable where offline forbids it."""
         if self.config.offline:
             raise self.offline(path)
-        engine = self.engine
-        if self._origin is None or self._origin[0] is not engine:
-            found = engine.origin(self.protocol, self.options, concurrency=self.config.concurrency)
-            self._origin = (engine, found)
+        runtime = self.runtime
+        if self._origin is None or self._origin[0] is not runtime:
+            found = runtime.origin(self.protocol, self.options, concurrency=self.config.concurrency)
+            self._origin = (runtime, found)
         return self._origin[1]
 
     def link_stats(self) -> LinkStats:
         """Return what was measured of the way to the origin; nobody is asked, and nothing is made."""
-        engine, made = self.engine, self._origin
-        if made is None or made[0] is not engine:
+        runtime, made = self.runtime, self._origin
+        if made is None or made[0] is not runtime:
             return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.concurrency)
-        return engine.ahead.link_stats(made[1])
+        return runtime.fetch_queue.link_stats(made[1])
 
-    def known(self, path: str) -> MetadataEntry | None:
+    def last_known(self, path: str) -> MetadataEntry | None:
         """Return what is known of `path`, of any age; None when nothing valid is."""
-        known = self.facts.get(path)
-        return known if known is None or self.is_fresh(known) else self.facts.renewed(path)
+        known = self.metadata.get(path)
+        return known if known is None or self.is_fresh(known) else self.metadata.renewed(path)
 
     def fresh(self, path: str) -> MetadataEntry | None:
         """Return what is known of `path` and young enough to count."""
-        known = self.known(path)
+        known = self.last_known(path)
         return known if known is not None and self.is_fresh(known) else None
 
     def existing(self, path: str) -> MetadataEntry | None:

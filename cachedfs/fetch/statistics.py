@@ -27,7 +27,7 @@ class StatisticsPublisher:
         self._again_at = 0.0
         self._lock = threading.Lock()
 
-    def tell_now_and_then(self) -> None:
+    def publish_now_and_then(self) -> None:
         """Tell if that was a second ago."""
         if time.monotonic() >= self._again_at:
             self.tell()

@@ -78,7 +78,7 @@ class CacheMethods(ChainedFileSystem):
 
     def stats(self) -> Stats:
         """Return what this process hit, missed and fetched, and what the cache holds."""
-        return self._source.engine.stats()
+        return self._source.runtime.stats()
 
     def link_stats(self) -> LinkStats:
         """Return what this process measured of the way to the origin, by what it fetched ahead."""
@@ -87,16 +87,16 @@ class CacheMethods(ChainedFileSystem):
     def may_hold(self) -> int | None:
         """Return how many bytes the cache may hold now, by `cache_size` and `keep_free`; None where nothing can be stored."""
         try:
-            return self._source.engine.cache.allowance(self.config.bounds)
+            return self._source.runtime.cache.allowance(self.config.bounds)
         except CacheError:  # `stats` says why
             return None
 
     def cached_extent(self, path: AnyPath) -> list[tuple[int, int]]:
         """Return the byte ranges `(start, stop)` of the object's present version that are in the cache, merged."""
         name: str = self._strip(path)
-        self._source.engine.drain()  # what was read a moment ago counts
+        self._source.runtime.drain()  # what was read a moment ago counts
         info = self._object(name)
-        known = self._source.facts.get(name)
+        known = self._source.metadata.get(name)
         key = None if known is None else self._source.key(known)
         if key is None:
             return []
@@ -104,20 +104,20 @@ class CacheMethods(ChainedFileSystem):
 
     def pin(self, path: AnyPath) -> None:
         """Keep the blocks of an object, those here and those to come, until `unpin`; in all processes, over restarts."""
-        self._source.engine.cache.pin(self._source.identity, self._strip(path))
+        self._source.runtime.cache.pin(self._source.identity, self._strip(path))
 
     def unpin(self, path: AnyPath) -> None:
         """Let the blocks of an object be evicted again."""
-        self._source.engine.cache.unpin(self._source.identity, self._strip(path))
+        self._source.runtime.cache.unpin(self._source.identity, self._strip(path))
 
     def evict(self, path: Any = None) -> int:
         """Drop the cached blocks of an object, of all below a folder, or of everything of this origin; return the bytes freed.
 
         Nobody is asked what a folder holds: what is cached below its name goes.
         """
-        self._source.engine.drain()
+        self._source.runtime.drain()
         name = None if path is None else self._strip(path)
-        return self._source.engine.cache.evict(self._source.identity, name)
+        return self._source.runtime.cache.evict(self._source.identity, name)
 
     def verify(self, path: AnyPath, callback: Any = DEFAULT_CALLBACK) -> list[Verified]:
         """Look over what is cached of an object, or of all objects below a folder; return the verdict on each, by name.
@@ -127,7 +127,7 @@ class CacheMethods(ChainedFileSystem):
         One block is in memory at a time; nothing is touched, so what is evicted next stays the same. `callback` is told
         the bytes as they are read. Works offline, with the checksums that are known.
         """
-        self._source.engine.drain()  # what was read a moment ago counts
+        self._source.runtime.drain()  # what was read a moment ago counts
         integrity = Verifier(self._source, self._reader)
         return [
             integrity.verify(name, callback.relative_update) for name in integrity.paths(self._strip(path))
@@ -148,7 +148,7 @@ class CacheMethods(ChainedFileSystem):
         if info.kind == "directory":
             raise self._source.is_a_folder(name)
         with self.open(name, "rb") as file:
-            lease = self._source.engine.cache.lease(file.size, self.config.bounds)
+            lease = self._source.runtime.cache.lease(file.size, self.config.bounds)
             try:
                 offset = 0
                 while data := file.read(WINDOW // 8):
@@ -175,7 +175,7 @@ class CacheMethods(ChainedFileSystem):
         """
         from cachedfs.snapshot import Export
 
-        self._source.engine.drain()  # what was read a moment ago counts
+        self._source.runtime.drain()  # what was read a moment ago counts
         there, folder = self._elsewhere(target, target_options)
         roots = [self._strip(each) for each in (path if isinstance(path, list | tuple) else [path])]
         if not roots:
@@ -199,10 +199,10 @@ class CacheMethods(ChainedFileSystem):
         """
         from cachedfs.snapshot import Import
 
-        self._source.engine.drain()  # what was read a moment ago takes its room
+        self._source.runtime.drain()  # what was read a moment ago takes its room
         there, folder = self._elsewhere(source, source_options)
         taking = Import(
-            self._source.engine,
+            self._source.runtime,
             self.config,
             there,
             folder,
@@ -216,7 +216,7 @@ class CacheMethods(ChainedFileSystem):
         return await asyncio.to_thread(self.import_cache, *args, **kwargs)
 
     def _elsewhere(self, url: str, options: Mapping[str, Any] | None) -> tuple[Reader, str]:
-        """Return who reads and writes at a URL, in this process's engine, and the path that it means."""
+        """Return who reads and writes at a URL, in this process's runtime, and the path that it means."""
         text = url.rpartition("::")[2] if "://" in url else os.path.abspath(os.path.expanduser(url))
         protocol, has_protocol, rest = text.partition("://")
         if not has_protocol:

@@ -37,9 +37,9 @@ class CachedFile(SharedFile, io.BufferedReader):
         path: str,
         reader: Reader,
         known: MetadataEntry,
-        flight: InflightRequest | None,
+        inflight: InflightRequest | None,
     ) -> None:
-        raw = RawReader(reader, known, flight)
+        raw = RawReader(reader, known, inflight)
         super().__init__(raw, buffer_size=BUFFER_SIZE)
         self.fs = fs
         self.path = path

@@ -93,8 +93,8 @@ class CachedFileSystem(CacheMethods, WriteMethods):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of this process's engine."""
-        return self._source.engine.loop
+        """The event loop of this process's runtime."""
+        return self._source.runtime.loop
 
     @property
     def fsid(self) -> str:
@@ -127,8 +127,8 @@ class CachedFileSystem(CacheMethods, WriteMethods):
 
         What it writes is as if another machine had written it. Raises ImportError where its package is not installed.
         """
-        engine = self._source.engine
-        return engine.run(self._source.origin("").filesystem())
+        runtime = self._source.runtime
+        return runtime.run(self._source.origin("").filesystem())
 
     if TYPE_CHECKING:  # fsspec has no types: what is inherited, and used most, for who checks his own
 
@@ -173,7 +173,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         known = self._source.described(path)
         if known is not None:
             return known.object.as_info()
-        return (await self._hop(self._reader.catalog.describe(path))).as_info()
+        return (await self._hop(self._reader.resolver.describe(path))).as_info()
 
     def size(self, path: AnyPath) -> int | None:
         """Return the size in bytes: 0 of a folder, None where the origin does not tell."""
@@ -217,7 +217,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         beyond it is left out. An object that was replaced meanwhile is asked for again, and ObjectChanged the third time.
         """
         name: str = self._strip(path)
-        data = self._reader.hits.read(name, start, end)
+        data = self._reader.cached_reads.read(name, start, end)
         return data if data is not None else self._run(self._reader.read(name, start, end))
 
     async def _cat_file(
@@ -225,9 +225,9 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     ) -> bytes:
         path, reader = self._strip(path), self._reader
         try:
-            data = reader.hits.read(path, start, end, nowait=True)
+            data = reader.cached_reads.read(path, start, end, nowait=True)
         except BlockingIOError:  # on the disk but not in its page cache: do not stop the caller's loop for it
-            data = await asyncio.to_thread(reader.hits.read, path, start, end)
+            data = await asyncio.to_thread(reader.cached_reads.read, path, start, end)
         return data if data is not None else await self._hop(reader.read(path, start, end))
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
@@ -279,7 +279,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
 
         `raises`: the first error.
         """
-        found: list[Any] = [*self._reader.hits.read_many(wanted)]
+        found: list[Any] = [*self._reader.cached_reads.read_many(wanted)]
         missing = [i for i, data in enumerate(found) if data is None]
         if missing:
             names, starts, stops = map(list, zip(*(wanted[i] for i in missing), strict=True))
@@ -310,12 +310,12 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         # block_size, cache_type and cache_options are what libraries pass to make other filesystems fast.
         if mode in ("rb", "r"):
             known = self._source.existing(path)
-            flight = None
+            inflight = None
             if known is None or known.object.kind == "directory":
-                known, flight = self._run(self._reader.open(path))
+                known, inflight = self._run(self._reader.open(path))
             else:
-                self._reader.hits.opened(path)
-            return CachedFile(self, path, self._reader, known, flight)
+                self._reader.cached_reads.opened(path)
+            return CachedFile(self, path, self._reader, known, inflight)
         if block_size is not None:
             kwargs["block_size"] = block_size
         if "x" in mode:
@@ -334,7 +334,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any
     ) -> None:
         path = self._strip(rpath)
-        info = await self._hop(self._reader.catalog.know(path))
+        info = await self._hop(self._reader.resolver.know(path))
         if info.kind == "directory":
             os.makedirs(lpath, exist_ok=True)
             return
@@ -356,7 +356,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
             except (ObjectChanged, ChecksumMismatch):
                 if not tries_left or begin is None:
                     raise
-                self._source.facts.expire(path)
+                self._source.metadata.expire(path)
                 file.seek(begin)
                 file.truncate()
                 callback.absolute_update(0)
@@ -366,8 +366,8 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     async def _ls(self, path: Any, detail: bool = True, refresh: bool = False, **kwargs: Any) -> list[Any]:
         path = self._strip(path)
         if refresh:
-            self._source.engine.cache.known.changed(self._source.identity, [path])
-        found = await self._hop(self._reader.catalog.listing(path))
+            self._source.runtime.cache.metadata.changed(self._source.identity, [path])
+        found = await self._hop(self._reader.resolver.listing(path))
         if not detail:
             return [info.path for info in found]
         if [info.path for info in found] == [path]:  # an object, of which a read may have told
@@ -394,7 +394,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
                 if _begins(name, path, prefix)
             }
             return wanted if detail else list(wanted)
-        found = await self._hop(self._reader.catalog.find(path))
+        found = await self._hop(self._reader.resolver.find(path))
         if not found:
             found = await self._itself(path, withdirs, detail)
         elif withdirs and path:
@@ -445,9 +445,9 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return sum(sizes.values()) if total else sizes
 
     async def _itself(self, path: str, withdirs: bool, detail: bool) -> list[ObjectInfo]:
-        catalog = self._reader.catalog
+        resolver = self._reader.resolver
         try:
-            info = await self._hop(catalog.describe(path) if detail else catalog.know(path))
+            info = await self._hop(resolver.describe(path) if detail else resolver.know(path))
         except FileNotFoundError:
             return []
         return [info] if withdirs or info.kind == "file" else []
@@ -481,17 +481,17 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     def _object(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
         known = self._source.existing(path)
-        return known.object if known is not None else self._run(self._reader.catalog.know(path))
+        return known.object if known is not None else self._run(self._reader.resolver.know(path))
 
     async def _object_at(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
         known = self._source.existing(path)
-        return known.object if known is not None else await self._hop(self._reader.catalog.know(path))
+        return known.object if known is not None else await self._hop(self._reader.resolver.know(path))
 
     def _described(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
         known = self._source.described(path)
-        return known.object if known is not None else self._run(self._reader.catalog.describe(path))
+        return known.object if known is not None else self._run(self._reader.resolver.describe(path))
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
         """Return a URL, signed by the origin, that opens the object for `expiration` seconds without an account.
@@ -506,13 +506,13 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     def invalidate_cache(self, path: Any = None) -> None:
         """Forget what is known at and below a path, or of everything: the next use asks the origin. Blocks stay."""
         below = "" if path is None else self._strip(path)
-        self._source.engine.cache.known.changed(self._source.identity, [below], tree=True)
+        self._source.runtime.cache.metadata.changed(self._source.identity, [below], tree=True)
         super().invalidate_cache(path)
 
-    # To the engine's loop.
+    # To the runtime's loop.
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._source.engine.run(coroutine)
+        return self._source.runtime.run(coroutine)
 
     def _mirror_all(self) -> None:
         """Make the blocking twins of our coroutines, as fsspec would, but so that an interrupt breaks off the work."""
@@ -532,7 +532,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return call
 
     async def _hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await self._source.engine.hop(coroutine)
+        return await self._source.runtime.hop(coroutine)
 
     def __reduce__(self) -> Any:
         if self.target_protocol == "drive":

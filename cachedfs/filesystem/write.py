@@ -93,7 +93,7 @@ class WriteMethods(CycleSafeWalk):
             if await self._isdir(source):
                 # To fsspec, a copied folder is a folder that is made.
                 await self._makedirs(target, exist_ok=True)
-            elif tree and (await self._hop(self._reader.catalog.ask(source))).info is not None:
+            elif tree and (await self._hop(self._reader.resolver.ask(source))).info is not None:
                 # Its folder is still being made, by the copy of the folder beside this one.
                 await self._makedirs(folder_of(target), exist_ok=True)
                 await self._write([target], "cp_file", source, target, **kwargs)
@@ -150,7 +150,7 @@ class WriteMethods(CycleSafeWalk):
 
     async def _was_dir(self, path: str, since: float) -> bool:
         """Return whether a path is a folder; what was listed `since` then is not asked for, whatever its age may be."""
-        known = self._reader.source.known(path)
+        known = self._reader.source.last_known(path)
         if known is None or known.info is None or known.checked_at < since:
             return bool(await self._isdir(path))
         return known.info.kind == "directory"

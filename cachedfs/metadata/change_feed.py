@@ -22,7 +22,7 @@ WAIT_S = 10.0  # longest wait for a poll of another process
 
 
 class ChangeFeeds:
-    """The feeds of one origin, one for each part that has one. On the engine's loop.
+    """The feeds of one origin, one for each part that has one. On the runtime's loop.
 
     A feed is polled when something that is known has grown old, once for all who ask and at most once in `max_age`.
     """
@@ -63,7 +63,7 @@ class ChangeFeeds:
                 return None
             way.append((info.path, info.id))
             above = folder_of(info.path)
-            known = self._source.facts.get(above) if above else None
+            known = self._source.metadata.get(above) if above else None
             if above and (known is None or known.info is None):
                 return None
             info = known.info if known is not None else None
@@ -74,12 +74,12 @@ class ChangeFeeds:
         return (
             0 < lifetime_s < math.inf
             and source.origin(path).by_parent
-            and not source.engine.is_away(source.identity)
+            and not source.runtime.is_unreachable(source.identity)
             and time.monotonic() >= self._not_before.get(_part_of(path), 0.0)
         )
 
     def _feed(self, path: str) -> FeedPosition | None:
-        return self._source.engine.cache.known.feed(self._source.identity, _part_of(path))
+        return self._source.runtime.cache.metadata.feed(self._source.identity, _part_of(path))
 
     def _is_fresh(self, feed: FeedPosition) -> bool:
         return is_fresh(feed.checked_at, time.time(), lifetime_s=self._source.config.lifetime_s)
@@ -91,9 +91,9 @@ class ChangeFeeds:
         part = _part_of(path)
 
         async def question() -> None:
-            cache = self._source.engine.cache
-            claim = claim_of(self._source.identity, part)
-            if not await self._source.engine.claimed(claim, within_s=WAIT_S):
+            cache = self._source.runtime.cache
+            fetch_lock = claim_of(self._source.identity, part)
+            if not await self._source.runtime.locked(fetch_lock, within_s=WAIT_S):
                 return  # what is spared is not worth waiting for longer
             try:
                 if not is_done(self._feed(path)):
@@ -104,22 +104,22 @@ class ChangeFeeds:
                 logger.info("%s: the changes are not known: %s", self._source.url(part), error)
                 self._not_before[part] = time.monotonic() + self._source.config.lifetime_s
             finally:
-                cache.drop_claim(claim)
+                cache.release_lock(fetch_lock)
 
-        await self._source.engine.questions.ask((self._source.identity, f"\0{part}"), 0, question)
+        await self._source.runtime.lookups.ask((self._source.identity, f"\0{part}"), 0, question)
 
     async def _begin(self, part: str) -> None:
         source, now = self._source, time.time()
         first = await source.origin(part).changes(part, None)
         if first is not None:
-            shared, identity = source.engine.cache.known, source.identity
+            shared, identity = source.runtime.cache.metadata, source.identity
             await asyncio.to_thread(shared.begin_feed, identity, part, first.token, now)
         if first is None or self._feed(part) is None:
             self._not_before[part] = math.inf
 
     async def _poll(self, part: str) -> None:
         source, now = self._source, time.time()
-        shared, identity = source.engine.cache.known, source.identity
+        shared, identity = source.runtime.cache.metadata, source.identity
         feed = shared.feed(identity, part)
         if feed is None:
             return

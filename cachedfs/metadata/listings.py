@@ -35,7 +35,7 @@ class Listings:
         listings = {
             folder: found for folder, found in listings.items() if not _is_odd(folder, found, listings)
         }
-        shared, identity = self._source.engine.cache.known, self._source.identity
+        shared, identity = self._source.runtime.cache.metadata, self._source.identity
         marks = {
             info.path: shared.mark(identity, info.path) for children in listings.values() for info in children
         }
@@ -48,16 +48,18 @@ class Listings:
             )
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache says it aloud, once; a listing never fails for it
-        self._source.facts.overtaken(marks, now)  # else what was just listed might be absent for who reads it
+        self._source.metadata.overtaken(
+            marks, now
+        )  # else what was just listed might be absent for who reads it
 
     def of(self, folder: str, lifetime_s: float | None = None) -> list[ObjectInfo] | None:
         """Return a listing that is here and young enough: for `max_age`, if nothing else is said."""
-        shared, identity = self._source.engine.cache.known, self._source.identity
+        shared, identity = self._source.runtime.cache.metadata, self._source.identity
         listing = shared.listing(identity, folder)
         if listing is None or listing.mark != shared.listing_mark(identity, folder):
             return None
         lifetime_s = self._source.config.lifetime_s if lifetime_s is None else lifetime_s
-        at = self._source.facts.held_until(folder, listing.checked_at, listing.told)
+        at = self._source.metadata.held_until(folder, listing.checked_at, listing.told)
         if not is_fresh(at, time.time(), lifetime_s=lifetime_s):
             return None
         return sorted(listing.infos, key=by_path)
@@ -66,7 +68,7 @@ class Listings:
         self, folder: str, lifetime_s: float | None = None, above: frozenset[str | None] = frozenset()
     ) -> list[ObjectInfo] | None:
         """Return all that is below `folder` when every listing of it is here; `above`: ids of the folders on the way."""
-        here = self._source.facts.get(folder)
+        here = self._source.metadata.get(folder)
         above |= {here.info.id} if here is not None and here.info is not None else set()
         found = self.of(folder, lifetime_s)
         for child in found or []:

@@ -41,7 +41,7 @@ class StaleFallback:
 
     def despite(self, error: OriginUnreachable, old: MetadataEntry | None) -> MetadataEntry:
         """Return the known version although the origin is away, or raise that it is."""
-        self._source.engine.mark_away(self._source.identity)
+        self._source.runtime.mark_unreachable(self._source.identity)
         if old is None or old.info is None or not self._source.config.stale_if_error:
             raise error
         self._warn(str(error))
@@ -58,7 +58,7 @@ class StaleFallback:
 
     def listed_before(self, folder: str, error: OriginUnreachable, *, deep: bool) -> list[ObjectInfo]:
         """Return an older listing although the origin is away, or raise that it is."""
-        self._source.engine.mark_away(self._source.identity)
+        self._source.runtime.mark_unreachable(self._source.identity)
         old = self._listed(folder, deep=deep) if self._source.config.stale_if_error else None
         if old is None:
             raise error
@@ -68,7 +68,7 @@ class StaleFallback:
     def _is_of_use(self) -> bool:
         """Return whether the origin was away a moment ago, and old answers may be given then."""
         source = self._source
-        return source.config.stale_if_error and source.engine.is_away(source.identity)
+        return source.config.stale_if_error and source.runtime.is_unreachable(source.identity)
 
     def _listed(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
         return (self._listings.below if deep else self._listings.of)(folder, math.inf)

@@ -34,15 +34,15 @@ POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at what anot
 class MetadataResolver:
     """Answers what a path is and what a folder holds: from what is known, else from the origin, which is asked once.
 
-    The coroutines run on the engine's loop.
+    The coroutines run on the runtime's loop.
     """
 
     def __init__(self, source: Source, fetcher: Fetcher) -> None:
         self.source = source
         self._fetcher = fetcher
-        self._feeds = ChangeFeeds(source)
+        self._change_feeds = ChangeFeeds(source)
         self._listings = Listings(source)
-        self._standby = StaleFallback(source, self._listings)
+        self._stale_fallback = StaleFallback(source, self._listings)
         # Folders in whose present state names were asked for one by one: the mark of their listing, and how many.
         self._asked_in: dict[str, tuple[int, int]] = {}
 
@@ -58,7 +58,7 @@ class MetadataResolver:
         info = await self.know(path)
         if is_whole(self.source.identity, info):
             return info
-        self.source.facts.renewed(path)  # another process may have asked
+        self.source.metadata.renewed(path)  # another process may have asked
         known = self.source.described(path) or await self.ask(path)
         if known.info is None:
             raise self.source.not_found(path, known)
@@ -75,7 +75,7 @@ class MetadataResolver:
         if self._is_asked(path) or self._is_new(path):
             # What others may have learnt is of no use where the answer is on its way, and is looked up before it is asked.
             return await self._once(path, by_reading)
-        old = self.source.known(path)
+        old = self.source.last_known(path)
         if self._is_asked_without_body(path, old):
             return await self.ask(path), None
         if old is not None and self.source.is_fresh(old):
@@ -84,7 +84,7 @@ class MetadataResolver:
 
     def _is_new(self, path: str) -> bool:
         """Return whether this process never heard of `path`, and would ask what it is by reading it."""
-        return self.source.facts.in_memory(path) is None and not self._by_parent(path)
+        return self.source.metadata.in_memory(path) is None and not self._by_parent(path)
 
     def _is_asked_without_body(self, path: str, old: MetadataEntry | None) -> bool:
         """Return whether to ask what `path` is although something is known, or can be had for less than a read."""
@@ -92,7 +92,7 @@ class MetadataResolver:
             # What a listing calls a folder may be an object as well.
             return old.info is not None and old.info.kind != "file" and not self._by_parent(path)
         key = None if old is None else self.source.key(old)
-        is_here = key is not None and self.source.engine.cache.has(key, 0)
+        is_here = key is not None and self.source.runtime.cache.has(key, 0)
         return is_here or self._by_parent(path)  # too old, but probably unchanged
 
     def _is_asked(self, path: str) -> bool:
@@ -100,7 +100,7 @@ class MetadataResolver:
         if self.source.config.lifetime_s == 0:
             return False
         slot = (self.source.asker, path)
-        return self.source.engine.questions.is_asked(slot, self.source.facts.mark(path))
+        return self.source.runtime.lookups.is_asked(slot, self.source.metadata.mark(path))
 
     def _by_parent(self, path: str) -> bool:
         """Return whether a lookup is all that there is to ask: by the origin's nature, or because nobody may be asked."""
@@ -108,7 +108,7 @@ class MetadataResolver:
 
     async def ask(self, path: str) -> MetadataEntry:
         """Ask the origin what `path` is now."""
-        known, _ = await self._once(path, lambda: self._lookup(path, self.source.known(path)))
+        known, _ = await self._once(path, lambda: self._lookup(path, self.source.last_known(path)))
         return known
 
     async def _once(self, path: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -119,23 +119,23 @@ class MetadataResolver:
         """
         if self.source.config.lifetime_s == 0:
             return await ask()
-        slot, mark = (self.source.asker, path), self.source.facts.mark(path)
-        return await self.source.engine.questions.ask(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
+        slot, mark = (self.source.asker, path), self.source.metadata.mark(path)
+        return await self.source.runtime.lookups.ask(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
 
     async def _lookup(
         self, path: str, old: MetadataEntry | None
     ) -> tuple[MetadataEntry, InflightRequest | None]:
-        if (standby := self._standby.of(path, old)) is not None:
-            return standby, None
+        if (stale := self._stale_fallback.of(path, old)) is not None:
+            return stale, None
         if (held := await self._by_feed(path, old)) is not None:
             return held, None
         if (listed := await self._by_listing(path)) is not None:
             return listed, None
         async with self._turn(path):
             if (
-                standby := self._standby.of(path, old)
+                stale := self._stale_fallback.of(path, old)
             ) is not None:  # another learnt it while this one waited
-                return standby, None
+                return stale, None
             return await self._looked_up(path, old), None
 
     def _turn(self, path: str) -> contextlib.AbstractAsyncContextManager[object]:
@@ -145,11 +145,11 @@ class MetadataResolver:
         """
         if self._by_parent(path):
             return contextlib.nullcontext()
-        return self.source.engine.turns(self.source.identity, self.source.config.concurrency)
+        return self.source.runtime.lookup_slots(self.source.identity, self.source.config.concurrency)
 
     async def _looked_up(self, path: str, old: MetadataEntry | None) -> MetadataEntry:
-        now, mark = time.time(), self.source.facts.mark(path)
-        seen = self._feeds.seen(path)
+        now, mark = time.time(), self.source.metadata.mark(path)
+        seen = self._change_feeds.seen(path)
         info, why = None, ""
         way: list[ObjectInfo] = []
         try:
@@ -158,26 +158,26 @@ class MetadataResolver:
             if self._by_parent(path):  # what is missing may be a folder, or a permission: the origin knows
                 why = error.message.partition(": ")[2]  # the URL in front is its own
         except OriginUnreachable as error:
-            return self._standby.despite(error, old)
+            return self._stale_fallback.despite(error, old)
         at = self._age_of_way(path, now)
         watch = None
         if info is None or is_told(info):
-            watch = self._feeds.watch(seen, way[0] if way else None)
-        return self.source.facts.learn(path, info, checked_at=at, mark=mark, watch=watch, why=why)
+            watch = self._change_feeds.watch(seen, way[0] if way else None)
+        return self.source.metadata.learn(path, info, checked_at=at, mark=mark, watch=watch, why=why)
 
     async def _by_feed(self, path: str, old: MetadataEntry | None) -> MetadataEntry | None:
         """Return what was known of `path` and has grown old, where the origin tells that it still holds."""
         if old is None:
             return None
-        if await self._feeds.catch_up(path):
+        if await self._change_feeds.catch_up(path):
             return self.source.fresh(path)
-        await self._feeds.begin(path)
+        await self._change_feeds.begin(path)
         return None
 
     def _age_of_way(self, path: str, now: float) -> float:
         """Return since when an answer about `path` counts that was asked for at `now`: it is as old as what led to it."""
         folder = path.rpartition("/")[0]
-        known = self.source.facts.get(folder) if folder and self.source.origin(path).by_parent else None
+        known = self.source.metadata.get(folder) if folder and self.source.origin(path).by_parent else None
         return now if known is None else min(now, known.checked_at)
 
     async def _by_listing(self, path: str) -> MetadataEntry | None:
@@ -189,7 +189,7 @@ class MetadataResolver:
         folder = path.rpartition("/")[0]
         if not folder or not self.source.origin(path).by_parent or self.source.config.lifetime_s == 0:
             return None
-        shared, identity = self.source.engine.cache.known, self.source.identity
+        shared, identity = self.source.runtime.cache.metadata, self.source.identity
         listed = shared.listing_has(identity, folder, path)
         if listed is None or not self._is_worth_listing(folder, listed[1]):
             return None
@@ -204,7 +204,7 @@ class MetadataResolver:
 
         Not at once where it changed since it was listed, as it will again: nobody knows how much a listing would bring.
         """
-        mark = self.source.engine.cache.known.listing_mark(self.source.identity, folder)
+        mark = self.source.runtime.cache.metadata.listing_mark(self.source.identity, folder)
         at, n_asked = self._asked_in.pop(folder, (mark, 0))
         n_asked = n_asked + 1 if at == mark else 1
         self._asked_in[folder] = (mark, n_asked)
@@ -223,12 +223,12 @@ class MetadataResolver:
         origin, folder = self.source.origin(path), path.rpartition("/")[0]
         if not origin.by_parent or not folder:
             return await origin.lookup(path)
-        before = self.source.known(folder)
+        before = self.source.last_known(folder)
         if before is None or before.info is None or self.source.is_fresh(before):
             way.append(await self.know(folder))
             return await origin.lookup(path, way[0])
         # The way to a path is asked for at once, not one folder after another: its folders rarely change.
-        asked = self.source.engine.spawn(self.know(folder))
+        asked = self.source.runtime.spawn(self.know(folder))
         info = None
         try:
             with contextlib.suppress(ObjectNotFound):
@@ -248,10 +248,10 @@ class MetadataResolver:
 
         Across processes one asks, the others wait for the fact: their reads then meet the claims on its blocks.
         """
-        claim = ObjectKey(self.source.identity, path, "what is it?", 0).hash64(0)
-        cache = self.source.engine.cache
+        fetch_lock = ObjectKey(self.source.identity, path, "what is it?", 0).hash64(0)
+        cache = self.source.runtime.cache
         pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
-        while self.source.config.lifetime_s > 0 and not cache.take_claim(claim):
+        while self.source.config.lifetime_s > 0 and not cache.take_lock(fetch_lock):
             if time.monotonic() > overdue_at:
                 break  # who has it was stopped: then it is asked twice
             await asyncio.sleep(pause)
@@ -259,32 +259,34 @@ class MetadataResolver:
             if (known := self.source.fresh(path)) is not None:
                 return known, None
         try:
-            old = self.source.known(path)
+            old = self.source.last_known(path)
             if self._is_asked_without_body(path, old):
                 return await self._lookup(path, old)
             if old is not None and self.source.is_fresh(old):
                 return old, None
-            if (standby := self._standby.of(path, old)) is not None:
-                return standby, None
-            flight = InflightRequest(demand=demand)
+            if (stale := self._stale_fallback.of(path, old)) is not None:
+                return stale, None
+            inflight = InflightRequest(demand=demand)
             learnt: list[MetadataEntry] = []
-            request = self.source.engine.spawn(
-                self._fetcher.fly(flight, partial(self._fetcher.unknown, flight, path, want, learnt))
+            request = self.source.runtime.spawn(
+                self._fetcher.run_request(
+                    inflight, partial(self._fetcher.unknown, inflight, path, want, learnt)
+                )
             )
             try:
-                await flight.began()
+                await inflight.began()
             except asyncio.CancelledError:
-                if flight.info is None:
+                if inflight.info is None:
                     request.cancel()  # before its headers nobody else knows of it, and nobody could wait for it again
                 raise
             except ObjectNotFound:
                 return learnt[0], None
             except OriginUnreachable as error:
-                return self._standby.despite(error, old), None
-            return learnt[0], flight
+                return self._stale_fallback.despite(error, old), None
+            return learnt[0], inflight
         finally:
             if self.source.config.lifetime_s > 0:
-                self.source.engine.writer.after_facts(lambda: cache.drop_claim(claim))
+                self.source.runtime.cache_writer.after_facts(lambda: cache.release_lock(fetch_lock))
 
     async def listing(self, folder: str) -> list[ObjectInfo]:
         """Return the children of `folder` by name; the object itself for an object. Raises ObjectNotFound."""
@@ -294,7 +296,7 @@ class MetadataResolver:
             return here
         if self.source.config.offline:
             raise self.source.offline(folder)
-        if await self._feeds.catch_up(folder):
+        if await self._change_feeds.catch_up(folder):
             here = await asyncio.to_thread(self._listings.of, folder)
             if here is not None:
                 return here
@@ -314,7 +316,7 @@ class MetadataResolver:
             return here
         if not self.source.origin(folder).by_parent:
             return await self._list(folder, deep=True)
-        if await self._feeds.catch_up(folder):
+        if await self._change_feeds.catch_up(folder):
             here = await asyncio.to_thread(self._listings.below, folder)
         return here if here is not None else await self._walk(folder)
 
@@ -330,7 +332,7 @@ class MetadataResolver:
                     # It went while its siblings were listed: an origin says so of nothing that is there.
                     with contextlib.suppress(ObjectNotFound):
                         children = await self._list(here, deep=False)
-            known = self.source.facts.get(here)
+            known = self.source.metadata.get(here)
             above |= {known.info.id} if known is not None and known.info is not None else set()
             found.extend(children or ())
             async with asyncio.TaskGroup() as group:
@@ -350,12 +352,12 @@ class MetadataResolver:
     async def _list(self, folder: str, *, deep: bool) -> list[ObjectInfo]:
         """Ask for a listing, one level or all, and remember it with every child it names."""
         if not deep:
-            await self._feeds.begin(folder)
-        shared, now = self.source.engine.cache.known, time.time()
-        seen = self._feeds.seen(folder)
-        epoch, mark = shared.epoch(self.source.identity), self.source.facts.mark(folder)
-        if (standby := self._standby.listing(folder, deep=deep)) is not None:
-            return standby
+            await self._change_feeds.begin(folder)
+        shared, now = self.source.runtime.cache.metadata, time.time()
+        seen = self._change_feeds.seen(folder)
+        epoch, mark = shared.epoch(self.source.identity), self.source.metadata.mark(folder)
+        if (stale := self._stale_fallback.listing(folder, deep=deep)) is not None:
+            return stale
         found: list[ObjectInfo] = []
         origin = self.source.origin(folder)
         here = None
@@ -366,7 +368,7 @@ class MetadataResolver:
             async for info in origin.list(folder, here, deep=deep):
                 found.append(info)
         except OriginUnreachable as error:
-            return self._standby.listed_before(folder, error, deep=deep)
+            return self._stale_fallback.listed_before(folder, error, deep=deep)
         except ObjectNotFound as error:
             if deep and not isinstance(error, NoSuchBucket):  # a misspelt bucket is no empty data set
                 return []
@@ -377,9 +379,11 @@ class MetadataResolver:
             known = self.source.fresh(folder)
             # GCS may have both: the object counts.
             if not is_folder and (known is None or known.info is None or known.info.kind != "file"):
-                self.source.facts.learn(folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark)
+                self.source.metadata.learn(
+                    folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark
+                )
             is_watched = here is not None and all(map(is_told, found))
-            watch = self._feeds.watch(seen, here) if is_watched else None
+            watch = self._change_feeds.watch(seen, here) if is_watched else None
             await asyncio.to_thread(self._listings.keep, listings, now, epoch, watch)
         named = (
             child for here, children in listings.items() for child in children if not is_nameless(child, here)
@@ -390,9 +394,9 @@ class MetadataResolver:
         """Return whether something is below `path`, of which no object is known; asks the origin, remembers a folder."""
         if self._by_parent(path):
             return False
-        now, mark = time.time(), self.source.facts.mark(path)
+        now, mark = time.time(), self.source.metadata.mark(path)
         async for _ in self.source.origin(path).list(path):
             folder = ObjectInfo(path, kind="directory", size=0)
-            self.source.facts.learn(path, folder, checked_at=now, mark=mark)
+            self.source.metadata.learn(path, folder, checked_at=now, mark=mark)
             return True
         return False

@@ -92,7 +92,7 @@ class Reply(Protocol):
 
 
 class Origin(Protocol):
-    """A remote service that holds the truth. All methods run on the engine's loop.
+    """A remote service that holds the truth. All methods run on the runtime's loop.
 
     Errors are those of `cachedfs.errors`, made here and nowhere above. Retries are made here, and counted
     by `on_request`, which is called once for every request sent.

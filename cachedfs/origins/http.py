@@ -117,7 +117,7 @@ class HTTPClient:
         new_tries: Callable[[], RetryAttempts],
         timeout: aiohttp.ClientTimeout,
         keeps_session_timeout: bool = False,
-        pacer: RateLimiter | None = None,
+        rate_limiter: RateLimiter | None = None,
         hedge: HedgedRequests | None = None,
     ) -> None:
         """Send at the pace of `pacer`, and a second time by `hedge`, where there are such."""
@@ -125,7 +125,7 @@ class HTTPClient:
         session._retry_connection = False
         self._session, self._auth, self._judge = session, auth, judge
         self._slots, self._on_request, self.new_tries = slots, on_request, new_tries
-        self._pacer, self._hedge = pacer, hedge
+        self._rate_limiter, self._hedge = rate_limiter, hedge
         self._kwargs: dict[str, Any] = {} if keeps_session_timeout else {"timeout": timeout}
         # Later than this, a time-out of connecting was late itself. aiohttp rounds long ones up to the full second.
         rounded_s = 1.0 if (timeout.sock_connect or 0.0) > timeout.ceil_threshold else 0.0
@@ -220,11 +220,11 @@ class HTTPClient:
         return await self._request(ask, proof)
 
     async def _turn(self) -> float:
-        return 0.0 if self._pacer is None else await self._pacer.spend(_KIND)
+        return 0.0 if self._rate_limiter is None else await self._rate_limiter.spend(_KIND)
 
     def _learn(self, sent_at: float, *, refused: bool) -> None:
-        if self._pacer is not None:
-            self._pacer.answered(_KIND, sent_at, refused=refused)
+        if self._rate_limiter is not None:
+            self._rate_limiter.answered(_KIND, sent_at, refused=refused)
 
     async def _request(self, ask: HTTPRequest, proof: Mapping[str, str]) -> HTTPResponse:
         self._on_request()

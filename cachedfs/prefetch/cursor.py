@@ -25,7 +25,7 @@ Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class PlanCursor:
-    """The objects of a plan in their order, numbered as they are taken. On the engine's loop.
+    """The objects of a plan in their order, numbered as they are taken. On the runtime's loop.
 
     `strip` makes a path of what users write, `glob` answers patterns, `spawn` starts what the plan ends with itself, `answered`
     is told of a folder or pattern why it did not come, and after OriginAway, when it is asked for again, that it did.
@@ -43,7 +43,7 @@ class PlanCursor:
         spawn: Spawn,
         answered: Callable[[str, CachedFSError | None], object],
     ) -> None:
-        self._source, self._catalog = reader.source, reader.catalog
+        self._source, self._catalog = reader.source, reader.resolver
         self._items, self._foresight, self._tally = items, foresight, tally
         self._strip, self._glob, self._spawn, self._answered = strip, glob, spawn, answered
         self.n_begun = 0  # objects that were taken: the number of the next one
@@ -157,7 +157,7 @@ class PlanCursor:
             i += 1
 
     def _first_block(self, path: str, bounds: Slice | None) -> Block | None:
-        known = self._source.known(path)
+        known = self._source.last_known(path)
         key = None if known is None else self._source.key(known)
         if known is None or key is None:
             return None

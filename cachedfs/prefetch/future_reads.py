@@ -190,7 +190,7 @@ class ItemSpan(NamedTuple):
 
 
 class FutureReads:
-    """The order of one plan, from what its items are known to be. On the engine's loop.
+    """The order of one plan, from what its items are known to be. On the runtime's loop.
 
     It goes as far as objects are known: an item of which nothing is known ends it, until the plan has asked what it is. A plan
     that runs is one of those that share the bound, from `begin` to `close`.
@@ -206,21 +206,21 @@ class FutureReads:
         self._begun: dict[int, ItemSpan] = {}
         self._reached = 0  # in the order: about where the reader is
         self._order: FutureUses | None = None
-        self._engine: Runtime | None = None
+        self._runtime: Runtime | None = None
 
     def begin(self) -> None:
-        self._engine = engine = self._source.engine  # at its end it is no longer the source's
+        self._runtime = runtime = self._source.runtime  # at its end it is no longer the source's
         self._order = FutureUses(
-            engine.cache, self._source.config.bounds, horizon=HORIZON, window=self._window
+            runtime.cache, self._source.config.bounds, horizon=HORIZON, window=self._window
         )
-        engine.orders.append(self._order)
+        runtime.future_uses.append(self._order)
         if (seat := self._order.seat) is not None:
-            engine.writer.after_facts(partial(engine.cache.clear_seat, seat))
+            runtime.cache_writer.after_facts(partial(runtime.cache.clear_seat, seat))
 
     def close(self) -> None:
         order, self._order = self._order, None
-        if order is not None and self._engine is not None:
-            self._engine.orders.remove(order)
+        if order is not None and self._runtime is not None:
+            self._runtime.future_uses.remove(order)
             order.close()
 
     @property

@@ -37,10 +37,10 @@ class Prefetch:
     looked at. From any thread.
     """
 
-    def __init__(self, engine: Runtime, plan: PrefetchPlan) -> None:
-        self._engine, self._plan, self._pid = engine, plan, os.getpid()
-        # Not at exit: the engine ends it there.
-        weakref.finalize(self, _give_up, engine, plan, self._pid).atexit = False
+    def __init__(self, runtime: Runtime, plan: PrefetchPlan) -> None:
+        self._runtime, self._plan, self._pid = runtime, plan, os.getpid()
+        # Not at exit: the runtime ends it there.
+        weakref.finalize(self, _give_up, runtime, plan, self._pid).atexit = False
 
     @property
     def progress(self) -> Progress:
@@ -108,8 +108,8 @@ class Prefetch:
         """Ask for nothing more; what is on its way for nobody else ends at its next block. What came stays."""
         if self._pid != os.getpid():
             return
-        self._engine.call_soon(self._plan.cancel)
-        if not self._engine.is_loop_thread(threading.current_thread()):
+        self._runtime.call_soon(self._plan.cancel)
+        if not self._runtime.is_loop_thread(threading.current_thread()):
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._plan.ended.result(END_S)
 
@@ -175,8 +175,8 @@ def begin(
     callback: Any = DEFAULT_CALLBACK,
 ) -> Prefetch:
     """Set going what `fs.prefetch` is asked for; see there."""
-    engine, told = reader.source.engine, _Told(callback)
-    _ = engine.loop  # which runs from here on
+    runtime, told = reader.source.runtime, _Told(callback)
+    _ = runtime.loop  # which runs from here on
     plan = PrefetchPlan(
         reader,
         items=lambda changed: items_of(items, changed=changed),
@@ -185,8 +185,8 @@ def begin(
         glob=glob,
         told=told,
     )
-    engine.call_soon(plan.start)
-    return Prefetch(engine, plan)
+    runtime.call_soon(plan.start)
+    return Prefetch(runtime, plan)
 
 
 def _window(value: Any) -> int | None:
@@ -212,10 +212,10 @@ class _Told:
             self._callback.absolute_update(value)
 
 
-def _give_up(engine: Runtime, plan: PrefetchPlan, pid: int) -> None:
+def _give_up(runtime: Runtime, plan: PrefetchPlan, pid: int) -> None:
     """End the plan of a handle that is gone; in whatever thread that is, and not in a child that inherited it."""
     if pid == os.getpid():
-        engine.call_soon(plan.cancel)
+        runtime.call_soon(plan.cancel)
 
 
 def _summary(errors: list[CachedFSError], progress: Progress) -> CachedFSError:

@@ -27,7 +27,7 @@ class PrefetchItem(NamedTuple):
 
 
 class PrefetchItems(Protocol):
-    """Items in their order. On the engine's loop."""
+    """Items in their order. On the runtime's loop."""
 
     @property
     def n_left(self) -> int | None:

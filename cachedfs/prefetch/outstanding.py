@@ -47,7 +47,7 @@ class FailureLimit:
         self._again_at, self._pause_s = 0.0, PAUSE_S[0]
 
     @property
-    def is_away(self) -> bool:
+    def is_unreachable(self) -> bool:
         """Whether the origin was away when it was asked last."""
         return self._away_since is not None
 
@@ -82,7 +82,7 @@ LOOK = 128  # blocks that are dealt with before the loop serves others
 
 
 class OutstandingObjects:
-    """Objects that are neither here nor given up, and the requests that are made up for them. On the engine's loop.
+    """Objects that are neither here nor given up, and the requests that are made up for them. On the runtime's loop.
 
     What is made up waits in `ready` for whoever sends it, who tells what comes of it: `learnt`, `follow`, `ask_again`, `fail`.
     `failure` is what ends the plan.
@@ -100,8 +100,12 @@ class OutstandingObjects:
         wake: Callable[[], object],
     ) -> None:
         self._source, self._course, self._distance = source, course, distance
-        engine = source.engine
-        self._cache, self._flights, self._questions = engine.cache, engine.flights, engine.questions
+        runtime = source.runtime
+        self._cache, self._flights, self._questions = (
+            runtime.cache,
+            runtime.inflight_requests,
+            runtime.lookups,
+        )
         self._foresight, self._tally = foresight, tally
         self._spawn, self._wake = spawn, wake
         self.open: dict[int, PrefetchObject] = {}  # by number
@@ -175,16 +179,16 @@ class OutstandingObjects:
     def _cut_one(self, part: PrefetchObject) -> bool:
         """Deal with the next block of an object if it is here or on its way, else with its next request; False: not yet."""
         key, index = part.begun_key, part.next
-        flight = self._flights.get(key.name(index))
+        inflight = self._flights.get(key.name(index))
         if not part.again and self._foresight.is_made((part.number, index), (key, index)):
             # Where all may stay, what was read and is gone again is fetched: all of a plan is here at its end.
-            is_coming = flight is not None or self._cache.has(key, index)
+            is_coming = inflight is not None or self._cache.has(key, index)
             if is_coming or self._foresight.is_tight:
                 self._pass(part, index)
                 return True
-        if flight is not None and flight.covers(index * key.block_size):
-            return self._take_one(part, index, partial(self.follow, part, flight, [index], is_ours=False))
-        if flight is None and self._cache.has(key, index):
+        if inflight is not None and inflight.covers(index * key.block_size):
+            return self._take_one(part, index, partial(self.follow, part, inflight, [index], is_ours=False))
+        if inflight is None and self._cache.has(key, index):
             return self._take_one(part, index, None)
         if self._source.config.offline:
             self.fail(part, self._source.offline(part.path))
@@ -269,7 +273,7 @@ class OutstandingObjects:
     # What comes of it.
 
     def learnt(
-        self, part: PrefetchObject, known: MetadataEntry, flight: InflightRequest | None, *, is_ours: bool
+        self, part: PrefetchObject, known: MetadataEntry, inflight: InflightRequest | None, *, is_ours: bool
     ) -> None:
         """Begin with an object of which the version is known now; `flight` brings some of it, `is_ours` for this plan alone."""
         info = known.info
@@ -278,29 +282,29 @@ class OutstandingObjects:
         elif info.kind == "directory":
             self._enter(part)
         elif (key := self._source.key(known)) is None:
-            if flight is not None and flight.is_ahead:
-                flight.stop_soon(flight.start)
+            if inflight is not None and inflight.is_speculative:
+                inflight.stop_soon(inflight.start)
             self.fail(part, self._source.uncached(part.path))
         else:
             self._tally.sized(part, part.begin(known, key))
-            if flight is not None:
-                part.first = flight if is_ours else None
-                self._join(part, key, flight)
+            if inflight is not None:
+                part.first = inflight if is_ours else None
+                self._join(part, key, inflight)
             self.push(part)
 
-    def _join(self, part: PrefetchObject, key: ObjectKey, flight: InflightRequest) -> None:
+    def _join(self, part: PrefetchObject, key: ObjectKey, inflight: InflightRequest) -> None:
         """Take what the request brings that told what the object is: the first of its blocks."""
         brought: list[int] = []
         for index in part.left:
             bytes_ = part.bytes_of(index)
-            is_there = flight.start <= bytes_.start and bytes_.stop <= flight.stop
-            if not is_there or self._flights.get(key.name(index)) is not flight:
+            is_there = inflight.start <= bytes_.start and bytes_.stop <= inflight.stop
+            if not is_there or self._flights.get(key.name(index)) is not inflight:
                 break
             brought.append(index)
         if brought:
             self._note_asked(part, brought)
             part.took(len(brought))
-            self._spawn(self.follow(part, flight, brought, is_ours=part.first is flight))
+            self._spawn(self.follow(part, inflight, brought, is_ours=part.first is inflight))
 
     def _absent(self, part: PrefetchObject, known: MetadataEntry) -> None:
         """There is no such object: perhaps there is such a folder."""
@@ -318,17 +322,17 @@ class OutstandingObjects:
         self._course.enter(part.path)
 
     async def follow(
-        self, part: PrefetchObject, flight: InflightRequest, indexes: list[int], *, is_ours: bool
+        self, part: PrefetchObject, inflight: InflightRequest, indexes: list[int], *, is_ours: bool
     ) -> None:
         """Wait until a request, ours or that of others, has brought these blocks."""
         error: Exception | None = None
         try:
-            await flight.arrival(part.bytes_of(indexes[-1]).stop)
+            await inflight.arrival(part.bytes_of(indexes[-1]).stop)
         except RequestStopped:
             pass
         except Exception as failure:  # of the request, whatever it is: the object's, or the end of the plan
             error = failure
-        came = [i for i in indexes if part.bytes_of(i).stop <= flight.filled and not flight.refused]
+        came = [i for i in indexes if part.bytes_of(i).stop <= inflight.filled and not inflight.refused]
         if not is_ours:
             self._tally.here += sum(part.bytes_of(index).size for index in came)
         self._landed(part, came)
@@ -377,7 +381,7 @@ class OutstandingObjects:
             self._wait_for_origin(error)
             self.push(part)
         elif isinstance(error, ObjectChanged | ChecksumMismatch) and part.tries + 1 < TRIES:
-            self._source.facts.expire(part.path)
+            self._source.metadata.expire(part.path)
             self._give_up(part)
             again = PrefetchObject(part.number, part.path, part.listed_size, part.bounds, part.tries + 1)
             self.push(again)
@@ -428,7 +432,7 @@ class OutstandingObjects:
 
     def _wait_for_origin(self, error: OriginUnreachable) -> None:
         """Ask no more for a while; end the plan when it was away for too long."""
-        if not self.patience.is_away:
+        if not self.patience.is_unreachable:
             logger.warning("%s; prefetching goes on when it answers, or ends after %d s", error, AWAY_S)
         if self.patience.away(time.monotonic()):
             self.failure = error

@@ -28,7 +28,7 @@ POLL_S = 0.005, 0.05  # shortest and longest wait between two looks at what was 
 
 
 class PrefetchPlan:
-    """What one call of `prefetch` set going. It runs as one task on the engine's loop, and ends with it.
+    """What one call of `prefetch` set going. It runs as one task on the runtime's loop, and ends with it.
 
     Its course is what comes next, what is pending are the objects that it got to, sending is what is on its way of them, and
     the distance is what of it is unread; what of its blocks goes to make room follows from its foresight. `strip` makes a
@@ -49,12 +49,12 @@ class PrefetchPlan:
         self.failure: BaseException | None = None
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
-        self._source, self._engine, self._told = reader.source, reader.source.engine, told
+        self._source, self._runtime, self._told = reader.source, reader.source.runtime, told
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = self._is_ending = False
-        self._items = items(lambda: self._engine.call_soon(self._changed.set))
+        self._items = items(lambda: self._runtime.call_soon(self._changed.set))
         window_size = math.inf if window is None else window
         self._foresight = FutureReads(self._source, self._items, strip, window_size)
         self._distance = PrefetchWindow(self._source, self._foresight, window)
@@ -85,7 +85,7 @@ class PrefetchPlan:
 
     def start(self) -> None:
         try:
-            self._task = self._engine.spawn(self._run())
+            self._task = self._runtime.spawn(self._run())
         except CachedFSError as error:
             self._end("failed", error)
         else:
@@ -112,7 +112,7 @@ class PrefetchPlan:
                 await self._work()
         except asyncio.CancelledError:
             state = "cancelled"
-            if not self._engine.pid:
+            if not self._runtime.pid:
                 state = "failed"
                 failure = OriginUnavailable("cachedfs is shutting down with this process")
         except GeneratorExit:  # nobody runs this any more: the loop is gone
@@ -145,14 +145,14 @@ class PrefetchPlan:
         if self._source.config.offline:
             return
         self._source.origin("")  # else its own error, such as a package that is missing
-        cache = self._engine.cache
+        cache = self._runtime.cache
         allowed = await asyncio.to_thread(cache.allowance, self._source.config.bounds)
         if allowed is None or allowed < self._source.config.block_size:
             raise cannot_store(cache)
         self._foresight.begin()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = self._engine.spawn(coroutine)
+        task = self._runtime.spawn(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._forget_task)
         return task
@@ -184,7 +184,7 @@ class PrefetchPlan:
             if self._is_over():
                 return
             # What came has only to be stored, unless the origin is away.
-            is_near = moved or not (self._pending.open or self._pending.patience.is_away)
+            is_near = moved or not (self._pending.open or self._pending.patience.is_unreachable)
             pause_s = POLL_S[0] if is_near else min(2 * pause_s, POLL_S[1])
             await self._pause(pause_s)
 
@@ -195,7 +195,9 @@ class PrefetchPlan:
     async def _pause(self, pause_s: float) -> None:
         """Wait until something happens here; or a little, as what is read and what others fetch happens elsewhere."""
         await asyncio.sleep(0)  # others want the loop as well
-        is_polling = self._pending.is_held or not self._sending.is_idle or self._pending.patience.is_away
+        is_polling = (
+            self._pending.is_held or not self._sending.is_idle or self._pending.patience.is_unreachable
+        )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s if is_polling else None):
                 # Not by wait_for: what happens at that moment would undo a cancellation.

@@ -27,7 +27,7 @@ LOOK = 128  # requests and objects that are looked at at a time
 
 
 class RequestSubmitter:
-    """Requests of a plan on their way, and blocks that other processes fetch for it. On the engine's loop."""
+    """Requests of a plan on their way, and blocks that other processes fetch for it. On the runtime's loop."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RequestSubmitter:
         spawn: Spawn,
         wake: Callable[[], object],
     ) -> None:
-        self._reader, self._source, self._engine = reader, reader.source, reader.source.engine
+        self._reader, self._source, self._runtime = reader, reader.source, reader.source.runtime
         self._pending, self._distance, self._tally = pending, distance, tally
         self._spawn, self._wake = spawn, wake
         self._n_wishes = 0  # Invariant: as many as were submitted and not sent
@@ -60,14 +60,14 @@ class RequestSubmitter:
     @property
     def coming(self) -> int:
         """Bytes that came of requests under way. From any thread."""
-        return sum(flight.filled - flight.start for flight in list(self._flying))
+        return sum(inflight.filled - inflight.start for inflight in list(self._flying))
 
     def stop(self) -> None:
         """Send no more, and end what is on its way for nobody else at its next block."""
-        self._engine.ahead.withdraw(self)
-        for flight in self._flying:
-            if not flight.done and flight.key is not None:
-                flight.give_up()
+        self._runtime.fetch_queue.withdraw(self)
+        for inflight in self._flying:
+            if not inflight.done and inflight.key is not None:
+                inflight.give_up()
 
     def close(self) -> None:
         self._tally.fetched += self.coming
@@ -83,7 +83,7 @@ class RequestSubmitter:
             request = ready[0]
             self._n_wishes += 1
             origin = partial(self._origin, request.part.path)
-            self._engine.ahead.submit(
+            self._runtime.fetch_queue.submit(
                 SpeculativeRequest(self, request.size, self._send, origin, is_declared=True)
             )
 
@@ -118,19 +118,19 @@ class RequestSubmitter:
     def _launch(self, part: PrefetchObject, indexes: list[int]) -> list[InflightRequest]:
         known, key = part.known, part.begun_key
         assert known is not None
-        before = {self._engine.flights.get(key.name(index)) for index in indexes}
+        before = {self._runtime.inflight_requests.get(key.name(index)) for index in indexes}
         try:
-            flights = self._reader.fetcher.launch(known, key, indexes, overdue=part.overdue)
+            inflight_requests = self._reader.fetcher.launch(known, key, indexes, overdue=part.overdue)
         except CachedFSError as error:  # the process is at its end
             self._pending.failure = error
             return []
-        ours = [flight for flight in dict.fromkeys(flights.values()) if flight not in before]
-        for flight in ours:
-            self._note_sent(flight, part)
-        for flight in dict.fromkeys(flights.values()):
-            brought = [index for index in indexes if flights.get(index) is flight]
-            self._spawn(self._pending.follow(part, flight, brought, is_ours=flight in ours))
-        if elsewhere := set(indexes) - set(flights):
+        ours = [inflight for inflight in dict.fromkeys(inflight_requests.values()) if inflight not in before]
+        for inflight in ours:
+            self._note_sent(inflight, part)
+        for inflight in dict.fromkeys(inflight_requests.values()):
+            brought = [index for index in indexes if inflight_requests.get(index) is inflight]
+            self._spawn(self._pending.follow(part, inflight, brought, is_ours=inflight in ours))
+        if elsewhere := set(indexes) - set(inflight_requests):
             self._elsewhere.setdefault(part, {}).update(dict.fromkeys(elsewhere, time.monotonic()))
         return ours
 
@@ -138,7 +138,7 @@ class RequestSubmitter:
         """Ask what an object is by reading its first bytes; return the request that brings them."""
         first = want.start + self._source.config.block_size  # and no more, if this is cancelled meanwhile
         try:
-            known, flight = await self._reader.catalog.resolve(part.path, want, demand=first)
+            known, inflight = await self._reader.resolver.resolve(part.path, want, demand=first)
         except CachedFSError as error:
             self._pending.fail(part, error)
             return []
@@ -148,40 +148,40 @@ class RequestSubmitter:
         finally:
             self._distance.release(want.size)
             self._wake()
-        is_ours = flight is not None and flight.is_ahead and flight not in self._flying
-        self._pending.learnt(part, known, flight, is_ours=is_ours)
-        if flight is not None and part.first is flight:
-            self._note_sent(flight, part)
+        is_ours = inflight is not None and inflight.is_speculative and inflight not in self._flying
+        self._pending.learnt(part, known, inflight, is_ours=is_ours)
+        if inflight is not None and part.first is inflight:
+            self._note_sent(inflight, part)
         self._pending.cut()  # what comes next of this object goes before all that is behind it
-        return [] if flight is None else [flight]
+        return [] if inflight is None else [inflight]
 
-    def _note_sent(self, flight: InflightRequest, part: PrefetchObject) -> None:
+    def _note_sent(self, inflight: InflightRequest, part: PrefetchObject) -> None:
         self._tally.n_requests += 1
-        self._flying[flight] = part
+        self._flying[inflight] = part
 
     # What comes of it.
 
     def check(self) -> None:
         """Forget requests of which all is stored, or could not be. Raises CacheError when nothing can be."""
-        for flight in list(islice(self._flying, LOOK)):
-            if flight.is_settled:
-                part = self._flying.pop(flight)
-                self._tally.fetched += flight.filled - flight.start
-                if flight.is_kept or flight.refused:
+        for inflight in list(islice(self._flying, LOOK)):
+            if inflight.is_settled:
+                part = self._flying.pop(inflight)
+                self._tally.fetched += inflight.filled - inflight.start
+                if inflight.is_kept or inflight.refused:
                     continue
-                if self._engine.cache.cannot_store is not None:
-                    raise cannot_store(self._engine.cache)
+                if self._runtime.cache.cannot_store is not None:
+                    raise cannot_store(self._runtime.cache)
                 self._pending.not_kept(part)
 
     def look_elsewhere(self) -> bool:
         """Look for blocks that other processes fetch: they are here, or nobody fetches them any more."""
-        cache, moved = self._engine.cache, False
+        cache, moved = self._runtime.cache, False
         for part, indexes in list(islice(self._elsewhere.items(), LOOK)):
             if part.is_over:
                 del self._elsewhere[part]
                 continue
             key = part.begun_key
-            here = [i for i in indexes if cache.has(key, i) or key.name(i) in self._engine.flights]
+            here = [i for i in indexes if cache.has(key, i) or key.name(i) in self._runtime.inflight_requests]
             away = [i for i in indexes if i not in here]
             overdue = {i for i in away if time.monotonic() - indexes[i] > OVERDUE_S}
             part.overdue |= overdue
@@ -196,10 +196,10 @@ class RequestSubmitter:
             self._pending.ask_again(part, [*here, *free])
         return moved
 
-    def _is_free(self, claim: int) -> bool:
-        if not self._engine.cache.take_claim(claim):
+    def _is_free(self, fetch_lock: int) -> bool:
+        if not self._runtime.cache.take_lock(fetch_lock):
             return False
-        self._engine.cache.drop_claim(claim)
+        self._runtime.cache.release_lock(fetch_lock)
         return True
 
 

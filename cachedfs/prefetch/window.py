@@ -32,14 +32,14 @@ BLOCK_EXTRA = 512  # bytes of a block beside its own: its trailer, its row
 
 
 class PrefetchWindow:
-    """What is ready for the reader of a plan or on its way, and unread. On the engine's loop.
+    """What is ready for the reader of a plan or on its way, and unread. On the runtime's loop.
 
     It stays within the window and within what the cache may hold for this plan. What was read is told by touches, of whatever
     process.
     """
 
     def __init__(self, source: Source, foresight: FutureReads, window: int | None) -> None:
-        self._cache, self._flights = source.engine.cache, source.engine.flights
+        self._cache, self._flights = source.runtime.cache, source.runtime.inflight_requests
         self._bounds = source.config.bounds
         self._foresight = foresight
         self._window = math.inf if window is None else window

@@ -89,7 +89,7 @@ class CachedReads:
     """The objects of one source as far as they are in the cache."""
 
     def __init__(self, source: Source, chunks: ChunkPrefetch, habits: AccessPatterns) -> None:
-        self._source, self._chunks, self._habits = source, chunks, habits
+        self._source, self._chunk_prefetch, self._access_patterns = source, chunks, habits
         self._awaited = chunks.awaited
 
     def read(self, path: str, start: int | None, stop: int | None, *, nowait: bool = False) -> bytes | None:
@@ -98,8 +98,8 @@ class CachedReads:
         `nowait`: raise BlockingIOError instead of waiting for the disk.
         """
         if is_awaited := path in self._awaited:
-            self._chunks.reached(path, start, stop)
-            if self._source.facts.in_memory(path) is None:
+            self._chunk_prefetch.reached(path, start, stop)
+            if self._source.metadata.in_memory(path) is None:
                 return None  # asked for by this process, and not answered yet
         version = self._version(path)
         if version is None:
@@ -161,7 +161,7 @@ class CachedReads:
     def opened(self, path: str) -> None:
         """Note that a handle will read an object that is known."""
         if path in self._awaited:
-            self._chunks.reached(path, 0, self._source.config.block_size)
+            self._chunk_prefetch.reached(path, 0, self._source.config.block_size)
 
     def _version(self, path: str) -> _Version | None:
         known = self._source.existing(path)
@@ -174,37 +174,37 @@ class CachedReads:
 
     def _follow(self, version: _Version, want: Range) -> None:
         """Tell of a read where one is waited for, beyond which more is sent for."""
-        engine, (known, key, size) = self._source.engine, version
-        if engine.followed and want.stop > engine.followed.get(key.digest, size):
-            engine.call_soon(self._habits.went_on, known, key, want)
+        runtime, (known, key, size) = self._source.runtime, version
+        if runtime.followed and want.stop > runtime.followed.get(key.digest, size):
+            runtime.call_soon(self._access_patterns.observe_hit, known, key, want)
 
     def _landed(self, key: ObjectKey, want: Range) -> bytes | None:
         """Return the bytes of `want` when a request that is over brought all of them and they are not on the disk yet."""
-        engine = self._source.engine
-        flight = engine.flights.get(key.name(want.start // key.block_size))
-        if flight is None or not flight.done or flight.error is not None or flight.refused:
+        runtime = self._source.runtime
+        inflight = runtime.inflight_requests.get(key.name(want.start // key.block_size))
+        if inflight is None or not inflight.done or inflight.error is not None or inflight.refused:
             return None
-        if want.start < flight.start or flight.filled < want.stop:
+        if want.start < inflight.start or inflight.filled < want.stop:
             return None
         try:
-            data = flight.copy(want)
+            data = inflight.copy(want)
         except RequestStopped:  # they have just been stored
             return None
         blocks = covering(want, key.block_size)
         for index in blocks:
-            engine.cache.touch(key, index)
-        engine.hits += len(blocks)
-        engine.bytes_served += want.size
+            runtime.cache.touch(key, index)
+        runtime.hits += len(blocks)
+        runtime.bytes_served += want.size
         return data
 
     def of_version(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
         """Return the bytes of `want` when all of them are here; see `read`."""
-        engine, size = self._source.engine, key.block_size
+        runtime, size = self._source.runtime, key.block_size
         first = want.start // size
         if want.stop <= (first + 1) * size:
             if want.start == want.stop:
                 return b""
-            data = engine.cache.read(
+            data = runtime.cache.read(
                 key,
                 first,
                 want.start - first * size,
@@ -214,17 +214,17 @@ class CachedReads:
             )
             if data is None or len(data) != want.size:
                 return None
-            engine.hits += 1
-            engine.bytes_served += want.size
+            runtime.hits += 1
+            runtime.bytes_served += want.size
             return data
         blocks = covering(want, size)
-        if not all(engine.cache.has(key, index) for index in blocks):
+        if not all(runtime.cache.has(key, index) for index in blocks):
             return None
         out = ReadBuffer(want)
         if not all(self.copy(key, index, out, nowait=nowait) for index in blocks):
             return None
-        engine.hits += len(blocks)
-        engine.bytes_served += want.size
+        runtime.hits += len(blocks)
+        runtime.bytes_served += want.size
         return out.finish()
 
     def copy(self, key: ObjectKey, index: int, out: ReadBuffer, *, nowait: bool = False) -> bool:
@@ -233,10 +233,10 @@ class CachedReads:
         # Let go of here: a view that is collected with the frames of an error, after its BytesIO, is an error
         # itself in Python 3.13.
         with place:
-            n = self._source.engine.cache.read_into(
+            n = self._source.runtime.cache.read_into(
                 key, index, offset, place, nowait=nowait, verify=self._source.config.verify_always
             )
             if 0 <= n < len(place):
                 # Sound, but shorter than the object says: it would be found, and found too short, for ever.
-                self._source.engine.cache.refuse(key, index)
+                self._source.runtime.cache.refuse(key, index)
             return n == len(place)

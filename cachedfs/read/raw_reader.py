@@ -93,19 +93,19 @@ class RawReader(io.RawIOBase):
     Not locked: the BufferedReader over it is.
     """
 
-    def __init__(self, reader: Reader, known: MetadataEntry, flight: InflightRequest | None) -> None:
+    def __init__(self, reader: Reader, known: MetadataEntry, inflight: InflightRequest | None) -> None:
         assert known.info is not None
         self.info: ObjectInfo = known.info
         self._reader = reader
         self._known = known
         self._key = reader.source.key(known)
-        self._engine = reader.source.engine
-        self._cache = self._engine.cache
+        self._runtime = reader.source.runtime
+        self._cache = self._runtime.cache
         self._block_size = reader.source.config.block_size
         self._refusal = self._last_refusal()
         self._position = 0
         verify = reader.source.config.verify_always
-        self._hand = CurrentBlock(self._engine.cache, self._key, known.info.size or 0, verify=verify)
+        self._hand = CurrentBlock(self._runtime.cache, self._key, known.info.size or 0, verify=verify)
         self._jumped = False  # the next read is not where the last one ended,
         self._left = self._landed = 0  # which was here; and where the last read after a jump began
         self._last = -1  # the block that was read last
@@ -113,15 +113,15 @@ class RawReader(io.RawIOBase):
         self._n_reads = 0  # of other blocks, since something had to be waited for
         # Blocks that we sent for: that they come from the disk then is not another hit.
         self._asked: set[int] = set()
-        if flight is not None:
-            self._ask(flight.start, flight.stop)
-        self._cold = flight is not None  # something of this file had to be fetched lately: then look ahead
+        if inflight is not None:
+            self._ask(inflight.start, inflight.stop)
+        self._cold = inflight is not None  # something of this file had to be fetched lately: then look ahead
         self._n_here = 0  # other blocks that came from the disk, since anything came from elsewhere
-        self._opening = flight  # the request that open() sent; ours to stop
-        self._flight = flight  # the last request that served us
+        self._opening = inflight  # the request that open() sent; ours to stop
+        self._inflight = inflight  # the last request that served us
         self._sent = OutstandingReadahead()
         if known.info.size is None:
-            data = reader.source.engine.run(reader.collect(known, None, None))
+            data = reader.source.runtime.run(reader.collect(known, None, None))
             self._whole: bytes | None = data
             self.size = len(data)
         else:
@@ -180,7 +180,7 @@ class RawReader(io.RawIOBase):
             n = hand.copy(position, into)
         elif self.closed:  # by another thread, while the BufferedReader over us waited for it
             raise ValueError(_CLOSED)
-        elif self._cold or self._engine.pid != getpid():
+        elif self._cold or self._runtime.pid != getpid():
             n = 0
         else:
             n = self._from_cache(position, into)
@@ -189,7 +189,7 @@ class RawReader(io.RawIOBase):
                 return 0
             n = self._read(position, into[: self.size - position])
         self._position = position + n
-        self._engine.bytes_served += n
+        self._runtime.bytes_served += n
         return n
 
     def readall(self) -> bytes:
@@ -202,11 +202,11 @@ class RawReader(io.RawIOBase):
             data = self._whole[self._position :]
         else:
             want = Range(self._position, self.size)
-            if self._engine.pid != getpid():
+            if self._runtime.pid != getpid():
                 self._leave_parent()
-            if self._flight is None or not self._flight.covers(self._position):
+            if self._inflight is None or not self._inflight.covers(self._position):
                 self._let_go()
-            here = self._reader.hits.of_version(self._key, want) if self._key is not None else None
+            here = self._reader.cached_reads.of_version(self._key, want) if self._key is not None else None
             data = here if here is not None else self._collect(self._position)
         self._position = self.size
         return data
@@ -215,8 +215,8 @@ class RawReader(io.RawIOBase):
         if not self.closed:
             self._hand.put_down()
             self._let_go()
-            self._flight = None
-            if self._engine.pid == getpid():
+            self._inflight = None
+            if self._runtime.pid == getpid():
                 self._forget(self._sent.clear())
         super().close()
 
@@ -227,7 +227,7 @@ class RawReader(io.RawIOBase):
             n = min(len(into), self.size - position)
             into[:n] = self._whole[position : position + n]
             return n
-        if self._engine.pid != getpid():
+        if self._runtime.pid != getpid():
             self._leave_parent()
         index = position // self._block_size
         if self._cold:
@@ -242,18 +242,18 @@ class RawReader(io.RawIOBase):
             if not self._cold:
                 self._cold = True
                 self._begin_history(position)
-            self._flight = self._engine.run(self._fetch(position, len(into)))
+            self._inflight = self._runtime.run(self._fetch(position, len(into)))
             self._n_reads = 0
             self._refuse_wrong()
             n = (
-                self._from_flight(position, into)
-                if self._flight is not None
+                self._from_inflight(position, into)
+                if self._inflight is not None
                 else self._from_cache(position, into)
             )
         return n
 
     def _last_refusal(self) -> ChecksumMismatch | None:
-        return None if self._key is None else self._engine.refusals.last(self._key)
+        return None if self._key is None else self._runtime.corrupt_versions.last(self._key)
 
     def _refuse_wrong(self) -> None:
         """Raise WrongBytes if all of the object came meanwhile and was wrong: what was read of it may be, too.
@@ -261,7 +261,7 @@ class RawReader(io.RawIOBase):
         The request that brought the last bytes was perhaps nobody's: one that reads ahead.
         """
         if self._key is not None:
-            self._engine.refusals.check(self._key, self._refusal)
+            self._runtime.corrupt_versions.check(self._key, self._refusal)
 
     def _from_cache(self, position: int, into: memoryview) -> int:
         """Copy from the block at `position`, which becomes the one in hand; 0 for a miss."""
@@ -273,7 +273,7 @@ class RawReader(io.RawIOBase):
         if n > 0 and index in self._asked:
             self._asked.discard(index)
         elif n > 0 and index != last:
-            self._engine.hits += 1
+            self._runtime.hits += 1
         return n
 
     def _from_requests(self, index: int, position: int, into: memoryview) -> int:
@@ -285,7 +285,7 @@ class RawReader(io.RawIOBase):
             self._forget(unwanted)
             self._n_reads += 1
             self._look_ahead()
-        return self._from_flight(position, into)
+        return self._from_inflight(position, into)
 
     def _find_here(self) -> None:
         """Note a block that was here; after many of them nothing is looked for anywhere else, until one is missing.
@@ -295,7 +295,7 @@ class RawReader(io.RawIOBase):
         self._n_here = 0 if next(iter(self._sent), None) else self._n_here + 1
         if self._n_here >= AT_HOME:
             self._let_go()
-            self._cold, self._n_here, self._flight = False, 0, None
+            self._cold, self._n_here, self._inflight = False, 0, None
 
     def _begin_history(self, position: int) -> None:
         """Begin, or go on, with the block that was read last, which was here."""
@@ -305,41 +305,41 @@ class RawReader(io.RawIOBase):
             history = history.after(last * size, (last + 1) * size)
         self._history = history.after(position, position + 1)
 
-    def _from_flight(self, position: int, into: memoryview) -> int:
+    def _from_inflight(self, position: int, into: memoryview) -> int:
         """Copy what a request in flight has at `position`; 0 when none covers it, or it is not there yet."""
-        flight = self._flight = self._flight_at(position)
-        if flight is None:
+        inflight = self._inflight = self._inflight_at(position)
+        if inflight is None:
             self._let_go()
             return 0
         # Never past the block: each that is read has to be seen, or reading on looks like a jump.
-        n = flight.take(position, into[: self._block_size - position % self._block_size])
+        n = inflight.take(position, into[: self._block_size - position % self._block_size])
         self._n_here = 0
         if n and position // self._block_size != self._last and self._key is not None:
             self._last = position // self._block_size
             self._asked.discard(self._last)
             self._cache.touch(self._key, self._last)
-        if flight is self._opening and not flight.done:
-            run = FIRST_DEMAND * (position + n - flight.start)
-            if run > flight.demand - flight.start:
-                whole = -(-(flight.start + FIRST_DEMAND * run) // self._block_size) * self._block_size
-                self._engine.call_soon(flight.want, min(flight.stop, whole))
+        if inflight is self._opening and not inflight.done:
+            run = FIRST_DEMAND * (position + n - inflight.start)
+            if run > inflight.demand - inflight.start:
+                whole = -(-(inflight.start + FIRST_DEMAND * run) // self._block_size) * self._block_size
+                self._runtime.call_soon(inflight.want, min(inflight.stop, whole))
         return n
 
-    def _flight_at(self, position: int) -> InflightRequest | None:
+    def _inflight_at(self, position: int) -> InflightRequest | None:
         """Return the request that brings the byte at `position`: ours, or anybody's."""
-        if self._flight is not None and self._flight.covers(position):
-            return self._flight
+        if self._inflight is not None and self._inflight.covers(position):
+            return self._inflight
         name = self._key.name(position // self._block_size) if self._key is not None else ""
-        shared = self._engine.flights.get(name)
+        shared = self._runtime.inflight_requests.get(name)
         if shared is not None and shared.covers(position):
             return shared
-        return next((flight for flight in self._sent if flight.covers(position)), None)
+        return next((inflight for inflight in self._sent if inflight.covers(position)), None)
 
     async def _fetch(self, position: int, size: int) -> InflightRequest | None:
         """Wait for the bytes at `position`; None when they are in the cache now. On the loop."""
         reader, key, known = self._reader, self._key, self._known
         index, offset = divmod(position, self._block_size)
-        if key is not None and size <= BUFFER_SIZE and key.name(index) in self._engine.flights:
+        if key is not None and size <= BUFFER_SIZE and key.name(index) in self._runtime.inflight_requests:
             # To fill the buffer is more than was asked for: what is behind the block that comes is sent for when it is
             # read, or the pace of the bytes would decide which blocks are.
             size = min(size, self._block_size - offset)
@@ -347,37 +347,37 @@ class RawReader(io.RawIOBase):
         self._ask((index + (index == self._last)) * self._block_size, position + size)
         if key is None:
             return await self._fetch_uncached(position, size)
-        if (here := self._flight_at(position)) is not None and here.filled > position:
+        if (here := self._inflight_at(position)) is not None and here.filled > position:
             return here  # it came since we looked: where nothing can be stored, nobody else would find it
         want = Range(position, min(position + size, self.size))
         up_to = 0
         # As the request of an unknown object, whose opening is one; not another's, as we stop it when we go elsewhere.
-        if position == 0 and self._last < 0 and key.name(0) not in self._engine.flights:
+        if position == 0 and self._last < 0 and key.name(0) not in self._runtime.inflight_requests:
             up_to = min(self.size, reader.source.config.whole_request)
-        flight = await reader.fetch(
+        inflight = await reader.fetch(
             known, key, want, check=self._refuse_wrong, n_reads=self._n_reads, up_to=up_to
         )
-        if up_to and flight is not None and flight.demand < flight.stop:
-            self._opening = flight
-        return flight
+        if up_to and inflight is not None and inflight.demand < inflight.stop:
+            self._opening = inflight
+        return inflight
 
     async def _fetch_uncached(self, position: int, size: int) -> InflightRequest:
         """Wait for bytes at `position` of an object that is not cached: from our request, or a new one when that ended."""
-        flight = self._flight
+        inflight = self._inflight
         while True:
-            if flight is None or not flight.covers(position):
-                flight = self._reader.fetcher.launch_uncached(self._known, position)
+            if inflight is None or not inflight.covers(position):
+                inflight = self._reader.fetcher.launch_uncached(self._known, position)
             try:
                 with waiting(self._known.path, position, position + size):
-                    await flight.arrival(min(position + size, flight.stop))
-                return flight
+                    await inflight.arrival(min(position + size, inflight.stop))
+                return inflight
             except RequestStopped:
-                flight = None
+                inflight = None
 
     def _look_ahead(self) -> None:
         """Send what the history of this file says will be read next."""
         config = self._reader.source.config
-        window = self._engine.window(config)
+        window = self._runtime.window(config)
         self._history, wanted = ahead(
             self._history,
             n_blocks=-(-self.size // self._block_size),
@@ -387,19 +387,21 @@ class RawReader(io.RawIOBase):
         )
         run = self._history.runs[0]
         if self._opening is not None and run.number == 0 and run.n_steps >= ENOUGH:
-            self._engine.call_soon(self._opening.want, self._opening.stop)
+            self._runtime.call_soon(self._opening.want, self._opening.stop)
             self._sent.of(run).append(self._opening)
             self._opening = None
         if wanted and self._key is not None:
             has, key = self._cache.has, self._key
             self._asked.update(index for blocks in wanted for index in blocks if not has(key, index))
             fetcher, keep = self._reader.fetcher, self._sent.of(run)
-            self._engine.call_soon(fetcher.launch_ahead, self._known, self._key, wanted, keep, self._refusal)
+            self._runtime.call_soon(
+                fetcher.launch_speculative, self._known, self._key, wanted, keep, self._refusal
+            )
 
     def _forget(self, unwanted: Iterable[deque[InflightRequest]]) -> None:
         """Nothing of what was sent ahead so is wanted."""
-        for flights in unwanted:
-            self._engine.call_soon(self._reader.fetcher.forget_ahead, flights)
+        for inflight_requests in unwanted:
+            self._runtime.call_soon(self._reader.fetcher.forget_speculative, inflight_requests)
 
     def _ask(self, start: int, stop: int) -> None:
         """Note that we send for these bytes."""
@@ -407,20 +409,20 @@ class RawReader(io.RawIOBase):
             self._asked.update(covering(Range(start, stop), self._block_size))
 
     def _collect(self, start: int) -> bytes:
-        return self._engine.run(self._reader.collect(self._known, start, None, self._flight))
+        return self._runtime.run(self._reader.collect(self._known, start, None, self._inflight))
 
     def _let_go(self) -> None:
         """The request that opened the file is not what is read: it ends after the block in flight."""
-        flight, self._opening = self._opening, None
-        if flight is not None and not flight.done and self._engine.pid == getpid():
-            block_end = -(-max(flight.filled, 1) // self._block_size) * self._block_size
-            self._engine.call_soon(flight.stop_soon, block_end)
+        inflight, self._opening = self._opening, None
+        if inflight is not None and not inflight.done and self._runtime.pid == getpid():
+            block_end = -(-max(inflight.filled, 1) // self._block_size) * self._block_size
+            self._runtime.call_soon(inflight.stop_soon, block_end)
 
     def _leave_parent(self) -> None:
         """After a fork: requests in flight stayed with the parent."""
-        self._engine = self._reader.source.engine
-        self._cache = self._engine.cache
+        self._runtime = self._reader.source.runtime
+        self._cache = self._runtime.cache
         self._hand.leave(self._cache)
-        self._flight = self._opening = None
+        self._inflight = self._opening = None
         self._sent = OutstandingReadahead()
         self._refusal = self._last_refusal()

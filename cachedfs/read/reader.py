@@ -34,17 +34,17 @@ HITS_INLINE = 4  # more cached blocks than this are copied in a thread, so that 
 class Reader:
     """Reads and writes the objects of one source.
 
-    `hits` answer at once from what is here, in any thread: no loop, no request. The coroutines run on the engine's loop only
-    (`engine.run`, `engine.hop`).
+    `hits` answer at once from what is here, in any thread: no loop, no request. The coroutines run on the runtime's loop only
+    (`runtime.run`, `runtime.hop`).
     """
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.fetcher = Fetcher(source)
-        self.catalog = MetadataResolver(source, self.fetcher)
-        self.chunks = ChunkPrefetch(source, self.fetcher, self.catalog)
-        self.habits = AccessPatterns(source, self.fetcher)
-        self.hits = CachedReads(source, self.chunks, self.habits)
+        self.resolver = MetadataResolver(source, self.fetcher)
+        self.chunk_prefetch = ChunkPrefetch(source, self.fetcher, self.resolver)
+        self.access_patterns = AccessPatterns(source, self.fetcher)
+        self.cached_reads = CachedReads(source, self.chunk_prefetch, self.access_patterns)
 
     # What has to be fetched.
 
@@ -54,14 +54,14 @@ class Reader:
         Returns at the headers: one request for an unknown object, none for a known one.
         """
         want, block_size = Range(0, self.source.config.whole_request), self.source.config.block_size
-        self.chunks.told(path, 0, block_size)
+        self.chunk_prefetch.observe(path, 0, block_size)
         with waiting(path):
-            known, flight = await self.catalog.resolve(path, want, demand=block_size)
+            known, inflight = await self.resolver.resolve(path, want, demand=block_size)
         if known.info is None:
             raise await self._missing(known)
         if known.info.kind == "directory":
             raise self.source.is_a_folder(path)
-        return known, flight
+        return known, inflight
 
     async def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return `[start:stop]` of one version of an object, fetching what is not here.
@@ -74,35 +74,39 @@ class Reader:
     async def _read(self, path: str, start: int | None, stop: int | None) -> bytes:
         config = self.source.config
         want = first_want(start, stop, config.block_size, config.whole_request)
-        self.chunks.told(path, start, stop)
+        self.chunk_prefetch.observe(path, start, stop)
         for tries_left in reversed(range(TRIES)):
-            known, flight = await self.catalog.resolve(path, want, demand=ALL)
+            known, inflight = await self.resolver.resolve(path, want, demand=ALL)
             if known.info is None:
                 raise self.source.not_found(path, known)
             try:
-                data = await self._collect(known, start, stop, flight)
+                data = await self._collect(known, start, stop, inflight)
                 note_version(known)
                 return data
             except (ObjectChanged, ChecksumMismatch):
                 if not tries_left:
                     raise
-                self.source.facts.expire(path)
+                self.source.metadata.expire(path)
         raise AssertionError("unreachable")
 
     async def collect(
-        self, known: MetadataEntry, start: int | None, stop: int | None, flight: InflightRequest | None = None
+        self,
+        known: MetadataEntry,
+        start: int | None,
+        stop: int | None,
+        inflight: InflightRequest | None = None,
     ) -> bytes:
         """Return `[start:stop]` of exactly the version known: blocks from the cache, from requests in flight, or new ones.
 
         Raises ObjectChanged when a block that is not here is not to be had any more, and WrongBytes when all of the
         object came meanwhile and is not what its checksum says.
         """
-        self.chunks.told(known.path, start, stop)
+        self.chunk_prefetch.observe(known.path, start, stop)
         with waiting(known.path, start, stop):
-            return await self._collect(known, start, stop, flight)
+            return await self._collect(known, start, stop, inflight)
 
     async def _collect(
-        self, known: MetadataEntry, start: int | None, stop: int | None, flight: InflightRequest | None
+        self, known: MetadataEntry, start: int | None, stop: int | None, inflight: InflightRequest | None
     ) -> bytes:
         info = known.info
         assert info is not None
@@ -110,16 +114,18 @@ class Reader:
             raise self.source.is_a_folder(known.path)
         key = self.source.key(known)
         if key is None or info.size is None:
-            return await self._uncached(known, info, start, stop, flight)
-        refusal = self.source.engine.refusals.last(key)
+            return await self._uncached(known, info, start, stop, inflight)
+        corruption = self.source.runtime.corrupt_versions.last(key)
         want = clip(start, stop, info.size)
         out = ReadBuffer(want)
         runs = _runs(
             covering(want, key.block_size), max(1, self.source.config.request_size // key.block_size)
         )
-        fetched = set() if flight is None else set(covering(Range(flight.start, flight.stop), key.block_size))
+        fetched = (
+            set() if inflight is None else set(covering(Range(inflight.start, inflight.stop), key.block_size))
+        )
         if 0 < want.size < info.size:
-            self.habits.ranged(known, key, want, is_first=flight is not None)
+            self.access_patterns.observe_range(known, key, want, is_first=inflight is not None)
         gate = asyncio.Semaphore(2 * self.source.config.concurrency)  # bounds the buffers of one huge read
 
         async def one(run: range) -> None:
@@ -130,15 +136,15 @@ class Reader:
             await one(runs[0])
         else:
             await _all(one(run) for run in runs)
-        self.source.engine.refusals.check(key, refusal)
-        self.source.engine.bytes_served += want.size
+        self.source.runtime.corrupt_versions.check(key, corruption)
+        self.source.runtime.bytes_served += want.size
         return out.finish()
 
     async def _gather(
         self, known: MetadataEntry, key: ObjectKey, run: Iterable[int], out: ReadBuffer, fetched: set[int]
     ) -> None:
         """Copy the blocks of `run` into place, from wherever they come first; those that are `fetched` are no hits."""
-        engine, pending, pause = self.source.engine, list(run), POLL_S[0]
+        runtime, pending, pause = self.source.runtime, list(run), POLL_S[0]
         overdue_at = time.monotonic() + OVERDUE_S
         while pending:
             taken = await self._take_cached(key, pending, out)
@@ -146,20 +152,24 @@ class Reader:
             if taken:  # who fetches them is not stopped
                 overdue_at = time.monotonic() + OVERDUE_S
             overdue = pending if time.monotonic() > overdue_at else ()
-            flights = self.fetcher.launch(known, key, pending, overdue=overdue)
-            here = {i for i, flight in flights.items() if flight.filled >= out.part(i, key.block_size).stop}
-            engine.hits += len((taken | here) - fetched)
+            inflight_requests = self.fetcher.launch(known, key, pending, overdue=overdue)
+            here = {
+                i
+                for i, inflight in inflight_requests.items()
+                if inflight.filled >= out.part(i, key.block_size).stop
+            }
+            runtime.hits += len((taken | here) - fetched)
             fetched.update(pending)
             again = []
             for index in pending:
-                flight = flights.get(index)
+                inflight = inflight_requests.get(index)
                 try:
-                    if flight is None:
+                    if inflight is None:
                         raise RequestStopped  # another process fetches it, or it has just been stored
                     want = out.part(index, key.block_size)
-                    await flight.arrival(want.stop)
-                    out.fill(want, flight.piece(want))
-                    engine.cache.touch(key, index)
+                    await inflight.arrival(want.stop)
+                    out.fill(want, inflight.piece(want))
+                    runtime.cache.touch(key, index)
                 except RequestStopped:
                     again.append(index)
             pending = again
@@ -169,11 +179,15 @@ class Reader:
 
     async def _take_cached(self, key: ObjectKey, indexes: list[int], out: ReadBuffer) -> set[int]:
         """Copy the blocks that are on the disk into place; return which these are."""
-        cache = self.source.engine.cache
-        here = [i for i in indexes if key.name(i) not in self.source.engine.flights and cache.has(key, i)]
+        cache = self.source.runtime.cache
+        here = [
+            i
+            for i in indexes
+            if key.name(i) not in self.source.runtime.inflight_requests and cache.has(key, i)
+        ]
 
         def copy() -> set[int]:
-            return {index for index in here if self.hits.copy(key, index, out)}
+            return {index for index in here if self.cached_reads.copy(key, index, out)}
 
         return copy() if len(here) <= HITS_INLINE else await asyncio.to_thread(copy)
 
@@ -183,22 +197,22 @@ class Reader:
         info: ObjectInfo,
         start: int | None,
         stop: int | None,
-        flight: InflightRequest | None,
+        inflight: InflightRequest | None,
     ) -> bytes:
         """Read an object that has no fingerprint, or no size, past the cache."""
         if info.size is not None:
             want = clip(start, stop, info.size)
-            if flight is not None and flight.start <= want.start and want.stop <= flight.stop:
+            if inflight is not None and inflight.start <= want.start and want.stop <= inflight.stop:
                 with contextlib.suppress(RequestStopped):  # it ended unread, before these bytes
-                    await flight.arrival(want.stop)
-                    return flight.copy(want)
+                    await inflight.arrival(want.stop)
+                    return inflight.copy(want)
             if want.size == 0:
                 return b""
         async with self.source.origin(known.path).read(
             known.path, want if info.size is not None else None, info
         ) as reply:
             data = b"".join([piece async for piece in reply])
-        self.source.engine.bytes_fetched += len(data)
+        self.source.runtime.bytes_fetched += len(data)
         return data if info.size is not None else data[start:stop]
 
     async def fetch(
@@ -219,10 +233,10 @@ class Reader:
         blocks = covering(want, key.block_size)
         pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
         check()
-        self.habits.waited(known, key, blocks, n_reads=n_reads)
+        self.access_patterns.observe_wait(known, key, blocks, n_reads=n_reads)
         if not blocks[0]:
-            self.chunks.told(known.path, 0, key.block_size)
-        if key.name(blocks[0]) in self.source.engine.flights:
+            self.chunk_prefetch.observe(known.path, 0, key.block_size)
+        if key.name(blocks[0]) in self.source.runtime.inflight_requests:
             up_to = 0  # it is on its way: what follows is somebody's already, or will be asked for
         with waiting(known.path, want.start, want.stop):
             while True:
@@ -230,18 +244,19 @@ class Reader:
                 wanted = [
                     i
                     for i in covering(Range(want.start, max(want.stop, up_to)), key.block_size)
-                    if key.name(i) in self.source.engine.flights or not self.source.engine.cache.has(key, i)
+                    if key.name(i) in self.source.runtime.inflight_requests
+                    or not self.source.runtime.cache.has(key, i)
                 ]
                 if not wanted or wanted[0] != blocks[0]:
                     return None
                 demand = align(want, key.block_size).stop if up_to else None
                 overdue = blocks if time.monotonic() > overdue_at else ()
-                flights = self.fetcher.launch(known, key, wanted, demand=demand, overdue=overdue)
-                flight = flights.get(blocks[0])
+                inflight_requests = self.fetcher.launch(known, key, wanted, demand=demand, overdue=overdue)
+                inflight = inflight_requests.get(blocks[0])
                 try:
-                    if flight is not None:
-                        await flight.arrival(min(want.stop, flight.stop))
-                        return flight
+                    if inflight is not None:
+                        await inflight.arrival(min(want.stop, inflight.stop))
+                        return inflight
                 except RequestStopped:
                     pass
                 await asyncio.sleep(pause)  # another process fetches it
@@ -256,7 +271,7 @@ class Reader:
 
         The marks move before and after: an answer that the origin gave before or during the write never counts.
         """
-        shared, paths = self.source.engine.cache.known, list(paths)
+        shared, paths = self.source.runtime.cache.metadata, list(paths)
         origin = self.source.origin(paths[0])
         shared.changed(self.source.identity, paths, tree=tree)
         try:
@@ -270,7 +285,7 @@ class Reader:
         """Return why what is absent cannot be opened: it may be a folder, which only a second question tells."""
         path = known.path
         try:
-            folder = await self.catalog.is_folder(path)
+            folder = await self.resolver.is_folder(path)
         except CachedFSError as error:
             logger.debug("not listed: %s", error)  # the first answer, that there is no such object, stands
             folder = False

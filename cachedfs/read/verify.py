@@ -33,8 +33,8 @@ class Verifier:
 
         Raises ObjectNotFound for what is neither, and what the origin raises when only it can tell.
         """
-        found = self._source.engine.cache.paths_below(self._source.identity, path)
-        known = self._source.known(path)
+        found = self._source.runtime.cache.paths_below(self._source.identity, path)
+        known = self._source.last_known(path)
         if known is None and path and not found:
             known = self._ask(path)
         if known is not None and known.info is None and not found:
@@ -46,7 +46,7 @@ class Verifier:
         """Return the byte ranges `(start, stop)` of a version that are in the cache, merged; nothing is looked into."""
         extent: list[tuple[int, int]] = []
         for index in _blocks(key, info):
-            if self._source.engine.cache.has(key, index):
+            if self._source.runtime.cache.has(key, index):
                 part = block_range(index, key.block_size, info.size or 0)
                 start = extent.pop()[0] if extent and extent[-1][1] == part.start else part.start
                 extent.append((start, part.stop))
@@ -55,7 +55,7 @@ class Verifier:
     def verify(self, path: str, advance: Callable[[int], object]) -> Verified:
         """Look over one object; `advance` is told the bytes of each block that was read."""
         try:
-            known = self._source.known(path) or self._ask(path)
+            known = self._source.last_known(path) or self._ask(path)
         except CachedFSError as error:
             return _unknown(path, f"nothing says which version to look over: {error}")
         info, key = known.info, self._source.key(known)
@@ -68,10 +68,10 @@ class Verifier:
         return self._look_over(key, info, advance)
 
     def _ask(self, path: str) -> MetadataEntry:
-        return self._source.engine.run(self._reader.catalog.ask(path))
+        return self._source.runtime.run(self._reader.resolver.ask(path))
 
     def _is_all_here(self, key: ObjectKey, info: ObjectInfo) -> bool:
-        return all(self._source.engine.cache.has(key, index) for index in _blocks(key, info))
+        return all(self._source.runtime.cache.has(key, index) for index in _blocks(key, info))
 
     def _asked_again(self, info: ObjectInfo) -> ObjectInfo:
         """Return the same version with the checksum that the origin states when it is asked; as it was without."""
@@ -110,7 +110,7 @@ class Verifier:
 
     def _block(self, key: ObjectKey, index: int, info: ObjectInfo) -> bytes | None:
         """Return a block, all of it read and checked; None: absent. Raises BadBlock, also for one of another length."""
-        cache = self._source.engine.cache
+        cache = self._source.runtime.cache
         data = cache.read_anew(key, index)
         expected = block_range(index, key.block_size, info.size or 0).size
         if data is None or len(data) == expected:
@@ -129,7 +129,7 @@ class Verifier:
             return found._replace(whole=True, reason=f"its {stated.name.upper()} is the origin's")
         logger.warning("%s: all cached blocks are dropped: %s", self._source.url(key.path), wrong)
         for index in range(found.blocks):
-            self._source.engine.cache.refuse(key, index)
+            self._source.runtime.cache.refuse(key, index)
         bad = tuple(range(found.blocks))
         return found._replace(blocks=0, bad=bad, whole=False, reason=wrong)
 

@@ -64,16 +64,16 @@ class _Series:
 
 
 class ChunkPrefetch:
-    """What was read last of each array, and what was sent for because of it. On the engine's loop, but for `reached`.
+    """What was read last of each array, and what was sent for because of it. On the runtime's loop, but for `reached`.
 
     A name is asked for ahead when the array's own shape, or a listing, says that it exists; what it is asked is what its
     predecessors were asked first, so that its reader finds the answer to that.
     """
 
-    def __init__(self, source: Source, fetcher: Fetcher, catalog: MetadataResolver) -> None:
+    def __init__(self, source: Source, fetcher: Fetcher, resolver: MetadataResolver) -> None:
         self._source = source
         self._fetcher = fetcher
-        self._catalog = catalog
+        self._catalog = resolver
         # What was asked for ahead and not read yet. Any thread looks, and takes out what it reads.
         self.awaited: dict[str, _Series] = {}
         self._reached: deque[tuple[str, int | None, int | None]] = deque()  # and that is not noted yet
@@ -90,14 +90,14 @@ class ChunkPrefetch:
         self._reached.append((path, start, stop))
         if not self._is_told:  # else the loop is on its way to them
             self._is_told = True
-            self._source.engine.call_soon(self._tell_all)
+            self._source.runtime.call_soon(self._tell_all)
 
     def _tell_all(self) -> None:
         self._is_told = False  # first: what is noted from here on has it called again
         while self._reached:
             self._told(*self._reached.popleft())
 
-    def told(self, path: str, start: int | None = None, stop: int | None = None) -> None:
+    def observe(self, path: str, start: int | None = None, stop: int | None = None) -> None:
         """Note that `[start:stop]` of `path` is being read, and send for what will probably be read next."""
         self._tell_all()
         self._told(path, start, stop)
@@ -124,27 +124,27 @@ class ChunkPrefetch:
         if series.history.misled > before.misled:
             self._withdraw(series)
         if not self._look_ahead(series):
-            self._source.engine.ahead.pump()  # what is read now takes no slot of what nobody waits for
+            self._source.runtime.fetch_queue.pump()  # what is read now takes no slot of what nobody waits for
 
     def _was_whole(self, series: _Series) -> bool:
         """Return whether all of the one before is here, or on its way."""
         before = series.history.before
-        known = None if before is None else self._source.facts.get(series.path(before))
+        known = None if before is None else self._source.metadata.get(series.path(before))
         key = self._source.key(known) if known is not None else None
         if known is None or key is None:
             return False
-        engine = self._source.engine
+        runtime = self._source.runtime
         for index in covering(Range(0, known.object.size or 0), key.block_size):
-            flight = engine.flights.get(key.name(index))
+            inflight = runtime.inflight_requests.get(key.name(index))
             # A request that opened a file brings more than its reader wants so far.
-            is_coming = flight is not None and flight.demand > index * key.block_size
-            if not is_coming and not engine.cache.has(key, index):
+            is_coming = inflight is not None and inflight.demand > index * key.block_size
+            if not is_coming and not runtime.cache.has(key, index):
                 return False
         return True
 
     def _is_on(self) -> bool:
         """Return whether what is sent ahead can be of use: kept until it is read, and still held to be true then."""
-        config, cache = self._source.config, self._source.engine.cache
+        config, cache = self._source.config, self._source.runtime.cache
         return (
             config.read_ahead > 0
             and config.lifetime_s > 0
@@ -207,7 +207,7 @@ class ChunkPrefetch:
     def _told_by(self, folder: str, kind: str) -> dict[str, ChunkGrid]:
         """Return the grids in a metadata object, if that is here; nobody is asked for it."""
         path = f"{folder}/{kind}"
-        known = self._source.facts.get(path)
+        known = self._source.metadata.get(path)
         key = None if known is None else self._source.key(known)
         if known is None or key is None or (known.object.size or 0) > MOST_METADATA:
             return {}
@@ -224,17 +224,17 @@ class ChunkPrefetch:
 
     def _held(self, key: ObjectKey, size: int) -> bytes | None:
         """Return all of a small object, from the cache or from requests that brought it a moment ago; None for a miss."""
-        engine, pieces = self._source.engine, []
+        runtime, pieces = self._source.runtime, []
         for index in covering(Range(0, size), key.block_size):
             want = block_range(index, key.block_size, size)
-            flight = engine.flights.get(key.name(index))
+            inflight = runtime.inflight_requests.get(key.name(index))
             piece: bytes | None = None
-            if flight is not None and want.stop <= flight.filled:
+            if inflight is not None and want.stop <= inflight.filled:
                 try:
-                    piece = flight.copy(want)
+                    piece = inflight.copy(want)
                 except RequestStopped:
                     pass  # it has just been stored
-            piece = piece or engine.cache.read(
+            piece = piece or runtime.cache.read(
                 key, index, 0, want.size, verify=self._source.config.verify_always
             )
             if piece is None or len(piece) != want.size:
@@ -264,8 +264,8 @@ class ChunkPrefetch:
 
     def _look_ahead(self, series: _Series) -> int:
         """Ask for what the history of a series says will be read next; return how many places that are."""
-        engine, config = self._source.engine, self._source.config
-        most = max(1, engine.window(config) // series.size)
+        runtime, config = self._source.runtime, self._source.config
+        most = max(1, runtime.window(config) // series.size)
         n = 0
         for place in ahead(series.history, extents=series.extents, most=most):
             path = series.path(place)
@@ -299,13 +299,13 @@ class ChunkPrefetch:
         self, series: _Series, path: str, size: int, send: Send, *, is_over: Callable[[], bool] = bool
     ) -> None:
         origin, is_wanted = partial(self._source.origin, path), lambda: path not in self.awaited
-        self._source.engine.ahead.submit(
+        self._source.runtime.fetch_queue.submit(
             SpeculativeRequest(series, size, send, origin, is_wanted=is_wanted, is_over=is_over)
         )
 
     def _withdraw(self, series: _Series) -> None:
         """The reader went elsewhere: what was not sent for yet is not wanted."""
-        self._source.engine.ahead.withdraw(series)
+        self._source.runtime.fetch_queue.withdraw(series)
         for path in series.queued:
             self.awaited.pop(path, None)
         series.queued.clear()
@@ -321,16 +321,16 @@ class ChunkPrefetch:
     def _send(self, series: _Series, path: str) -> Awaitable[Iterable[InflightRequest]]:
         """Ask of `path` what its predecessors were asked first, unless that is here, or known to be absent."""
         series.queued.discard(path)
-        return self._source.engine.spawn(self._learn(series, path))
+        return self._source.runtime.spawn(self._learn(series, path))
 
     async def _learn(self, series: _Series, path: str) -> Iterable[InflightRequest]:
         config = self._source.config
         want = first_want(series.start, series.stop, config.block_size, config.whole_request)
-        known, flight = await self._catalog.resolve(path, want, demand=ALL)
-        if flight is None:
+        known, inflight = await self._catalog.resolve(path, want, demand=ALL)
+        if inflight is None:
             return self._launch(series, known)
         self._note(series, known)
-        return (flight,)
+        return (inflight,)
 
     def _launch(self, series: _Series, known: MetadataEntry) -> Iterable[InflightRequest]:
         """Send for the first blocks that are missing of what is asked of an object that is known."""
@@ -344,7 +344,7 @@ class ChunkPrefetch:
     def _launch_blocks(
         self, known: MetadataEntry, key: ObjectKey, blocks: range
     ) -> Iterable[InflightRequest]:
-        missing = [index for index in blocks if not self._source.engine.cache.has(key, index)]
+        missing = [index for index in blocks if not self._source.runtime.cache.has(key, index)]
         return dict.fromkeys(self._fetcher.launch(known, key, missing).values())
 
     def _note(self, series: _Series, known: MetadataEntry) -> None:
@@ -356,7 +356,7 @@ class ChunkPrefetch:
         series.see(size)
         if not series.is_whole:
             return
-        most = min(size, self._source.engine.window(self._source.config))
+        most = min(size, self._source.runtime.window(self._source.config))
         for start in range(step if series.asks_all else 0, most, step):
             blocks = covering(Range(start, min(size, start + step)), key.block_size)
             self._submit(series, known.path, step, partial(self._launch_blocks, known, key, blocks))

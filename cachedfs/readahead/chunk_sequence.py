@@ -191,11 +191,11 @@ class ChunkWalk(NamedTuple):
     def end(self) -> int:
         """Return the number up to which the way is known: to the end of the row, until the slowest axis has shown its step."""
         row = self.row
-        turns = self.last // row
+        lookup_slots = self.last // row
         is_line = len(self.order) == 1
-        if is_line or turns >= (1 if self.is_unit else 2):
+        if is_line or lookup_slots >= (1 if self.is_unit else 2):
             return 1 << 62
-        return (turns + 1) * row
+        return (lookup_slots + 1) * row
 
 
 class ChunkHistory(NamedTuple):

@@ -72,32 +72,32 @@ class OutstandingReadahead:
 
     def __iter__(self) -> Iterator[InflightRequest]:
         """Yield all of them, as they are now."""
-        for flights in self._by_run.values():
-            yield from [*flights]
+        for inflight_requests in self._by_run.values():
+            yield from [*inflight_requests]
 
     def of(self, run: SequentialRun) -> deque[InflightRequest]:
         """Return the requests ahead of a run, without those that it left behind; they need not have come in its order."""
-        flights = self._by_run.setdefault(run.number, deque())
+        inflight_requests = self._by_run.setdefault(run.number, deque())
         is_backwards = run.repeats > 0 and run.start < run.origin
-        for _ in range(len(flights)):
-            flight = flights.popleft()
-            if flight.start < run.stop if is_backwards else flight.stop > run.start:
-                flights.append(flight)
-        return flights
+        for _ in range(len(inflight_requests)):
+            inflight = inflight_requests.popleft()
+            if inflight.start < run.stop if is_backwards else inflight.stop > run.start:
+                inflight_requests.append(inflight)
+        return inflight_requests
 
     def over(self, history: ReadHistory) -> tuple[ReadHistory, list[deque[InflightRequest]]]:
         """Return what was sent for runs that are over, to be ended, and the history without what of it does not come."""
         unwanted = []
         for number in self._by_run.keys() - {run.number for run in history.runs}:
-            flights = self._by_run.pop(number)
-            history = history.given_up(number, [flight.coming for flight in [*flights]])
-            unwanted.append(flights)
+            inflight_requests = self._by_run.pop(number)
+            history = history.given_up(number, [inflight.coming for inflight in [*inflight_requests]])
+            unwanted.append(inflight_requests)
         return history, unwanted
 
     def clear(self) -> list[deque[InflightRequest]]:
         """Return all of them, which are not wanted any more."""
-        flights, self._by_run = [*self._by_run.values()], {}
-        return flights
+        inflight_requests, self._by_run = [*self._by_run.values()], {}
+        return inflight_requests
 
 
 MOST = 1000  # objects that are remembered
@@ -107,9 +107,9 @@ FEW = 64  # blocks of an object that are looked at one by one before it is known
 _habits: WeakKeyDictionary[Runtime, dict[str, AccessPattern]] = WeakKeyDictionary()
 
 
-def habits_of(engine: Runtime) -> dict[str, AccessPattern]:
+def habits_of(runtime: Runtime) -> dict[str, AccessPattern]:
     """Return the access patterns of a process, by the digest of the object's key, the latest last. On the loop."""
-    return _habits.setdefault(engine, {})
+    return _habits.setdefault(runtime, {})
 
 
 _is_declared = ContextVar("cachedfs_is_declared", default=False)
@@ -142,13 +142,13 @@ class AccessPattern:
 
 
 class AccessPatterns:
-    """The habits of those who read the objects of one source; kept by the engine. On its loop."""
+    """The habits of those who read the objects of one source; kept by the runtime. On its loop."""
 
     def __init__(self, source: Source, fetcher: Fetcher) -> None:
         self._source = source
         self._fetcher = fetcher
 
-    def ranged(self, known: MetadataEntry, key: ObjectKey, want: Range, *, is_first: bool) -> None:
+    def observe_range(self, known: MetadataEntry, key: ObjectKey, want: Range, *, is_first: bool) -> None:
         """Somebody reads the bytes `want` by themselves, and not all of them are here.
 
         `is_first`: the object was not known, and the question what it is brings them.
@@ -157,20 +157,20 @@ class AccessPatterns:
             return
         self._habit(key).n_misses += is_first
         wanted = self._wanted(known, key, want)
-        self.waited(known, key, covering(want, key.block_size))
+        self.observe_wait(known, key, covering(want, key.block_size))
         self._follow(known, key, wanted)
 
-    def went_on(self, known: MetadataEntry, key: ObjectKey, want: Range) -> None:
+    def observe_hit(self, known: MetadataEntry, key: ObjectKey, want: Range) -> None:
         """Somebody read the bytes `want`, which were here, of an object that is read ahead."""
         self._follow(known, key, self._wanted(known, key, want))
 
     def _wanted(self, known: MetadataEntry, key: ObjectKey, want: Range) -> list[range]:
         """Return what to send for ahead after a read of `want`."""
         habit = self._habit(key)
-        window = self._source.engine.window(self._source.config) // key.block_size
+        window = self._source.runtime.window(self._source.config) // key.block_size
         history, unwanted = habit.sent.over(habit.history.after(want.start, want.stop))
-        for flights in unwanted:
-            self._fetcher.forget_ahead(flights)
+        for inflight_requests in unwanted:
+            self._fetcher.forget_speculative(inflight_requests)
         habit.history, wanted = ahead(
             history,
             n_blocks=self._n_blocks(known, key),
@@ -181,16 +181,16 @@ class AccessPatterns:
 
     def _follow(self, known: MetadataEntry, key: ObjectKey, wanted: list[range]) -> None:
         """Send for blocks ahead, and have it told when what was sent for is read from the cache."""
-        habit, followed = self._habit(key), self._source.engine.followed
+        habit, followed = self._habit(key), self._source.runtime.followed
         run = habit.history.runs[0]
         if wanted:
-            self._launch_ahead(known, key, wanted, habit.sent.of(run))
+            self._launch_speculative(known, key, wanted, habit.sent.of(run))
         if run.unread(key.block_size):
             followed[key.digest] = (habit.history.last + 1) * key.block_size
         else:
             followed.pop(key.digest, None)
 
-    def waited(self, known: MetadataEntry, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
+    def observe_wait(self, known: MetadataEntry, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
         """Somebody waits for `blocks`, after `n_reads` reads of the object: what else of it is worth sending for?
 
         Where the rest is one request, what follows the blocks is sent for with them.
@@ -200,7 +200,7 @@ class AccessPatterns:
         free = self._missing(key, blocks)
         if not free or self._n_blocks(known, key) < 2:
             return
-        habit, most = self._habit(key), self._source.engine.window(self._source.config) // key.block_size
+        habit, most = self._habit(key), self._source.runtime.window(self._source.config) // key.block_size
         habit.n_misses += 1
         if habit.rest is None:
             missing = self._rest(known, key, habit)
@@ -219,12 +219,12 @@ class AccessPatterns:
             requests.append(habit.rest.popleft())
             habit.n_earned -= len(requests[-1])
         _drop_done(habit.of_rest)
-        self._launch_ahead(known, key, requests, habit.of_rest)
+        self._launch_speculative(known, key, requests, habit.of_rest)
 
     def _rest(self, known: MetadataEntry, key: ObjectKey, habit: AccessPattern) -> list[int] | None:
         """Return the blocks of an object that are not here, if they are worth fetching."""
         n_blocks, config, size = self._n_blocks(known, key), self._source.config, key.block_size
-        per_request = self._per_request(key, self._source.engine.window(config) // size)
+        per_request = self._per_request(key, self._source.runtime.window(config) // size)
 
         def is_worth_it(n_missing: int) -> bool:
             return is_rest_worth_it(
@@ -238,7 +238,7 @@ class AccessPatterns:
         if (
             habit.n_misses < 2
             or not config.read_ahead
-            or not self._source.engine.fits(config, n_blocks * size)
+            or not self._source.runtime.fits(config, n_blocks * size)
         ):
             return None
         if n_blocks > FEW and not is_worth_it(n_blocks - habit.n_misses):
@@ -247,23 +247,27 @@ class AccessPatterns:
         return missing if is_worth_it(len(missing)) else None
 
     def _missing(self, key: ObjectKey, blocks: Iterable[int]) -> list[int]:
-        engine = self._source.engine
-        return [i for i in blocks if key.name(i) not in engine.flights and not engine.cache.has(key, i)]
+        runtime = self._source.runtime
+        return [
+            i
+            for i in blocks
+            if key.name(i) not in runtime.inflight_requests and not runtime.cache.has(key, i)
+        ]
 
-    def _launch_ahead(
+    def _launch_speculative(
         self, known: MetadataEntry, key: ObjectKey, wanted: Iterable[range], keep: deque[InflightRequest]
     ) -> None:
-        refusal = self._source.engine.refusals.last(key)
-        self._fetcher.launch_ahead(known, key, wanted, keep, refusal)
+        corruption = self._source.runtime.corrupt_versions.last(key)
+        self._fetcher.launch_speculative(known, key, wanted, keep, corruption)
 
     def _habit(self, key: ObjectKey) -> AccessPattern:
-        habits = habits_of(self._source.engine)
+        habits = habits_of(self._source.runtime)
         habit = habits.pop(key.digest, None) or AccessPattern(key.block_size)
         habits[key.digest] = habit
         while len(habits) > MOST:
             oldest = next(iter(habits))
             del habits[oldest]
-            self._source.engine.followed.pop(oldest, None)
+            self._source.runtime.followed.pop(oldest, None)
         return habit
 
     def _per_request(self, key: ObjectKey, window: int) -> int:
@@ -288,7 +292,7 @@ def _requests(indexes: list[int], length: int) -> Iterator[range]:
         yield range(start, stop)
 
 
-def _drop_done(flights: deque[InflightRequest]) -> None:
-    for _ in range(len(flights)):
-        if not (flight := flights.popleft()).forgotten:
-            flights.append(flight)
+def _drop_done(inflight_requests: deque[InflightRequest]) -> None:
+    for _ in range(len(inflight_requests)):
+        if not (inflight := inflight_requests.popleft()).forgotten:
+            inflight_requests.append(inflight)

@@ -54,7 +54,7 @@ class Export:
         self._advance, self._expect = advance, expect
 
     async def run(self, roots: Sequence[str]) -> Exported:
-        """Send what is cached at and below `roots`, but for what is there already. On the loop of the engine.
+        """Send what is cached at and below `roots`, but for what is there already. On the loop of the runtime.
 
         Raises CacheError where nothing is cached, or where the folder has a manifest that is not of an export of this origin, and whatever
         the target raises: then it is as if it had not run, and it goes on when it is run again.
@@ -113,18 +113,18 @@ class Export:
             return
         for folder in sorted({folder for root in roots for folder in _above(root)}):
             with contextlib.suppress(CachedFSError):  # then what is in it will be asked about
-                if self._source.known(folder) is None:
-                    await self._reader.catalog.know(folder)
+                if self._source.last_known(folder) is None:
+                    await self._reader.resolver.know(folder)
 
     def _entries(self, roots: Iterable[str]) -> tuple[list[str], list[BundleEntry]]:
         """Return the paths of objects of which blocks are here, in the version that is known, and these blocks, by name."""
-        cache, config = self._source.engine.cache, self._source.config
+        cache, config = self._source.runtime.cache, self._source.config
         entries: list[BundleEntry] = []
         paths: list[str] = []
         below = {path for root in roots for path in cache.paths_below(self._source.identity, root)}
         for path in sorted(below):
             # What was learnt last names the version, also where it may not hold any more: blocks of another are of no harm.
-            fact = cache.known.lookup(self._source.identity, path)
+            fact = cache.metadata.lookup(self._source.identity, path)
             key = None if fact is None else key_of(fact.info, self._source.identity, config.block_size)
             if fact is None or fact.info is None or key is None:
                 continue
@@ -182,7 +182,7 @@ class Export:
                         await self._make_and_send(layout)
                     return layout, True
                 except _Gone:
-                    cache = self._source.engine.cache
+                    cache = self._source.runtime.cache
                     entries = [entry for entry in entries if cache.has(entry.key, entry.number)]
             raise CacheError(
                 "blocks are evicted faster than they are sent: raise cache_size, or export less at once"
@@ -218,7 +218,7 @@ class Export:
 
     def _packed(self, entry: BundleEntry) -> bytes | None:
         """Return a block as a bundle has it; None for one that is not here any more, or damaged and dropped."""
-        cache = self._source.engine.cache
+        cache = self._source.runtime.cache
         try:
             packed = cache.packed(entry.key, entry.number)
         except BadBlock:

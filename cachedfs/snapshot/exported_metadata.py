@@ -54,15 +54,15 @@ class _Gathering:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._known, self._identity = source.engine.cache.known, source.identity
-        self._feeds = ChangeFeeds(source)
+        self._known, self._identity = source.runtime.cache.metadata, source.identity
+        self._change_feeds = ChangeFeeds(source)
         self._seen: dict[str, FeedPosition | None] = {}
         self._listed: dict[str, float] = {}
 
     def rows(self, roots: list[str], paths: list[str]) -> Iterator[list[Any]]:
         above = {folder: None for path in [*roots, *paths] for folder in _folders_above(path)}
         for part in sorted({path.partition("/")[0] for path in [*above, *roots, *paths]}):
-            self._seen[part] = feed = self._feeds.seen(part)
+            self._seen[part] = feed = self._change_feeds.seen(part)
             if feed is not None:
                 yield ["feed", part, feed.token, feed.checked_at]
         pending = list({**dict.fromkeys(roots), **{each: None for each in above if _is_below(each, roots)}})
@@ -114,10 +114,10 @@ class _Gathering:
             return
         told.add(folder)
         seen = self._seen.get(folder.partition("/")[0])
-        known = self._source.facts.get(folder)
+        known = self._source.metadata.get(folder)
         if seen is None or known is None or known.info is None:
             return
-        watch = self._feeds.watch(seen, known.info)
+        watch = self._change_feeds.watch(seen, known.info)
         if watch is not None:
             yield ["folder", folder, watch.way]
 
@@ -125,7 +125,7 @@ class _Gathering:
         """Return whether what a feed told of a folder concerns the one that has its name now."""
         if told is None or not folder:
             return told is not None
-        known = self._source.facts.get(folder)
+        known = self._source.metadata.get(folder)
         id = None if known is None or known.info is None else known.info.id
         return id is not None and told.folder == hash_of(self._identity, id)
 
@@ -202,7 +202,7 @@ class MetadataImport:
         self._keep()
 
     def _keep(self) -> None:
-        self._known.keep_facts(self._facts)
+        self._known.keep_records(self._facts)
         self.n_facts += len(self._facts)
         self._facts, self._size_of_facts = [], 0
 

@@ -47,14 +47,14 @@ class _Opened:
 
 
 class Import:
-    """The export in a folder of `there`, into the cache of `engine`; of the origin and account `identity` only, or (None) of any.
+    """The export in a folder of `there`, into the cache of `runtime`; of the origin and account `identity` only, or (None) of any.
 
     `advance` is told the bytes of the export that are dealt with, `expect` how many there are in all.
     """
 
     def __init__(
         self,
-        engine: Runtime,
+        runtime: Runtime,
         config: Config,
         there: Reader,
         folder: str,
@@ -63,7 +63,7 @@ class Import:
         advance: Callable[[int], object],
         expect: Callable[[int], object],
     ) -> None:
-        self._engine, self._cache = engine, engine.cache
+        self._runtime, self._cache = runtime, runtime.cache
         self._block_size, self._bounds = config.block_size, config.bounds
         self._folder = ExportFolder(there.source, folder)
         self._identity = identity
@@ -76,7 +76,7 @@ class Import:
         self._bad: dict[str, str] = {}  # by name of the object
 
     async def run(self) -> Imported:
-        """Take in what is missing. On the loop of the engine.
+        """Take in what is missing. On the loop of the runtime.
 
         Raises ObjectNotFound where there is no export, OriginUnavailable for one that is damaged as a whole, ValueError for one of another
         origin, CacheError where blocks cannot be stored.
@@ -181,9 +181,9 @@ class Import:
     async def _take(self, opened: _Opened) -> None:
         """Take in what is missing of one bundle; what is wrong in it is noted, and the rest of it taken."""
         bundle = opened.bundle
-        claim = ObjectKey(opened.identity, bundle.name, "who imports it?", 0).hash64(0)
+        fetch_lock = ObjectKey(opened.identity, bundle.name, "who imports it?", 0).hash64(0)
         async with self._bundles:
-            await self._engine.claimed(claim)  # so that two imports at once fetch each bundle once
+            await self._runtime.locked(fetch_lock)  # so that two imports at once fetch each bundle once
             try:
                 before = opened.here
                 entries = await asyncio.to_thread(self._look, opened)
@@ -192,7 +192,7 @@ class Import:
                 self._advance(bundle.size - sum(span.size for span, _ in asked))
                 await self._all(self._run(bundle, opened.info, span, inside) for span, inside in asked)
             finally:
-                self._cache.drop_claim(claim)
+                self._cache.release_lock(fetch_lock)
 
     def _wanted(self, entries: Sequence[BundleEntry], before: bytes, now: bytes) -> list[bool]:
         """Return which blocks to fetch: those that are not here, as long as there is room beside those of the export that are.
@@ -270,8 +270,8 @@ class Import:
 
     async def _adopt(self, made: Manifest, info: ObjectInfo | None) -> int:
         """Take in what is known, after the blocks: what has none may be forgotten. Return of how many objects."""
-        adoption = MetadataImport(self._cache.known, made.identity, made.made_at)
-        async with contextlib.AsyncExitStack() as claims:
+        adoption = MetadataImport(self._cache.metadata, made.identity, made.made_at)
+        async with contextlib.AsyncExitStack() as locks:
             try:
                 if info is None or info.size != made.facts_size:
                     raise BadBundle("it is not there, or not whole")
@@ -279,7 +279,7 @@ class Import:
                 async with self._folder.reading(info, Range(0, made.facts_size)) as reply:
                     async for piece in reply:
                         for rows in unframer.feed(piece):
-                            await self._adopt_rows(adoption, rows, claims)
+                            await self._adopt_rows(adoption, rows, locks)
                 if not unframer.is_over:
                     raise BadBundle("it is cut off")
                 await asyncio.to_thread(adoption.end)
@@ -291,7 +291,7 @@ class Import:
         return adoption.n_facts
 
     async def _adopt_rows(
-        self, adoption: MetadataImport, rows: list[Any], claims: contextlib.AsyncExitStack
+        self, adoption: MetadataImport, rows: list[Any], locks: contextlib.AsyncExitStack
     ) -> None:
         others = []
         for row in rows:
@@ -299,7 +299,7 @@ class Import:
             if feed is None:
                 others.append(row)
             else:
-                await self._lead(adoption, *feed, claims)
+                await self._lead(adoption, *feed, locks)
         await asyncio.to_thread(adoption.take, others)
 
     async def _lead(
@@ -308,17 +308,17 @@ class Import:
         part: str,
         token: str,
         checked_at: float,
-        claims: contextlib.AsyncExitStack,
+        locks: contextlib.AsyncExitStack,
     ) -> None:
         """Have a feed of changes begin where the export left it; nobody polls it until all that it watches is here."""
         identity = adoption.identity
-        claim = claim_of(identity, part)
+        fetch_lock = claim_of(identity, part)
         if not adoption.takes_feed(part):
             return
         adoption.feeds[part] = None
-        if await self._engine.claimed(claim, within_s=WAIT_S):
-            claims.callback(self._cache.drop_claim, claim)
-            lead = self._cache.known.lead_feed
+        if await self._runtime.locked(fetch_lock, within_s=WAIT_S):
+            locks.callback(self._cache.release_lock, fetch_lock)
+            lead = self._cache.metadata.lead_feed
             adoption.feeds[part] = await asyncio.to_thread(lead, identity, part, token, checked_at)
 
 

@@ -77,19 +77,19 @@ def main(folder: str) -> None:
     per_op("touch", lambda i: touches.touch(key.hash64(0)), 50000, target_us=0.5)
     now = time.time()
     info = ObjectInfo("b/x", size=7, fingerprint="1", details={"etag": "x", "generation": "1"})
-    known = cache.known
-    known.keep_facts(
+    known = cache.metadata
+    known.keep_records(
         [MetadataRecord("bench", f"b/{i}", info, now, known.mark("bench", f"b/{i}")) for i in range(1000)]
     )
     per_op("lookup of a fact", lambda i: known.lookup("bench", f"b/{i % 1000}"), 5000, target_us=15)
     per_op(
-        "keep one fact", lambda i: known.keep_facts([MetadataRecord("bench", f"b/{i}", info, now, 1)]), 300
+        "keep one fact", lambda i: known.keep_records([MetadataRecord("bench", f"b/{i}", info, now, 1)]), 300
     )
     slots = known.mark_slots("bench", "b/x")
     per_op("mark_at", lambda i: known.mark_at(slots), 50000)
     per_op("mark", lambda i: known.mark("bench", "b/x"), 20000)
     per_op("changed, 3 levels deep", lambda i: known.changed("bench", ["b/c/d/x"]), 5000)
-    per_op("claim taken and dropped", lambda i: (cache.take_claim(i), cache.drop_claim(i)), 5000)
+    per_op("claim taken and dropped", lambda i: (cache.take_lock(i), cache.release_lock(i)), 5000)
     cache.close()
 
 

@@ -60,7 +60,7 @@ def here_and_there():
 
 timed("600 small objects, one request each", lambda: [fs.cat_file(f"b/{i}") for i in range(600)])
 timed("128 MiB in sequence", in_sequence)
-runtimes.engine_for(fs.config).drain()
+runtimes.runtime_for(fs.config).drain()
 timed("30,000 reads of cached objects", lambda: [fs.cat_file(f"b/{i % 600}") for i in range(30_000)])
 with fs.open("b/big") as file:
     timed("200,000 reads of a block in hand", here_and_there)

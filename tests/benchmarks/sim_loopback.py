@@ -23,8 +23,8 @@ def fetch(
     address = urlsplit(url)
     own = sock is None
     sock = sock or socket.create_connection((address.hostname, address.port))
-    ranged = f"Range: bytes={span[0]}-{span[1] - 1}\r\n" if span else ""
-    sock.sendall(f"GET /b/{key} HTTP/1.1\r\nHost: sim\r\n{ranged}\r\n".encode())
+    observe_range = f"Range: bytes={span[0]}-{span[1] - 1}\r\n" if span else ""
+    sock.sendall(f"GET /b/{key} HTTP/1.1\r\nHost: sim\r\n{observe_range}\r\n".encode())
     buffer, got = bytearray(4 << 20), b""
     while b"\r\n\r\n" not in got:
         got += sock.recv(65536)

@@ -51,7 +51,7 @@ def measure(run: Run) -> dict[str, Any]:
 def measure_waits(run: Run) -> dict[str, Any]:
     """Return what `measure` does, and the share of the time in which a read of ours waited, as events tell."""
     engines = sys.modules.get("cachedfs.fetch.runtimes")
-    if engines is None or not engines._engines:  # a peer: nothing of ours writes events
+    if engines is None or not engines._runtimes:  # a peer: nothing of ours writes events
         return measure(run)
     import cachedfs
     from cachedfs.report import event_reader
@@ -68,7 +68,7 @@ def measure_waits(run: Run) -> dict[str, Any]:
 def settle() -> None:
     """Wait until what came is on the disk: its seconds of CPU belong to the pass that fetched it."""
     engines = sys.modules.get("cachedfs.fetch.runtimes")
-    for each in list(engines._engines.values()) if engines else ():
+    for each in list(engines._runtimes.values()) if engines else ():
         each.drain(60.0)
 
 

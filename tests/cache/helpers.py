@@ -101,11 +101,11 @@ def use_as(cache_dir: str, user: int, umask: int, kind: str) -> str:
     put(cache, key, 0, 1)
     assert [whole(cache, key, index) for index in (0, 1)] == blocks
     cache.pin("gs://test", "b/x")
-    cache.known.mark("gs://test", "b/x")
+    cache.metadata.mark("gs://test", "b/x")
     assert not cache._mapped.marks.is_private
     assert not cache._mapped.touches.is_private
-    assert cache.take_claim(7)
-    assert cache._own.claims.works_across_processes
+    assert cache.take_lock(7)
+    assert cache._own.locks.works_across_processes
     with cache.lease(1000, AMPLE) as lease:
         lease.seal()
         assert len(Path(lease.path).read_bytes()) == 1000

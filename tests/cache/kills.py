@@ -129,51 +129,51 @@ def meet_damage(cache: BlockCache, bounds: CacheBounds) -> None:
     assert whole(cache, OLD, 2) is not None
 
 
-def keep_facts(cache: BlockCache, bounds: CacheBounds) -> None:
-    cache.known.changed(IDENTITY, ["b/old"])
-    cache.known.keep_facts([_fact(cache, path) for path in ("b/old", "b/new")])
+def keep_records(cache: BlockCache, bounds: CacheBounds) -> None:
+    cache.metadata.changed(IDENTITY, ["b/old"])
+    cache.metadata.keep_records([_fact(cache, path) for path in ("b/old", "b/new")])
 
 
 def _fact(cache: BlockCache, path: str) -> MetadataRecord:
     info = ObjectInfo(path, size=2 * BLOCK, fingerprint="v1")
-    return MetadataRecord(IDENTITY, path, info, time.time(), cache.known.mark(IDENTITY, path))
+    return MetadataRecord(IDENTITY, path, info, time.time(), cache.metadata.mark(IDENTITY, path))
 
 
 def keep_listing(cache: BlockCache, bounds: CacheBounds) -> None:
     infos = [ObjectInfo(f"b/{n}", size=n, fingerprint="v1") for n in range(3)]
-    marks = {info.path: cache.known.mark(IDENTITY, info.path) for info in infos}
+    marks = {info.path: cache.metadata.mark(IDENTITY, info.path) for info in infos}
     for _ in range(2):
-        folder_marks = {"b": cache.known.listing_mark(IDENTITY, "b")}
-        cache.known.keep_listings(
+        folder_marks = {"b": cache.metadata.listing_mark(IDENTITY, "b")}
+        cache.metadata.keep_listings(
             IDENTITY, {"b": infos}, checked_at=time.time(), marks=marks, folder_marks=folder_marks
         )
 
 
 def watched(cache: BlockCache) -> None:
     filled(cache)
-    cache.known.begin_feed(IDENTITY, "b", "t1", time.time() - 500)
-    feed = cache.known.feed(IDENTITY, "b")
+    cache.metadata.begin_feed(IDENTITY, "b", "t1", time.time() - 500)
+    feed = cache.metadata.feed(IDENTITY, "b")
     infos = [ObjectInfo(f"b/{n}", size=n, fingerprint="v1", id=str(n)) for n in range(3)]
-    cache.known.keep_listings(
+    cache.metadata.keep_listings(
         IDENTITY,
         {"b": infos},
         checked_at=time.time() - 400,
-        marks={info.path: cache.known.mark(IDENTITY, info.path) for info in infos},
-        folder_marks={"b": cache.known.listing_mark(IDENTITY, "b")},
+        marks={info.path: cache.metadata.mark(IDENTITY, info.path) for info in infos},
+        folder_marks={"b": cache.metadata.listing_mark(IDENTITY, "b")},
         watch=FeedSnapshot(feed.id, feed.number, (("b", "B"),)),
     )
 
 
 def poll(cache: BlockCache, bounds: CacheBounds) -> None:
     change = Change("1", (("B", "1"),), ObjectInfo("", size=1, fingerprint="v2", id="1"))
-    feed = cache.known.feed(IDENTITY, "b")
-    cache.known.follow_feed(IDENTITY, feed, Changes("t2", (change,)), checked_at=time.time())
+    feed = cache.metadata.feed(IDENTITY, "b")
+    cache.metadata.follow_feed(IDENTITY, feed, Changes("t2", (change,)), checked_at=time.time())
 
 
 def nothing_old_counts(cache: BlockCache) -> None:
-    fact, now = cache.known.lookup(IDENTITY, "b/1"), cache.known.mark(IDENTITY, "b/1")
+    fact, now = cache.metadata.lookup(IDENTITY, "b/1"), cache.metadata.mark(IDENTITY, "b/1")
     is_forgotten = fact is None or fact.mark != now
-    assert is_forgotten or cache.known.feed(IDENTITY, "b").token == "t1"  # else it will be asked for again
+    assert is_forgotten or cache.metadata.feed(IDENTITY, "b").token == "t1"  # else it will be asked for again
 
 
 def pin_and_put(cache: BlockCache, bounds: CacheBounds) -> None:
@@ -224,7 +224,7 @@ OPERATIONS = {
     "put of pinned": Operation(full, pin_and_put),
     "evict": Operation(filled, evict),
     "discard": Operation(damaged_block, meet_damage, ("corrupt",)),
-    "facts": Operation(filled, keep_facts),
+    "facts": Operation(filled, keep_records),
     "listing": Operation(filled, keep_listing),
     "poll": Operation(watched, poll, look=nothing_old_counts),
     "lease": Operation(full, lend),

@@ -182,14 +182,14 @@ READER = """
 import fsspec
 fs = fsspec.filesystem("cachedfs", target_protocol="file", cache_dir=sys.argv[1], cache_size=int(sys.argv[3]),
                        keep_free=0, block_size=65536, max_age="immutable", read_ahead=0)
-engine = fs._source.engine
+runtime = fs._source.runtime
 for line in sys.stdin:
-    before = engine.stats()
+    before = runtime.stats()
     for name in line.split():
         assert len(fs.cat_file(f"{sys.argv[2]}/{name}")) == 60000
-        engine.drain(120)  # what is still in memory could be hit, too
-    engine.cache.close()  # a block that others evicted is read for as long as it is open
-    after = engine.stats()
+        runtime.drain(120)  # what is still in memory could be hit, too
+    runtime.cache.close()  # a block that others evicted is read for as long as it is open
+    after = runtime.stats()
     print(after.hits - before.hits, after.misses - before.misses, flush=True)
 """
 
@@ -233,13 +233,13 @@ def test_one_object_larger_than_the_cache_does_not_drive_the_others_out(tmp_path
     fs = fsspec.filesystem(
         "cachedfs", target_protocol="file", cache_size=bound, block_size=65536, max_age="immutable"
     )
-    names, engine = [f"{folder}/{number}" for number in range(30)], fs._source.engine
+    names, runtime = [f"{folder}/{number}" for number in range(30)], fs._source.runtime
 
     def missed(read):
         """Return how many blocks were fetched for a read; what waits for the disk is no hit of the next one."""
         before = fs.stats().misses
         read()
-        assert engine.drain(120)
+        assert runtime.drain(120)
         return fs.stats().misses - before
 
     assert [missed(lambda: fs.cat(names)) for _ in range(3)] == [30, 0, 0]

@@ -66,10 +66,10 @@ def test_an_unsafe_subdirectory_of_the_default_directory_is_not_used(open_cache,
     assert whole(cache, key_of(), 0) is None
     assert cache.usage() == (0, 0)
     assert cache.check().ok
-    assert cache.take_claim(7)
-    mark = cache.known.mark("gs://test", "b/x")
-    cache.known.changed("gs://test", ["b/x"])
-    assert cache.known.mark("gs://test", "b/x") != mark
+    assert cache.take_lock(7)
+    mark = cache.metadata.mark("gs://test", "b/x")
+    cache.metadata.changed("gs://test", ["b/x"])
+    assert cache.metadata.mark("gs://test", "b/x") != mark
 
 
 def test_claims_without_a_directory_are_those_of_one_cache():
@@ -155,20 +155,22 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     cache = open_cache(tmp_path)
     assert cache.root == str(tmp_path / NAME / "host-one")
     put(cache, key_of(), 0)
-    assert cache.take_claim(7)
+    assert cache.take_lock(7)
     assert not Path(cache.root, "claims").exists()
     assert not Path(cache.root, "index.db-wal").exists()
     with contextlib.closing(sqlite3.connect(Path(cache.root, "index.db"))) as index:
         assert index.execute("PRAGMA journal_mode").fetchone() == ("delete",)
-    cache.known.keep_facts(
-        [MetadataRecord("gs://test", "b/x", None, time.time(), cache.known.mark("gs://test", "b/x"))]
+    cache.metadata.keep_records(
+        [MetadataRecord("gs://test", "b/x", None, time.time(), cache.metadata.mark("gs://test", "b/x"))]
     )
-    assert cache.known.lookup("gs://test", "b/x").mark == open_cache(tmp_path).known.mark("gs://test", "b/x")
+    assert cache.metadata.lookup("gs://test", "b/x").mark == open_cache(tmp_path).known.mark(
+        "gs://test", "b/x"
+    )
     monkeypatch.setattr(disk, "host_name", lambda: "two")
     other = open_cache(tmp_path)
     assert not other.has(key_of(), 0)
     assert other.known.lookup("gs://test", "b/x") is None
-    assert other.known.mark("gs://test", "b/x") != cache.known.mark("gs://test", "b/x")
+    assert other.known.mark("gs://test", "b/x") != cache.metadata.mark("gs://test", "b/x")
     assert open_cache(tmp_path / "else", tmp_path).has(key_of(), 0)
 
 

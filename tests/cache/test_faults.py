@@ -162,23 +162,23 @@ def day(directory):
             cache.give_back(KEY, index, handle)
     cache.close()
     assert is_right(whole(cache, KEY, 0), KEY, 0)
-    mark = cache.known.mark("gs://test", "b/x")
+    mark = cache.metadata.mark("gs://test", "b/x")
     with tried():
-        cache.known.keep_facts([FACT._replace(mark=mark)])
-    assert cache.known.lookup("gs://test", "b/x") in (None, FACT._replace(mark=mark))
+        cache.metadata.keep_records([FACT._replace(mark=mark)])
+    assert cache.metadata.lookup("gs://test", "b/x") in (None, FACT._replace(mark=mark))
     with tried():
-        cache.known.keep_listings(
+        cache.metadata.keep_listings(
             "gs://test", {"b": [FACT.info]}, checked_at=1e9, marks={}, folder_marks={"b": 3}
         )
-    assert (cache.known.listing("gs://test", "b") or (0, 0, 3))[2] == 3
+    assert (cache.metadata.listing("gs://test", "b") or (0, 0, 3))[2] == 3
     cache._own._look_at = 0.0
-    cache.known.changed("gs://test", ["b/x"])
-    assert cache.known.mark("gs://test", "b/x") != mark
+    cache.metadata.changed("gs://test", ["b/x"])
+    assert cache.metadata.mark("gs://test", "b/x") != mark
     with tried():
         cache.pin("gs://test", "b/x")
     assert cache.pins() in ([], [("gs://test", "b/x")])
-    if cache.take_claim(7):
-        cache.drop_claim(7)
+    if cache.take_lock(7):
+        cache.release_lock(7)
     with tried(), cache.lease(1000, SMALL) as lease:
         lease.write_at(0, b"x")
         lease.seal()
@@ -202,7 +202,7 @@ def day(directory):
     cache.has(KEY, 0)
     cache._own._look_at = 0.0
     cache._handles._sweep()
-    cache.known.lookup("gs://test", "b/x")
+    cache.metadata.lookup("gs://test", "b/x")
     cache.close()
     leave_remnants(cache)
     again = BlockCache([str(directory)], explicit=True)
@@ -312,10 +312,10 @@ def heals(cache):
     assert whole(cache, LAST, 0) == content(LAST, 0)
     cache.check(repair=True)
     assert cache.check().ok
-    mark = cache.known.mark("gs://test", "b/x")
+    mark = cache.metadata.mark("gs://test", "b/x")
     assert not cache._mapped.marks.is_private
-    cache.known.keep_facts([FACT._replace(mark=mark)])
-    assert cache.known.lookup("gs://test", "b/x") == FACT._replace(mark=mark)
+    cache.metadata.keep_records([FACT._replace(mark=mark)])
+    assert cache.metadata.lookup("gs://test", "b/x") == FACT._replace(mark=mark)
     cache.close()
 
 
@@ -459,14 +459,14 @@ def test_an_index_that_was_locked_when_it_was_opened_is_not_used_without_a_look_
 ):
     monkeypatch.setattr(disk, "is_network", lambda path: True)  # its journal locks readers out
     cache = open_cache(tmp_path / "network")
-    cache.known.keep_facts([FACT])
+    cache.metadata.keep_records([FACT])
     cache.close()
     other = sqlite3.connect(Path(cache.root, "index.db"), isolation_level=None)
     other.execute("PRAGMA user_version = 99")
     other.execute("BEGIN EXCLUSIVE")
-    assert cache.known.lookup("gs://test", "b/x") is None
+    assert cache.metadata.lookup("gs://test", "b/x") is None
     other.close()
-    assert cache.known.lookup("gs://test", "b/x") is None
+    assert cache.metadata.lookup("gs://test", "b/x") is None
 
 
 @pytest.mark.parametrize(

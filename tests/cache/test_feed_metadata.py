@@ -18,40 +18,40 @@ def file_of(name, id, version="1"):
 def cache(open_cache, monkeypatch):
     monkeypatch.setattr("time.time", lambda: NOW)
     cache = open_cache()
-    cache.known.begin_feed(ORIGIN, "My Drive", "t1", NOW - 500)
+    cache.metadata.begin_feed(ORIGIN, "My Drive", "t1", NOW - 500)
     return cache
 
 
 def feed_of(cache):
-    return cache.known.feed(ORIGIN, "My Drive")
+    return cache.metadata.feed(ORIGIN, "My Drive")
 
 
 def listed(cache, *infos, watch=None, age=400):
-    marks = {info.path: cache.known.mark(ORIGIN, info.path) for info in infos}
-    folder_marks = {FOLDER.path: cache.known.listing_mark(ORIGIN, FOLDER.path)}
+    marks = {info.path: cache.metadata.mark(ORIGIN, info.path) for info in infos}
+    folder_marks = {FOLDER.path: cache.metadata.listing_mark(ORIGIN, FOLDER.path)}
     if watch is None:
         watch = FeedSnapshot(feed_of(cache).id, feed_of(cache).number, WAY)
     listings = {FOLDER.path: infos}
-    cache.known.keep_listings(
+    cache.metadata.keep_listings(
         ORIGIN, listings, checked_at=NOW - age, marks=marks, folder_marks=folder_marks, watch=watch
     )
 
 
 def polled(cache, *changes, token="t2", at=NOW, since=None):
-    cache.known.follow_feed(ORIGIN, since or feed_of(cache), Changes(token, changes), checked_at=at)
+    cache.metadata.follow_feed(ORIGIN, since or feed_of(cache), Changes(token, changes), checked_at=at)
 
 
 def counts(cache, info):
     """Return whether what is stored of a path is valid, and until when the feed told nothing of it."""
-    fact = cache.known.lookup(ORIGIN, info.path)
-    if fact is None or fact.mark != cache.known.mark(ORIGIN, info.path):
+    fact = cache.metadata.lookup(ORIGIN, info.path)
+    if fact is None or fact.mark != cache.metadata.mark(ORIGIN, info.path):
         return None
     return fact.told and fact.told.at
 
 
 def listing_counts(cache):
-    listing = cache.known.listing(ORIGIN, FOLDER.path)
-    return listing is not None and listing.mark == cache.known.listing_mark(ORIGIN, FOLDER.path)
+    listing = cache.metadata.listing(ORIGIN, FOLDER.path)
+    return listing is not None and listing.mark == cache.metadata.listing_mark(ORIGIN, FOLDER.path)
 
 
 ONE, TWO = file_of("one", "1"), file_of("two", "2")
@@ -73,11 +73,11 @@ def test_a_poll_that_tells_nothing_has_all_that_is_watched_count_as_checked(cach
 
 
 def test_what_is_not_watched_counts_no_longer_for_a_poll(cache):
-    cache.known.keep_facts(
-        [MetadataRecord(ORIGIN, ONE.path, ONE, NOW - 400, cache.known.mark(ORIGIN, ONE.path))]
+    cache.metadata.keep_records(
+        [MetadataRecord(ORIGIN, ONE.path, ONE, NOW - 400, cache.metadata.mark(ORIGIN, ONE.path))]
     )
     polled(cache)
-    assert cache.known.lookup(ORIGIN, ONE.path).told is None
+    assert cache.metadata.lookup(ORIGIN, ONE.path).told is None
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_what_is_not_watched_counts_no_longer_for_a_poll(cache):
 )
 def test_what_is_told_of_is_forgotten_and_no_more(cache, open_cache, change, old):
     listed(cache, ONE, TWO)
-    cache.known.keep_facts(
-        [MetadataRecord(ORIGIN, FOLDER.path, FOLDER, NOW, cache.known.mark(ORIGIN, FOLDER.path))]
+    cache.metadata.keep_records(
+        [MetadataRecord(ORIGIN, FOLDER.path, FOLDER, NOW, cache.metadata.mark(ORIGIN, FOLDER.path))]
     )
     polled(cache, change)
     for each in (cache, open_cache()):
@@ -122,10 +122,10 @@ def test_what_is_told_of_is_forgotten_also_where_its_listing_was_before(cache):
 
 def test_what_somebody_here_wrote_and_looked_at_again_is_not_forgotten_when_the_feed_tells_of_it(cache):
     listed(cache, ONE, TWO)
-    cache.known.changed(ORIGIN, [ONE.path])
+    cache.metadata.changed(ORIGIN, [ONE.path])
     new, watch = file_of("one", "1", "2"), FeedSnapshot(feed_of(cache).id, 0, WAY)
-    cache.known.keep_facts(
-        [MetadataRecord(ORIGIN, new.path, new, NOW - 300, cache.known.mark(ORIGIN, new.path), watch)]
+    cache.metadata.keep_records(
+        [MetadataRecord(ORIGIN, new.path, new, NOW - 300, cache.metadata.mark(ORIGIN, new.path), watch)]
     )
     polled(cache, in_folder(new))
     assert counts(cache, new) == NOW
@@ -133,8 +133,8 @@ def test_what_somebody_here_wrote_and_looked_at_again_is_not_forgotten_when_the_
 
 def test_an_absence_that_was_asked_for_is_forgotten_when_the_name_appears(cache):
     path, watch = "My Drive/d/none", FeedSnapshot(feed_of(cache).id, 0, WAY)
-    cache.known.keep_facts(
-        [MetadataRecord(ORIGIN, path, None, NOW - 400, cache.known.mark(ORIGIN, path), watch)]
+    cache.metadata.keep_records(
+        [MetadataRecord(ORIGIN, path, None, NOW - 400, cache.metadata.mark(ORIGIN, path), watch)]
     )
     polled(cache)
     assert counts(cache, file_of("none", "7")) == NOW
@@ -147,12 +147,12 @@ def test_an_answer_that_a_poll_overtook_is_not_watched(cache):
     before = FeedSnapshot(feed_of(cache).id, feed_of(cache).number, WAY)
     polled(cache, in_folder(ONE))
     listed(cache, ONE, watch=before)
-    cache.known.keep_facts(
-        [MetadataRecord(ORIGIN, TWO.path, TWO, NOW - 400, cache.known.mark(ORIGIN, TWO.path), before)]
+    cache.metadata.keep_records(
+        [MetadataRecord(ORIGIN, TWO.path, TWO, NOW - 400, cache.metadata.mark(ORIGIN, TWO.path), before)]
     )
     polled(cache, token="t3", at=NOW + 100)
-    assert cache.known.lookup(ORIGIN, ONE.path).told is None
-    assert cache.known.lookup(ORIGIN, TWO.path).told is None
+    assert cache.metadata.lookup(ORIGIN, ONE.path).told is None
+    assert cache.metadata.lookup(ORIGIN, TWO.path).told is None
     listed(cache, ONE)
     polled(cache, token="t4", at=NOW + 200)
     assert counts(cache, ONE) == NOW + 200
@@ -162,7 +162,7 @@ def test_a_poll_that_dies_before_its_end_is_as_one_that_was_not_made(cache, monk
     listed(cache, ONE, TWO)
     change = in_folder(file_of("one", "1", "2"))
     with monkeypatch.context() as patch:
-        patch.setattr(type(cache.known), "overtaken", interrupted)
+        patch.setattr(type(cache.metadata), "overtaken", interrupted)
         with pytest.raises(KeyboardInterrupt):
             polled(cache, change)
     assert (feed_of(cache).token, counts(cache, ONE)) == ("t1", NOW - 500)
@@ -194,10 +194,10 @@ def test_two_that_poll_from_one_token_forget_what_either_is_told(cache):
 def test_a_feed_that_begins_anew_knows_nothing_of_what_the_old_one_watched(cache):
     listed(cache, ONE)
     old = feed_of(cache)
-    cache.known.drop_feed(old)
+    cache.metadata.drop_feed(old)
     assert feed_of(cache) is None
-    cache.known.begin_feed(ORIGIN, "My Drive", "t9", NOW)
-    cache.known.begin_feed(ORIGIN, "My Drive", "t10", NOW)  # another process: the first counts
+    cache.metadata.begin_feed(ORIGIN, "My Drive", "t9", NOW)
+    cache.metadata.begin_feed(ORIGIN, "My Drive", "t10", NOW)  # another process: the first counts
     polled(cache, since=old)
     assert (feed_of(cache).token, counts(cache, ONE)) == ("t9", None)
-    assert cache.known.lookup(ORIGIN, ONE.path) is not None
+    assert cache.metadata.lookup(ORIGIN, ONE.path) is not None

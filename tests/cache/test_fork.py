@@ -18,24 +18,24 @@ def used(cache, n):
     put(cache, key, n)
     assert whole(cache, key, 0) == content(key, 0)
     assert whole(cache, key, n) == content(key, n)
-    cache.known.keep_facts([MetadataRecord('gs://test', f'b/{n}', None, 1e12, 1)])
-    assert cache.known.lookup('gs://test', f'b/{n}') is not None
+    cache.metadata.keep_records([MetadataRecord('gs://test', f'b/{n}', None, 1e12, 1)])
+    assert cache.metadata.lookup('gs://test', f'b/{n}') is not None
 cache = BlockCache([sys.argv[1]], explicit=True)
 used(cache, 0)
-assert cache.take_claim(7)
+assert cache.take_lock(7)
 children = []
 for n in range(1, 3):
     pid = os.fork()
     if pid == 0:
-        assert not cache.take_claim(7)
-        assert cache.take_claim(100 + n)
+        assert not cache.take_lock(7)
+        assert cache.take_lock(100 + n)
         used(cache, n)
         sys.exit(0)
     children.append(pid)
     used(cache, 10 + n)
 for pid in children:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-assert not cache.take_claim(7) and cache.take_claim(101)
+assert not cache.take_lock(7) and cache.take_lock(101)
 used(cache, 20)
 print(cache.usage()[0], cache.check().ok)
 """
@@ -117,8 +117,8 @@ def test_threads_share_a_cache(cache):
                 wrong.append(index)
             if n % 10 == me:
                 cache.evict(key.identity, key.path)
-            cache.known.keep_facts([MetadataRecord("gs://test", f"b/{index}", None, float(n), 1)])
-            cache.known.lookup("gs://test", f"b/{index}")
+            cache.metadata.keep_records([MetadataRecord("gs://test", f"b/{index}", None, float(n), 1)])
+            cache.metadata.lookup("gs://test", f"b/{index}")
 
     threads = [threading.Thread(target=work, args=(me,)) for me in range(4)]
     for thread in threads:

@@ -92,14 +92,14 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
     forger = open_cache(shared / "his")
     forged = b"forged" + content(key, 0)[6:]
     forger.put([(key.block(0), forged), (other.block(0), forged)], AMPLE)
-    forger.known.keep_facts(
+    forger.known.keep_records(
         [MetadataRecord(ORIGIN, "b/x", ObjectInfo("b/x", size=5, fingerprint="forged"), NOW, 5)]
     )
     forger.known.mark(ORIGIN, "b/x")
     forger.close()
     cache = open_cache(shared / "ours")
     put(cache, key, 0)
-    cache.known.mark(ORIGIN, "b/x")
+    cache.metadata.mark(ORIGIN, "b/x")
     cache.close()
     his = Path(forger.root)
     for path in [his, *his.rglob("*")]:
@@ -120,7 +120,7 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
         with pytest.raises(CacheError, match=f"belongs to user {THEM}"):
             put(reader, key, 1)
         with pytest.raises(CacheError):
-            reader.known.keep_facts([MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
+            reader.known.keep_records([MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
     assert {name: entry for name, entry in snapshot(Path(cache.root)).items() if "blocks" in name} == {
         name: entry for name, entry in before.items() if "blocks" in name
     }
@@ -213,11 +213,11 @@ def use_all(cache):
     assert whole(cache, key, 0) in (None, content(key, 0))
     tried(put, cache, key, 0, 1, 2)
     assert whole(cache, key, 0) in (None, content(key, 0))
-    tried(cache.known.keep_facts, [MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
-    cache.known.lookup(ORIGIN, "b/x")
-    cache.known.changed(ORIGIN, ["b/x"])
-    if cache.take_claim(7):
-        cache.drop_claim(7)
+    tried(cache.metadata.keep_records, [MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
+    cache.metadata.lookup(ORIGIN, "b/x")
+    cache.metadata.changed(ORIGIN, ["b/x"])
+    if cache.take_lock(7):
+        cache.release_lock(7)
     with contextlib.suppress(CacheError), cache.lease(1000, AMPLE) as lease:
         lease.write_at(0, b"x" * 1000)
         lease.seal()
@@ -240,9 +240,9 @@ def use_all(cache):
 def test_a_planted_symlink_is_never_followed_to_write_outside(open_cache, tmp_path, name, dangling):
     cache = open_cache(tmp_path / "c")
     put(cache, key_of(), 0, 1)
-    cache.known.keep_facts([MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
-    cache.known.mark(ORIGIN, "b/x")
-    cache.take_claim(9)
+    cache.metadata.keep_records([MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
+    cache.metadata.mark(ORIGIN, "b/x")
+    cache.take_lock(9)
     place, outside = path_of(cache, name), tmp_path / "outside"
     outside.mkdir()
     target = outside / "precious"
@@ -273,7 +273,7 @@ def test_a_symlink_in_place_of_a_folder_is_refused_with_the_remedy(open_cache, t
 def test_a_symlink_that_leads_nowhere_makes_way(open_cache, tmp_path, name):
     cache = open_cache(tmp_path / "c")
     put(cache, key_of(), 0)
-    cache.known.mark(ORIGIN, "b/x")
+    cache.metadata.mark(ORIGIN, "b/x")
     place = path_of(cache, name)
     cache.close()
     if place.exists():
@@ -285,7 +285,7 @@ def test_a_symlink_that_leads_nowhere_makes_way(open_cache, tmp_path, name):
         put(cache, key_of(), 1)
     put(cache, key_of(), 0, 1)
     assert [whole(cache, key_of(), index) for index in (0, 1)] == [content(key_of(), 0), content(key_of(), 1)]
-    cache.known.mark(ORIGIN, "b/x")
+    cache.metadata.mark(ORIGIN, "b/x")
     assert not cache._mapped.marks.is_private
     assert not cache._mapped.touches.is_private
     assert not place.is_symlink()
@@ -305,11 +305,11 @@ NAMES = [
 def test_names_of_any_kind_are_kept_apart_and_stay_inside(open_cache, tmp_path):
     assert NFC != NFD
     cache = open_cache(tmp_path / "c")
-    marks = {name: cache.known.mark(ORIGIN, name) for name in NAMES}
+    marks = {name: cache.metadata.mark(ORIGIN, name) for name in NAMES}
     for name in NAMES:
         put(cache, key_of(name), 0, size=100)
         info = ObjectInfo(name, size=100, fingerprint=f"of {name}")
-        cache.known.keep_facts([MetadataRecord(ORIGIN, name, info, NOW, marks[name])])
+        cache.metadata.keep_records([MetadataRecord(ORIGIN, name, info, NOW, marks[name])])
         cache.pin(ORIGIN, name)
     cache.close()
     again = open_cache(tmp_path / "c")

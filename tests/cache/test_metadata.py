@@ -27,13 +27,13 @@ def info_of(path, version="1"):
 
 
 def learn(cache, path, info, age=0.0, mark=5):
-    cache.known.keep_facts([MetadataRecord(ORIGIN, path, info, NOW - age, mark)])
+    cache.metadata.keep_records([MetadataRecord(ORIGIN, path, info, NOW - age, mark)])
 
 
 def listed(cache, folder, *paths, age=0.0, mark=9, version="1"):
     infos = [info_of(path, version) for path in paths]
     marks = dict.fromkeys(paths, 5)
-    cache.known.keep_listings(
+    cache.metadata.keep_listings(
         ORIGIN, {folder: infos}, checked_at=NOW - age, marks=marks, folder_marks={folder: mark}
     )
 
@@ -70,34 +70,34 @@ def test_details_that_are_no_json_are_a_cache_error(cache):
 
 
 def test_a_fact_comes_back_as_it_was_also_elsewhere_and_with_odd_names(cache, open_cache):
-    assert cache.known.lookup(ORIGIN, "b/x") is None
+    assert cache.metadata.lookup(ORIGIN, "b/x") is None
     for path in ("b/x", "", "b/\udcff\0", "b/" + "x" * 5000):
         learn(cache, path, info_of(path))
         assert open_cache().known.lookup(ORIGIN, path) == MetadataRecord(ORIGIN, path, info_of(path), NOW, 5)
-    assert cache.known.lookup("gs://elsewhere", "b/x") is None
+    assert cache.metadata.lookup("gs://elsewhere", "b/x") is None
 
 
 def test_absence_is_a_fact_too(cache):
     learn(cache, "b/x", None)
-    assert cache.known.lookup(ORIGIN, "b/x") == MetadataRecord(ORIGIN, "b/x", None, NOW, 5)
+    assert cache.metadata.lookup(ORIGIN, "b/x") == MetadataRecord(ORIGIN, "b/x", None, NOW, 5)
 
 
 def test_the_fact_checked_last_wins_whatever_is_stored_last(cache):
     learn(cache, "b/x", info_of("b/x", "new"), age=1)
     learn(cache, "b/x", info_of("b/x", "old"), age=5)
-    assert cache.known.lookup(ORIGIN, "b/x").info.fingerprint == "new"
+    assert cache.metadata.lookup(ORIGIN, "b/x").info.fingerprint == "new"
     learn(cache, "b/x", None, age=0)
-    assert cache.known.lookup(ORIGIN, "b/x").info is None
+    assert cache.metadata.lookup(ORIGIN, "b/x").info is None
 
 
 def test_a_listed_child_is_known_and_the_newer_answer_wins(cache):
     listed(cache, "b", "b/x", "b/y", age=5)
-    assert cache.known.lookup(ORIGIN, "b/x") == MetadataRecord(ORIGIN, "b/x", info_of("b/x"), NOW - 5, 5)
+    assert cache.metadata.lookup(ORIGIN, "b/x") == MetadataRecord(ORIGIN, "b/x", info_of("b/x"), NOW - 5, 5)
     learn(cache, "b/x", info_of("b/x", "newer"), age=1)
-    assert cache.known.lookup(ORIGIN, "b/x").info.fingerprint == "newer"
+    assert cache.metadata.lookup(ORIGIN, "b/x").info.fingerprint == "newer"
     listed(cache, "b", "b/x", version="newest")
-    assert cache.known.lookup(ORIGIN, "b/x").info.fingerprint == "newest"
-    assert cache.known.lookup(ORIGIN, "b/y") is None
+    assert cache.metadata.lookup(ORIGIN, "b/x").info.fingerprint == "newest"
+    assert cache.metadata.lookup(ORIGIN, "b/y") is None
 
 
 def test_a_listing_is_what_was_listed_whatever_was_learnt_of_its_children_since(cache):
@@ -105,36 +105,36 @@ def test_a_listing_is_what_was_listed_whatever_was_learnt_of_its_children_since(
     learn(cache, "b/x", None)
     learn(cache, "b/y", info_of("b/y", "newer"))
     learn(cache, "b/z", info_of("b/z"))
-    listing = cache.known.listing(ORIGIN, "b")
+    listing = cache.metadata.listing(ORIGIN, "b")
     assert listing.infos == [info_of("b/x"), info_of("b/y")]
     assert (listing.checked_at, listing.mark) == (NOW - 5, 9)
 
 
 def test_absence_from_a_listing_is_one_question(cache):
-    assert cache.known.listing_has(ORIGIN, "b", "b/x") is None
-    assert cache.known.listing(ORIGIN, "b") is None
+    assert cache.metadata.listing_has(ORIGIN, "b", "b/x") is None
+    assert cache.metadata.listing(ORIGIN, "b") is None
     listed(cache, "b", "b/x", age=2)
-    assert cache.known.listing_has(ORIGIN, "b", "b/x") == (NOW - 2, 9, True, None)
-    assert cache.known.listing_has(ORIGIN, "b", "b/nothing") == (NOW - 2, 9, False, None)
+    assert cache.metadata.listing_has(ORIGIN, "b", "b/x") == (NOW - 2, 9, True, None)
+    assert cache.metadata.listing_has(ORIGIN, "b", "b/nothing") == (NOW - 2, 9, False, None)
 
 
 def test_an_empty_folder_is_listed_empty(cache):
     listed(cache, "b")
-    assert cache.known.listing(ORIGIN, "b").infos == []
+    assert cache.metadata.listing(ORIGIN, "b").infos == []
 
 
 def test_a_child_without_a_mark_is_listed_but_answers_nothing(cache):
-    cache.known.keep_listings(
+    cache.metadata.keep_listings(
         ORIGIN, {"b": [info_of("b/x")]}, checked_at=NOW, marks={}, folder_marks={"b": 1}
     )
-    assert cache.known.listing(ORIGIN, "b").infos == [info_of("b/x")]
-    assert cache.known.lookup(ORIGIN, "b/x") is None
+    assert cache.metadata.listing(ORIGIN, "b").infos == [info_of("b/x")]
+    assert cache.metadata.lookup(ORIGIN, "b/x") is None
 
 
 def test_a_listing_is_replaced_whole(cache):
     listed(cache, "b", *(f"b/{n:04}" for n in range(3000)))
     listed(cache, "b", "b/1")
-    assert cache.known.listing(ORIGIN, "b").infos == [info_of("b/1")]
+    assert cache.metadata.listing(ORIGIN, "b").infos == [info_of("b/1")]
     for n in range(9):
         learn(cache, f"c/{n}", None)
     with cache._own.index.reading() as rows:
@@ -146,9 +146,9 @@ def test_old_facts_and_listings_go(cache):
     listed(cache, "b", "b/listed", age=8 * 86400)
     learn(cache, "b/new", info_of("b/new"))
     learn(cache, "b/new", info_of("b/new"))
-    assert cache.known.lookup(ORIGIN, "b/old") is None
-    assert cache.known.lookup(ORIGIN, "b/listed") is None
-    assert cache.known.lookup(ORIGIN, "b/new") is not None
+    assert cache.metadata.lookup(ORIGIN, "b/old") is None
+    assert cache.metadata.lookup(ORIGIN, "b/listed") is None
+    assert cache.metadata.lookup(ORIGIN, "b/new") is not None
     assert cache.check().ok
 
 
@@ -161,11 +161,11 @@ def test_what_has_blocks_stays_known_for_as_long_as_they_do(cache):
     listed(cache, "b/other", "b/other/listed", age=8 * 86400)
     for _ in range(3):
         learn(cache, "b/new", info_of("b/new"))
-    assert cache.known.lookup(ORIGIN, "b/f/read") is not None
-    assert cache.known.listing(ORIGIN, "b/f") is not None
-    assert cache.known.lookup(ORIGIN, "b/f/not-read") is None
-    assert cache.known.lookup(ORIGIN, "b/other/x") is None
-    assert cache.known.listing(ORIGIN, "b/other") is None
+    assert cache.metadata.lookup(ORIGIN, "b/f/read") is not None
+    assert cache.metadata.listing(ORIGIN, "b/f") is not None
+    assert cache.metadata.lookup(ORIGIN, "b/f/not-read") is None
+    assert cache.metadata.lookup(ORIGIN, "b/other/x") is None
+    assert cache.metadata.listing(ORIGIN, "b/other") is None
     assert cache.check().ok
 
 
@@ -175,8 +175,8 @@ def test_there_is_a_limit_to_what_is_known(cache, monkeypatch):
         learn(cache, f"b/{n}", None, age=200 - n)
     with cache._own.index.reading() as rows:
         assert rows.number("facts") <= 100
-    assert cache.known.lookup(ORIGIN, "b/0") is None
-    assert cache.known.lookup(ORIGIN, "b/199") is not None
+    assert cache.metadata.lookup(ORIGIN, "b/0") is None
+    assert cache.metadata.lookup(ORIGIN, "b/199") is not None
     assert cache.check().ok
 
 
@@ -184,9 +184,9 @@ def test_without_a_store_nothing_is_known_and_storing_says_why(tmp_path, open_ca
     (tmp_path / "file").write_text("in the way")
     cache = open_cache(tmp_path / "file" / "c")
     assert (
-        cache.known.lookup(ORIGIN, "b")
-        is cache.known.listing(ORIGIN, "b")
-        is cache.known.listing_has(ORIGIN, "b", "b/x")
+        cache.metadata.lookup(ORIGIN, "b")
+        is cache.metadata.listing(ORIGIN, "b")
+        is cache.metadata.listing_has(ORIGIN, "b", "b/x")
         is None
     )
     with pytest.raises(CacheError):
@@ -194,10 +194,10 @@ def test_without_a_store_nothing_is_known_and_storing_says_why(tmp_path, open_ca
 
 
 def test_marks_refuse_a_fact_that_a_write_overtook(cache):
-    mark = cache.known.mark(ORIGIN, "b/x")
-    cache.known.changed(ORIGIN, ["b/x"])  # while the origin was answering
+    mark = cache.metadata.mark(ORIGIN, "b/x")
+    cache.metadata.changed(ORIGIN, ["b/x"])  # while the origin was answering
     learn(cache, "b/x", info_of("b/x"), mark=mark)
-    assert cache.known.lookup(ORIGIN, "b/x").mark != cache.known.mark(ORIGIN, "b/x")
+    assert cache.metadata.lookup(ORIGIN, "b/x").mark != cache.metadata.mark(ORIGIN, "b/x")
 
 
 def test_the_index_is_counted_in_the_bound(cache):
@@ -213,8 +213,8 @@ LISTED = [f"l/{name}" for name in range(12)]
 
 def answers(cache):
     """Return all that the index says of the paths above."""
-    facts = {path: cache.known.lookup(ORIGIN, path) for path in KNOWN + ABSENT + LISTED}
-    return facts, cache.known.listing(ORIGIN, "l")
+    facts = {path: cache.metadata.lookup(ORIGIN, path) for path in KNOWN + ABSENT + LISTED}
+    return facts, cache.metadata.listing(ORIGIN, "l")
 
 
 def flip_bytes_of_the_index(cache, folder, share):

@@ -21,7 +21,7 @@ ORIGIN = "gs://test"
 
 
 def marks_of(cache, *paths):
-    return [cache.known.mark(ORIGIN, path) for path in paths]
+    return [cache.metadata.mark(ORIGIN, path) for path in paths]
 
 
 def test_a_change_moves_the_marks_of_the_path_and_of_all_above_and_of_nothing_else(cache):
@@ -31,40 +31,43 @@ def test_a_change_moves_the_marks_of_the_path_and_of_all_above_and_of_nothing_el
     before = (
         marks_of(cache, *own),
         marks_of(cache, *others),
-        [cache.known.listing_mark(ORIGIN, each) for each in folders],
+        [cache.metadata.listing_mark(ORIGIN, each) for each in folders],
     )
     beside = (
-        cache.known.listing_mark(ORIGIN, "b/z"),
-        cache.known.mark("gs://elsewhere", "b/k/x"),
-        cache.known.epoch("gs://elsewhere"),
+        cache.metadata.listing_mark(ORIGIN, "b/z"),
+        cache.metadata.mark("gs://elsewhere", "b/k/x"),
+        cache.metadata.epoch("gs://elsewhere"),
     )
-    epoch = cache.known.epoch(ORIGIN)
-    cache.known.changed(ORIGIN, ["b/k/x"])
+    epoch = cache.metadata.epoch(ORIGIN)
+    cache.metadata.changed(ORIGIN, ["b/k/x"])
     assert all(old != new for old, new in zip(before[0], marks_of(cache, *own), strict=True))
     assert before[1] == marks_of(cache, *others)
     assert all(
-        old != cache.known.listing_mark(ORIGIN, each) for old, each in zip(before[2], folders, strict=True)
+        old != cache.metadata.listing_mark(ORIGIN, each) for old, each in zip(before[2], folders, strict=True)
     )
     assert beside == (
-        cache.known.listing_mark(ORIGIN, "b/z"), cache.known.mark("gs://elsewhere", "b/k/x"), cache.known.epoch("gs://elsewhere")
+        cache.metadata.listing_mark(ORIGIN, "b/z"), cache.metadata.mark("gs://elsewhere", "b/k/x"), cache.metadata.epoch("gs://elsewhere")
     )  # fmt: skip
-    assert cache.known.epoch(ORIGIN) != epoch
+    assert cache.metadata.epoch(ORIGIN) != epoch
 
 
 def test_a_change_of_a_tree_moves_the_marks_of_what_is_in_it_and_no_other(cache):
     inside = ["b/t", "b/t/x", "b/t/deep/er/y"]
     outside = ["b/tt", "b/u/x", "c/t/x"]
-    before = {path: cache.known.mark(ORIGIN, path) for path in inside + outside}
-    below = cache.known.listing_mark(ORIGIN, "b/t/deep")
-    beside, elsewhere = cache.known.listing_mark(ORIGIN, "b/u"), cache.known.mark("gs://elsewhere", "b/t/x")
-    cache.known.changed(ORIGIN, ["b/t"], tree=True)
-    assert all(cache.known.mark(ORIGIN, path) != before[path] for path in inside)
-    assert all(cache.known.mark(ORIGIN, path) == before[path] for path in outside)
-    assert cache.known.listing_mark(ORIGIN, "b/t/deep") != below
-    assert cache.known.listing_mark(ORIGIN, "b/u") == beside
-    cache.known.changed(ORIGIN, [""], tree=True)
-    assert cache.known.mark("gs://elsewhere", "b/t/x") == elsewhere
-    assert all(cache.known.mark(ORIGIN, path) != before[path] for path in outside)
+    before = {path: cache.metadata.mark(ORIGIN, path) for path in inside + outside}
+    below = cache.metadata.listing_mark(ORIGIN, "b/t/deep")
+    beside, elsewhere = (
+        cache.metadata.listing_mark(ORIGIN, "b/u"),
+        cache.metadata.mark("gs://elsewhere", "b/t/x"),
+    )
+    cache.metadata.changed(ORIGIN, ["b/t"], tree=True)
+    assert all(cache.metadata.mark(ORIGIN, path) != before[path] for path in inside)
+    assert all(cache.metadata.mark(ORIGIN, path) == before[path] for path in outside)
+    assert cache.metadata.listing_mark(ORIGIN, "b/t/deep") != below
+    assert cache.metadata.listing_mark(ORIGIN, "b/u") == beside
+    cache.metadata.changed(ORIGIN, [""], tree=True)
+    assert cache.metadata.mark("gs://elsewhere", "b/t/x") == elsewhere
+    assert all(cache.metadata.mark(ORIGIN, path) != before[path] for path in outside)
 
 
 @given(st.lists(st.text(alphabet="ab/", max_size=6), max_size=4), st.text(alphabet="ab/", max_size=6))
@@ -93,27 +96,27 @@ def test_a_thousand_changes_leave_nearly_all_that_is_known_of_others():
 
 
 def test_another_process_sees_a_change_at_once(cache):
-    before = cache.known.mark(ORIGIN, "b/x"), cache.known.epoch(ORIGIN)
+    before = cache.metadata.mark(ORIGIN, "b/x"), cache.metadata.epoch(ORIGIN)
     finish(
         start(
             "BlockCache([sys.argv[1]], explicit=True).known.changed('gs://test', ['b/x'])",
             Path(cache.root).parent,
         )
     )
-    assert cache.known.mark(ORIGIN, "b/x") != before[0]
-    assert cache.known.epoch(ORIGIN) != before
+    assert cache.metadata.mark(ORIGIN, "b/x") != before[0]
+    assert cache.metadata.epoch(ORIGIN) != before
 
 
 def test_slots_are_kept_and_read_again(cache, open_cache):
-    slots = cache.known.mark_slots(ORIGIN, "b/x")
+    slots = cache.metadata.mark_slots(ORIGIN, "b/x")
     assert open_cache().known.mark_slots(ORIGIN, "b/x") == slots
-    assert cache.known.mark_slots(ORIGIN, "b/x/") == cache._mapped.open_marks().listing_slots_of(
+    assert cache.metadata.mark_slots(ORIGIN, "b/x/") == cache._mapped.open_marks().listing_slots_of(
         ORIGIN, "b/x"
     )
-    before = cache.known.mark_at(slots)
-    assert before == cache.known.mark(ORIGIN, "b/x")
-    cache.known.changed(ORIGIN, ["b/x"])
-    assert cache.known.mark_at(slots) == cache.known.mark(ORIGIN, "b/x") != before
+    before = cache.metadata.mark_at(slots)
+    assert before == cache.metadata.mark(ORIGIN, "b/x")
+    cache.metadata.changed(ORIGIN, ["b/x"])
+    assert cache.metadata.mark_at(slots) == cache.metadata.mark(ORIGIN, "b/x") != before
 
 
 def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
@@ -132,33 +135,33 @@ def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
 
 
 def test_facts_from_before_the_marks_were_lost_are_not_valid(cache, open_cache):
-    mark = cache.known.mark(ORIGIN, "b/x")
+    mark = cache.metadata.mark(ORIGIN, "b/x")
     assert open_cache().known.mark(ORIGIN, "b/x") == mark
     Path(cache.root, "marks").unlink()
     assert open_cache().known.mark(ORIGIN, "b/x") != mark
     cache._own._look_at = 0.0
-    cache.known.lookup(ORIGIN, "b/x")
-    assert cache.known.mark(ORIGIN, "b/x") == open_cache().known.mark(ORIGIN, "b/x") != mark
+    cache.metadata.lookup(ORIGIN, "b/x")
+    assert cache.metadata.mark(ORIGIN, "b/x") == open_cache().known.mark(ORIGIN, "b/x") != mark
 
 
 def test_a_write_right_after_the_marks_were_lost_is_seen_with_the_old_ones_and_the_new(cache, open_cache):
     with_old = open_cache()
     before = with_old.known.mark(ORIGIN, "b/x")
-    assert cache.known.mark(ORIGIN, "b/x") == before
+    assert cache.metadata.mark(ORIGIN, "b/x") == before
     Path(cache.root, "marks").unlink()
     with_new = open_cache()
     new = with_new.known.mark(ORIGIN, "b/x")
-    cache.known.changed(ORIGIN, ["b/x"])
+    cache.metadata.changed(ORIGIN, ["b/x"])
     assert with_old.known.mark(ORIGIN, "b/x") != before
     assert with_new.known.mark(ORIGIN, "b/x") != new
-    assert cache.known.mark(ORIGIN, "b/x") == with_new.known.mark(ORIGIN, "b/x")
+    assert cache.metadata.mark(ORIGIN, "b/x") == with_new.known.mark(ORIGIN, "b/x")
 
 
 @pytest.mark.parametrize(
     "harm", [lambda path: os.truncate(path, 100), lambda path: path.write_bytes(bytes(528384))]
 )
 def test_a_damaged_file_of_marks_is_made_anew(cache, open_cache, harm):
-    cache.known.mark(ORIGIN, "b/x")
+    cache.metadata.mark(ORIGIN, "b/x")
     harm(Path(cache.root, "marks"))
     assert open_cache().known.mark(ORIGIN, "b/x") == open_cache().known.mark(ORIGIN, "b/x") != 0
 
@@ -168,9 +171,9 @@ def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, c
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(disk, "allocate", full)
-    before = cache.known.mark(ORIGIN, "b/x")
-    cache.known.changed(ORIGIN, ["b/x"])
-    assert cache.known.mark(ORIGIN, "b/x") != before
+    before = cache.metadata.mark(ORIGIN, "b/x")
+    cache.metadata.changed(ORIGIN, ["b/x"])
+    assert cache.metadata.mark(ORIGIN, "b/x") != before
     assert cache._mapped.marks.is_private
     assert not Path(cache.root, "marks").exists()
     assert list(Path(cache.root, "tmp").iterdir()) == []
@@ -351,25 +354,25 @@ CLAIMANT = (
 
 
 def test_a_claim_has_one_owner_at_a_time(cache):
-    assert cache.take_claim(7)
-    assert not cache.take_claim(7)  # nor does another thread of this process get it
-    assert cache.take_claim(8)
+    assert cache.take_lock(7)
+    assert not cache.take_lock(7)  # nor does another thread of this process get it
+    assert cache.take_lock(8)
     other = start(CLAIMANT, Path(cache.root).parent)
     assert other.stdout.readline() == "False\n"
-    cache.drop_claim(7)
-    cache.drop_claim(7)
+    cache.release_lock(7)
+    cache.release_lock(7)
     print("", file=other.stdin, flush=True)
     assert other.stdout.readline() == "True\n"
-    assert not cache.take_claim(7)
+    assert not cache.take_lock(7)
     other.kill()
     other.communicate()
-    assert cache.take_claim(7)
+    assert cache.take_lock(7)
 
 
 def test_other_caches_in_the_process_do_not_drop_claims(cache, open_cache):
-    assert cache.take_claim(7)
+    assert cache.take_lock(7)
     other = open_cache()
-    assert other.take_claim(9)
+    assert other.take_lock(9)
     put(other, key_of(), 0)
     other.check()
     other.close()
@@ -377,7 +380,7 @@ def test_other_caches_in_the_process_do_not_drop_claims(cache, open_cache):
 
 
 def test_claims_of_all_hashes_are_within_what_kernels_lock(cache):
-    assert cache.take_claim((1 << 64) - 1)
+    assert cache.take_lock((1 << 64) - 1)
 
 
 def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
@@ -385,10 +388,10 @@ def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(disk, "lock_byte", refuse)
-    assert cache.take_claim(7)
-    assert not cache.take_claim(7)
-    cache.drop_claim(7)
-    assert cache.take_claim(7)
+    assert cache.take_lock(7)
+    assert not cache.take_lock(7)
+    cache.release_lock(7)
+    assert cache.take_lock(7)
     assert len([record for record in caplog.records if "do not work here" in record.message]) == 1
 
 
@@ -400,11 +403,11 @@ def test_mapped_files_that_were_cut_off_are_let_go_of_when_it_is_noticed():
         "    cache = BlockCache([folder], explicit=True)\n"
         "    key = key_of()\n"
         "    put(cache, key, 0)\n"
-        "    before = cache.known.mark('gs://test', 'b/x')\n"
+        "    before = cache.metadata.mark('gs://test', 'b/x')\n"
         "    for name in ('marks', 'touches'): os.truncate(f'{cache.root}/{name}', 100)\n"
         "    cache._own._look_at = 0.0  # a second later\n"
-        "    cache.known.lookup('gs://test', 'b/x')\n"
-        "    assert cache.known.mark('gs://test', 'b/x') != before\n"
+        "    cache.metadata.lookup('gs://test', 'b/x')\n"
+        "    assert cache.metadata.mark('gs://test', 'b/x') != before\n"
         "    assert whole(cache, key, 0) == content(key, 0)\n"
         "    assert not cache._mapped.marks.is_private\n"
         "    cache.close()\n"

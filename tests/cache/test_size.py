@@ -37,7 +37,7 @@ def build(directory, n_blocks):
 def learn(cache, numbers):
     now = time.time()
     infos = [ObjectInfo(key_of(i).path, size=5 * BLOCK, fingerprint=f"{i:016d}") for i in numbers]
-    cache.known.keep_facts([MetadataRecord(IDENTITY, info.path, info, now, 1) for info in infos])
+    cache.metadata.keep_records([MetadataRecord(IDENTITY, info.path, info, now, 1) for info in infos])
 
 
 def bounds_of(cache):
@@ -91,9 +91,9 @@ def operations(cache, n_objects):
         put(cache, key_of(next(fresh)), *range(8), bounds=bounds, size=10)
 
     return {
-        "lookup": lambda: cache.known.lookup(IDENTITY, key_of(middle).path),
-        "absence": lambda: cache.known.lookup(IDENTITY, "bucket/nothing"),
-        "listing": lambda: cache.known.listing_has(IDENTITY, "bucket/folder-1", "bucket/folder-1/x"),
+        "lookup": lambda: cache.metadata.lookup(IDENTITY, key_of(middle).path),
+        "absence": lambda: cache.metadata.lookup(IDENTITY, "bucket/nothing"),
+        "listing": lambda: cache.metadata.listing_has(IDENTITY, "bucket/folder-1", "bucket/folder-1/x"),
         "learn": lambda: learn(cache, [middle]),
         "usage": cache.usage,
         "allowance": lambda: cache.allowance(bounds),

@@ -301,7 +301,7 @@ def test_a_lease_outlives_the_loss_of_the_file_of_the_claims(cache, fork_server)
     with cache.lease(2 * BLOCK, bounds) as lease:
         Path(cache.root, "claims").unlink()
         cache._own._look_at = 0.0
-        cache.known.lookup("gs://test", "b/x")  # anything that looks around
+        cache.metadata.lookup("gs://test", "b/x")  # anything that looks around
         for n in range(4):
             fork_server.run("tests.cache.kills:put_one", os.path.dirname(cache.root), f"b/{n}", bounds.size)
         assert os.path.exists(lease.path)
@@ -534,7 +534,7 @@ def test_a_directory_that_cannot_be_made_again_is_a_cache_error(cache):
     with pytest.raises(CacheError):
         put(cache, key_of(), 1)
     assert whole(cache, key_of(), 1) is None
-    assert cache.known.lookup("gs://test", "b/x") is None
+    assert cache.metadata.lookup("gs://test", "b/x") is None
     assert cache.usage() == (0, 0)
 
 
@@ -571,7 +571,7 @@ def test_a_lost_index_costs_no_read_and_is_made_again_by_a_put(cache, open_cache
     harm(Path(cache.root, "index.db"))
     assert whole(cache, key, 0) == content(key, 0)
     assert whole(open_cache(), key, 1) == content(key, 1)
-    assert cache.known.lookup("gs://test", "b/x") is None
+    assert cache.metadata.lookup("gs://test", "b/x") is None
     put_after_noticing(cache, key, 2)
     assert cache.usage()[0] == 3  # the files were counted again
     assert [whole(cache, key, index) for index in range(3)] == [content(key, index) for index in range(3)]
@@ -583,9 +583,9 @@ def test_an_index_lost_while_it_is_open_costs_no_read_and_heals(cache, harm):
     """SQLite may notice only when it needs a page that it does not have in memory."""
     key = key_of()
     put(cache, key, 0, 1)
-    cache.known.lookup("gs://test", "b/x")
+    cache.metadata.lookup("gs://test", "b/x")
     harm(Path(cache.root, "index.db"))
-    cache.known.lookup("gs://test", "b/x")
+    cache.metadata.lookup("gs://test", "b/x")
     cache.usage()
     for index in range(2, 6):
         put_after_noticing(cache, key, index)

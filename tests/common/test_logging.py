@@ -70,7 +70,9 @@ def test_a_refusal_is_a_line_with_its_status(cloud, told):
 
 
 def test_what_is_not_answered_is_a_line_with_the_error(told, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0))
+    monkeypatch.setattr(
+        "cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0)
+    )
     fs = CachedFileSystem(target_protocol="gs", gs={"token": "anon", "endpoint_url": "http://127.0.0.1:1"})
     with pytest.raises(CachedFSError):
         fs.cat_file("bucket/key")

@@ -89,8 +89,12 @@ def our_threads():
 
 def plans(fs):
     """Return the tasks of plans, and whether threads take their items."""
-    tasks = [task.get_coro().__qualname__ for task in list(fs._source.engine._tasks)]
-    at_work = [name for name in tasks if name.startswith(("PrefetchPlan.", "PlanCursor.", "OutstandingObjects.", "RequestSubmitter."))]
+    tasks = [task.get_coro().__qualname__ for task in list(fs._source.runtime._tasks)]
+    at_work = [
+        name
+        for name in tasks
+        if name.startswith(("PrefetchPlan.", "PlanCursor.", "OutstandingObjects.", "RequestSubmitter."))
+    ]
     return [*at_work, "items"] if takers() else at_work
 
 
@@ -776,11 +780,11 @@ def test_epochs_over_a_cache_smaller_than_the_data_hit_what_is_in_it_however_fas
         cloud.put(f"d/{i:03}", noise(block, i))
     options = {"cachedfs": {"cache_size": n * block // 2, "block_size": block}, **cloud.options}
     dataset = FileDataset(cloud.url("d"), decode=len, storage_options=options)
-    engine, fetched = dataset.fs._source.engine, []
+    runtime, fetched = dataset.fs._source.runtime, []
     with Loader(dataset, batch_size=8, shuffle=True, n_threads=n_threads) as loader:
         for _ in range(3):
             for _batch in loader:
-                engine.drain(120)  # else what waits for the disk is a cache of its own
+                runtime.drain(120)  # else what waits for the disk is a cache of its own
             fetched.append(dataset.fs.stats().bytes_fetched)
     n_fit = dataset.fs.stats().blocks
     hit_ratio = 1 - (fetched[-1] - fetched[0]) / block / n / 2
@@ -942,5 +946,5 @@ def test_nothing_is_inferred_from_what_was_declared(cloud, monkeypatch):
     loader = Loader(Subset(dataset, range(0, 64, 4)), batch_size=8, shuffle=True)
     list(loader)
     loader.close()
-    until(lambda: not dataset.fs._source.engine.airborne)
+    until(lambda: not dataset.fs._source.runtime.active_requests)
     assert dataset.fs.stats().bytes_fetched <= 16 * MiB  # the blocks that they are in

@@ -24,19 +24,21 @@ class Desk:
         self.origin.concurrency = concurrency
         self.sent: list[str] = []
         self.is_sent = asyncio.Event()
-        self.flights: dict[str, InflightRequest] = {}
+        self.inflight_requests: dict[str, InflightRequest] = {}
 
     def wish(self, name: str, owner: object = "owner", size: int = MiB, **options) -> None:
         self.ahead.submit(
-            SpeculativeRequest(owner, size, lambda: [self.fly(name, size)], lambda: self.origin, **options)
+            SpeculativeRequest(
+                owner, size, lambda: [self.run_request(name, size)], lambda: self.origin, **options
+            )
         )
 
-    def fly(self, name: str, size: int) -> InflightRequest:
-        flight = self.flights[name] = InflightRequest(demand=size)
-        flight.begin(ObjectInfo(name, size=size), None, Range(0, size))
+    def run_request(self, name: str, size: int) -> InflightRequest:
+        inflight = self.inflight_requests[name] = InflightRequest(demand=size)
+        inflight.begin(ObjectInfo(name, size=size), None, Range(0, size))
         self.sent.append(name)
         self.is_sent.set()
-        return flight
+        return inflight
 
     async def asked(self) -> None:
         """Wait until every lookup has its answer, and what follows from it is done."""
@@ -45,12 +47,12 @@ class Desk:
 
     def arrive(self, name: str, *, is_stored: bool = True) -> None:
         """The bytes of `name` came, and the request is over."""
-        flight = self.flights[name]
-        flight.feed(bytes(flight.stop))
-        flight.n_landed += 1
-        flight.finish()
+        inflight = self.inflight_requests[name]
+        inflight.feed(bytes(inflight.stop))
+        inflight.n_received += 1
+        inflight.finish()
         if is_stored:
-            flight.stored(True)
+            inflight.stored(True)
         self.ahead.pump()
 
 
@@ -71,7 +73,7 @@ async def test_what_somebody_waits_for_by_now_takes_no_slot_of_what_nobody_does(
     desk.wish("a")
     desk.wish("b")
     desk.wish("c")
-    reader = asyncio.ensure_future(desk.flights["b"].arrival(MiB))
+    reader = asyncio.ensure_future(desk.inflight_requests["b"].arrival(MiB))
     await asyncio.sleep(0)
     desk.ahead.pump()
     assert desk.sent == ["a", "b", "c"]
@@ -100,7 +102,7 @@ async def test_each_origin_has_slots_of_its_own(desk):
     desk.wish("b")
     desk.wish("c", owner="other")
     other = FakeOrigin()
-    desk.ahead.submit(SpeculativeRequest("third", 1, lambda: [desk.fly("d", 1)], lambda: other))
+    desk.ahead.submit(SpeculativeRequest("third", 1, lambda: [desk.run_request("d", 1)], lambda: other))
     assert desk.sent == ["a", "b", "d"]
 
 
@@ -165,10 +167,10 @@ async def test_memory_is_bounded_until_the_bytes_are_on_the_disk(monkeypatch):
     desk.arrive("a", is_stored=False)
     assert desk.ahead.memory == 3 * MiB
     assert desk.sent == ["a", "b", "c"]
-    desk.flights["a"].stored(True)
+    desk.inflight_requests["a"].stored(True)
     desk.ahead.pump()
     assert desk.sent == ["a", "b", "c", "d"]
-    del desk.flights["b"]  # given up by all who had it
+    del desk.inflight_requests["b"]  # given up by all who had it
     desk.ahead.pump()
     assert desk.sent == ["a", "b", "c", "d", "e"]
 
@@ -182,12 +184,12 @@ async def test_what_could_not_be_stored_gives_way_to_what_is_sent_for_oldest_fir
         desk.arrive(name, is_stored=False)
     assert desk.sent == ["a", "b", "c"]
     for name in "ab":
-        desk.flights[name].stored(False)
+        desk.inflight_requests[name].stored(False)
     assert desk.ahead.memory == 3 * MiB  # its reader may still come
     desk.ahead.pump()
     assert desk.sent == ["a", "b", "c", "d", "e"]
-    assert [desk.flights[name].memory for name in "abc"] == [0, 0, MiB]
-    assert not desk.flights["a"].covers(0)  # who wants it looks elsewhere
+    assert [desk.inflight_requests[name].memory for name in "abc"] == [0, 0, MiB]
+    assert not desk.inflight_requests["a"].covers(0)  # who wants it looks elsewhere
 
 
 async def test_a_request_that_broke_takes_the_memory_of_what_came(monkeypatch):
@@ -195,8 +197,8 @@ async def test_a_request_that_broke_takes_the_memory_of_what_came(monkeypatch):
     desk = Desk(concurrency=16)
     for name in "abcd":
         desk.wish(name)
-    desk.flights["a"].feed(bytes(1000))
-    desk.flights["a"].finish(OriginUnavailable("reset"))
+    desk.inflight_requests["a"].feed(bytes(1000))
+    desk.inflight_requests["a"].finish(OriginUnavailable("reset"))
     assert desk.ahead.memory == 2 * MiB + 1000
     desk.ahead.pump()
     assert desk.sent == ["a", "b", "c", "d"]
@@ -229,7 +231,7 @@ async def test_what_has_to_be_looked_up_first_takes_its_slot_and_its_memory(desk
     assert desk.sent == []
     assert desk.ahead.memory == 2 * MiB
     with speculative():
-        answer.set_result([desk.fly("a", 3 * MiB)])
+        answer.set_result([desk.run_request("a", 3 * MiB)])
     await desk.asked()
     assert desk.ahead.memory == 4 * MiB
     assert desk.sent == ["a", "c"]
@@ -281,8 +283,8 @@ async def test_a_wish_that_breaks_does_not_take_the_others_with_it(desk):
 
 
 async def test_a_request_that_somebody_waited_for_before_takes_nothing_of_ours(desk):
-    flight = desk.fly("theirs", MiB)
-    desk.ahead.submit(SpeculativeRequest("owner", MiB, lambda: [flight], lambda: desk.origin))
+    inflight = desk.run_request("theirs", MiB)
+    desk.ahead.submit(SpeculativeRequest("owner", MiB, lambda: [inflight], lambda: desk.origin))
     assert desk.ahead.memory == 0
 
 

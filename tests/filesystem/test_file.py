@@ -156,8 +156,8 @@ class Grudging(FakeOrigin):
 
     async def _body(self, number, data):
         async for piece in super()._body(number, data):
-            (here,) = runtimes._engines.values()
-            while not any(flight._arrivals for flight in here.airborne):  # noqa: ASYNC110 - nobody tells
+            (here,) = runtimes._runtimes.values()
+            while not any(inflight._arrivals for inflight in here.active_requests):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
             yield piece
 
@@ -190,7 +190,7 @@ def test_reading_in_sequence_asks_for_each_byte_once(fs, cloud, is_late):
             while piece := file.read(size):
                 pieces.append(piece)
                 if is_late:
-                    until(lambda: all(flight.paused for flight in fs._source.engine.airborne))
+                    until(lambda: all(inflight.paused for inflight in fs._source.runtime.active_requests))
         assert b"".join(pieces) == big
         assert cloud.server.bytes_sent() == len(big)
         assert len(cloud.asked()) <= requests
@@ -247,7 +247,7 @@ def test_a_handle_that_fetched_all_of_its_file_then_looks_for_nothing(cloud, mon
     look = RawReader._look_ahead
     with fs.open(cloud.path("many")) as file:
         read_all(file)
-        fs._source.engine.drain(120)
+        fs._source.runtime.drain(120)
         hits = fs.stats().hits
         monkeypatch.setattr(RawReader, "_look_ahead", lambda raw: (looks.append(raw), look(raw)))
         for block in random.Random(1).sample(range(300), 300):
@@ -275,12 +275,12 @@ def test_what_is_read_ahead_for_nobody_is_not_tried_again(origin, monkeypatch):
     monkeypatch.setattr(origin, "read", tried)
     origin.put("b/ahead", noise(64 * MiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    engine = fs._source.engine
+    runtime = fs._source.runtime
     with fs.open("b/ahead") as file:
         for _ in range(5):
             file.read(MiB // 2)
         until(lambda: trying)
-    until(lambda: not engine.airborne and not engine.flights)
+    until(lambda: not runtime.active_requests and not runtime.inflight_requests)
 
 
 def test_a_handle_that_was_at_home_reads_ahead_again_where_something_is_missing(cloud):

@@ -504,7 +504,7 @@ def test_a_file_changed_in_place_is_seen_at_once(tmp_path, protocol):
     for i in range(3):
         fs.pipe_file(path, b"one two")
         assert fs.cat_file(path) == b"one two"
-        fs._source.engine.drain(120)
+        fs._source.runtime.drain(120)
         with fs.open(path, "r+b") as file:
             file.seek(4)
             file.write(b"%d" % i)
@@ -620,10 +620,10 @@ def test_what_a_read_told_is_shown_where_nobody_can_be_asked(cloud, fs, options)
     path = cloud.path("a")
     cloud.put("a", b"data")
     fs.cat_file(path)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     cloud.asked()
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", **options)
-    fs._source.engine.mark_away(fs._source.identity)
+    fs._source.runtime.mark_unreachable(fs._source.identity)
     assert fs.info(path)["size"] == 4
     assert fs.modified(path).tzinfo
     assert cloud.asked() == []
@@ -855,7 +855,7 @@ def test_cached_extent_evict_and_stats_tell_what_is_here(cloud):
     assert fs.cached_extent(path) == []
     fs.cat_file(path, MiB, 2 * MiB)
     fs.cat_file(path, 4 * MiB, None)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     assert fs.cached_extent(path) == [(MiB, 2 * MiB), (4 * MiB, 5 * MiB + 10)]
     stats = fs.stats()
     assert stats.misses == stats.blocks == 3
@@ -907,7 +907,7 @@ def test_a_pin_keeps_blocks_until_it_is_taken_back(cloud, tmp_path):
     for i in range(4):
         cloud.put(f"other{i}", noise(3 * MiB, i))
         fs.cat_file(cloud.path(f"other{i}"))
-        fs._source.engine.drain(120)
+        fs._source.runtime.drain(120)
     assert fs.cached_extent(cloud.path("a")) == [(0, 3 * MiB)]
     assert fs.stats().bytes_cached <= 8 * MiB
     fs.unpin(cloud.path("a"))
@@ -915,7 +915,7 @@ def test_a_pin_keeps_blocks_until_it_is_taken_back(cloud, tmp_path):
         cloud.put(f"more{i}", noise(3 * MiB, i))
         for _ in range(2):
             fs.cat_file(cloud.path(f"more{i}"))
-        fs._source.engine.drain(120)
+        fs._source.runtime.drain(120)
     assert fs.cached_extent(cloud.path("a")) != [(0, 3 * MiB)]
 
 
@@ -957,7 +957,7 @@ def test_an_unchanged_object_is_not_fetched_again_after_max_age(cloud, fs, clock
     path = cloud.path("a")
     cloud.put("a", noise(MiB))
     fs.cat_file(path)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     clock(61)
     cloud.asked()
     sent = cloud.server.bytes_sent()
@@ -1005,7 +1005,7 @@ def test_what_another_process_asked_again_is_not_asked_here(cloud, fs, clock):
     fs.cat_file(cloud.path("a"))
     clock(61)
     other = fsspec.filesystem("cgs")
-    other._source.engine.drain(120)
+    other._source.runtime.drain(120)
     code = f"""
         import fsspec, time
         real = time.time
@@ -1037,7 +1037,7 @@ def test_max_age_zero_checks_at_every_open(cloud):
             assert file.read() == data
         assert fs.info(path)["size"] == len(data)
         assert fs.ls(cloud.bucket)[0]["size"] == len(data)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     cloud.asked()
     for _ in range(3):
         assert fs.cat_file(path) == fs.open(path).read() == b"three"
@@ -1102,11 +1102,13 @@ def test_known_versions_are_served_while_the_origin_is_away(cloud, clock, caplog
     gs = {"token": "anon", "endpoint_url": server.endpoint_url}
     server.make_bucket("far")
     server.put("far", "a", data)
-    monkeypatch.setattr("cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0))
+    monkeypatch.setattr(
+        "cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0)
+    )
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs=gs)
     strict = fsspec.filesystem("cachedfs", target_protocol="gs", stale_if_error=False, gs=gs)
     assert fs.cat_file("far/a") == data
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     server.close()
     clock(61)
     with caplog.at_level(logging.WARNING, "cachedfs"):
@@ -1125,7 +1127,7 @@ def test_known_versions_are_served_while_the_origin_is_away(cloud, clock, caplog
 def test_an_answer_is_not_absence_of_the_origin(cloud, fs, clock, status):
     cloud.put("a", b"1")
     fs.cat_file(cloud.path("a"))
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     clock(61)
     cloud.server.fail(Fault(status=status, times=None))
     with pytest.raises(FileNotFoundError if status == 404 else PermissionError):
@@ -1235,17 +1237,17 @@ def test_ranges_that_are_here_are_given_at_once_and_the_others_are_one_round_tri
     data = {name: cloud.put(name, noise(3 * MiB, i)) for i, name in enumerate("abc")}
     paths = {name: cloud.path(name) for name in data}
     fs.cat_ranges([paths["a"]] * 2, [0, 2 * MiB], [MiB, 3 * MiB])
-    fs._source.engine.drain(120)
-    loop_runs = fs._source.engine.run
+    fs._source.runtime.drain(120)
+    loop_runs = fs._source.runtime.run
     cloud.asked()
     wanted = [("a", 5, 9), ("a", -7, None), ("a", 2 * MiB, None), ("a", 7, 3), ("a", -9, -3)]
-    fs._source.engine.run = None  # what is here needs no loop
+    fs._source.runtime.run = None  # what is here needs no loop
     try:
         found = fs.cat_ranges(
             *map(list, zip(*((paths[name], *bounds) for name, *bounds in wanted), strict=True))
         )
     finally:
-        fs._source.engine.run = loop_runs
+        fs._source.runtime.run = loop_runs
     assert found == [data[name][start:stop] for name, start, stop in wanted]
     assert cloud.asked() == []
     wanted = [("a", 5, 9), ("b", 5, 9), ("a", MiB, MiB + 5), ("a", 6, 8), ("b", 7, 9), ("c", None, 4)]

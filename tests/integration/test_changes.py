@@ -231,12 +231,12 @@ def _unknown(fs, path, clock):
 
 def _in_part(fs, path, clock):
     fs.cat_file(path, BLOCK, 2 * BLOCK)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
 
 
 def _first_block_grown_old(fs, path, clock):
     fs.cat_file(path, 0, BLOCK)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     clock(61)
 
 
@@ -399,7 +399,7 @@ ASKS = {
 @pytest.mark.parametrize("ask", ASKS)
 def test_a_write_that_overtakes_a_question_in_any_order_is_seen_after_it(fake, steps, ask, existed):
     fs = cached(fake)
-    cache, identity = fs._source.engine.cache, fs._source.identity
+    cache, identity = fs._source.runtime.cache, fs._source.identity
     most = 6
     for order in itertools.combinations_with_replacement(range(1, most + 1), 3):
         folder = "-".join(map(str, order))
@@ -407,7 +407,7 @@ def test_a_write_that_overtakes_a_question_in_any_order_is_seen_after_it(fake, s
         fake.put(f"{folder}/b", b"")
         if existed:
             fake.put(f"{folder}/a", b"old")
-        mark = functools.partial(cache.known.changed, identity, [path])
+        mark = functools.partial(cache.metadata.changed, identity, [path])
         write = [mark, functools.partial(fake.put, f"{folder}/a", b"newer"), mark]  # as Reader.write does
         plan = {}
         for n, act in zip(order, write, strict=True):
@@ -585,7 +585,7 @@ def test_many_files_are_read_while_the_origin_is_away(own_cache, clock, caplog, 
             "cachedfs", target_protocol="gs", gs={"token": "anon", "endpoint_url": server.endpoint_url}
         )
         assert fs.cat(list(objects)) == objects
-        fs._source.engine.drain(120)
+        fs._source.runtime.drain(120)
     clock(61)
     before = fs.stats().requests
     with caplog.at_level(logging.WARNING, "cachedfs"):

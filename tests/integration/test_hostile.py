@@ -46,9 +46,9 @@ def read_in_all_ways(fs, path, data):
 def is_stored_again(origin, fs):
     """Return whether a new object costs nothing at its second read."""
     data = origin.put("b/later", noise(3000))
-    fs._source.engine.cache._own._again_at = fs._source.engine.cache._own._look_at = 0.0  # so much later
+    fs._source.runtime.cache._own._again_at = fs._source.runtime.cache._own._look_at = 0.0  # so much later
     assert fs.cat_file("b/later") == data
-    assert fs._source.engine.drain(120)
+    assert fs._source.runtime.drain(120)
     n_requests = len(origin.log)
     assert fs.cat_file("b/later") == data
     return len(origin.log) == n_requests and fs.stats().cannot_store is None
@@ -95,7 +95,7 @@ def test_reads_succeed_where_no_thread_can_be_started_to_store_and_blocks_are_ke
         patch.setattr(threading.Thread, "start", refused)
         for _ in range(2):
             read_in_all_ways(fs, "b/long", data)
-        assert fs._source.engine.writer.behind == 0
+        assert fs._source.runtime.cache_writer.behind == 0
     assert is_stored_again(origin, fs)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "blocks are not cached while no thread can be started: can't start new thread"
@@ -134,7 +134,7 @@ def _fill(origin, folder, caplog):
     fs = new_process(cache_dir=str(folder), cache_size="1GB", keep_free=0)
     for _ in range(2):
         assert fs.cat_file("b/big") == data
-        assert fs._source.engine.drain(120)
+        assert fs._source.runtime.drain(120)
     assert (
         fs.stats().blocks == 5
     )  # as many as there is room for, beside what the bookkeeping may come to have
@@ -158,7 +158,7 @@ def test_a_cache_directory_that_vanishes_costs_its_blocks_and_no_read(origin, ow
     fs = new_process()
     for _ in range(3):
         assert fs.cat_file("b/k") == data
-        fs._source.engine.drain(120)
+        fs._source.runtime.drain(120)
         shutil.rmtree(own_cache)
     assert is_stored_again(origin, fs)
 
@@ -176,7 +176,7 @@ def test_a_lock_held_by_another_process_costs_no_read(origin, own_cache, caplog,
         read_in_all_ways(fs, "b/here", here)
         assert len(origin.log) == n_requests  # who only reads waits for nobody
         assert fs.cat_file("b/new") == new
-        assert fs._source.engine.drain(120)
+        assert fs._source.runtime.drain(120)
         assert "locked" in fs.stats().cannot_store
         assert len([record for record in caplog.records if "not cached" in record.getMessage()]) == 1
     finally:
@@ -199,7 +199,7 @@ def test_a_lost_index_costs_no_read_and_one_warning(origin, own_cache, caplog, h
     here, new = origin.put("b/here", noise(2 * MiB)), origin.put("b/new", noise(3000, 1))
     fs = new_process()
     read_in_all_ways(fs, "b/here", here)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     if not is_open:
         forget()
     (index,) = own_cache.glob("*/index.db")
@@ -207,16 +207,16 @@ def test_a_lost_index_costs_no_read_and_one_warning(origin, own_cache, caplog, h
     fs = fs if is_open else new_process()
     read_in_all_ways(fs, "b/here", here)
     read_in_all_ways(fs, "b/new", new)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     origin.put("b/here", here)  # a new version, so that something is stored: or nobody would notice
     fs.invalidate_cache()
     read_in_all_ways(fs, "b/here", here)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     assert is_stored_again(origin, fs)
     with contextlib.suppress(CacheError):  # SQLite may notice only now, as this reads every page
-        fs._source.engine.cache.check()
+        fs._source.runtime.cache.check()
     assert is_stored_again(origin, fs)
-    assert fs._source.engine.cache.check().ok
+    assert fs._source.runtime.cache.check().ok
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == ("is damaged" in "".join(warnings)) <= 1
 
@@ -235,7 +235,7 @@ def test_objects_of_any_name_are_kept_apart_and_cost_nothing_the_second_time(ori
     fs = new_process()
     for name, data in contents.items():
         assert fs.cat_file(name) == data
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     fs = new_process()
     n_requests = len(origin.log)
     for name, data in contents.items():
@@ -285,9 +285,10 @@ def use_everything(machine, fs):
     fs.rm(path("d/c"))
     source = fs._source
     said += [
-        repr(each) for each in (source, source.engine, source.engine.cache, source.origin(key), fs.origin_fs)
+        repr(each)
+        for each in (source, source.runtime, source.runtime.cache, source.origin(key), fs.origin_fs)
     ]
-    said += [source.identity, str(vars(source.engine))]
+    said += [source.identity, str(vars(source.runtime))]
     raised = []
     for act in (
         lambda: fs.cat_file(path("d/missing")),
@@ -332,7 +333,7 @@ def test_no_secret_is_in_files_logs_errors_reprs_pickles_or_json(machine, own_ca
     ]
     said += [f"{record.name}: {record.getMessage()}" for record in caplog.records]
     said += [path.read_bytes().decode("latin-1") for path in own_cache.rglob("*") if path.is_file()]
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     forget()
     files = [path for path in own_cache.rglob("*") if path.is_file()]
     said += [f"{path.name}: {path.read_bytes().decode('latin-1')}" for path in files]

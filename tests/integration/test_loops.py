@@ -29,10 +29,10 @@ from tests.support import KiB, MiB, forget, noise, until
 
 def left(fs):
     """Return what this process holds that it should give up by itself: requests, questions, tasks, claims."""
-    own = fs._source.engine
+    own = fs._source.runtime
     assert own.drain(120)
-    claims = own.cache._own.claims._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
-    return [*own.flights, *own.airborne, *own.questions._asked, *own._tasks, *claims]
+    locks = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
+    return [*own.inflight_requests, *own.active_requests, *own.lookups._asked, *own._tasks, *locks]
 
 
 # What the processes below have in common.
@@ -48,8 +48,8 @@ from tests.support import KiB, MiB, noise, until
 origin.RetryPolicy = functools.partial(retry.RetryPolicy, stall_s=3600.0)  # what does not come is not given up by itself
 bucket = os.environ["BUCKET"]
 
-def airborne():
-    return len(fs._source.engine.airborne)
+def active_requests():
+    return len(fs._source.runtime.active_requests)
 
 fs = fsspec.filesystem("cgs")
 
@@ -68,8 +68,8 @@ def assert_sound(cloud, *keys, most_temporary=0):
     fs = fsspec.filesystem("cgs")
     for key in keys:
         assert fs.cat_file(cloud.path(key)) == noise(3 * MiB)
-    assert not fs._source.engine.cache.check(repair=True).corrupt
-    assert fs._source.engine.cache.check().ok
+    assert not fs._source.runtime.cache.check(repair=True).corrupt
+    assert fs._source.runtime.cache.check().ok
 
 
 def stall(cloud, *keys, after=None):
@@ -106,7 +106,9 @@ def test_a_loop_closed_in_the_middle_of_a_read_harms_no_other(origin):
 
 
 def test_a_read_that_its_loop_cancels_leaves_nothing(cloud, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, stall_s=3600.0))
+    monkeypatch.setattr(
+        "cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, stall_s=3600.0)
+    )
     fs, there = (fsspec.filesystem("cgs", asynchronous=each) for each in (False, True))
     stall(cloud, "slow")
 
@@ -157,11 +159,11 @@ def test_an_interrupt_ends_a_read_and_the_process(cloud):
         Stuck().pipe_file("/d/slow", noise(3 * MiB))
         there = fsspec.filesystem("cgs", asynchronous=True)
         target = fsspec.filesystem("cachedfs", target_protocol="stuck")
-        interrupted(lambda: fs.cat_file(f"{bucket}/slow"), airborne)
+        interrupted(lambda: fs.cat_file(f"{bucket}/slow"), active_requests)
         until(lambda: not left(fs))  # what nobody waits for is not asked any more
-        interrupted(lambda: asyncio.run(there._cat_file(f"{bucket}/slow")), airborne)
+        interrupted(lambda: asyncio.run(there._cat_file(f"{bucket}/slow")), active_requests)
         until(lambda: not left(fs))
-        interrupted(lambda: fs.open(f"{bucket}/half").read(), lambda: fs._source.engine.bytes_fetched >= MiB)
+        interrupted(lambda: fs.open(f"{bucket}/half").read(), lambda: fs._source.runtime.bytes_fetched >= MiB)
         interrupted(lambda: target.cat_file("/d/slow"), stuck.is_set)
         """,
     )
@@ -281,7 +283,7 @@ def test_nothing_grows_however_much_is_read(cloud):
         def descriptors():
             '''Open files and sockets, but for the blocks that are kept open on purpose.'''
             gc.collect()
-            own = list(runtimes._engines.values())
+            own = list(runtimes._runtimes.values())
             return len(os.listdir("/proc/self/fd")) - sum(len(each.cache._handles._idle) for each in own)
 
         import aiohttp, gcsfs
@@ -310,7 +312,7 @@ def test_nothing_grows_however_much_is_read(cloud):
                     pass
             assert len(fs.find(bucket)) == 6
             until(lambda: not left(fs))
-            return descriptors(), threading.active_count(), len(asyncio.all_tasks(fs._source.engine.loop))
+            return descriptors(), threading.active_count(), len(asyncio.all_tasks(fs._source.runtime.loop))
 
         rounds = [one_round() for _ in range(6)]
         print(json.dumps([rounds[2], rounds[-1]]))
@@ -332,7 +334,7 @@ def blocks_in_hand(fs):
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(f"/proc/self/fd/{name}"))
-    cache = fs._source.engine.cache
+    cache = fs._source.runtime.cache
     return sum(link.startswith(f"{cache.root}/blocks/") for link in links) - len(cache._handles._idle)
 
 
@@ -350,7 +352,7 @@ def test_filesystems_and_handles_that_nobody_holds_are_gone(cloud):
 
     for _ in range(2):  # from the origin, then from the disk
         seen = [ref for i in range(10) for ref in use(i)]
-        fs._source.engine.call_soon(gc.collect)
+        fs._source.runtime.call_soon(gc.collect)
         until(lambda seen=seen: gc.collect() is not None and not any(ref() for ref in seen))
         until(lambda: not left(fs))
         assert blocks_in_hand(fs) == 0

@@ -123,9 +123,9 @@ class FilesystemMachine(RuleBasedStateMachine):
     @invariant()
     def what_arrived_is_stored(self):
         """So that the next rule finds the same in every run."""
-        engine = self.filesystems["usual"]._source.engine
-        assert engine.drain(120)
-        self.may_break &= bool(engine.airborne)
+        runtime = self.filesystems["usual"]._source.runtime
+        assert runtime.drain(120)
+        self.may_break &= bool(runtime.active_requests)
 
     # The origin.
 
@@ -159,7 +159,7 @@ class FilesystemMachine(RuleBasedStateMachine):
             self.trouble = (None, "")
             self.origin.fail_with.clear()
             self.origin.break_after.clear()
-            self.filesystems["usual"]._source.engine._away.clear()
+            self.filesystems["usual"]._source.runtime._unreachable.clear()
 
     def content(self, size):
         self.n_versions += 1

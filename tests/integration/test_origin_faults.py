@@ -189,7 +189,7 @@ def harmless(fault: Callable[[str], dict[str, Any]], **more: Any) -> dict[str, R
     return {"": Row(fault, **more), " for ever": Row(fault, FOR_EVER, **more)}
 
 
-def refusal(kind: Any, **fault: Any) -> dict[str, Row]:
+def corruption(kind: Any, **fault: Any) -> dict[str, Row]:
     """Return what becomes of an answer that time does not mend, once and for ever."""
     given = {"media": kind, "json": kind, "write": kind}
     return {"": Row(always(**fault), **given), " for ever": Row(always(**fault), FOR_EVER, **given)}
@@ -241,8 +241,8 @@ FAMILIES: dict[str, dict[str, Row]] = {
     "stalled in the body": {"": Row(lambda group: {"stall_s": 2.0, "stall_after": inside(group)})},
     "stalled soon": {" for ever": passing(always(stall_s=2.0, stall_after=10))[" for ever"]},
     "trickle": {"": Row(always(trickle_s=0.001))},
-    "401": refusal(AccessDenied, status=401),
-    "403 of a right": refusal(AccessDenied, status=403, reason="insufficientFilePermissions"),
+    "401": corruption(AccessDenied, status=401),
+    "403 of a right": corruption(AccessDenied, status=403, reason="insufficientFilePermissions"),
     "403 of a rate": passing(always(status=403, reason="userRateLimitExceeded")),
     "404": {
         "": Row(always(status=404), ONCE, ObjectNotFound, ObjectNotFound, ObjectNotFound),
@@ -397,10 +397,10 @@ COVERING = covering()
 
 
 @pytest.fixture(autouse=True)
-def claimed(monkeypatch):
+def locked(monkeypatch):
     """Note which claims on questions and blocks are held."""
     held: set[int] = set()
-    take, drop = BlockCache.take_claim, BlockCache.drop_claim
+    take, drop = BlockCache.take_lock, BlockCache.release_lock
 
     def noting_take(self, hash64):
         if is_taken := take(self, hash64):
@@ -451,16 +451,18 @@ def outcome(act: Callable[[], Any]) -> Any:
         return "hangs"
 
 
-def await_quiet(claimed: set[int]) -> None:
+def await_quiet(locked: set[int]) -> None:
     """Wait until nothing is under way, waited for, claimed, or to be sent later; fails when that does not end."""
-    (engine,) = runtimes._engines.values()
+    (runtime,) = runtimes._runtimes.values()
 
     async def is_quiet() -> bool:  # on the loop: what is sent is never seen in neither place
         # What is read ahead waits while an origin has nothing to spare, as after many refusals.
-        ahead = any(engine.ahead._queues) or engine.ahead._asking
-        return not (ahead or engine.airborne or engine.flights or engine.questions._asked or claimed)
+        ahead = any(runtime.fetch_queue._queues) or runtime.fetch_queue._asking
+        return not (
+            ahead or runtime.active_requests or runtime.inflight_requests or runtime.lookups._asked or locked
+        )
 
-    until(lambda: engine.drain(120) and engine.run(is_quiet()))
+    until(lambda: runtime.drain(120) and runtime.run(is_quiet()))
 
 
 class Cell:
@@ -486,12 +488,12 @@ class Cell:
     def path(self, name: str = "") -> str:
         return str(self.machine.path(f"{self.folder}/{name}")).rstrip("/")
 
-    def run(self, claimed: set[int]) -> str:
+    def run(self, locked: set[int]) -> str:
         """Return what is wrong, or nothing."""
         if self.machine.protocol == "drive":
             self.fs.info(self.path())
         self.told.prepare(self)
-        await_quiet(claimed)
+        await_quiet(locked)
         self.server.reset()
         self._inject()
         with pytest.MonkeyPatch.context() as patch:
@@ -502,7 +504,7 @@ class Cell:
         if self.moment == "handle":
             self.handle.close()
         self.server.heal()
-        await_quiet(claimed)
+        await_quiet(locked)
         n, sent = self.server.count(self.kind), self.server.bytes_sent()
         if self.told.group == "write" and got is None and self.held() != NEW:
             return "lost the write"
@@ -574,7 +576,7 @@ class Cell:
         return "" if got == self.held() else f"leaves {got!r:.150}"
 
 
-def check(chosen: list[tuple[str, str, str]], request, policy, claimed, clock) -> None:
+def check(chosen: list[tuple[str, str, str]], request, policy, locked, clock) -> None:
     """Run cells of one service and one moment, and fail with what is wrong in any of them."""
     service, moment, _ = chosen[0]
     machine = request.getfixturevalue("cloud" if service == "gs" else "drive")
@@ -593,7 +595,7 @@ def check(chosen: list[tuple[str, str, str]], request, policy, claimed, clock) -
         cells.append(Cell(machine, *each, fs))
         if cells[-1].told.group == "write":
             patient.cat_file(cells[-1].path("big"))  # what is here may not be served for what is written
-        wrong[each] = cells[-1].run(claimed)
+        wrong[each] = cells[-1].run(locked)
     clock(11)  # an absence is over
     for cell in cells:
         wrong[service, moment, cell.fault] = wrong[service, moment, cell.fault] or cell.reads_wrong(patient)
@@ -616,15 +618,15 @@ def by_moment(cells: list[tuple[str, str, str]]) -> Any:
 
 @by_moment(COVERING)
 def test_a_fault_gives_right_bytes_or_the_right_error_and_leaves_nothing_wrong(
-    cells, request, policy, claimed, clock
+    cells, request, policy, locked, clock
 ):
-    check(cells, request, policy, claimed, clock)
+    check(cells, request, policy, locked, clock)
 
 
 @pytest.mark.stress
 @by_moment(CELLS)
-def test_every_fault_at_every_moment(cells, request, policy, claimed, clock):
-    check(cells, request, policy, claimed, clock)
+def test_every_fault_at_every_moment(cells, request, policy, locked, clock):
+    check(cells, request, policy, locked, clock)
 
 
 def test_the_table_has_a_place_for_every_cell():
@@ -637,7 +639,7 @@ def test_the_table_has_a_place_for_every_cell():
 
 @pytest.mark.parametrize("service", ["gs", "drive"])
 def test_all_who_wait_for_a_request_that_fails_are_told_and_the_next_read_asks_again(
-    service, request, policy, claimed
+    service, request, policy, locked
 ):
     machine = request.getfixturevalue("cloud" if service == "gs" else "drive")
     data = machine.put("big", BIG)
@@ -653,7 +655,7 @@ def test_all_who_wait_for_a_request_that_fails_are_told_and_the_next_read_asks_a
         assert {type(each) for each in got} == {expected}
         # They need one block, which is asked for six times by all together; who comes too late asks anew.
         assert machine.server.count("media") <= 2 * TRIES
-        await_quiet(claimed)
+        await_quiet(locked)
         machine.server.heal()
         if expected is bytes:
             assert got == [data[n : 60_000 + n] for n in range(20)]
@@ -679,7 +681,7 @@ def faults_by_chance(share: int, rng: random.Random) -> list[Fault]:
     ]
 
 
-def read_by_chance(machine: Machine, n_reads: int, seed: int, claimed: set[int]) -> Counter:
+def read_by_chance(machine: Machine, n_reads: int, seed: int, locked: set[int]) -> Counter:
     """Read ranges in eight threads while one request in ten fails; return how many were right, and which errors came."""
     rng = random.Random(seed)
     data = {f"{n}": machine.put(f"{n}", noise(SIZE, seed=seed + n)) for n in range(8)}
@@ -700,7 +702,7 @@ def read_by_chance(machine: Machine, n_reads: int, seed: int, claimed: set[int])
         outcomes = Counter(threads.map(read, wanted))
     assert machine.server.count("media") >= 100  # ten of them failed
     machine.server.heal()
-    await_quiet(claimed)
+    await_quiet(locked)
     forget()
     anew = fsspec.filesystem("cachedfs", target_protocol=machine.protocol, **OPTIONS)
     for name, right in data.items():
@@ -709,9 +711,9 @@ def read_by_chance(machine: Machine, n_reads: int, seed: int, claimed: set[int])
 
 
 @pytest.mark.parametrize("service", ["gs", "drive"])
-def test_one_request_in_ten_fails_and_no_read_is_wrong(service, request, policy, claimed):
+def test_one_request_in_ten_fails_and_no_read_is_wrong(service, request, policy, locked):
     machine = request.getfixturevalue("cloud" if service == "gs" else "drive")
-    outcomes = read_by_chance(machine, 100, 0, claimed)
+    outcomes = read_by_chance(machine, 100, 0, locked)
     assert set(outcomes) <= {"right", "OriginUnavailable"}
     assert outcomes["right"] >= 95  # six failures in a row are one in a million
 
@@ -721,10 +723,10 @@ def test_one_request_in_ten_fails_and_no_read_is_wrong(service, request, policy,
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("service", ["gs", "drive"])
 def test_one_request_in_ten_fails_for_long_and_no_read_is_wrong(
-    service, seed, request, policy, claimed, capsys
+    service, seed, request, policy, locked, capsys
 ):
     machine = request.getfixturevalue("cloud" if service == "gs" else "drive")
-    outcomes = read_by_chance(machine, 2000, seed, claimed)
+    outcomes = read_by_chance(machine, 2000, seed, locked)
     with capsys.disabled():
         print(f"\n{service}, seed {seed}: {dict(outcomes)}")  # noqa: T201 - what was counted is the result
     assert set(outcomes) <= {"right", "OriginUnavailable"}

@@ -138,7 +138,7 @@ def test_a_child_of_a_fork_holds_no_blocks_of_its_parent(cloud, forking):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=64 * KiB, **cloud.options)
     for _ in range(2):
         assert fs.cat_file(cloud.path("a")) == data
-        assert fs._source.engine.drain(120)
+        assert fs._source.runtime.drain(120)
     with fs.open(cloud.path("a")) as file:
         assert file.read(32 * KiB) == data[: 32 * KiB]
         assert len(blocks_open(cloud.cache_dir)) == 40
@@ -296,10 +296,10 @@ def test_one_handle_is_read_by_many_threads_without_mixing(cloud, fs):
 def test_a_loop_whose_thread_ends_late_is_closed_all_the_same(cloud, fs, monkeypatch):
     cloud.put("a", b"data")
     assert fs.cat_file(cloud.path("a")) == b"data"
-    engine, go_on = fs._source.engine, threading.Event()
-    loop, stop = engine.loop, engine.loop.stop
+    runtime, go_on = fs._source.runtime, threading.Event()
+    loop, stop = runtime.loop, runtime.loop.stop
     monkeypatch.setattr(loop, "stop", lambda: (go_on.wait(120), stop()))
-    monkeypatch.setattr(engine._thread, "join", lambda timeout: None)  # for a second, in truth
+    monkeypatch.setattr(runtime._thread, "join", lambda timeout: None)  # for a second, in truth
     forget()
     assert not loop.is_closed()
     go_on.set()
@@ -313,7 +313,7 @@ def read_in_a_thread(fs, path):
 
     # Since Python 3.13 a worker joins its threads before anything else may run at its end, as programs always did.
     threading.Thread(target=read, daemon=sys.version_info >= (3, 13)).start()
-    until(lambda: fs._source.engine.airborne)
+    until(lambda: fs._source.runtime.active_requests)
 
 
 def test_a_worker_whose_thread_still_reads_ends(cloud, fs, forking):

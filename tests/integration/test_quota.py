@@ -27,13 +27,13 @@ pytestmark = pytest.mark.usefixtures("real_pace")
 
 def settled(fs):
     """Wait until nothing is on its way or to be sent, and what came is stored."""
-    engine = fs._source.engine
+    runtime = fs._source.runtime
 
     async def is_quiet():  # on the loop: what is sent is never seen in neither place
-        return not (engine.airborne or any(engine.ahead._queues))
+        return not (runtime.active_requests or any(runtime.fetch_queue._queues))
 
-    until(lambda: engine.run(is_quiet()))
-    engine.drain(120)
+    until(lambda: runtime.run(is_quiet()))
+    runtime.drain(120)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_what_one_process_learns_of_the_quota_the_next_one_knows(drive):
     new = drive.put("new", b"new")
     assert fs.cat_file(path) == new
     assert drive.asked().count("media") == 1
-    book = fs._source.origin(path).account.pacer._requests._book
+    book = fs._source.origin(path).account.rate_limiter._requests._book
     assert book.change(lambda numbers: (numbers, numbers[0])) == 1  # the second rung of the ladder
 
 

@@ -72,11 +72,11 @@ def by_tasks(order, before_each):
 
 def left_in_memory():
     '''What this process still holds when all was read and stored.'''
-    (own,) = runtimes._engines.values()
+    (own,) = runtimes._runtimes.values()
     assert own.drain(120)
-    until(lambda: not own.airborne)
-    claims = own.cache._own.claims._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
-    return [own.flights, own.questions._asked, own._tasks, claims]
+    until(lambda: not own.active_requests)
+    claims = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
+    return [own.inflight_requests, own.lookups._asked, own._tasks, claims]
 
 context = multiprocessing.get_context("fork")
 barrier = context.Barrier(len(ways))
@@ -193,13 +193,13 @@ KILL = """
 def refused(tell):
     '''Have `tell` called once when somebody else turns out to fetch what this process wants.'''
     from cachedfs.cache.block_cache import BlockCache
-    take = BlockCache.take_claim
+    take = BlockCache.take_lock
     def taking(cache, hash64):
         taken = take(cache, hash64)
         if not taken:
             tell()
         return taken
-    BlockCache.take_claim = taking
+    BlockCache.take_lock = taking
 
 begun, waiting = context.Event(), [context.Event() for _ in ways]
 
@@ -207,7 +207,7 @@ def fetch(_):
     refused(lambda: None)
     fs = fsspec.filesystem("cgs", **options)
     threading.Thread(target=fs.cat_file, args=(path,), daemon=True).start()
-    until(lambda: fs._source.engine.requests and fs._source.engine.bytes_fetched >= int(os.environ["BEGUN"]))
+    until(lambda: fs._source.runtime.requests and fs._source.runtime.bytes_fetched >= int(os.environ["BEGUN"]))
     begun.set()
     threading.Event().wait()
 
@@ -246,17 +246,17 @@ SLOW = """
 import fsspec, sys, time
 from cachedfs.common.types import BlockKey, CacheBounds
 fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=1 << 20)
-path, engine, data = sys.argv[1], fs._source.engine, open(sys.argv[2], "rb").read()
-key = fs._source.key(fs._source.known(path))
+path, runtime, data = sys.argv[1], fs._source.runtime, open(sys.argv[2], "rb").read()
+key = fs._source.key(fs._source.last_known(path))
 size = key.block_size
 blocks = range(len(data) // size)
 sys.stdin.readline()
-print(all([engine.cache.take_claim(key.hash64(index)) for index in blocks]), flush=True)
+print(all([runtime.cache.take_lock(key.hash64(index)) for index in blocks]), flush=True)
 for index in blocks:
     sys.stdin.readline()
     block = memoryview(data)[index * size : (index + 1) * size]
-    engine.cache.put([(BlockKey(key, index), block)], CacheBounds(size=1 << 30))
-    engine.cache.drop_claim(key.hash64(index))
+    runtime.cache.put([(BlockKey(key, index), block)], CacheBounds(size=1 << 30))
+    runtime.cache.release_lock(key.hash64(index))
     print("stored", flush=True)
 """
 
@@ -280,7 +280,7 @@ def test_what_another_process_fetches_slowly_is_waited_for_as_long_as_something_
     (tmp_path / "data").write_bytes(data)
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=MiB)
     fs.info(path)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     with cloud.talking(SLOW, path, str(tmp_path / "data")) as ask:
         assert ask("claim") == "True"
         cloud.asked()
@@ -303,9 +303,9 @@ sys.stdin.readline()
 hashes = []
 for path in sys.argv[1:]:
     hashes.append(ObjectKey(fs._source.identity, path, "what is it?", 0).hash64(0))
-    if known := fs._source.known(path):
+    if known := fs._source.last_known(path):
         hashes += [fs._source.key(known).hash64(index) for index in range(2)]
-print(len(hashes), all([fs._source.engine.cache.take_claim(hash64) for hash64 in hashes]), flush=True)
+print(len(hashes), all([fs._source.runtime.cache.take_lock(hash64) for hash64 in hashes]), flush=True)
 sys.stdin.read()
 """
 
@@ -319,7 +319,7 @@ def test_what_a_stopped_process_was_fetching_is_fetched_after_a_while(cloud, mon
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     fs.info(read)
     fs.info(prefetched)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     with cloud.talking(STOPPED, *data) as ask:
         assert ask("claim") == "7 True"
         cloud.asked()

@@ -174,11 +174,11 @@ def test_a_checksum_that_is_not_known_is_asked_for_with_one_request_and_not_offl
     path = cloud.path("x")
     cloud.put("x", noise(SIZE))
     fs.cat_file(path)
-    known = fs._source.known(path)
+    known = fs._source.last_known(path)
     plain = dataclasses.replace(known.object, details={})
     for offline, asked, whole in ((True, [], None), (False, ["metadata"], True)):
         one = fsspec.filesystem("cachedfs", target_protocol="gs", offline=offline, skip_instance_cache=True)
-        one._source.known(path).info = plain
+        one._source.last_known(path).info = plain
         cloud.asked()
         [found] = one.verify(path)
         assert (cloud.asked(), found.whole, found.blocks) == (asked, whole, 4)
@@ -214,9 +214,9 @@ def test_looking_over_is_no_touch_and_reads_a_block_at_a_time(cloud, fs):
     path = cloud.path("x")
     cloud.put("x", noise(SIZE))
     fs.cat_file(path)
-    fs._source.engine.drain(120)
-    key, read = fs._source.key(fs._source.known(path)), []
-    touches = fs._source.engine.cache._mapped.open_touches()
+    fs._source.runtime.drain(120)
+    key, read = fs._source.key(fs._source.last_known(path)), []
+    touches = fs._source.runtime.cache._mapped.open_touches()
     before = [touches.use_of(key.hash64(index)) for index in range(4)]
     fs.verify(path, callback=fsspec.callbacks.Callback(hooks={"": lambda size, value: read.append(value)}))
     assert [touches.use_of(key.hash64(index)) for index in range(4)] == before
@@ -338,10 +338,10 @@ def test_a_handle_whose_last_bytes_came_ahead_of_it_learns_that_all_of_them_are_
     cloud.put("large", noise(24 * MiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     cloud.server.fail(Fault(kind="media", key="large", flip=100, times=None))
-    landed, is_whole = integrity.BlockChecksums.landed, threading.Event()
+    block_received, is_whole = integrity.BlockChecksums.block_received, threading.Event()
 
     def noting(*args):
-        if (found := landed(*args)) is not None:
+        if (found := block_received(*args)) is not None:
             is_whole.set()
         return found
 
@@ -365,8 +365,8 @@ def test_a_block_that_was_fetched_anew_outlives_the_refused_one_that_still_waite
     wrong, right = InflightRequest(demand=MiB), InflightRequest(demand=MiB)
     wrong.refused = True
     with writer._changed:  # one batch
-        for data, flight in ((b"lies", wrong), (b"true", right)):
-            writer.add(FetchedBlock(BlockKey(key, 0), memoryview(data), flight, bounds))
+        for data, inflight in ((b"lies", wrong), (b"true", right)):
+            writer.add(FetchedBlock(BlockKey(key, 0), memoryview(data), inflight, bounds))
     assert writer.drain(120)
     assert cache.read(key, 0, 0, MiB) == b"true"
     writer.close()
@@ -412,28 +412,28 @@ def test_what_is_remembered_of_arrivals_is_bounded(monkeypatch):
         info = ObjectInfo(f"x{number}", size=40 * KiB, details={"crc32c": "AAAAAA=="})
         key = ObjectKey("id", info.path, "1", 10 * KiB)
         for index in (0, 1, 1, 2):
-            assert found.landed(key, info, index, 7) is None
+            assert found.block_received(key, info, index, 7) is None
     assert found._n == sum(map(len, found._sums.values())) <= 10
-    assert found.landed(key, info, 3, 7) is not None
+    assert found.block_received(key, info, 3, 7) is not None
     assert found._n == sum(map(len, found._sums.values())) < 10
 
 
 @pytest.mark.parametrize("start", [0, 1, 10, 25])
 def test_blocks_are_added_up_from_pieces_of_any_size(start):
-    data, landed = noise(57), {}
+    data, block_received = noise(57), {}
 
     class Found:
-        def landed(self, key, info, index, crc32c):
-            landed[index] = crc32c
+        def block_received(self, key, info, index, crc32c):
+            block_received[index] = crc32c
 
     info = ObjectInfo("x", size=57)
     for step in (1, 3, 10, 29, 57):
-        landed.clear()
+        block_received.clear()
         passing = integrity.StreamingChecksum(Found(), ObjectKey("id", "x", "1", 10), info, start)
         for at in range(start, 57, step):
             assert passing.add(data[at : at + step]) is None
         first = -(-start // 10)
-        assert landed == {i: checksums.crc32c_of(data[10 * i : 10 * i + 10]) for i in range(first, 6)}
+        assert block_received == {i: checksums.crc32c_of(data[10 * i : 10 * i + 10]) for i in range(first, 6)}
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,11 @@ def pytest_collection_modifyitems(items):
             place = params.get("place", params.get("base", ""))
             others = str([value for value in params.values() if value != place])
             cells.setdefault((item.path, item.originalname), {}).setdefault(others, {})[place] = item
-    turns = collections.defaultdict(itertools.count)
+    lookup_slots = collections.defaultdict(itertools.count)
     for (path, _), cell in cells.items():
         for number, by_place in enumerate(cell.values()):
             clouds = [place for place in by_place if place not in LOCAL]
-            chosen = {clouds[next(turns[path]) % len(clouds)], *(LOCAL if number == 0 else [])}
+            chosen = {clouds[next(lookup_slots[path]) % len(clouds)], *(LOCAL if number == 0 else [])}
             for place, item in by_place.items():
                 if place not in chosen:
                     item.add_marker(pytest.mark.works)

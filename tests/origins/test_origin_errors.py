@@ -111,10 +111,10 @@ def test_an_absence_is_one_only_where_nothing_else_is_behind_it(cause, kind):
 class Answers(http.server.SimpleHTTPRequestHandler):
     """Files of a folder, or what `refusal` says of those that are named in it."""
 
-    refusal: ClassVar[tuple[str, int]] = "", 0
+    corruption: ClassVar[tuple[str, int]] = "", 0
 
     def send_head(self):
-        name, status = self.refusal
+        name, status = self.corruption
         if name and name in self.path:
             self.send_error(status)
             return None

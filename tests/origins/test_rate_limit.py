@@ -59,7 +59,7 @@ def drive(service, *, seconds, in_flight=16, latency_s=0.2, ladder=REQUESTS, kin
     return sent, pace
 
 
-def refusals(sent, *, after_s=0.0):
+def corrupt_versions(sent, *, after_s=0.0):
     return [at for at, refused in sent if refused and at >= after_s]
 
 
@@ -69,14 +69,14 @@ def good_per_s(sent, start_s, stop_s):
 
 def test_on_an_old_quota_the_latency_alone_decides_and_nothing_is_refused():
     sent, pace = drive(Service(OLD), seconds=20, latency_s=0.2)
-    assert not refusals(sent)
+    assert not corrupt_versions(sent)
     assert good_per_s(sent, 0, 20) == pytest.approx(80, rel=0.02)  # 16 in flight, 0.2 s each
     assert pace.rung == 0
 
 
 def test_an_old_quota_is_never_exceeded_however_many_processes_share_the_budget():
     sent, _ = drive(Service(OLD), seconds=8, in_flight=100, latency_s=0.2)
-    assert not refusals(sent)
+    assert not corrupt_versions(sent)
     assert good_per_s(sent, 1, 8) == pytest.approx(190, rel=0.02)
 
 
@@ -84,8 +84,8 @@ def test_a_new_quota_is_found_within_a_second_and_then_nothing_is_refused():
     in_flight = 64
     sent, pace = drive(Service(NEW, 200), seconds=60, in_flight=in_flight)
     assert pace.rung == 1
-    assert 0 < len(refusals(sent)) <= 6 + 2 * in_flight
-    assert not refusals(sent, after_s=2)
+    assert 0 < len(corrupt_versions(sent)) <= 6 + 2 * in_flight
+    assert not corrupt_versions(sent, after_s=2)
     assert good_per_s(sent, 10, 60) >= 0.9 * 27
 
 
@@ -93,7 +93,7 @@ def test_a_budget_that_was_learnt_costs_the_next_process_no_refusal_for_an_hour(
     _, pace = drive(Service(NEW, 200), seconds=5)
     later = pace._replace(cut_at=pace.cut_at - LEARNT_S + 70, free_at=pace.free_at - 3500)
     sent, pace = drive(Service(NEW, 200), seconds=60, pace=later)
-    assert not refusals(sent)
+    assert not corrupt_versions(sent)
     assert (
         per_s(pace, REQUESTS, START + 120) > 30_000 / 200
     )  # an hour is over: it may have been somebody's mistake
@@ -102,7 +102,7 @@ def test_a_budget_that_was_learnt_costs_the_next_process_no_refusal_for_an_hour(
 @pytest.mark.parametrize("seed", range(5))
 def test_refusals_now_and_then_say_nothing(seed):
     sent, pace = drive(Service(OLD, noise=0.014, seed=seed), seconds=10)
-    assert refusals(sent)
+    assert corrupt_versions(sent)
     assert pace.rung == 0
     assert good_per_s(sent, 0, 10) >= 70
 
@@ -111,7 +111,7 @@ def test_refusals_now_and_then_say_nothing(seed):
 def test_what_others_take_of_a_quota_is_left_to_them(share):
     sent, pace = drive(Service(NEW * share, 200), seconds=300)
     assert good_per_s(sent, 60, 300) >= 0.55 * 27 * share
-    assert len(refusals(sent, after_s=60)) <= 0.2 * len(sent)
+    assert len(corrupt_versions(sent, after_s=60)) <= 0.2 * len(sent)
     assert pace.rung == 1
 
 
@@ -134,7 +134,7 @@ def test_a_service_that_refuses_all_for_most_of_a_minute_is_asked_seldom():
             return now < START + 40
 
     sent, _ = drive(Window(0), seconds=100)
-    assert len(refusals(sent)) <= 6 * 16 - 1  # as many tries as 16 reads have
+    assert len(corrupt_versions(sent)) <= 6 * 16 - 1  # as many tries as 16 reads have
     assert good_per_s(sent, 90, 100) >= 5
 
 
@@ -142,7 +142,7 @@ def test_a_service_that_refuses_all_for_most_of_a_minute_is_asked_seldom():
 def test_items_are_made_as_fast_as_the_service_takes_them(real, at_least):
     sent, _ = drive(Service(real), seconds=300, ladder=CREATES, kind="create", in_flight=4)
     assert good_per_s(sent, 30, 300) >= at_least
-    assert not refusals(sent, after_s=30)
+    assert not corrupt_versions(sent, after_s=30)
     assert sent[10][0] >= 2  # never a burst
 
 

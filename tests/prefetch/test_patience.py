@@ -30,7 +30,7 @@ def test_it_ends_when_the_origin_is_away_for_too_long_and_what_came_begins_anew(
     assert patient.away(outstanding.AWAY_S + 1)
     assert patient.is_pausing(outstanding.AWAY_S + 1)
     patient.came()
-    assert not patient.is_away
+    assert not patient.is_unreachable
     assert not patient.is_pausing(outstanding.AWAY_S + 1)
     assert not patient.away(outstanding.AWAY_S + 2)
 

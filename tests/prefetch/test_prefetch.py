@@ -62,12 +62,17 @@ def reads(origin):
 
 def is_idle(fs):
     """Return whether nothing is on its way, claimed or asked for, and no plan runs."""
-    engine = fs._source.engine
-    names = {task.get_coro().__qualname__ for task in list(engine._tasks)}
+    runtime = fs._source.runtime
+    names = {task.get_coro().__qualname__ for task in list(runtime._tasks)}
     is_working = any(
-        name.startswith(("PrefetchPlan.", "PlanCursor.", "OutstandingObjects.", "RequestSubmitter.", "Fetcher.")) for name in names
+        name.startswith(
+            ("PrefetchPlan.", "PlanCursor.", "OutstandingObjects.", "RequestSubmitter.", "Fetcher.")
+        )
+        for name in names
     )
-    return not (engine.flights or engine.airborne or any(engine.ahead._queues) or is_working)
+    return not (
+        runtime.inflight_requests or runtime.active_requests or any(runtime.fetch_queue._queues) or is_working
+    )
 
 
 # What it costs.
@@ -113,7 +118,7 @@ def prefetch_below(url, options):
     """In a process of its own: return how many objects and bytes are here afterwards."""
     fs, path = fsspec.url_to_fs(url, cachedfs=options["cachedfs"], gs=options["gs"])
     done = fs.prefetch(path + "/").wait(120)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     return done.items, done.bytes_fetched + done.bytes_here
 
 
@@ -136,7 +141,7 @@ def test_who_opens_an_object_before_the_listing_is_here_costs_nothing_more(origi
     until(lambda: reads(origin))
     plan = fs.prefetch("b/d/")
     until(lambda: plan.progress.items == 4)
-    fs._source.engine.call_soon(may_answer.set)
+    fs._source.runtime.call_soon(may_answer.set)
     assert plan.wait(120).items == 5
     thread.join()
     assert len(reads(origin)) == 5
@@ -368,7 +373,7 @@ def test_a_large_object_is_fetched_as_far_as_the_window_is_ahead_of_its_reader(c
     until(lambda: plan.progress.state == "held")
     assert cloud.server.bytes_sent() <= 8 * MiB
     for i in range(20):
-        assert fs._source.engine.drain(120)  # the reader finds on the disk what the plan fetched
+        assert fs._source.runtime.drain(120)  # the reader finds on the disk what the plan fetched
         assert fs.cat_file(cloud.path("big"), i * MiB, i * MiB + 9) == data[i * MiB : i * MiB + 9]
         assert cloud.server.bytes_sent() <= (8 + i + 1) * MiB
         until(lambda i=i: plan.progress.bytes_fetched >= min(20, i + 6) * MiB)
@@ -431,16 +436,16 @@ def test_the_same_list_twice_is_two_passes(cloud, fs):
 def read_and_wait(fs, path, seed, plan):
     """Read an object, and let the plan do what it does then."""
     read(fs, path, seed)
-    runner, engine = plan._plan, fs._source.engine
+    runner, runtime = plan._plan, fs._source.runtime
 
     async def has_reacted():
         """Whether the plan has looked since, and sent what follows from it. On the loop, between two of its steps."""
-        has_looked = runner._distance._clock == engine.cache.clock(fs._source.config.bounds)
+        has_looked = runner._distance._clock == runtime.cache.clock(fs._source.config.bounds)
         is_waiting = plan.progress.state == "held" and not runner._changed.is_set()
         return runner.ended.done() or (has_looked and is_waiting)
 
-    until(lambda: engine.run(has_reacted()))
-    engine.drain(120)
+    until(lambda: runtime.run(has_reacted()))
+    runtime.drain(120)
 
 
 def test_without_a_window_it_stops_before_it_drives_out_what_nobody_read(cloud, own_cache):
@@ -448,7 +453,7 @@ def test_without_a_window_it_stops_before_it_drives_out_what_nobody_read(cloud, 
     paths = small_files(cloud, 30, size=MiB)
     plan = fs.prefetch(paths)
     until(lambda: plan.progress.state == "held")
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     n = plan.progress.items
     assert 8 <= n <= 16
     assert [bool(fs.cached_extent(path)) for path in paths] == [True] * n + [False] * (30 - n)
@@ -501,7 +506,7 @@ def test_what_is_stored_while_it_is_looked_for_has_not_left_the_cache(origin, mo
         found = has(self, key, index)
         if looking:
             may_store.set()
-            fs._source.engine.drain(120)
+            fs._source.runtime.drain(120)
         return found
 
     monkeypatch.setattr(disk, "write_all", late)
@@ -533,13 +538,13 @@ def given_up(origin, fs):
     n = len(reads(origin))
     gate(fs, origin, is_open=True)
     until(lambda: is_idle(fs) and not origin.open_bodies)
-    engine = fs._source.engine
+    runtime = fs._source.runtime
     assert len(reads(origin)) == n == 2
-    assert engine.bytes_fetched <= 2 * (MiB + origin.piece_size)
-    key = fs._source.key(fs._source.known("b/0"))
+    assert runtime.bytes_fetched <= 2 * (MiB + origin.piece_size)
+    key = fs._source.key(fs._source.last_known("b/0"))
     for i in range(4):
-        assert engine.cache.take_claim(key.hash64(i))
-        engine.cache.drop_claim(key.hash64(i))
+        assert runtime.cache.take_lock(key.hash64(i))
+        runtime.cache.release_lock(key.hash64(i))
     assert fs.cat_file("b/0") == noise(4 * MiB, 0)
 
 
@@ -586,11 +591,11 @@ def test_a_handle_that_is_dropped_at_once_fetches_nothing(cloud, fs):
 
 def test_a_plan_that_comes_too_late_to_begin_lets_go_of_its_iterator(origin):
     fs, may_go_on = fake_fs(), threading.Event()
-    engine = fs._source.engine
-    _ = engine.loop
-    engine.call_soon(may_go_on.wait, 120)
+    runtime = fs._source.runtime
+    _ = runtime.loop
+    runtime.call_soon(may_go_on.wait, 120)
     plan = fs.prefetch(f"b/{i}" for i in itertools.count())
-    engine.pid = 0  # as the end of the process has it
+    runtime.pid = 0  # as the end of the process has it
     may_go_on.set()
     with pytest.raises(OriginUnavailable, match="shutting down"):
         plan.wait(120)
@@ -602,7 +607,7 @@ def test_who_reads_what_a_cancelled_plan_was_fetching_gets_it(origin):
     plan, data = slow(origin, fs), []
     thread = threading.Thread(target=lambda: data.append(fs.cat_file("b/1")))
     thread.start()
-    until(lambda: any(len(flight._arrivals) > 1 for flight in list(fs._source.engine.airborne)))
+    until(lambda: any(len(inflight._arrivals) > 1 for inflight in list(fs._source.runtime.active_requests)))
     plan.cancel()
     gate(fs, origin, is_open=True)
     thread.join(120)
@@ -679,7 +684,7 @@ def test_after_a_kill_the_rest_is_fetched_and_what_is_here_is_not(cloud):
     fs, path = fsspec.url_to_fs(sys.argv[1], cachedfs={"concurrency": 2})
     plan = fs.prefetch(path + "/")
     while plan.progress.items < 20: time.sleep(0.001)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     print("twenty", flush=True)
     print(plan.wait())
     """
@@ -758,7 +763,7 @@ def test_an_object_that_was_replaced_after_it_was_listed_is_fetched_whole(origin
     fs.ls("b/d")
     new = origin.put("b/d/x", noise(20 * MiB, 2))
     assert fs.prefetch(["b/d/x"]).wait(120).errors == 0
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     n = len(origin.log)
     assert fs.cat_file("b/d/x") == new
     assert len(origin.log) == n
@@ -776,22 +781,22 @@ def test_what_its_reader_fetched_and_lost_again_is_here_at_the_end(origin):
     thread = threading.Thread(target=lambda: fs.cat_file(names[-1]))
     thread.start()
     until(lambda: names[-1] in [path for path, _ in reads(origin)])
-    key = fs._source.key(fs._source.known(names[-1]))
+    key = fs._source.key(fs._source.last_known(names[-1]))
 
     async def arrive():
-        flight = fs._source.engine.flights[key.name(0)]
+        inflight = fs._source.runtime.inflight_requests[key.name(0)]
         origin.gate.set()
-        await flight.arrival(MiB)
+        await inflight.arrival(MiB)
         origin.gate.clear()
 
-    fs._source.engine.run(arrive())
+    fs._source.runtime.run(arrive())
     thread.join(600)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     fs.evict(names[-1])
     gate(fs, origin, is_open=True)
     plan.wait(120)
-    fs._source.engine.drain(120)
-    assert fs._source.engine.cache.has(key, 0)
+    fs._source.runtime.drain(120)
+    assert fs._source.runtime.cache.has(key, 0)
 
 
 @pytest.mark.parametrize("name", ["b/d/", "b/d"])
@@ -810,7 +815,7 @@ def cancelled_behind_a_failed_folder(fs, has_failed):
     plan = fs.prefetch(["b/d1/"])
     course = plan._plan._course
     until(lambda: course._entering)
-    fs._source.engine.call_soon(course.enter, "b/d2")  # as for an object that proved to be a folder
+    fs._source.runtime.call_soon(course.enter, "b/d2")  # as for an object that proved to be a folder
     assert has_failed.wait(120)
     plan.cancel()
     assert plan.wait(120).state == "cancelled"
@@ -828,7 +833,7 @@ def test_a_plan_that_ends_before_it_gets_to_a_failed_folder_leaves_asyncio_nothi
         has_failed.set()
         raise AccessDenied(f"no {folder}")
 
-    monkeypatch.setattr(fs._reader.catalog, "find", find)
+    monkeypatch.setattr(fs._reader.resolver, "find", find)
     course = cancelled_behind_a_failed_folder(fs, has_failed)
     until(lambda: gc.collect() >= 0 and course() is None)
     assert "never retrieved" not in caplog.text
@@ -895,7 +900,7 @@ def test_folders_that_are_known_do_not_keep_a_plan_going_whose_origin_is_away(or
     for name in ("b/d/1", "b/x"):
         origin.put(name, b"1")
     fs.cat(fs.find("b/d"))
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     origin.log.clear()
     origin.fail_with = {n: OriginUnreachable("refused") for n in range(1000)}
     plan = fs.prefetch(["b/x", *["b/d/"] * 5000])
@@ -930,7 +935,7 @@ def test_a_plan_goes_on_at_once_when_another_answer_comes_in_the_pause(origin, m
     origin.fail_with = {1: OriginUnreachable("refused, once")}
     gate(fs, origin, is_open=False)
     plan = fs.prefetch(names)
-    until(lambda: plan._plan._pending.patience.is_away)
+    until(lambda: plan._plan._pending.patience.is_unreachable)
     gate(fs, origin, is_open=True)
     assert plan.wait(120).items == 4
 
@@ -969,7 +974,7 @@ def test_offline_nothing_is_asked_for_and_what_is_missing_is_told(cloud, fs):
 def test_where_nothing_can_be_stored_it_says_so_and_fetches_next_to_nothing(cloud, fs, monkeypatch, caplog):
     paths = small_files(cloud, 200, size=100 * KiB)
     fs.cat_file(paths[0])
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     cloud.asked()
 
     def full(*args):
@@ -1007,13 +1012,13 @@ def test_what_the_plan_before_had_on_a_seat_is_not_what_the_next_one_has(origin)
     fs = fake_fs()
     origin.put("b/x", noise(10))
     fs.cat_file("b/x")
-    engine = fs._source.engine
-    engine.drain(120)
-    store = engine.cache._own.store
+    runtime = fs._source.runtime
+    runtime.drain(120)
+    store = runtime.cache._own.store
     with store._writing(time.time()) as rows:
         rows.record("taken by 0", 1 << 40)
     assert fs.prefetch(["b/x"]).wait(120).bytes_here == 10
-    engine.drain(120)
+    runtime.drain(120)
     with store._writing(time.time()) as rows:
         assert rows.number("taken by 0") == 0
 

@@ -229,9 +229,9 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, new_home, monkey
                 f"{page}, line {block.line}, prints\n{out.getvalue()}\nand not\n{shown and shown.text}"
             )
             # Who types the blocks takes a moment between two, in which all that was asked for arrives and is stored.
-            for engine in list(runtimes._engines.values()):
-                until(lambda engine=engine: not engine.airborne)
-                engine.drain(120)
+            for runtime in list(runtimes._runtimes.values()):
+                until(lambda runtime=runtime: not runtime.active_requests)
+                runtime.drain(120)
     finally:
         servers = [value for value in vars(module).values() if isinstance(value, SimServer)]
         vars(module).clear()

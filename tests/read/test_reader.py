@@ -47,12 +47,12 @@ def in_threads(n, function):
 
 def test_who_learns_of_an_object_by_its_first_read_finds_its_blocks_taken(fs, origin, monkeypatch):
     data, taken = origin.put("b/k", noise(3 * MiB)), []
-    engine, facts = fs._source.engine, fs._source.facts
+    runtime, facts = fs._source.runtime, fs._source.metadata
     keep = facts._keep
 
     def look(fact):
         key = ObjectKey(fs._source.identity, "b/k", "1", MiB)
-        taken.append([key.name(index) in engine.flights for index in range(3)])
+        taken.append([key.name(index) in runtime.inflight_requests for index in range(3)])
         keep(fact)
 
     monkeypatch.setattr(facts, "_keep", look)
@@ -78,13 +78,13 @@ def test_all_who_wait_for_a_request_get_its_error_and_the_next_read_works(fs, or
     origin.break_after[2] = 2 * MiB
     gate(fs, origin, is_open=False)
     threads, results = in_threads(8, lambda i: fs.cat_file("b/k", 5 * i, 3 * MiB - 5 * i))
-    until(lambda: sum(len(flight._arrivals) for flight in fs._source.engine.airborne.copy()) == 8)
+    until(lambda: sum(len(inflight._arrivals) for inflight in fs._source.runtime.active_requests.copy()) == 8)
     gate(fs, origin, is_open=True)
     for thread in threads:
         thread.join()
     assert [type(result) for result in results] == [CachedFSError] * 8
-    assert fs._source.engine.drain(120)
-    assert not fs._source.engine.flights
+    assert fs._source.runtime.drain(120)
+    assert not fs._source.runtime.inflight_requests
     assert fs.cat_file("b/k") == data
     # The two blocks that had arrived were kept: only the third was asked for again.
     assert [(want.start, want.stop) for want in reads(origin)] == [(0, 3 * MiB), (2 * MiB, 3 * MiB)]
@@ -124,21 +124,21 @@ def test_a_read_that_is_given_up_does_not_stop_the_request_for_others(fs, origin
     data = origin.put("b/k", noise(MiB))
     fs.info("b/k")
     gate(fs, origin, is_open=False)
-    reader, engine = fs._reader, fs._source.engine
+    reader, runtime = fs._reader, fs._source.runtime
 
     async def two_readers():
         first = asyncio.ensure_future(reader.read("b/k"))
         second = asyncio.ensure_future(reader.read("b/k"))
 
         def both_wait():
-            return any(len(flight._arrivals) > 1 for flight in engine.airborne.copy())
+            return any(len(inflight._arrivals) > 1 for inflight in runtime.active_requests.copy())
 
         await asyncio.to_thread(until, both_wait)
         first.cancel()
         origin.gate.set()
         return await second
 
-    assert engine.run(two_readers()) == data
+    assert runtime.run(two_readers()) == data
     assert len(reads(origin)) == 1
 
 
@@ -147,7 +147,7 @@ def test_a_closed_handle_leaves_no_request_running(fs, origin):
     file = fs.open("b/k")
     file.read(10)
     file.close()
-    until(lambda: not (origin.open_bodies or fs._source.engine.airborne))
+    until(lambda: not (origin.open_bodies or fs._source.runtime.active_requests))
     assert fs.stats().bytes_fetched <= 2 * MiB
 
 
@@ -163,11 +163,11 @@ def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
     data = origin.put("b/k", noise(12 * MiB))
     fs.info("b/k")
     threads, results = in_threads(1, lambda i: fs.cat_file("b/k"))
-    engine = fs._source.engine
-    until(lambda: engine.writer.behind > 2 * MiB)
+    runtime = fs._source.runtime
+    until(lambda: runtime.cache_writer.behind > 2 * MiB)
     for _ in range(500):  # turns of the loop, more than it takes for all the bytes
-        engine.run(asyncio.sleep(0))
-    assert engine.writer.behind <= 6 * MiB, "two requests stop at the limit, each at its next block"
+        runtime.run(asyncio.sleep(0))
+    assert runtime.cache_writer.behind <= 6 * MiB, "two requests stop at the limit, each at its next block"
     let_go.set()
     threads[0].join()
     assert results == [data]
@@ -196,7 +196,7 @@ def test_an_object_without_a_fingerprint_is_read_on_after_a_pause(fs, origin, th
     data = origin.put("b/k", noise(5 * MiB))
     with fs.open("b/k") as file:
         assert file.read(10) == data[:10]
-        until(lambda: not fs._source.engine.airborne)  # nobody read on: the request has ended
+        until(lambda: not fs._source.runtime.active_requests)  # nobody read on: the request has ended
         if then == "all":
             assert file.read() == data[10:]
         else:
@@ -213,7 +213,7 @@ def test_a_read_succeeds_and_is_cheap_where_nothing_can_be_stored(fs, origin, mo
         assert b"".join(iter(lambda: file.read(50 * KiB), b"")) == data
     assert fs.stats().bytes_fetched == len(data)
     assert fs.stats().requests <= 10
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     assert fs.stats().cannot_store == "the disk is full"
     assert fs.cat_file("b/k") == data
 
@@ -226,7 +226,7 @@ def test_a_fault_in_storing_does_not_stop_the_readers(fs, origin, monkeypatch, c
     data = origin.put("b/k", noise(3 * MiB))
     for _ in range(2):
         assert fs.cat_file("b/k") == data
-        fs._source.engine.drain(120)
+        fs._source.runtime.drain(120)
     assert "a bug" in caplog.text
 
 
@@ -244,7 +244,7 @@ def test_the_origin_away_serves_what_is_known_with_one_warning(origin, caplog):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0)
     data = origin.put("b/k", noise(1000))
     assert fs.cat_file("b/k") == data
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     away = OriginUnreachable("gs://b/k: connection refused")
     origin.fail_with[len(origin.log) + 1] = away
     for _ in range(3):
@@ -262,7 +262,7 @@ def test_offline_reads_what_is_here_and_says_what_is_not(fs, origin):
     data = origin.put("b/k", noise(3 * MiB))
     origin.put("b/other", b"x")
     assert fs.cat_file("b/k", 0, 10) == data[:10]
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     origin.log.clear()
     offline = fsspec.filesystem("cachedfs", target_protocol="gs", offline=True)
     assert offline.cat_file("b/k", 5, MiB) == data[5:MiB]
@@ -294,7 +294,7 @@ def test_nothing_is_read_ahead_for_a_reader_who_left(fs, origin, leave):
     file = fs.open("b/k")
     for _ in range(12):
         file.read(MiB)
-    engine = fs._source.engine
+    runtime = fs._source.runtime
     # The next block has been read ahead, and needs no open gate.
     until(lambda: any(start <= 12 * MiB and 13 * MiB <= stop for start, stop in fs.cached_extent("b/k")))
     gate(fs, origin, is_open=False)
@@ -307,7 +307,7 @@ def test_nothing_is_read_ahead_for_a_reader_who_left(fs, origin, leave):
         file.seek(110 * MiB)
         file.read(10)
     gate(fs, origin, is_open=True)
-    until(lambda: not (any(engine.ahead._queues) or engine.airborne))
+    until(lambda: not (any(runtime.fetch_queue._queues) or runtime.active_requests))
     assert fs.stats().bytes_fetched < 100 * MiB
 
 
@@ -318,17 +318,17 @@ def test_what_did_not_come_for_a_reader_who_left_is_not_held_against_him():
         history, _ = ahead(
             history.after(index * MiB, (index + 1) * MiB), n_blocks=1000, blocks_per_request=8, most=64
         )
-    sent, flights = OutstandingReadahead(), []
+    sent, inflight_requests = OutstandingReadahead(), []
     for start in (8, 16):
-        flights.append(flight := InflightRequest(demand=8 * MiB))
-        flight.begin(ObjectInfo("b/k", size=1000 * MiB), key, Range(start * MiB, (start + 8) * MiB))
-        sent.of(history.runs[0]).append(flight)
-    flights[0].feed(bytes(2 * MiB + 1))
+        inflight_requests.append(inflight := InflightRequest(demand=8 * MiB))
+        inflight.begin(ObjectInfo("b/k", size=1000 * MiB), key, Range(start * MiB, (start + 8) * MiB))
+        sent.of(history.runs[0]).append(inflight)
+    inflight_requests[0].feed(bytes(2 * MiB + 1))
     asked = history.runs[0].unread(MiB)
     for index in range(500, 503):
         history, unwanted = sent.over(history.after(index * MiB, (index + 1) * MiB))
     assert asked > 16
-    assert unwanted == [deque(flights)]
+    assert unwanted == [deque(inflight_requests)]
     assert history.n_wasted == 3, "those of which something came"
     assert list(sent) == []
 
@@ -344,26 +344,26 @@ def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, or
             file.seek(start * MiB)
             for i in range(start, start + 10):
                 assert file.read(MiB) == data[i * MiB : (i + 1) * MiB]
-            fs._source.engine.run(asyncio.sleep(0))
-            assert sum(len(block) for flight in file.raw._sent for block in flight._blocks) <= 80 * MiB
+            fs._source.runtime.run(asyncio.sleep(0))
+            assert sum(len(block) for inflight in file.raw._sent for block in inflight._blocks) <= 80 * MiB
 
 
 def test_a_window_is_a_quarter_of_the_cache_and_whole_where_nothing_can_be_stored(fs, monkeypatch):
-    engine, config = fs._source.engine, fs._source.config
+    runtime, config = fs._source.runtime, fs._source.config
     for allowed, window in ((100 * MiB, 25 * MiB), (1 << 40, 64 * MiB), (1000, MiB)):
-        monkeypatch.setattr(engine.cache._own.store, "allowed", allowed)
-        assert engine.window(config) == window
-    monkeypatch.setattr(engine.cache._own, "cannot_store", "the disk is full")
-    assert engine.window(config) == 64 * MiB
+        monkeypatch.setattr(runtime.cache._own.store, "allowed", allowed)
+        assert runtime.window(config) == window
+    monkeypatch.setattr(runtime.cache._own, "cannot_store", "the disk is full")
+    assert runtime.window(config) == 64 * MiB
 
 
 def test_an_interrupt_never_leaves_a_block_in_two_hands(fs, origin, monkeypatch):
     data = origin.put("b/k", noise(3 * MiB))
     fs.cat_file("b/k")
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     file = fs.open("b/k")
     file.read(10)
-    give, idle = BlockPool.give, fs._source.engine.cache._handles._idle
+    give, idle = BlockPool.give, fs._source.runtime.cache._handles._idle
 
     def interrupted(self, *args):
         give(self, *args)
@@ -425,14 +425,14 @@ def test_the_writer_survives_whatever_goes_wrong_behind_it(fs, origin, monkeypat
     for name in ("b/k", "b/l"):
         data = origin.put(name, noise(12 * MiB))
         assert fs.cat_file(name) == data
-    assert fs._source.engine.drain(120)
+    assert fs._source.runtime.drain(120)
 
 
 def test_an_error_of_one_object_does_not_make_its_origin_away(origin):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0)
     origin.put("b/k", b"old")
     assert fs.cat_file("b/k") == b"old"
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     new = origin.put("b/k", b"new!")
     origin.fail_with[len(origin.log) + 1] = OriginUnavailable("b/other: 503, six times")
     with pytest.raises(OriginUnavailable):
@@ -443,10 +443,10 @@ def test_an_error_of_one_object_does_not_make_its_origin_away(origin):
 def short_of(fs, path, index):
     """Store a sound block that is shorter than the object has it, as an origin makes them that keeps a name for other bytes."""
     source = fs._source
-    key = source.key(source.facts.get(path))
-    source.engine.drain(120)
-    source.engine.cache.evict(source.identity, path)
-    source.engine.cache.put([(key.block(index), b"short")], source.config.bounds)
+    key = source.key(source.metadata.get(path))
+    source.runtime.drain(120)
+    source.runtime.cache.evict(source.identity, path)
+    source.runtime.cache.put([(key.block(index), b"short")], source.config.bounds)
 
 
 READS = {
@@ -475,7 +475,7 @@ def test_a_block_that_is_shorter_than_its_object_is_fetched_again(origin, tmp_pa
             fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=layers)
         assert read(fs, "b/k") == expected
         assert fs.cat_file("b/k") == data
-        fs._source.engine.drain(120)
+        fs._source.runtime.drain(120)
         n_requests = len(origin.log)
         assert fs.cat_file("b/k") == data
         assert len(origin.log) == n_requests
@@ -493,9 +493,9 @@ def test_who_waits_for_a_block_is_not_behind_the_disk_of_what_nobody_waits_for(f
     monkeypatch.setattr("cachedfs.fetch.runtime.BEHIND_BYTES", 16 * MiB)
     origin.put("b/big", noise(64 * MiB))
     data = origin.put("b/other", noise(4 * MiB, 1))
-    engine, got = fs._source.engine, []
+    runtime, got = fs._source.runtime, []
     with fs.prefetch("b/big") as plan:
-        until(lambda: engine.writer.behind > 8 * MiB and engine.bytes_fetched >= 8 * MiB)
+        until(lambda: runtime.cache_writer.behind > 8 * MiB and runtime.bytes_fetched >= 8 * MiB)
         thread = threading.Thread(target=lambda: got.append(fs.cat_file("b/other")))
         thread.start()
         thread.join(600)
@@ -519,6 +519,6 @@ def test_what_a_reader_keeps_of_requests_ahead_may_change_while_it_is_looked_thr
 
     kept = deque([Passing(), Passing()])
     origin.put("b/k", noise(4 * MiB))
-    known, _ = fs._source.engine.run(fs._reader.open("b/k"))
+    known, _ = fs._source.runtime.run(fs._reader.open("b/k"))
     key = fs._source.key(known)
-    assert fs._reader.fetcher._send_ahead(known, key, range(2, 4), kept, None) == []
+    assert fs._reader.fetcher._send_speculative(known, key, range(2, 4), kept, None) == []

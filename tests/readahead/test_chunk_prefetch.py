@@ -48,7 +48,7 @@ def unhurried(monkeypatch):
             await settled(fs)
 
     async def waiting(self, *args, **options):
-        await self._source.engine.hop(in_turn(self))
+        await self._source.runtime.hop(in_turn(self))
         return await cat_file(self, *args, **options)
 
     monkeypatch.setattr(CachedFileSystem, "_cat_file", waiting)
@@ -56,8 +56,9 @@ def unhurried(monkeypatch):
 
 async def settled(fs):
     """Wait until nothing is sent for, or will be. On the loop, where what a read brings about is done in one step."""
-    engine, chunks = fs._source.engine, fs._reader.chunks
-    while chunks._reached or any(engine.ahead._queues) or engine.ahead._asking or engine.airborne:  # noqa: ASYNC110 - nobody tells
+    runtime, chunks = fs._source.runtime, fs._reader.chunk_prefetch
+    queue = runtime.fetch_queue
+    while chunks._reached or any(queue._queues) or queue._asking or runtime.active_requests:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.001)
 
 
@@ -71,13 +72,13 @@ def one_at_a_time(unhurried):
 @pytest.fixture
 def ahead(monkeypatch):
     """The paths of the objects that were sent for before anybody waited for them, in that order."""
-    found, fly = [], Fetcher.fly
+    found, run_request = [], Fetcher.run_request
 
-    def flown(self, flight, request):
-        if flight.is_ahead:
+    def flown(self, inflight, request):
+        if inflight.is_speculative:
             call = request.args  # (flight, path, ...)
             found.append(call[1])
-        return fly(self, flight, request)
+        return run_request(self, inflight, request)
 
     monkeypatch.setattr(Fetcher, "fly", flown)
     return found
@@ -191,8 +192,8 @@ def test_what_is_asked_for_and_never_read_is_one_window_at_most(cloud, tmp_path,
     counted(cloud)
     for i in range(40):
         array[i]
-    engine = fs._source.engine
-    until(lambda: not (any(engine.ahead._queues) or engine.airborne))
+    runtime = fs._source.runtime
+    until(lambda: not (any(runtime.fetch_queue._queues) or runtime.active_requests))
     asked, _ = counted(cloud)
     assert 40 <= len(asked) <= 56
 
@@ -332,7 +333,7 @@ def test_a_request_ahead_that_fails_is_nobodys_error(cloud, tmp_path, fs):
     for i in range(20):
         assert array[i] == values[i]
     until(lambda: sum(request.status == 400 for request in cloud.server.requests) == 3)
-    until(lambda: not fs._source.engine.airborne)
+    until(lambda: not fs._source.runtime.active_requests)
     np.testing.assert_array_equal(array[...], values)
 
 
@@ -415,7 +416,7 @@ def test_numbered_objects_that_nobody_listed_are_not(cloud, fs, ahead):
 
 def test_of_two_threads_that_read_ahead_names_at_once_both_are_noted(origin):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    chunks, both = fs._reader.chunks, threading.Barrier(2)
+    chunks, both = fs._reader.chunk_prefetch, threading.Barrier(2)
 
     class Slow(collections.deque):
         """The turn of a thread may end between any two lines of its own: here behind the first."""

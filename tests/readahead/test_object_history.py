@@ -23,12 +23,12 @@ def fs(origin):
     return filesystem()
 
 
-def landed(fs):
+def block_received(fs):
     """Wait until nothing is under way; return how much of `b/k` came."""
-    engine = fs._source.engine
-    until(lambda: not (engine.airborne or any(engine.ahead._queues)))
-    engine.drain(120)
-    return engine.bytes_fetched
+    runtime = fs._source.runtime
+    until(lambda: not (runtime.active_requests or any(runtime.fetch_queue._queues)))
+    runtime.drain(120)
+    return runtime.bytes_fetched
 
 
 def asked(origin):
@@ -39,11 +39,11 @@ def put(fs, origin, n_blocks, key="b/k"):
     """Put an object of so many blocks, which is known then, as is what the cache may hold."""
     data = origin.put(key, noise(n_blocks * BLOCK))
     fs.info(key)
-    engine = fs._source.engine
-    engine.window(
+    runtime = fs._source.runtime
+    runtime.window(
         fs._source.config
     )  # has the writer look it up, which readers of an origin that is this fast would not see
-    until(lambda: engine.cache.allowed is not None)
+    until(lambda: runtime.cache.allowed is not None)
     origin.log.clear()
     return data
 
@@ -65,9 +65,9 @@ HOW = pytest.mark.parametrize("how", ["ranges", "handles"])
 def test_the_second_read_of_a_small_object_brings_all_of_it(fs, origin, how):
     data = put(fs, origin, 8)
     read_block(fs, data, 7, how)
-    assert landed(fs) == BLOCK
+    assert block_received(fs) == BLOCK
     read_block(fs, data, 3, how)
-    assert landed(fs) == 8 * BLOCK
+    assert block_received(fs) == 8 * BLOCK
     assert sorted(asked(origin), key=lambda want: want.start) == [
         Range(0, 3 * BLOCK),
         Range(3 * BLOCK, 7 * BLOCK),
@@ -82,7 +82,7 @@ def test_an_index_at_the_end_and_one_piece_bring_all_of_a_small_object(fs, origi
     data = origin.put("b/k", noise(8 * BLOCK))
     assert fs.cat_file("b/k", start=-300) == data[-300:]
     read_block(fs, data, 3, "ranges")
-    landed(fs)
+    block_received(fs)
     assert len(asked(origin)) == 3
     for index in range(7):
         read_block(fs, data, index, "ranges")
@@ -94,8 +94,8 @@ def test_random_reads_of_an_object_bring_the_rest_of_it_in_large_requests(fs, or
     data, rng = put(fs, origin, 192), random.Random(1)
     for _ in range(120):
         read_block(fs, data, rng.randrange(192), how)
-        landed(fs)
-    assert 150 * BLOCK < landed(fs) <= 192 * BLOCK, "no byte twice"
+        block_received(fs)
+    assert 150 * BLOCK < block_received(fs) <= 192 * BLOCK, "no byte twice"
     assert len(asked(origin)) <= 70
 
 
@@ -106,7 +106,7 @@ def test_who_stops_reading_here_and_there_has_cost_a_window_at_most(fs, origin, 
     data = put(fs, origin, 192)
     for index in random.Random(2).sample(range(192), n_reads):
         read_block(fs, data, index, how)
-    in_vain = landed(fs) - n_reads * BLOCK
+    in_vain = block_received(fs) - n_reads * BLOCK
     assert in_vain == 0 if n_reads < 12 else in_vain <= WINDOW + (n_reads - 11) * REQUEST
 
 
@@ -118,7 +118,7 @@ def test_one_handle_that_jumps_about_brings_the_rest_as_many_do(fs, origin):
             at = rng.randrange(191 * BLOCK)
             file.seek(at)
             assert file.read(5000) == data[at : at + 5000]
-    assert landed(fs) <= 192 * BLOCK
+    assert block_received(fs) <= 192 * BLOCK
     assert len(asked(origin)) < 120
 
 
@@ -128,7 +128,7 @@ def test_the_rest_is_not_fetched_where_it_does_not_fit_or_nothing_may_be_read_ah
     data = put(fs, origin, 192)
     for index in random.Random(4).sample(range(192), 30):
         read_block(fs, data, index, "ranges")
-    assert landed(fs) == 30 * BLOCK
+    assert block_received(fs) == 30 * BLOCK
 
 
 @pytest.mark.parametrize("step", [1, 16])
@@ -138,7 +138,7 @@ def test_ranges_that_follow_one_another_are_read_ahead(fs, origin, step):
     for start in range(0, n, step):
         stop = start + step
         assert fs.cat_file("b/k", start * BLOCK, stop * BLOCK) == data[start * BLOCK : stop * BLOCK]
-    assert landed(fs) == len(data)
+    assert block_received(fs) == len(data)
     assert len(asked(origin)) <= n / 8 + 10
 
 
@@ -147,7 +147,7 @@ def test_ranges_at_one_distance_are_read_ahead_and_nothing_between_them(fs, orig
     for start in range(0, 400, 20):
         want = Range(start * BLOCK + 100, (start + 2) * BLOCK - 100)
         assert fs.cat_file("b/k", want.start, want.stop) == data[want.start : want.stop]
-    assert landed(fs) <= 1.05 * 40 * BLOCK
+    assert block_received(fs) <= 1.05 * 40 * BLOCK
 
 
 def test_a_wrong_version_is_not_sent_for_again(fs, origin):
@@ -155,14 +155,14 @@ def test_a_wrong_version_is_not_sent_for_again(fs, origin):
     put(fs, origin, 192)
     known = fs._source.fresh("b/k")
     key = fs._source.key(known)
-    engine = fs._source.engine
+    runtime = fs._source.runtime
 
     async def refuse():
-        engine.refusals.begin(key)
-        fs._reader.habits.ranged(known, key, Range(0, 10), is_first=False)
+        runtime.corrupt_versions.begin(key)
+        fs._reader.access_patterns.observe_range(known, key, Range(0, 10), is_first=False)
         await asyncio.sleep(0)
 
-    engine.run(refuse())
+    runtime.run(refuse())
     assert asked(origin) == []
 
 
@@ -171,7 +171,7 @@ def test_what_is_remembered_of_objects_is_bounded(fs, origin, monkeypatch):
     for number in range(6):
         put(fs, origin, 8, key=f"b/{number}")
         fs.cat_file(f"b/{number}", 0, 10)
-    assert len(habits_of(fs._source.engine)) == 3
+    assert len(habits_of(fs._source.runtime)) == 3
     forget()
 
 
@@ -189,5 +189,5 @@ def test_who_reads_the_first_bytes_of_a_known_object_and_leaves_has_cost_two_blo
     for _ in range(3):
         with fs.open("b/k") as file:
             file.read(100)
-    assert landed(fs) <= 2 * BLOCK
+    assert block_received(fs) <= 2 * BLOCK
     assert len(asked(origin)) == 1

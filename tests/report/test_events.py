@@ -56,9 +56,9 @@ def test_the_sums_of_events_are_those_of_stats_and_of_the_server(cloud, folder):
     with fs.open(cloud.path("d/0")) as file:
         file.read()
     asked = len(cloud.server.requests)
-    engine = fs._source.engine
+    runtime = fs._source.runtime
     forget()
-    stats = engine.sums()
+    stats = runtime.sums()
     summary = summary_of(read(folder))
     assert summary.counts == {name: stats[name] for name in summary.counts}
     assert summary.n_requests == summary.counts["requests"] == asked
@@ -72,7 +72,7 @@ def test_what_is_waited_for_is_told_by_name(cloud, folder):
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"))
-    fs._source.engine.drain(120)  # else it may come from the request, which takes a turn of the loop
+    fs._source.runtime.drain(120)  # else it may come from the request, which takes a turn of the loop
     fs.cat_file(cloud.path("key"))
     (wait,) = [event for event in lines(folder) if event["kind"] == "wait"]
     assert wait["path"] == cloud.path("key")
@@ -120,7 +120,7 @@ def test_waiting_for_what_another_process_fetches_is_told(origin, folder, later,
     origin.put("b/k", noise(3 * MiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     fs.info("b/k")
-    take, refused = BlockCache.take_claim, []
+    take, refused = BlockCache.take_lock, []
 
     def taken_later(*given):
         if not refused:
@@ -138,7 +138,7 @@ def test_a_read_of_what_is_here_writes_nothing(cloud, folder):
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"))
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     n_before = len([event for event in lines(folder) if event["kind"] != "sums"])
     with fs.open(cloud.path("key")) as file:
         for _ in range(100):
@@ -163,7 +163,7 @@ def test_every_process_has_a_file_of_its_own(cloud, folder):
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"), 0, 10)
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     with forked(lambda: fs.cat_file(cloud.path("key"), 0, 10)):
         pass
     heads = [event for event in lines(folder) if event["kind"] == "process"]
@@ -263,7 +263,7 @@ def test_switching_on_later_counts_from_there(cloud, tmp_path, monkeypatch):
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"))
-    fs._source.engine.drain(120)
+    fs._source.runtime.drain(120)
     log_events(tmp_path / "events")
     assert os.environ[event_log.VARIABLE] == str(tmp_path / "events")
     fs.cat_file(cloud.path("key"))

@@ -297,8 +297,8 @@ def test_facts_that_cannot_be_kept_make_the_import_no_success(cloud, machine, ca
 
     data, folder = carried
     fs = machine("b", cloud)
-    monkeypatch.setattr(fs._source.engine.cache.known, "keep_facts", full)
-    monkeypatch.setattr(fs._source.engine.cache.known, "keep_listings", full)
+    monkeypatch.setattr(fs._source.runtime.cache.metadata, "keep_facts", full)
+    monkeypatch.setattr(fs._source.runtime.cache.metadata, "keep_listings", full)
     got = fs.import_cache(str(folder))
     assert (got.blocks, got.ok) == (60, False)
     assert ["not kept: the disk is full" in each for each in got.bad] == [True]
@@ -312,7 +312,7 @@ def test_details_that_are_too_deep_to_be_read_are_refused(tmp_path):
         details = {"a": [details]}
     deep = json.dumps(["file", 1, "x", None, details])
     with pytest.raises(BadBundle, match="makes no sense"):
-        MetadataImport(cache.known, "gs||", 1e9).take([["fact", "b/k", 1.0, False, deep]])
+        MetadataImport(cache.metadata, "gs||", 1e9).take([["fact", "b/k", 1.0, False, deep]])
     cache.close()
 
 
@@ -695,7 +695,7 @@ def test_a_listing_too_large_for_memory_is_asked_for(tmp_path, monkeypatch, is_t
     monkeypatch.setattr(carried_knowledge, "_MOST_HELD", 4000)
     cache = BlockCache([str(tmp_path / "cache")], explicit=True)
     now = time.time()
-    known, adoption = cache.known, MetadataImport(cache.known, "gs||", now)
+    known, adoption = cache.metadata, MetadataImport(cache.metadata, "gs||", now)
     many = [0] * 30 if is_too_large else []
     info = json.dumps(["file", 1, "x", None, {"many": many}])
     rows = [["child", f"b/{i}", info] for i in range(3)]
@@ -710,7 +710,7 @@ def test_a_listing_too_large_for_memory_is_asked_for(tmp_path, monkeypatch, is_t
 
 def test_only_so_many_feeds_begin(tmp_path):
     cache = BlockCache([str(tmp_path / "cache")], explicit=True)
-    adoption = MetadataImport(cache.known, "gs||", 1e9)
+    adoption = MetadataImport(cache.metadata, "gs||", 1e9)
     for part in range(2000):
         if adoption.takes_feed(str(part)):
             adoption.feeds[str(part)] = None
@@ -753,7 +753,7 @@ ROWS = st.lists(
 @settings(max_examples=100)
 def test_rows_that_nobody_exported_are_refused_or_harmless(tmp_path_factory, rows):
     cache = BlockCache([str(tmp_path_factory.getbasetemp() / "hostile")], explicit=True)
-    adoption = MetadataImport(cache.known, "gs||", 1e9)
+    adoption = MetadataImport(cache.metadata, "gs||", 1e9)
     rows = json.loads(json.dumps(rows))
     with contextlib.suppress(BadBundle):
         adoption.take([row for row in rows if adoption.feed_in(row) is None])

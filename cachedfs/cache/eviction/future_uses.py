@@ -180,7 +180,7 @@ class FutureUses:
 
     Who runs the plan calls `extend` when there is room within the horizon, `reached` when its reader may have got further, and
     `ask` before it asks for a block; then it looks whether that is here (`stored`), and else fetches it. Of what is fetched the
-    engine reports the end by itself, for all orders in `engine.orders`, whoever asked for it. `lost` is for what did not come,
+    runtime reports the end by itself, for all orders in `runtime.future_uses`, whoever asked for it. `lost` is for what did not come,
     and for what the runner finds missing of what is to be read next. `close` when the plan ends.
 
     Which uses were made is told by touches: see `Reading`.

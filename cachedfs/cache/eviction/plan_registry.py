@@ -38,27 +38,27 @@ class FutureUseSource(Protocol):
 class PlanRegistry:
     """The seats of one cache. Without claims that reach other processes, each process sees its own plans alone."""
 
-    def __init__(self, claims: ByteRangeLocks) -> None:
-        self._claims = claims
+    def __init__(self, locks: ByteRangeLocks) -> None:
+        self._locks = locks
         self._ours: set[int] = set()  # Invariant: seats that were taken here and not left
 
     def take(self) -> int | None:
         """Take a free seat; None when there is none."""
         for seat in range(_MOST):
-            if self._claims.take(_FIRST + seat):
+            if self._locks.take(_FIRST + seat):
                 self._ours.add(seat)
                 return seat
         return None
 
     def leave(self, seat: int) -> None:
         self._ours.discard(seat)
-        self._claims.drop(_FIRST + seat)
+        self._locks.drop(_FIRST + seat)
 
     def others(self, seat: int | None) -> list[int]:
         """Return the seats that are taken, but for `seat`."""
-        is_shared = self._claims.works_across_processes
+        is_shared = self._locks.works_across_processes
         return [
             each
             for each in range(_MOST)
-            if each != seat and (self._claims.is_held(_FIRST + each) if is_shared else each in self._ours)
+            if each != seat and (self._locks.is_held(_FIRST + each) if is_shared else each in self._ours)
         ]

@@ -40,11 +40,11 @@ _SLACK = 64 << 10  # what one transaction may add to the index beyond its write-
 class EvictionPolicy:
     """Room in one cache for one process. Every method runs inside a writing transaction, so in one thread."""
 
-    def __init__(self, directory: CacheDirectory, handles: BlockPool, claims: ByteRangeLocks) -> None:
+    def __init__(self, directory: CacheDirectory, handles: BlockPool, locks: ByteRangeLocks) -> None:
         self._directory = directory
         self._handles = handles
-        self._claims = claims
-        self.seats = PlanRegistry(claims)
+        self._locks = locks
+        self.seats = PlanRegistry(locks)
         self._cursor = 0  # the row after which the next batch of candidates is read
         # By row, longest untouched first; with the touch clock of when it was queued.
         self._queue: dict[int, tuple[EvictionCandidate, int]] = {}
@@ -98,7 +98,7 @@ class EvictionPolicy:
         touches.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
         need = (rows.number("bytes") or 0) + size - allowed
         if need > 0:
-            need -= remove_dead_leases(rows, self._directory, self._claims)
+            need -= remove_dead_leases(rows, self._directory, self._locks)
         if plan is not None:
             is_new = all(touches.is_new(each) for each in hashes)
             need -= self._make_by_plan(rows, plan, need, allowed, is_new, touches, now_s)
@@ -132,14 +132,14 @@ class EvictionPolicy:
         """Return the number under which this process reserves blocks; it holds the claim on it until it ends."""
         if self._writer_pid != disk.process_id():
             self._writer, self._writer_pid, self.writing = disk.nonce() >> 2, disk.process_id(), set()
-            self._claims.take(self._writer)
+            self._locks.take(self._writer)
         return self._writer
 
     def is_being_written(self, block: BlockRow, now_s: float) -> bool:
         """Return whether a row without a file is a block on its way to the disk, and no remnant of a dead process."""
         if block.writer == self.writer():
             return block_file.place(block.digest, block.number) in self.writing
-        return now_s < block.since + UNWRITTEN_S and self._claims.is_held(block.writer)
+        return now_s < block.since + UNWRITTEN_S and self._locks.is_held(block.writer)
 
     def _overhead(self, wal_limit: int) -> tuple[int, int]:
         """Return the bytes of the index, the mapped files, and what lies aside; and how many more may come.
@@ -312,10 +312,10 @@ def wal_pages_of(bounds: CacheBounds) -> int:
     return 256
 
 
-def remove_dead_leases(rows: BlockRows, directory: CacheDirectory, claims: ByteRangeLocks) -> int:
+def remove_dead_leases(rows: BlockRows, directory: CacheDirectory, locks: ByteRangeLocks) -> int:
     """Remove the leased files whose process is gone; return the bytes that came free."""
     freed = 0
-    for lease in dead_leases(rows, directory, claims):
+    for lease in dead_leases(rows, directory, locks):
         with contextlib.suppress(OSError):
             disk.unlink(directory.lease(lease.name))
         rows.remove_lease(lease.name)
@@ -323,14 +323,14 @@ def remove_dead_leases(rows: BlockRows, directory: CacheDirectory, claims: ByteR
     return freed
 
 
-def dead_leases(rows: BlockRows, directory: CacheDirectory, claims: ByteRangeLocks) -> list[LeaseRow]:
+def dead_leases(rows: BlockRows, directory: CacheDirectory, locks: ByteRangeLocks) -> list[LeaseRow]:
     """Return the leases whose process is gone.
 
     Nobody holds their claim; or, where claims reach no other process, there is none of its number, and the file is old: in
     a container of its own, another has other numbers.
     """
-    if claims.works_across_processes:
-        return [lease for lease in rows.leases() if not claims.is_held(lease.claim)]
+    if locks.works_across_processes:
+        return [lease for lease in rows.leases() if not locks.is_held(lease.fetch_lock)]
     latest = time.time() - _FORSAKEN_S
     return [lease for lease in rows.leases() if not _may_be_in_use(lease, directory, latest)]
 

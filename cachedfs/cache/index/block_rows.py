@@ -66,12 +66,12 @@ class LeaseRow(NamedTuple):
     size: int
 
     @property
-    def claim(self) -> int:
+    def fetch_lock(self) -> int:
         return int(self.name, 16)
 
     @property
     def pid(self) -> int:
-        return self.claim >> 32
+        return self.fetch_lock >> 32
 
 
 class BlockRows(TableRows):

@@ -82,14 +82,14 @@ class Database:
         schema: str,
         version: int,
         is_network: bool,
-        claims: ByteRangeLocks,
+        locks: ByteRangeLocks,
         temp: Callable[[], str],
     ) -> None:
         self._path = path
         self._schema = schema
         self._version = version
         self._journal = "DELETE" if is_network else "WAL"
-        self._claims = claims
+        self._locks = locks
         self._temp = temp
         self._reader = _Connection()
         self._writer = _Connection()
@@ -267,7 +267,7 @@ class Database:
         may open anything, or SQLite would play the old log into the new file.
         """
         for _ in range(50):
-            if self._claims.take(_REPLACING):
+            if self._locks.take(_REPLACING):
                 break
             disk.pause(0.02)
         else:
@@ -276,7 +276,7 @@ class Database:
             if self._inode() in (0, self._broken_inode):
                 self._put_fresh()
         finally:
-            self._claims.drop(_REPLACING)
+            self._locks.drop(_REPLACING)
 
     def _put_fresh(self) -> None:
         temp = self._temp()

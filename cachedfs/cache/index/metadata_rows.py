@@ -141,7 +141,7 @@ class MetadataRows(FeedRows):
         info = unsealed(text, path, identity, path, checked_at, mark, *watch)
         return MetadataRecord(identity, path, info, checked_at, mark, told=self._told(identity, *watch))
 
-    def keep_facts(self, facts: Iterable[MetadataRecord]) -> None:
+    def keep_records(self, facts: Iterable[MetadataRecord]) -> None:
         rows = [self._row_of(fact) for fact in facts]
         (before,) = self._run("SELECT total_changes()").fetchone()
         self._run_many(

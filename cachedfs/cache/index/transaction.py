@@ -35,10 +35,10 @@ class CacheIndex:
     """The index of one cache: `reading` and `writing` lend its rows; writing is one transaction."""
 
     def __init__(
-        self, path: str, *, is_network: bool, claims: ByteRangeLocks, temp: Callable[[], str]
+        self, path: str, *, is_network: bool, locks: ByteRangeLocks, temp: Callable[[], str]
     ) -> None:
         self.database = Database(
-            path, schema=SCHEMA.strip(), version=VERSION, is_network=is_network, claims=claims, temp=temp
+            path, schema=SCHEMA.strip(), version=VERSION, is_network=is_network, locks=locks, temp=temp
         )
 
     @contextlib.contextmanager

@@ -110,18 +110,18 @@ class DriveAccount:
         policy: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
-        pacer: RateLimiter | None = None,
+        rate_limiter: RateLimiter | None = None,
     ) -> None:
         """Send at the pace of `pacer`; without one, at a pace of its own."""
         self.options = DriveOptions.of(options)
         self.on_request = on_request
         self.loop = loop
-        self.pacer = pacer or RateLimiter("")
+        self.rate_limiter = rate_limiter or RateLimiter("")
         self.concurrency, self._policy = concurrency, policy or RetryPolicy()
         self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
         self.creates = CreationLimit(clock=clock)
         self._slots = RequestSlots(concurrency)  # of media
-        self.turns = RequestSlots(min(concurrency, _MOST_THREADS))  # of the rest
+        self.lookup_slots = RequestSlots(min(concurrency, _MOST_THREADS))  # of the rest
         self._connection = AsyncOnce(self._connect)
 
     async def connection(self) -> DriveConnection:
@@ -146,12 +146,12 @@ class DriveAccount:
             slots=self._slots,
             on_request=self.count,
             new_tries=self._new_tries,
-            pacer=self.pacer,
+            rate_limiter=self.rate_limiter,
         )
         client = client_of(timeout=timeout_of(policy), hedge=self.new_hedge())
         # A second request would be a second conversion, and its wait says nothing of the service.
         exports = client_of(timeout=timeout_of(dataclasses.replace(policy, stall_s=policy.export_s)))
-        threads = DaemonThreadPool(self.turns.most, "cachedfs-drive")
+        threads = DaemonThreadPool(self.lookup_slots.most, "cachedfs-drive")
         return DriveConnection(self.options, auth, session, client, exports, threads, self)
 
     def new_hedge(self) -> HedgedRequests:
@@ -483,12 +483,12 @@ class DriveConnection:
         `good`: the statuses that are no failure.
         """
         address = str(URL(ask.url, encoded=True).update_query(ask.params)) if ask.params else ask.url
-        kind, pacer = api.kind_of(method, address), self._account.pacer
+        kind, rate_limiter = api.kind_of(method, address), self._account.rate_limiter
         request = partial(self._in_thread, method, address, data, dict(ask.headers))
-        sent_at = await pacer.spend(kind)
+        sent_at = await rate_limiter.spend(kind)
 
         async def again() -> Answer:
-            await pacer.spend(kind)
+            await rate_limiter.spend(kind)
             return await request()
 
         hedge = self._hedges.get(kind)
@@ -496,7 +496,7 @@ class DriveConnection:
         verdict = None
         if answer.status not in good:
             verdict = judge(ask, answer.status, answer.headers, answer.body)
-        pacer.answered(kind, sent_at, refused=isinstance(verdict, RetryReason) and verdict.is_rate)
+        rate_limiter.answered(kind, sent_at, refused=isinstance(verdict, RetryReason) and verdict.is_rate)
         if verdict is None:
             return answer
         raise RetryableError(verdict) if isinstance(verdict, RetryReason) else verdict
@@ -504,7 +504,7 @@ class DriveConnection:
     async def _in_thread(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Answer:
         loop, on_air = asyncio.get_running_loop(), list[Any]()
         try:
-            async with self._account.turns.mine:
+            async with self._account.lookup_slots.mine:
                 self._account.count()
                 with logged_request(method, url, headers.get("Range", "")) as told:
                     answer = await loop.run_in_executor(

@@ -65,7 +65,7 @@ class DriveOrigin:
             policy=policy,
             clock=clock,
             rng=rng,
-            pacer=RateLimiter(identity, book),
+            rate_limiter=RateLimiter(identity, book),
         )
         self.tree = PathResolver(self.account, clock=clock)
         self._inner = AsyncOnce(self._make)
@@ -91,7 +91,7 @@ class DriveOrigin:
 
     def spare_s(self) -> float:
         """Return in how many seconds to look again whether a request that nobody waits for is in nobody's way; 0: now."""
-        return self.account.pacer.spare_s()
+        return self.account.rate_limiter.spare_s()
 
     def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> DriveMediaRead:
         """Ask for bytes: one request where `pinned` is given, but for a second look where only that proves the version."""

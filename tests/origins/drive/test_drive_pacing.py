@@ -108,7 +108,7 @@ async def test_every_request_has_its_turn_and_refusals_are_told(
 ) -> None:
     server.put(f"{folder}/a", b"a" * 100)
     origin = make()
-    origin.account.pacer = pacer = Told()
+    origin.account.rate_limiter = rate_limiter = Told()
     server.reset()
     server.fail(Fault(kind="media", status=429))
     server.fail(Fault(kind="media", nth=2, status=503))
@@ -117,13 +117,13 @@ async def test_every_request_has_its_turn_and_refusals_are_told(
     await origin.call("pipe_file", f"{root}/b", b"b")
     await origin.call("pipe_file", f"{root}/b", b"c")
     await origin.call("rm", f"{root}/b")
-    assert len(pacer.asked) == len(server.requests)
-    assert {kind: pacer.asked.count(kind) for kind in ("download", "create", "edit")} == {
+    assert len(rate_limiter.asked) == len(server.requests)
+    assert {kind: rate_limiter.asked.count(kind) for kind in ("download", "create", "edit")} == {
         "download": 3,
         "create": 1,
         "edit": 2,
     }
-    assert sorted(pacer.refused) == ["download", "list"]
+    assert sorted(rate_limiter.refused) == ["download", "list"]
 
 
 # The pace
@@ -137,7 +137,7 @@ async def test_a_budget_that_is_used_up_is_waited_for_by_all_who_share_it(
     server.reset()
     # Somebody else has taken all that may be sent in the next 0.3 seconds.
     began = asyncio.get_running_loop().time()
-    now = one.account.pacer._requests._clock()
+    now = one.account.rate_limiter._requests._clock()
     used = LimitState(rung=1.0, share=1 / 8, free_at=now + 0.3, cut_at=now)
     books("drive|requests").change(lambda numbers: (used, None))
     await asyncio.gather(*(read(origin, f"{root}/a", None, info) for origin in (one, other)))
@@ -187,18 +187,18 @@ async def test_items_are_made_at_three_a_second(origins: Any, server: DriveServe
 
 
 async def test_who_stops_waiting_for_a_turn_keeps_nobody_back(books: Books) -> None:
-    pacer = RateLimiter("drive", books)
-    now = pacer._requests._clock()
+    rate_limiter = RateLimiter("drive", books)
+    now = rate_limiter._requests._clock()
     blocked = LimitState(rung=1.0, share=1 / 32, free_at=now + 1, cut_at=now)
     books("drive|requests").change(lambda numbers: (blocked, None))
-    waiting = [asyncio.ensure_future(pacer.spend("get")) for _ in range(3)]
+    waiting = [asyncio.ensure_future(rate_limiter.spend("get")) for _ in range(3)]
     await asyncio.sleep(0)
-    assert pacer.spare_s() > 0
+    assert rate_limiter.spare_s() > 0
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
     books("drive|requests").change(lambda numbers: (LimitState(), None))
-    assert await asyncio.wait_for(pacer.spend("get"), 60)
+    assert await asyncio.wait_for(rate_limiter.spend("get"), 60)
 
 
 # What stalls

@@ -463,9 +463,9 @@ async def test_an_overwrite_waits_for_no_turn(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     id = server.put(f"{folder}/a", b"old")
-    async with contextlib.AsyncExitStack() as turns:
+    async with contextlib.AsyncExitStack() as lookup_slots:
         for _ in range(8):  # all that there are
-            await turns.enter_async_context(origin.account.creates.turn())
+            await lookup_slots.enter_async_context(origin.account.creates.turn())
         await write(DriveWriter(origin.account, origin.tree), f"{root}/a", b"new")
     assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"new")
 
