@@ -411,8 +411,8 @@ def locked(monkeypatch):
         drop(self, hash64)
         held.discard(hash64)
 
-    monkeypatch.setattr(BlockCache, "take_claim", noting_take)
-    monkeypatch.setattr(BlockCache, "drop_claim", noting_drop)
+    monkeypatch.setattr(BlockCache, "take_lock", noting_take)
+    monkeypatch.setattr(BlockCache, "release_lock", noting_drop)
     return held
 
 

@@ -345,7 +345,7 @@ def test_a_handle_whose_last_bytes_came_ahead_of_it_learns_that_all_of_them_are_
             is_whole.set()
         return found
 
-    monkeypatch.setattr(integrity.BlockChecksums, "landed", noting)
+    monkeypatch.setattr(integrity.BlockChecksums, "block_received", noting)
 
     def read_slowly(file):
         assert len(file.read(16 * MiB)) == 16 * MiB

@@ -80,7 +80,7 @@ def ahead(monkeypatch):
             found.append(call[1])
         return run_request(self, inflight, request)
 
-    monkeypatch.setattr(Fetcher, "fly", flown)
+    monkeypatch.setattr(Fetcher, "run_request", flown)
     return found
 
 

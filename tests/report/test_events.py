@@ -128,7 +128,7 @@ def test_waiting_for_what_another_process_fetches_is_told(origin, folder, later,
             return False
         return take(*given)
 
-    monkeypatch.setattr(BlockCache, "take_claim", taken_later)
+    monkeypatch.setattr(BlockCache, "take_lock", taken_later)
     with fs.open("b/k") as file:
         file.read(10)
     assert ("b/k", 0) in waits(folder)

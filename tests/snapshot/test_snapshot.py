@@ -297,7 +297,7 @@ def test_facts_that_cannot_be_kept_make_the_import_no_success(cloud, machine, ca
 
     data, folder = carried
     fs = machine("b", cloud)
-    monkeypatch.setattr(fs._source.runtime.cache.metadata, "keep_facts", full)
+    monkeypatch.setattr(fs._source.runtime.cache.metadata, "keep_records", full)
     monkeypatch.setattr(fs._source.runtime.cache.metadata, "keep_listings", full)
     got = fs.import_cache(str(folder))
     assert (got.blocks, got.ok) == (60, False)
