@@ -318,7 +318,7 @@ def _do(operation: str, directory: str, size: int, hit: Callable[[str, str], obj
     subject: Any = directory
     if act not in _OPENING:
         subject = BlockCache([directory], explicit=True)
-        subject.known.mark(IDENTITY, "b")
+        subject.metadata.mark(IDENTITY, "b")
         subject.usage()
     end = watch(hit)
     act(subject, bounds)

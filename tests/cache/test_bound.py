@@ -135,7 +135,7 @@ def test_who_makes_room_never_stops_a_reader(open_cache, folder, fork_server, mo
     assert reader.read_into(key, 3, 0, memoryview(buffer)) == BLOCK
     reader.give_back(key, 4, reader.borrow(key, 4))
     assert reader.usage()[0] == 8  # what was true before that transaction
-    assert reader.known.lookup("gs://test", "b/x") is None
+    assert reader.metadata.lookup("gs://test", "b/x") is None
     monkeypatch.setattr(database, "_WRITER_WAIT_S", 0.01)
     with pytest.raises(CacheError, match="locked"):
         put(reader, key, 9)

@@ -163,14 +163,14 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     cache.metadata.keep_records(
         [MetadataRecord("gs://test", "b/x", None, time.time(), cache.metadata.mark("gs://test", "b/x"))]
     )
-    assert cache.metadata.lookup("gs://test", "b/x").mark == open_cache(tmp_path).known.mark(
+    assert cache.metadata.lookup("gs://test", "b/x").mark == open_cache(tmp_path).metadata.mark(
         "gs://test", "b/x"
     )
     monkeypatch.setattr(disk, "host_name", lambda: "two")
     other = open_cache(tmp_path)
     assert not other.has(key_of(), 0)
-    assert other.known.lookup("gs://test", "b/x") is None
-    assert other.known.mark("gs://test", "b/x") != cache.metadata.mark("gs://test", "b/x")
+    assert other.metadata.lookup("gs://test", "b/x") is None
+    assert other.metadata.mark("gs://test", "b/x") != cache.metadata.mark("gs://test", "b/x")
     assert open_cache(tmp_path / "else", tmp_path).has(key_of(), 0)
 
 

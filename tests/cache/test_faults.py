@@ -504,7 +504,7 @@ def test_who_writes_waits_for_an_index_that_is_locked_for_a_moment(
 def test_marks_of_another_number_are_made_anew(cache, open_cache):
     path = Path(cache.root, "marks")
     path.write_bytes(b"cfsmarks" + (4096).to_bytes(8, "little") + bytes(4096 - 16 + 8 * 4096))
-    marks = [each.known.mark("gs://test", f"b/{n}") for n in range(99) for each in (cache, open_cache())]
+    marks = [each.metadata.mark("gs://test", f"b/{n}") for n in range(99) for each in (cache, open_cache())]
     assert marks[::2] == marks[1::2]
     assert path.stat().st_size == 4096 + 8 * 2**18
 

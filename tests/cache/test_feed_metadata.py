@@ -68,7 +68,7 @@ def test_a_poll_that_tells_nothing_has_all_that_is_watched_count_as_checked(cach
     polled(cache)
     for each in (cache, open_cache()):
         assert (counts(each, ONE), listing_counts(each)) == (NOW, True)
-        assert each.known.listing(ORIGIN, FOLDER.path).told == (NOW, hash_of(ORIGIN, "D"))
+        assert each.metadata.listing(ORIGIN, FOLDER.path).told == (NOW, hash_of(ORIGIN, "D"))
         assert (feed_of(each).token, feed_of(each).number) == ("t2", 0)
 
 
@@ -108,9 +108,9 @@ def test_what_is_told_of_is_forgotten_and_no_more(cache, open_cache, change, old
         forgotten = {info.path.rpartition("/")[2] for info in (ONE, TWO) if counts(each, info) is None}
         assert forgotten == (old or set())
         assert listing_counts(each) == (old is None)
-        fact = each.known.lookup(ORIGIN, FOLDER.path)
+        fact = each.metadata.lookup(ORIGIN, FOLDER.path)
         # Above what changed, nothing did.
-        assert (fact.mark == each.known.mark(ORIGIN, FOLDER.path)) == (change != Change("root"))
+        assert (fact.mark == each.metadata.mark(ORIGIN, FOLDER.path)) == (change != Change("root"))
 
 
 def test_what_is_told_of_is_forgotten_also_where_its_listing_was_before(cache):

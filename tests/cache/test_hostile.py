@@ -92,10 +92,10 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
     forger = open_cache(shared / "his")
     forged = b"forged" + content(key, 0)[6:]
     forger.put([(key.block(0), forged), (other.block(0), forged)], AMPLE)
-    forger.known.keep_records(
+    forger.metadata.keep_records(
         [MetadataRecord(ORIGIN, "b/x", ObjectInfo("b/x", size=5, fingerprint="forged"), NOW, 5)]
     )
-    forger.known.mark(ORIGIN, "b/x")
+    forger.metadata.mark(ORIGIN, "b/x")
     forger.close()
     cache = open_cache(shared / "ours")
     put(cache, key, 0)
@@ -116,11 +116,11 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
         reader._own.index.database._reader.looked_s = 0.0
         assert whole(reader, key, 0) is None
         assert whole(reader, other, 0) is None
-        assert reader.known.lookup(ORIGIN, "b/x") is None
+        assert reader.metadata.lookup(ORIGIN, "b/x") is None
         with pytest.raises(CacheError, match=f"belongs to user {THEM}"):
             put(reader, key, 1)
         with pytest.raises(CacheError):
-            reader.known.keep_records([MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
+            reader.metadata.keep_records([MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
     assert {name: entry for name, entry in snapshot(Path(cache.root)).items() if "blocks" in name} == {
         name: entry for name, entry in before.items() if "blocks" in name
     }
@@ -315,8 +315,8 @@ def test_names_of_any_kind_are_kept_apart_and_stay_inside(open_cache, tmp_path):
     again = open_cache(tmp_path / "c")
     for name in NAMES:
         assert whole(again, key_of(name), 0) == content(key_of(name), 0, 100)
-        assert again.known.lookup(ORIGIN, name).info.fingerprint == f"of {name}"
-        again.known.changed(ORIGIN, [name])
+        assert again.metadata.lookup(ORIGIN, name).info.fingerprint == f"of {name}"
+        again.metadata.changed(ORIGIN, [name])
     assert set(again.pins()) == {(ORIGIN, name) for name in NAMES}
     assert again.check().ok
     again.rebuild()  # from the trailers alone

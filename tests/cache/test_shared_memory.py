@@ -99,7 +99,7 @@ def test_another_process_sees_a_change_at_once(cache):
     before = cache.metadata.mark(ORIGIN, "b/x"), cache.metadata.epoch(ORIGIN)
     finish(
         start(
-            "BlockCache([sys.argv[1]], explicit=True).known.changed('gs://test', ['b/x'])",
+            "BlockCache([sys.argv[1]], explicit=True).metadata.changed('gs://test', ['b/x'])",
             Path(cache.root).parent,
         )
     )
@@ -109,7 +109,7 @@ def test_another_process_sees_a_change_at_once(cache):
 
 def test_slots_are_kept_and_read_again(cache, open_cache):
     slots = cache.metadata.mark_slots(ORIGIN, "b/x")
-    assert open_cache().known.mark_slots(ORIGIN, "b/x") == slots
+    assert open_cache().metadata.mark_slots(ORIGIN, "b/x") == slots
     assert cache.metadata.mark_slots(ORIGIN, "b/x/") == cache._mapped.open_marks().listing_slots_of(
         ORIGIN, "b/x"
     )
@@ -136,25 +136,25 @@ def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
 
 def test_facts_from_before_the_marks_were_lost_are_not_valid(cache, open_cache):
     mark = cache.metadata.mark(ORIGIN, "b/x")
-    assert open_cache().known.mark(ORIGIN, "b/x") == mark
+    assert open_cache().metadata.mark(ORIGIN, "b/x") == mark
     Path(cache.root, "marks").unlink()
-    assert open_cache().known.mark(ORIGIN, "b/x") != mark
+    assert open_cache().metadata.mark(ORIGIN, "b/x") != mark
     cache._own._look_at = 0.0
     cache.metadata.lookup(ORIGIN, "b/x")
-    assert cache.metadata.mark(ORIGIN, "b/x") == open_cache().known.mark(ORIGIN, "b/x") != mark
+    assert cache.metadata.mark(ORIGIN, "b/x") == open_cache().metadata.mark(ORIGIN, "b/x") != mark
 
 
 def test_a_write_right_after_the_marks_were_lost_is_seen_with_the_old_ones_and_the_new(cache, open_cache):
     with_old = open_cache()
-    before = with_old.known.mark(ORIGIN, "b/x")
+    before = with_old.metadata.mark(ORIGIN, "b/x")
     assert cache.metadata.mark(ORIGIN, "b/x") == before
     Path(cache.root, "marks").unlink()
     with_new = open_cache()
-    new = with_new.known.mark(ORIGIN, "b/x")
+    new = with_new.metadata.mark(ORIGIN, "b/x")
     cache.metadata.changed(ORIGIN, ["b/x"])
-    assert with_old.known.mark(ORIGIN, "b/x") != before
-    assert with_new.known.mark(ORIGIN, "b/x") != new
-    assert cache.metadata.mark(ORIGIN, "b/x") == with_new.known.mark(ORIGIN, "b/x")
+    assert with_old.metadata.mark(ORIGIN, "b/x") != before
+    assert with_new.metadata.mark(ORIGIN, "b/x") != new
+    assert cache.metadata.mark(ORIGIN, "b/x") == with_new.metadata.mark(ORIGIN, "b/x")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_write_right_after_the_marks_were_lost_is_seen_with_the_old_ones_and_t
 def test_a_damaged_file_of_marks_is_made_anew(cache, open_cache, harm):
     cache.metadata.mark(ORIGIN, "b/x")
     harm(Path(cache.root, "marks"))
-    assert open_cache().known.mark(ORIGIN, "b/x") == open_cache().known.mark(ORIGIN, "b/x") != 0
+    assert open_cache().metadata.mark(ORIGIN, "b/x") == open_cache().metadata.mark(ORIGIN, "b/x") != 0
 
 
 def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, caplog):

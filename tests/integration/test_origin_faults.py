@@ -189,7 +189,7 @@ def harmless(fault: Callable[[str], dict[str, Any]], **more: Any) -> dict[str, R
     return {"": Row(fault, **more), " for ever": Row(fault, FOR_EVER, **more)}
 
 
-def corruption(kind: Any, **fault: Any) -> dict[str, Row]:
+def refusal(kind: Any, **fault: Any) -> dict[str, Row]:
     """Return what becomes of an answer that time does not mend, once and for ever."""
     given = {"media": kind, "json": kind, "write": kind}
     return {"": Row(always(**fault), **given), " for ever": Row(always(**fault), FOR_EVER, **given)}
@@ -241,8 +241,8 @@ FAMILIES: dict[str, dict[str, Row]] = {
     "stalled in the body": {"": Row(lambda group: {"stall_s": 2.0, "stall_after": inside(group)})},
     "stalled soon": {" for ever": passing(always(stall_s=2.0, stall_after=10))[" for ever"]},
     "trickle": {"": Row(always(trickle_s=0.001))},
-    "401": corruption(AccessDenied, status=401),
-    "403 of a right": corruption(AccessDenied, status=403, reason="insufficientFilePermissions"),
+    "401": refusal(AccessDenied, status=401),
+    "403 of a right": refusal(AccessDenied, status=403, reason="insufficientFilePermissions"),
     "403 of a rate": passing(always(status=403, reason="userRateLimitExceeded")),
     "404": {
         "": Row(always(status=404), ONCE, ObjectNotFound, ObjectNotFound, ObjectNotFound),

@@ -111,10 +111,10 @@ def test_an_absence_is_one_only_where_nothing_else_is_behind_it(cause, kind):
 class Answers(http.server.SimpleHTTPRequestHandler):
     """Files of a folder, or what `refusal` says of those that are named in it."""
 
-    corruption: ClassVar[tuple[str, int]] = "", 0
+    refusal: ClassVar[tuple[str, int]] = "", 0
 
     def send_head(self):
-        name, status = self.corruption
+        name, status = self.refusal
         if name and name in self.path:
             self.send_error(status)
             return None
@@ -142,7 +142,7 @@ def test_what_a_web_server_fails_to_give_is_no_fill_value_of_an_array(
             server.shutdown()
             server.server_close()
         else:
-            monkeypatch.setattr(Answers, "corruption", ("/c/", trouble))
+            monkeypatch.setattr(Answers, "refusal", ("/c/", trouble))
         with pytest.raises(CachedFSError) as caught:
             there[2:6]
         assert not isinstance(caught.value, FileNotFoundError)
@@ -150,7 +150,7 @@ def test_what_a_web_server_fails_to_give_is_no_fill_value_of_an_array(
         if trouble != "gone":
             # Zarr waits for none of its other chunks when one fails; their refusals are not for who reads later.
             fs.cat([f"{path}/c/1", f"{path}/c/2"], on_error="return")
-            monkeypatch.setattr(Answers, "corruption", ("", 0))
+            monkeypatch.setattr(Answers, "refusal", ("", 0))
             assert there[:].tolist() == [1, 2, 3, 4, 5, 6, 0, 0]
     finally:
         server.shutdown()

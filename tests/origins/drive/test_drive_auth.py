@@ -83,7 +83,7 @@ class Google(http.server.ThreadingHTTPServer):
         self.numbers = itertools.count(1)
         self.grants: list[dict[str, str]] = []
         self.asked: list[tuple[str, str, str | None]] = []
-        self.corruption: tuple[int, dict[str, str]] | None = None
+        self.refusal: tuple[int, dict[str, str]] | None = None
         self.expires_in = 3600
         self.valid: str | None = None
 
@@ -103,8 +103,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer_api()
         with self.server.lock:
             self.server.grants.append(dict(urllib.parse.parse_qsl(body.decode())))
-            if self.server.corruption is not None:
-                return self.reply(*self.server.corruption)
+            if self.server.refusal is not None:
+                return self.reply(*self.server.refusal)
             self.server.valid = f"TOKEN-{next(self.server.numbers)}"
             return self.reply(200, {"access_token": self.server.valid, "expires_in": self.server.expires_in})
 
@@ -405,7 +405,7 @@ class TestSavedSignIn:
         self, google_server: Google, tmp_path: Any
     ) -> None:
         path = saved_file(tmp_path, saved_json(google_server))
-        google_server.corruption = (
+        google_server.refusal = (
             400,
             {"error": "invalid_grant", "error_description": "Token has been expired or revoked."},
         )
@@ -413,18 +413,18 @@ class TestSavedSignIn:
         with refused(AccessDenied, "invalid_grant", f"remove {path}", "GDriveFileSystem"):
             await sent_by(gauth)
         # Signed in again at the service: nothing of the refusal sticks.
-        google_server.corruption = None
+        google_server.refusal = None
         assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
 
     async def test_a_token_endpoint_in_trouble_is_asked_again(
         self, google_server: Google, tmp_path: Any
     ) -> None:
         saved_file(tmp_path, saved_json(google_server))
-        google_server.corruption = (503, {"error": "backend"})
+        google_server.refusal = (503, {"error": "backend"})
         gauth = signed_in(client_id=CLIENT)
         with refused(RetryableError):
             await sent_by(gauth)
-        google_server.corruption = None
+        google_server.refusal = None
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
 
     def test_the_secrets_of_a_client_are_no_sign_in(self) -> None:
@@ -521,7 +521,7 @@ class TestGoogleAuthCredentials:
             signed_in()
 
     async def test_revoked_credentials_are_access_denied(self, google_server: Google) -> None:
-        google_server.corruption = (400, {"error": "invalid_grant", "refresh_token": "REFRESH"})
+        google_server.refusal = (400, {"error": "invalid_grant", "refresh_token": "REFRESH"})
         with refused(AccessDenied, "invalid_grant", "sign in again", "gcloud"):
             await sent_by(signed_in(token=authorized_user(google_server)))
 
@@ -686,7 +686,7 @@ class TestRenewal:
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
 
     async def test_it_is_still_used_when_it_cannot_be_renewed_yet(self, google_server: Google) -> None:
-        google_server.corruption = (500, {"error": "backend"})
+        google_server.refusal = (500, {"error": "backend"})
         credentials = OAuth2Credentials.from_json(saved_json(google_server, expired_s=-200))
         gauth = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS))
         gauth.credentials = credentials
@@ -694,7 +694,7 @@ class TestRenewal:
             assert await made.headers() == {"authorization": "Bearer TOKEN-old"}
             assert await made.headers() == {"authorization": "Bearer TOKEN-old"}
             assert len(google_server.grants) == 1  # not for every request
-            google_server.corruption = None
+            google_server.refusal = None
             credentials.token_expiry = ago(1)
             assert await made.headers() == {"authorization": "Bearer TOKEN-1"}
 

@@ -270,15 +270,15 @@ async def test_a_revision_that_cannot_be_had_is_given_up_for_a_second_look(
     if proof != "revision":
         return
     pinned = await origin.lookup(file.path)
-    corruption = Fault(kind="media", status=status, reason="notFound" if status == 404 else "domainPolicy")
-    server.fail(corruption)
+    refusal = Fault(kind="media", status=status, reason="notFound" if status == 404 else "domainPolicy")
+    server.fail(refusal)
     server.reset()
     assert (await read(origin, file.path, file.want, pinned))[0] == file.old
     assert sorted(request.kind for request in server.requests) == ["get", "get", "media", "media"]
     last = [request for request in server.requests if request.kind == "media"][-1]
     assert "revisionId" not in last.query
     file.replace()
-    server.fail(corruption)
+    server.fail(refusal)
     with pytest.raises(ObjectChanged):
         await read(origin, file.path, file.want, pinned)
 
