@@ -348,8 +348,8 @@ def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cac
 
 CLAIMANT = (
     "cache = BlockCache([sys.argv[1]], explicit=True)\n"
-    "print(cache.take_claim(7), flush=True)\nsys.stdin.readline()\n"
-    "print(cache.take_claim(7), flush=True)\nsys.stdin.readline()\n"
+    "print(cache.take_lock(7), flush=True)\nsys.stdin.readline()\n"
+    "print(cache.take_lock(7), flush=True)\nsys.stdin.readline()\n"
 )
 
 

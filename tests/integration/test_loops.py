@@ -224,7 +224,7 @@ ENDS = {
         file = fs.open(f"{bucket}/long")
         for _ in range(8):
             file.read(MiB)
-        until(lambda: any(f.start >= 8 * MiB for f in list(fs._source.engine.airborne)))  # is read ahead
+        until(lambda: any(f.start >= 8 * MiB for f in list(fs._source.runtime.active_requests)))  # is read ahead
         """,
     "while the disk stores nothing": """
         from cachedfs.cache import disk
@@ -243,7 +243,7 @@ ENDS = {
         fs.cat_file(f"{bucket}/a")
         threading.Thread(target=quiet, args=("slow",), daemon=True).start()
         until(airborne)
-        fs._source.engine.call_soon(threading.Event().wait)
+        fs._source.runtime.call_soon(threading.Event().wait)
         """,
 }
 
