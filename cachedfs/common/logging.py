@@ -1,24 +1,28 @@
-"""The loggers: one for each room, below `cachedfs`, and nothing secret in any of them."""
+"""Loggers, one for each package below `cachedfs`, whose records carry no secrets; and `WarnOnce`."""
 
 from __future__ import annotations
 
 import logging
 import re
 
-__all__ = ["WarnOnce", "ROOMS", "public_text", "public_url"]
+__all__ = ["WarnOnce", "PACKAGES", "public_text", "public_url"]
 
 
-ROOMS = (
-    "cache",
-    "carrying",
-    "cli",
-    "datasets",
-    "engine",
-    "events",
-    "filesystem",
-    "origins",
-    "prefetch",
-    "reader",
+PACKAGES = (
+    *(
+        "cache",
+        "cli",
+        "datasets",
+        "events",
+        "fetch",
+        "filesystem",
+        "metadata",
+        "origins",
+        "packing",
+        "prefetch",
+        "read",
+    ),
+    "snapshot",
 )
 
 _NAMES = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
@@ -48,8 +52,8 @@ def _without_secrets(record: logging.LogRecord) -> bool:
     return True
 
 
-for _room in ROOMS:
-    logging.getLogger(f"cachedfs.{_room}").addFilter(_without_secrets)
+for _package in PACKAGES:
+    logging.getLogger(f"cachedfs.{_package}").addFilter(_without_secrets)
 
 
 log = logging.getLogger("cachedfs.cache")

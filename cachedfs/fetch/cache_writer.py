@@ -16,7 +16,7 @@ from cachedfs.fetch.inflight import InflightRequest
 
 __all__ = ["FetchedBlock", "CacheWriter"]
 
-logger = logging.getLogger("cachedfs.engine")
+logger = logging.getLogger("cachedfs.fetch")
 
 PATIENCE_S = 0.005  # what arrives within it is stored in one transaction
 BATCH_BYTES = 8 << 20  # one transaction: large enough to amortise it, small enough to let a drain end in time

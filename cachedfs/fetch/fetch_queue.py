@@ -98,7 +98,7 @@ class LinkTotals(NamedTuple):
         return timed._replace(came=self.came + size * n_bodies, took_s=self.took_s + took_s)
 
 
-logger = logging.getLogger("cachedfs.engine")
+logger = logging.getLogger("cachedfs.fetch")
 
 MEMORY = 256 << 20  # bytes that were sent for ahead and are not on the disk yet
 ONE_MORE = 1  # body on the link than it is given, as first bytes come unevenly: 96 % of it is used, not 91

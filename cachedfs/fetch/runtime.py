@@ -36,7 +36,7 @@ from cachedfs.origins.registry import open_origin
 
 __all__ = ["Runtime"]
 
-logger = logging.getLogger("cachedfs.engine")
+logger = logging.getLogger("cachedfs.fetch")
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from cachedfs.fetch.runtime import Runtime
 
 __all__ = ["runtime_for", "settle"]
 
-logger = logging.getLogger("cachedfs.engine")
+logger = logging.getLogger("cachedfs.fetch")
 
 # One runtime per (real paths of the cache directories); a child process starts with none.
 _runtimes: dict[tuple[str, ...], Runtime] = {}

@@ -16,7 +16,7 @@ from cachedfs.fetch.source import Source, is_fresh
 
 __all__ = ["WAIT_S", "ChangeFeeds", "claim_of", "is_told"]
 
-logger = logging.getLogger("cachedfs.reader")
+logger = logging.getLogger("cachedfs.metadata")
 
 WAIT_S = 10.0  # longest wait for a poll of another process
 

@@ -14,7 +14,7 @@ from cachedfs.fetch.source import Source, is_fresh
 
 __all__ = ["Listings", "by_folder", "by_path", "is_nameless"]
 
-logger = logging.getLogger("cachedfs.reader")
+logger = logging.getLogger("cachedfs.metadata")
 
 by_path = operator.attrgetter("path")
 

@@ -13,7 +13,7 @@ from cachedfs.metadata.listings import Listings
 
 __all__ = ["StaleFallback"]
 
-logger = logging.getLogger("cachedfs.reader")
+logger = logging.getLogger("cachedfs.metadata")
 
 
 class StaleFallback:

@@ -51,7 +51,7 @@ def _items(source: SampleSource, there: Collection[str]) -> Iterator[Item]:
             yield from source.items(piece)
 
 
-logger = logging.getLogger("cachedfs.datasets")
+logger = logging.getLogger("cachedfs.packing")
 THREADS = 2, 4  # fewest and most where nothing is said,
 AT_ONCE = 256 << 20  # and bytes of the shards that they make: each may be in memory twice
 

@@ -24,7 +24,7 @@ from cachedfs.readahead.object_history import AccessPatterns
 
 __all__ = ["TRIES", "Reader"]
 
-logger = logging.getLogger("cachedfs.reader")
+logger = logging.getLogger("cachedfs.read")
 
 TRIES = 3  # versions that a read in one call begins with: what was known may be old, and the next one be replaced too
 POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at a block that another process fetches

@@ -16,7 +16,7 @@ from cachedfs.read.reader import Reader
 
 __all__ = ["Verifier"]
 
-logger = logging.getLogger("cachedfs.reader")
+logger = logging.getLogger("cachedfs.read")
 
 
 class Verifier:

@@ -24,7 +24,7 @@ from cachedfs.snapshot.manifest import ExportFolder
 
 __all__ = ["Export"]
 
-logger = logging.getLogger("cachedfs.carrying")
+logger = logging.getLogger("cachedfs.snapshot")
 
 AT_ONCE = 4  # bundles that are made and sent at a time: each is a file in the temporary folder meanwhile
 TRIES = 3  # with the blocks that are left, where some were evicted while their bundle was made

@@ -26,7 +26,7 @@ __all__ = ["Import"]
 
 T = TypeVar("T")
 
-logger = logging.getLogger("cachedfs.carrying")
+logger = logging.getLogger("cachedfs.snapshot")
 
 AT_ONCE = 8  # requests; more of them were no faster, and each holds a few MiB
 BUNDLES_AT_ONCE = 4

@@ -73,7 +73,9 @@ def test_a_fact_comes_back_as_it_was_also_elsewhere_and_with_odd_names(cache, op
     assert cache.metadata.lookup(ORIGIN, "b/x") is None
     for path in ("b/x", "", "b/\udcff\0", "b/" + "x" * 5000):
         learn(cache, path, info_of(path))
-        assert open_cache().metadata.lookup(ORIGIN, path) == MetadataRecord(ORIGIN, path, info_of(path), NOW, 5)
+        assert open_cache().metadata.lookup(ORIGIN, path) == MetadataRecord(
+            ORIGIN, path, info_of(path), NOW, 5
+        )
     assert cache.metadata.lookup("gs://elsewhere", "b/x") is None
 
 

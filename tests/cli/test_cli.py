@@ -1279,8 +1279,8 @@ def test_what_storing_warns_of_at_the_end_is_a_line_as_the_others(cloud, monkeyp
 
 def test_log_and_warnings_are_single_lines(capsys):
     with output.told_in_one_line(debug=False):
-        logging.getLogger("cachedfs.reader").warning("the %s is away", "origin")
-        logging.getLogger("cachedfs.reader").info("nobody needs this")
+        logging.getLogger("cachedfs.read").warning("the %s is away", "origin")
+        logging.getLogger("cachedfs.read").info("nobody needs this")
         warnings.simplefilter("always")
         warnings.warn("this is old", DeprecationWarning, stacklevel=1)
     assert (

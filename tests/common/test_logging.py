@@ -12,7 +12,7 @@ import fsspec
 import google.oauth2.credentials
 import pytest
 
-from cachedfs.common.logging import ROOMS, public_text, public_url
+from cachedfs.common.logging import PACKAGES, public_text, public_url
 from cachedfs.errors import CachedFSError
 from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 from cachedfs.origins.retry import RetryPolicy
@@ -40,9 +40,12 @@ def told(caplog):
 def test_every_room_has_one_logger():
     sources = (path.read_text(encoding="utf-8") for path in pathlib.Path(ROOT / "cachedfs").rglob("*.py"))
     names = {name for text in sources for name in re.findall(r"getLogger\(([^)]*)\)", text)}
-    assert names <= {f'"cachedfs.{room}"' for room in ROOMS} | {'"cachedfs"', 'f"cachedfs.{_room}"'}
+    assert names <= {f'"cachedfs.{package}"' for package in PACKAGES} | {
+        '"cachedfs"',
+        'f"cachedfs.{_package}"',
+    }
     page = (ROOT / "docs/watching.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `cachedfs\.(\w+)` \|", page, re.MULTILINE) == list(ROOMS)
+    assert re.findall(r"^\| `cachedfs\.(\w+)` \|", page, re.MULTILINE) == list(PACKAGES)
 
 
 def test_every_request_is_a_line(cloud, told):
@@ -129,7 +132,7 @@ def test_the_signature_of_an_address_is_in_no_line(signed_url, name, caplog):
     with contextlib.suppress(FileNotFoundError):
         fs.cat_file(signed_url.format(name))
     # As it would be with an error, which names what its reader gave.
-    logging.getLogger("cachedfs.reader").debug("not read: %s", fs.unstrip_protocol(signed_url.format(name)))
+    logging.getLogger("cachedfs.read").debug("not read: %s", fs.unstrip_protocol(signed_url.format(name)))
     forget()
     said = [record.getMessage() for record in caplog.records]
     assert [text for text in said if f"/{name}" in text]

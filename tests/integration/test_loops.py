@@ -213,12 +213,12 @@ ENDS = {
     "with requests": """
         threading.Thread(target=quiet, args=("slow",), daemon=True).start()
         never_closed = fs.open(f"{bucket}/handle")
-        until(lambda: airborne() == 2)
+        until(lambda: active_requests() == 2)
 
         async def forget():
             there = fsspec.filesystem("cgs", asynchronous=True)
             task = asyncio.ensure_future(there._cat_file(f"{bucket}/task"))
-            await asyncio.to_thread(until, lambda: airborne() == 3)
+            await asyncio.to_thread(until, lambda: active_requests() == 3)
 
         asyncio.run(forget())
         file = fs.open(f"{bucket}/long")
@@ -242,7 +242,7 @@ ENDS = {
     "while the loop is stuck": """
         fs.cat_file(f"{bucket}/a")
         threading.Thread(target=quiet, args=("slow",), daemon=True).start()
-        until(airborne)
+        until(active_requests)
         fs._source.runtime.call_soon(threading.Event().wait)
         """,
 }

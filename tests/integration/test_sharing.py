@@ -312,8 +312,8 @@ sys.stdin.read()
 
 def test_what_a_stopped_process_was_fetching_is_fetched_after_a_while(cloud, monkeypatch):
     """It lives, as after Ctrl-Z, and its claims with it."""
-    for room in ("reader", "catalog", "sending"):
-        monkeypatch.setattr(f"cachedfs.{room}.OVERDUE_S", 0.0)
+    for module in ("read.reader", "metadata.resolver", "prefetch.submission"):
+        monkeypatch.setattr(f"cachedfs.{module}.OVERDUE_S", 0.0)
     data = {cloud.path(key): cloud.put(key, noise(2 * MiB, n)) for n, key in enumerate("abc")}
     read, prefetched, unknown = data
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
