@@ -78,10 +78,11 @@ def no_pace(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def no_hedge(monkeypatch):
-    """Send nothing to Drive a second time for being late: a machine that paused would change every exact count."""
-    patient = functools.partial(RetryPolicy, hedge_least_s=3600.0, hedge_early_s=3600.0)
-    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", patient)
+def no_hurry(monkeypatch):
+    """Send no request a second time for being late or slow to connect: a machine that pauses would change exact counts."""
+    for module in ("gcs.origin", "drive.client"):
+        patient = functools.partial(RetryPolicy, connect_s=60.0, hedge_least_s=3600.0, hedge_early_s=3600.0)
+        monkeypatch.setattr(f"cachedfs.origins.{module}.RetryPolicy", patient)
 
 
 @pytest.fixture(autouse=True)
