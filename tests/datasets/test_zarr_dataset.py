@@ -58,7 +58,7 @@ def check(url, array, *, direct=True, **options):
     """Compare every way to read an array with what zarr reads."""
     expected = np.asarray(array[...])
     dataset = ZarrDataset(url, **options)
-    assert dataset._through == {} or not chunk_reader
+    assert dataset._through == {} or not direct
     assert len(dataset) == len(expected)
     n = len(expected)
     shuffled = np.random.default_rng(1).permutation(n)
