@@ -1,7 +1,7 @@
-"""The command line: argv, printing, exit codes. `cachedfs --help` says what there is, docs/cli.md shows it.
+"""Entry point of the `cachedfs` command line: arguments, exit codes and clean-up around each command.
 
-What a command needs of the filesystem is imported where it runs: help and shell completion import none. The commands
-themselves are imported by `main`, so that Ctrl-C meanwhile ends it as it does later.
+Each command imports the filesystem when it runs, so help and shell completion stay fast. `main` imports the
+command modules itself, so that Ctrl-C during the import exits the same way as Ctrl-C later.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; ends the process's run with SystemExit and its status."""
+    """Run the command line and exit: always raises SystemExit with the exit status.
+
+    `arguments` replaces `sys.argv[1:]`.
+    """
     try:
         _run(None if arguments is None else list(arguments))
-    except KeyboardInterrupt:  # before a command began
+    except KeyboardInterrupt:  # Ctrl-C before a command started
         sys.exit(INTERRUPTED)
     except SystemExit as end:
-        # Who read the help has seen enough; typer calls that 1.
+        # Typer exits with 1 when the reader of the help text closes the pipe.
         if isinstance(end.__context__, BrokenPipeError):
             sys.exit(PIPE_CLOSED)
         raise
     finally:
-        # CPython remembers a Ctrl-C in text that it was executing, as of a dataclass in a module that was being imported,
-        # until it executes the next one; with `python -m` it would end by the signal, whatever the status is.
+        # CPython sets a flag when a KeyboardInterrupt leaves `exec` (which dataclasses use), until the next `exec`.
+        # With the flag set, `python -m` ends by the signal, whatever the exit status is.
         exec("")
 
 
 def _run(arguments: list[str] | None) -> None:
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started us: what is said goes nowhere
+        if getattr(sys, name) is None:  # closed by the parent process: discard the output
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
     try:
         from cachedfs.cli.commands import app, rejoin

@@ -1,4 +1,4 @@
-"""What follows from what `doctor` measured: what bounds reading, and what to set. Pure."""
+"""Advice from the measurements of `doctor`: what limits reading, and which options to change. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from cachedfs.common.types import Counted
 
 __all__ = ["MANY", "Seen", "bounds", "settings", "use"]
 
-MANY = 1000  # files that are worth being packed, when they are
-SMALL = 256 << 10  # bytes or less, on average
-FULL = 0.9  # of what the cache may hold
-MOST_AT_ONCE = 256  # requests: beyond it services refuse, and nothing is gained
+MANY = 1000  # number of files from which on packing is worthwhile, if they are small
+SMALL = 256 << 10  # bytes: files of at most this average size are small
+FULL = 0.9  # share of the allowance from which on the cache counts as full
+MOST_AT_ONCE = 256  # concurrent requests: beyond this, services throttle and throughput does not grow
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What was measured of the way to the data, and what is configured; sizes in bytes.
+    """Measurements of the access to the data, and the current configuration.
 
-    `first_s`: until the first byte of a request. `one_per_s`: of one request, None where the object is too small to tell;
-    `all_per_s`: of `n_at_once` of them together. `n_files` of `wanted` bytes in all are in the folder; None: nobody knows.
+    Sizes are in bytes, rates in bytes per second. `first_s` is the time to the first byte of a request.
+    `one_per_s` is the rate of one request, None if the object is too small to measure. `all_per_s` is the
+    combined rate of `n_at_once` concurrent requests.
+
+    `n_files` is the number of files in the folder and `wanted` their total size; None if unknown. The cache
+    may hold `may_hold` bytes now, and `could_hold` bytes without a `cache_size` limit.
     """
 
     first_s: float
@@ -37,11 +41,11 @@ class Seen:
     may_hold: int | None = None
     could_hold: int | None = None
     is_drive: bool = False
-    is_immutable: bool = False  # so it is configured
+    is_immutable: bool = False  # `max_age="immutable"` is set
 
     @property
     def n_to_fill(self) -> int | None:
-        """How many requests at once fill the link; None where so many were not tried, or none was timed."""
+        """Number of concurrent requests that fill the link; None if too few were tried or none was timed."""
         if self.one_per_s is None or self.all_per_s is None:
             return None
         n = self.all_per_s / self.one_per_s
@@ -49,14 +53,14 @@ class Seen:
 
     @property
     def share_held(self) -> float | None:
-        """The share of the folder that the cache can hold at the same time: of an epoch no more can be hits."""
+        """Share of the folder that fits in the cache: the best possible hit ratio. None if unknown."""
         if not self.wanted or self.may_hold is None:
             return None
         return min(1.0, self.may_hold / self.wanted)
 
 
 def bounds(seen: Seen) -> str:
-    """Return what bounds reading here, as sentences."""
+    """Return what limits reading, as sentences."""
     n = seen.concurrency
     at_once = f"as a list by fs.cat, {n} in flight: up to {n / seen.first_s:,.0f} a second."
     told = [f"Small objects one by one: {1 / seen.first_s:,.0f} a second; {at_once}"]
@@ -84,7 +88,7 @@ def bounds(seen: Seen) -> str:
 
 
 def settings(seen: Seen) -> list[str]:
-    """Return what to set, or to do, each with its reason; empty where what is configured fits what was seen."""
+    """Return the recommended changes, each with its reason; an empty list if the configuration fits."""
     told = []
     if seen.n_to_fill is not None and seen.n_to_fill > seen.concurrency:
         told.append(f"concurrency={min(seen.n_to_fill, MOST_AT_ONCE)}: fewer do not fill the link")
@@ -106,7 +110,10 @@ def settings(seen: Seen) -> list[str]:
 
 
 def use(counted: Counted, held: int, may_hold: int | None) -> tuple[str, str]:
-    """Return what all processes made of the cache, in words, and what to do about it."""
+    """Return how well all processes use the cache, and what to change (empty if nothing), both as text.
+
+    `held` is the cached size and `may_hold` the allowance, in bytes.
+    """
     ratio = counted.hit_ratio
     if ratio is None:
         return "no block was read yet", ""

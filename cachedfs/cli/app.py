@@ -1,4 +1,4 @@
-"""The app, the options that all commands share, and what makes a function one of its commands."""
+"""The typer app, the options shared by all commands, and the decorator that registers a command."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ SHARED = ("as_json", "debug", "cache_dir", "options")
 
 
 def argument(metavar: str, help: str) -> Any:
-    """Return an argument of a command as all are shown: by its name and what it is, and no default."""
+    """Return a typer argument without a default, shown by its name and help text."""
     return typer.Argument(metavar=metavar, show_default=False, help=help)
 
 
 def url_argument(metavar: str, help: str) -> Any:
-    """Return an argument that is a URL: shells complete it from what is known."""
+    """Return a typer argument for a URL, with shell completion from cached metadata."""
     return typer.Argument(metavar=metavar, show_default=False, help=help, autocompletion=urls_known)
 
 
 def option(*names: str, metavar: str, help: str, default: bool | str = False) -> Any:
-    """Return an option with a value, shown without its default, or with `default` as the words for it."""
+    """Return a typer option. `default` is the text shown as its default, or False to show none."""
     return typer.Option(*names, metavar=metavar, show_default=default, help=help)
 
 
@@ -48,7 +48,7 @@ Urls = Annotated[list[str], url_argument("URL", "What to read.")]
 
 
 def either(urls: list[str] | None, *, everything: bool) -> None:
-    """Raise BadParameter unless there are URLs or `--all`, and not both."""
+    """Raise BadParameter unless exactly one of URLs and `--all` is given."""
     if everything and urls:
         raise typer.BadParameter("give URLs, or --all, and not both", param_hint="--all")
     if not everything and not urls:
@@ -65,21 +65,24 @@ app = typer.Typer(
 
 
 class Copying(TyperCommand):
-    """A command of URLs and a TARGET: of one argument typer makes the TARGET, and calls the URL missing that was typed."""
+    """Command with URLs and a TARGET, which gives a correct error if TARGET is missing.
+
+    With a single argument, typer assigns it to TARGET and reports the URL as missing.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         is_one = any(not each.startswith("-") for each in args)
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            # MissingParameter, which older typers have from click.
+            # MissingParameter; older versions of typer take it from click.
             if not is_one or type(error) is typer.BadParameter or getattr(error.param, "name", "") != "urls":
                 raise
             raise typer.BadParameter("it is missing, after the URL", ctx=ctx, param_hint="TARGET") from None
 
 
 def _examples(*lines: str) -> str:
-    """Return the end of a help text; a blank line between two keeps rich from joining them."""
+    """Return the examples for the end of a help text. Blank lines keep rich from joining them."""
     return "\n\n".join(["[bold]Examples[/bold]", *(line.replace("[", r"\[") for line in lines)])
 
 
@@ -135,9 +138,10 @@ def command(
     kind: type[TyperCommand] | None = None,
     **settings: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function a command with these examples, of its own name or `name`: it is called with a Given and its own options.
+    """Register a function as a command, with these usage examples, under its own name or `name`.
 
-    `takes` names the shared options that it has after its name; those before it hold for every command.
+    The function is called with a Given and its own options. `takes` names the shared options that users may
+    write after the command's name; shared options before the name apply to every command.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -147,7 +151,7 @@ def command(
             with running(given):
                 function(given, **values)
 
-        # typer reads what a command takes from signature and annotations.
+        # Typer reads the parameters of a command from its signature and annotations.
         context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
         shared = inspect.signature(common, eval_str=True).parameters

@@ -1,4 +1,4 @@
-"""URLs as users write them, and what they mean."""
+"""Parse the URLs that users type and resolve them to a filesystem and path."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ABOUT_ONE", "Place", "at_each", "cached_url", "place_of"]
 
-OURS = ("cachedfs", "cgs", "cdrive")  # protocols that read through the cache
-AT_DRIVE = ("My Drive", "Shared with me", "shared:", "id:")  # how paths there begin
-ABOUT_ONE = (AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound)  # others may well be read
+OURS = ("cachedfs", "cgs", "cdrive")  # protocols that already read through the cache
+AT_DRIVE = ("My Drive", "Shared with me", "shared:", "id:")  # prefixes of Google Drive paths
+ABOUT_ONE = (AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound)  # errors of a single object
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """One URL as the user wrote it, and the filesystem and path that it means."""
+    """A URL as the user wrote it, with the filesystem and path it resolves to."""
 
     text: str
     fs: CachedFileSystem
     path: str
 
     def url(self, path: str) -> str:
-        """Return the URL of another path of this filesystem in the form in which the user wrote his."""
+        """Return the URL of another path of this filesystem, in the form the user chose for this one."""
         url = self.fs.unstrip_protocol(path)
         if not self.text.startswith("cachedfs::"):
             url = url.removeprefix("cachedfs::")
@@ -42,7 +42,10 @@ class Place:
         return "*" in self.path
 
     def named(self, path: str) -> str | None:
-        """Return the object or folder named by the URL that a path is, or is below; None: it names neither. Nobody is asked."""
+        """Return the match of this URL that equals or contains `path`; None if there is none.
+
+        Uses the path text only and sends no request.
+        """
         above = self.path.rstrip("/")
         if not self.is_pattern:
             return above if path == above or path.startswith(f"{above}/") or not above else None
@@ -53,7 +56,7 @@ class Place:
         return next((path[:end] for end in [*ends, len(path)] if is_named(path[:end])), None)
 
     def matches(self) -> list[dict[str, Any]]:
-        """Return what the pattern names. Raises ObjectNotFound when that is nothing."""
+        """Return the entries that match the pattern. Raises ObjectNotFound if there are none."""
         found = list(self.fs.glob(self.path, detail=True).values())
         if not found:
             raise ObjectNotFound(f"{self.text}: nothing has such a name")
@@ -61,7 +64,10 @@ class Place:
 
 
 def place_of(text: str, given: Given, **more: Any) -> Place:
-    """Return what a URL means under the options given, and `more` of ours; it is the URL of errors from now on."""
+    """Resolve a URL under the given options, overridden by `more` options of cachedfs.
+
+    From then on error messages name this URL.
+    """
     from fsspec.core import split_protocol, url_to_fs
 
     given.url = text
@@ -77,9 +83,10 @@ def place_of(text: str, given: Given, **more: Any) -> Place:
 
 
 def at_each(urls: Sequence[str], given: Given, do: Callable[[Place], None]) -> bool:
-    """Do something at each of several URLs; where one cannot be read that is told, and the others go on.
+    """Call `do` for each URL; report a URL that cannot be read and go on with the others.
 
-    Returns whether all could. Raises what stops more than one of them, and what is wrong with the only one.
+    Returns True if all URLs succeeded. Raises errors that affect more than one URL, and every error if there
+    is only one.
     """
     is_ok = True
     for text in urls:
@@ -95,7 +102,7 @@ def at_each(urls: Sequence[str], given: Given, do: Callable[[Place], None]) -> b
 
 
 def cached_url(text: str) -> str:
-    """Return the URL that reads what the user wrote through the cache. Raises ValueError for what cannot be one."""
+    """Return the cachedfs URL for a URL or local path. Raises ValueError if it is not valid."""
     above, chained, last = text.rpartition("::")
     if found := re.match("(gs|gcs|drive|cgs|cdrive|https?):/(?!/)", last):
         raise ValueError(f"{text!r} is no URL: write {above}{chained}{found[1]}://{last[found.end() :]}")
@@ -115,7 +122,7 @@ def cached_url(text: str) -> str:
 
 
 def _refuse_unknown(text: str, last: str) -> None:
-    """Raise ValueError where the last protocol of a URL is none that is installed, or all that is there."""
+    """Raise ValueError if the last protocol of a URL is not installed or has no path."""
     from fsspec.registry import available_protocols, registry
 
     known = {*available_protocols(), *registry}
@@ -126,7 +133,7 @@ def _refuse_unknown(text: str, last: str) -> None:
             raise ValueError(f"{text!r} is no URL: a path is missing, as in {example}")
         return  # a local path
     if protocol not in known:
-        # What differs in nothing but case or blanks is meant, and before others ours are.
+        # Ignore case and blanks. Suggest the protocols of cachedfs before others.
         wanted, ours = protocol.strip().lower(), ["gs", "drive"]
         near = difflib.get_close_matches(wanted, ours, n=1) or difflib.get_close_matches(wanted, known, n=1)
         meant = f"; did you mean {near[0]}://?" if near else ""

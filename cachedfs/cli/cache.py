@@ -1,4 +1,4 @@
-"""`evict`: dropping what is cached; and the cache that options name."""
+"""The commands `evict`, `pin`, `unpin` and `verify`, and access to the cache selected by the options."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["cache_of", "config_of", "evict", "pin", "unpin", "verify"]
 
 
 def config_of(given: Given) -> Config:
-    """Return the options of cachedfs that hold for all URLs: given, or configured."""
+    """Return the cachedfs options for all URLs, from the command line and the fsspec configuration."""
     from fsspec.config import conf
 
-    # Not as defaults, of which a misspelt one is passed over: a filesystem would refuse it, and so do we.
+    # Not passed as defaults: misspelled defaults are ignored, but a misspelled option must be an error here.
     configured = {k: v for k, v in conf.get("cachedfs", {}).items() if k not in FSSPEC_KEYWORDS}
     return Config.resolve(configured | given.ours_and_theirs()[0])
 
@@ -57,7 +57,7 @@ def evict(
 ) -> None:
     """Drop what is cached of objects, folders or everything.
 
-    Pinned or not. Nothing changes at the origin, and it is not asked.
+    Pinned blocks are dropped too. The origin is neither changed nor contacted.
     """
     either(urls, everything=everything)
     if everything and not yes:
@@ -77,7 +77,10 @@ def evict(
 
 
 def evict_below(place: Place) -> int:
-    """Drop what is cached below a name, or a pattern; return the bytes freed. REQUIRES: a filesystem that is offline."""
+    """Drop cached blocks below a path or pattern; return the bytes freed.
+
+    REQUIRES: the filesystem is offline.
+    """
     fs, path = place.fs, place.path
     if not place.is_pattern:
         return fs.evict(path if path.strip("/") else None)
@@ -90,12 +93,16 @@ def evict_below(place: Place) -> int:
         return 0
 
 
-AT_ONCE = 1000  # pins in one transaction, so that others get their turn to write
+AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
 
 
 @dataclasses.dataclass
 class Pinned:
-    """What `pin` says of one URL; sizes in bytes. `may_pin`: what the cache may hold; None: nobody can tell."""
+    """Result of `pin` for one URL. Sizes are in bytes.
+
+    `cached` is the size of the pinned blocks already in the cache. `may_pin` is the allowance of the cache,
+    None if unknown.
+    """
 
     url: str
     objects: int
@@ -119,8 +126,10 @@ class Pinned:
 def pin(given: Given, urls: Urls) -> None:
     """Keep objects in the cache, whatever else comes, until unpin.
 
-    Their blocks that are here and those to come are not evicted to make room; nothing is fetched. Of a folder or a pattern it
-    is the objects that are there now. Pins count in the bound of the cache: what does not fit beside them is not kept.
+    Their blocks are never evicted to make room: neither the cached ones nor
+    those fetched later. Nothing is fetched now. For a folder or a pattern, the
+    objects that exist now are pinned. Pinned blocks count toward the size limit
+    of the cache; blocks that do not fit beside them are not kept.
     """
     done: list[Pinned] = []
 
@@ -145,7 +154,7 @@ def pin(given: Given, urls: Urls) -> None:
 
 
 def pinned(place: Place) -> Pinned:
-    """Pin what a URL or a pattern names. Raises FileNotFoundError where nothing has the name."""
+    """Pin the objects matched by a URL or pattern. Raises FileNotFoundError if there are none."""
     fs = place.fs
     sizes = dict(objects_of(place))
     cache, identity, paths = fs._source.runtime.cache, fs._source.identity, list(sizes)
@@ -156,13 +165,13 @@ def pinned(place: Place) -> Pinned:
 
 
 def size_of_pins(cache: BlockCache) -> int:
-    """Return the bytes of all objects that are pinned, here or not, as far as their sizes are known."""
+    """Return the total size of all pinned objects with a known size, cached or not, in bytes."""
     facts = (cache.metadata.lookup(identity, path) for identity, path in cache.pins())
     return sum(fact.info.size or 0 for fact in facts if fact is not None and fact.info is not None)
 
 
 def objects_of(place: Place) -> list[tuple[str, int]]:
-    """Return path and size of the objects that a URL names, those below a folder and those that match a pattern."""
+    """Return path and size of all objects matched by a URL or pattern, or below a matched folder."""
     fs = place.fs
     found = place.matches() if place.is_pattern else [fs.info(place.path)]
     objects = [info for info in found if info["type"] == "file"]
@@ -186,7 +195,9 @@ def unpin(
 ) -> None:
     """Let blocks of objects be evicted again.
 
-    The origin is not asked: of a folder it is what is pinned below it, there or not. What is cached stays until it has to go.
+    The origin is not contacted: for a folder, everything pinned below it is
+    unpinned, even if it no longer exists. Cached blocks stay until they are
+    evicted.
     """
     either(urls, everything=everything)
     if everything:
@@ -210,7 +221,7 @@ def unpin(
 
 
 def let_go(cache: BlockCache, identity: str, place: Place | None) -> int:
-    """Forget the pins of an origin at and below a path, or that match a pattern; return how many they were."""
+    """Remove the pins of an origin that match `place`, or all its pins; return how many were removed."""
     paths = [
         path
         for of, path in cache.pins()
@@ -233,8 +244,10 @@ def _objects(n: int) -> str:
 def verify(given: Given, urls: Urls) -> None:
     """Check what is cached of objects and folders, and drop what is wrong.
 
-    Every cached byte is read from the disk and compared with its checksum, and each object that is here as a whole with the
-    checksum of the origin. What is dropped is fetched again when it is read. The exit status is 1 if anything was wrong.
+    Every cached byte is read from the disk and compared with its checksum.
+    Completely cached objects are also compared with the checksum of the origin.
+    Dropped blocks are fetched again when they are read. The exit status is 1 if
+    anything was wrong.
     """
     found: list[tuple[Place, list[Verified]]] = []
 
@@ -257,7 +270,7 @@ def verify(given: Given, urls: Urls) -> None:
 
 
 def verified(place: Place, advance: Callable[[int], None]) -> list[Verified]:
-    """Return the verdicts on what a URL or a pattern names."""
+    """Verify everything matched by a URL or pattern; return one result per object."""
     paths = [str(info["name"]) for info in place.matches()] if place.is_pattern else [place.path]
     return [each for path in paths for each in place.fs.verify(path, callback=counting(advance))]
 
@@ -274,7 +287,7 @@ def trouble(found: Verified) -> str:
 
 
 def summary(found: list[Verified]) -> str:
-    """Return what was looked over, in one line."""
+    """Return a summary of all results, in one line."""
     objects, sound = sum(bool(each.blocks or each.bad) for each in found), sum(each.blocks for each in found)
     whole, bad = sum(each.whole is True for each in found), sum(len(each.bad) for each in found)
     if not objects:

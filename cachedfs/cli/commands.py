@@ -1,4 +1,4 @@
-"""All commands: importing the module of a command makes it one."""
+"""Register all commands with the app by importing their modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "transfer",
 ]
 
-# Of the help, and of docs/cli.md: what is read first. That of the imports is of no use to anybody.
+# Order of the commands in the help and in docs/cli.md, most used first.
 ORDER = (
     *("ls", "cat", "get", "prefetch", "pack", "stats", "pin", "unpin", "evict", "verify"),
     *("export", "import", "report", "doctor", "sim", "demo"),

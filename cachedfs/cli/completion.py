@@ -1,4 +1,4 @@
-"""What a shell offers for a URL that is begun: what is known of it here. Nobody is asked, and nothing is ever said on stderr."""
+"""Shell completion of URLs from cached metadata. Sends no request and prints nothing on stderr."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 __all__ = ["PROTOCOLS", "offered", "rejoin", "urls_known"]
 
 PROTOCOLS = ("gs://", "drive://My Drive/", "cgs://", "cdrive://My Drive/", "cachedfs::")
-MOST = 1000  # names that are offered: no shell shows more of use
-SHELL = "_CACHEDFS_COMPLETE"  # in the environment of a shell that asks: which one, and what for
-BEGUN = "_CACHEDFS_BEGUN"  # what of the word in hand bash has split off, and wants no answer to
-BREAKS = ":="  # characters at which bash ends a word, besides spaces
+MOST = 1000  # completions at most: no shell usefully shows more
+SHELL = (
+    "_CACHEDFS_COMPLETE"  # environment variable set by the completing shell: which shell, and which action
+)
+BEGUN = "_CACHEDFS_BEGUN"  # environment variable: what bash split off the current word; completions omit it
+BREAKS = ":="  # characters at which bash splits words, besides spaces
 
 
 def rejoin(environ: MutableMapping[str, str]) -> None:
-    """Undo what bash does to URLs on a line to complete: a word ends at each colon and each equals sign there.
+    """Undo how bash splits URLs on the command line: it ends a word at each colon and equals sign.
 
-    Whole URLs are one word of `COMP_WORDS` again. The word in hand stays as bash has it, as its answer has to fit that;
-    what belongs in front of it is in `environ` under BEGUN.
+    Joins whole URLs in `COMP_WORDS` again. The current word stays as bash split it, since the completions
+    replace only that; the part before it is stored in `environ` under BEGUN.
     """
     if environ.get(SHELL) != "complete_bash":
         return
@@ -36,19 +38,22 @@ def rejoin(environ: MutableMapping[str, str]) -> None:
 
 
 def split(line: str) -> list[str]:
-    """Return the words of a line as a shell would; a quote that is still open ends with the line."""
+    """Return the words of a line as a shell splits them; an unclosed quote ends with the line."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     words: list[str] = []
     try:
         words += iter(lexer.get_token, None)
-    except ValueError:  # no closing quote, or nothing behind a backslash
+    except ValueError:  # unclosed quote, or a trailing backslash
         words.append(lexer.token or "")
     return words
 
 
 def joined(words: list[str], at: int) -> tuple[list[str], str]:
-    """Return the words up to number `at`, each URL as one but the last as it was; and what belongs in front of that."""
+    """Return the words up to index `at` with split URLs joined, and the prefix of the last word.
+
+    The last word stays as bash split it; the prefix is the part that bash split off.
+    """
     words = words[: at + 1] + [""] * (at + 1 - len(words))
     found = words[:1]
     is_open = False
@@ -63,17 +68,17 @@ def joined(words: list[str], at: int) -> tuple[list[str], str]:
 
 
 def urls_known(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return how a URL that ends in `incomplete` may go on, as the asking shell wants it."""
+    """Return the completions of a URL that starts with `incomplete`, in the form the shell expects."""
     begun = os.environ.get(BEGUN, "")
     is_bash = os.environ.get(SHELL) == "complete_bash"
     logging.disable()
     try:
         found = offered(begun + incomplete, ctx)
-    except Exception:  # a line that is being typed is no place for errors
+    except Exception:  # an error message would garble the line being typed
         return []
     finally:
         logging.disable(logging.NOTSET)
-    # The other shells quote by themselves.
+    # Other shells quote completions themselves.
     return [_quoted(url.removeprefix(begun)) if is_bash else url.removeprefix(begun) for url in found]
 
 
@@ -82,12 +87,15 @@ def _quoted(text: str) -> str:
 
 
 def offered(text: str, ctx: typer.Context) -> list[str]:
-    """Return the URLs that begin with `text`: one level below the last slash, and what is below if that is one folder."""
+    """Return the URLs that start with `text`: one level below its last slash.
+
+    Descends further while there is only one candidate and it is a folder.
+    """
     if "://" in text:
         found = names_below(text, ctx)
     else:
         found = [protocol for protocol in PROTOCOLS if protocol.startswith(text)]
-    while len(found) == 1 and found[0].endswith("/"):  # else the shell would take it for the end of the word
+    while len(found) == 1 and found[0].endswith("/"):  # otherwise the shell would end the word here
         below = names_below(found[0], ctx)
         if not below:
             break
@@ -96,7 +104,10 @@ def offered(text: str, ctx: typer.Context) -> list[str]:
 
 
 def names_below(text: str, ctx: typer.Context) -> list[str]:
-    """Return the URLs of what is known in the folder that `text` begins a name in, folders with a slash, by name."""
+    """Return the URLs in the folder of `text` that start with `text`, sorted; folders end with a slash.
+
+    Uses only cached metadata and cached blocks.
+    """
     from cachedfs.cli.arguments import place_of
     from cachedfs.cli.output import Given
 
@@ -112,17 +123,17 @@ def names_below(text: str, ctx: typer.Context) -> list[str]:
 
 
 def listed(place: Place) -> set[str]:
-    """Return the names in a folder as it was listed last."""
+    """Return the names in a folder from its cached listing."""
     try:
         found = place.fs.ls(place.path, detail=True)
-    except OSError:  # it was not
+    except OSError:  # not listed yet
         return set()
     head = len(place.path.rstrip("/")) + bool(place.path.strip("/"))
     return {str(info["name"])[head:].rstrip("/") + "/" * (info["type"] == "directory") for info in found}
 
 
 def cached(place: Place) -> set[str]:
-    """Return the names in a folder of what blocks are of, and of the folders that lead there."""
+    """Return the names in a folder that have cached blocks, and the subfolders that contain some."""
     path = place.path.rstrip("/")
     head = len(path) + bool(path)
     below = place.fs._source.runtime.cache.paths_below(place.fs._source.identity, path)
@@ -130,6 +141,6 @@ def cached(place: Place) -> set[str]:
 
 
 def first_parts(names: Iterable[str]) -> set[str]:
-    """Return the first part of each name, with a slash where there are more."""
+    """Return the first component of each path, with a slash if more components follow."""
     parts = (name.partition("/") for name in names if name)
     return {first + slash for first, slash, _ in parts}

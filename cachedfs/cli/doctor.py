@@ -1,4 +1,4 @@
-"""`doctor`: installation, cache and the way to the data, each check with what to do."""
+"""The command `doctor`: check the installation, the cache and the access to an origin."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor"]
 
-PROBE = 8 << 20  # bytes that are written into the cache directory, and read from the origin
-LEAST = 1 << 20  # an object from which a rate can be told
-AT_ONCE, HALF_S = 8, 0.5  # requests that are sent together, and how long each may take at the speed of one
+PROBE = 8 << 20  # bytes written to the cache directory, and read from the origin
+LEAST = 1 << 20  # bytes: smallest object whose transfer rate can be measured
+AT_ONCE, HALF_S = 8, 0.5  # concurrent requests, and seconds each may take at the speed of a single one
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 EXTRAS = {"gcsfs": "gcs", "pydrive2": "drive", "zarr": "zarr", "torch": "torch"}
 
@@ -69,7 +69,8 @@ def doctor(
 ) -> None:
     """Check installation, cache and the way to the data.
 
-    Each check is ok, warn or fail, and says what to do. The exit status is 1 when one fails.
+    Each check is ok, warn or fail, and says what to do. The exit status is 1
+    when one fails.
     """
     groups = {"installation": of_installation(), "cache": of_cache(given)}
     if url:
@@ -90,7 +91,7 @@ def doctor(
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; `state` is ok, warn or fail."""
+    """Result of one check; `state` is "ok", "warn" or "fail"."""
 
     name: str
     state: str
@@ -99,19 +100,19 @@ class Check:
 
 
 def survived(name: str, checks: Iterator[Check], given: Given) -> Iterator[Check]:
-    """Yield the checks of a group; an error ends it, and is a failed check."""
+    """Yield the checks of a group; an exception ends the group with a failed check."""
     try:
         yield from checks
     except typer.BadParameter:
         raise
-    except Exception as error:  # whatever it is, finding it is what the doctor is for
+    except Exception as error:  # doctor must report every kind of error
         if given.debug:
             print_traceback()
         yield Check(name, "fail", message_of(error), advice_for(error, given.url or ""))
 
 
 def advice_for(error: Exception, url: str) -> str:
-    """Return what to do about it, where the error does not say so itself."""
+    """Return what to do about an error, or an empty string if its message already says so."""
     if isinstance(error, PermissionError) and re.search("gc?s://", url):
         return "Log in (gcloud auth application-default login), or for public data: -o token=anon"
     if isinstance(error, ImportError):
@@ -131,7 +132,7 @@ def table_of(checks: list[Check]) -> Table:
     return table
 
 
-# The installation
+# Installation
 
 
 def of_installation() -> Iterator[Check]:
@@ -156,7 +157,7 @@ def version_of(name: str) -> str | None:
         return None
 
 
-# The cache
+# Cache
 
 
 def of_cache(given: Given) -> Iterator[Check]:
@@ -180,7 +181,7 @@ def of_cache(given: Given) -> Iterator[Check]:
 
 
 def options_of(config: Config) -> str:
-    """Return the options that are not the defaults."""
+    """Return the options that differ from their defaults, as text."""
     changed = [
         f"{field.name}={getattr(config, field.name)}"
         for field in dataclasses.fields(config)
@@ -200,7 +201,7 @@ def source_of_directory(given: Given) -> str:
 
 
 def write_rate(folder: str) -> float:
-    """Return the bytes a second at which a small file reaches the disk."""
+    """Return the rate at which a small file is written and synced to disk, in bytes per second."""
     data = os.urandom(PROBE)
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
 
@@ -214,7 +215,7 @@ def write_rate(folder: str) -> float:
 
 def of_room(cache: BlockCache, config: Config) -> Iterator[Check]:
     found = contents(cache, config)
-    if found["may_hold"] is None:  # what it may hold is told by an index that can be written
+    if found["may_hold"] is None:  # unknown because the index cannot be written
         to_do = "The directory may be removed: it is only a cache"
         yield Check("index", "fail", str(found["cannot_store"]), to_do)
         return
@@ -223,7 +224,7 @@ def of_room(cache: BlockCache, config: Config) -> Iterator[Check]:
     size, keep, free = (said(name, found[name]) for name in ("may_hold", "keep_free", "disk_free"))
     room = f"for {size}; {keep} stay free of the {free} that are free"
     try:
-        # A block, in spite of pins and of what others use.
+        # Try to reserve space for one block, given the pins and the blocks in use.
         cache.lease(config.block_size, config.bounds).close()
         yield Check("room", "ok", room)
     except CacheError as error:
@@ -232,13 +233,13 @@ def of_room(cache: BlockCache, config: Config) -> Iterator[Check]:
     yield Check("use", "warn" if to_do else "ok", words, to_do)
 
 
-# The way to the data
+# Access to the origin
 
 
 def of_origin(text: str, given: Given) -> Iterator[Check]:
     place = place_of(text, given, max_age=0, stale_if_error=False)
     fs, path = place.fs, place.path
-    if endpoint := fs._source.identity.split("|")[1]:  # also where a variable of the environment names it
+    if endpoint := fs._source.identity.split("|")[1]:  # includes an endpoint set by an environment variable
         yield Check("endpoint", "ok", endpoint)
     if fs.target_protocol == "drive":
         yield from of_account(fs)
@@ -256,7 +257,7 @@ def of_origin(text: str, given: Given) -> Iterator[Check]:
         yield of_rights(origin, address)
 
     def ask() -> None:
-        origin.invalidate_cache()  # of what the inner filesystem remembers
+        origin.invalidate_cache()  # clear the listings cached by the inner filesystem
         (origin.info if address or info["type"] == "file" else origin.ls)(address or path)
 
     seconds = median_of_3(ask)
@@ -270,7 +271,10 @@ def of_origin(text: str, given: Given) -> Iterator[Check]:
 
 
 def id_of(fs: CachedFileSystem, info: dict[str, Any]) -> str | None:
-    """Return the path by id of what Drive has under one: any other path is several requests, an id is one."""
+    """Return the `id:` path of an object on Drive, or None if it has none.
+
+    Resolving a path by name takes several requests, an id only one.
+    """
     if fs.target_protocol != "drive" or info["name"] == "Shared with me" or not info.get("id"):
         return None
     key = info.get("resourceKey")
@@ -278,13 +282,13 @@ def id_of(fs: CachedFileSystem, info: dict[str, Any]) -> str | None:
 
 
 def of_account(fs: CachedFileSystem) -> Iterator[Check]:
-    """Say who signs in at Google Drive, and what the sign-in is good for."""
+    """Check which Google account is signed in, and which scopes its credentials have."""
     origin = fs.origin_fs
     who = origin.identity()
     yield Check("identity", "ok", who)
     try:
         about = origin.about()
-    except PermissionError as error:  # what follows will tell whether more is refused
+    except PermissionError as error:  # later checks show whether more is denied
         yield Check("account", "warn", message_of(error))
         return
     user, total = about.get("user") or {}, int(about.get("quotaBytesTotal") or 0)
@@ -295,7 +299,7 @@ def of_account(fs: CachedFileSystem) -> Iterator[Check]:
         yield of_scopes(about["scopes"])
 
 
-SCOPES = {  # what each lets one do, the most first
+SCOPES = {  # what each scope permits, broadest first
     "drive": "reading and writing",
     "drive.readonly": "reading; what is written is refused",
     "drive.file": "files that this OAuth client made, and no others",
@@ -318,7 +322,7 @@ def of_scopes(scopes: list[str] | None) -> Check:
 
 
 def of_rights(origin: Any, address: str) -> Check:
-    """Say what Drive lets the account do with this very file or folder."""
+    """Check what the account may do with one file or folder on Drive."""
     can = origin.capabilities(address)
     names = ("canDownload", "canListChildren", "canEdit", "canAddChildren", "canTrash")
     words = ("read", "list", "change", "add to", "remove")
@@ -335,16 +339,21 @@ def timed(function: Callable[[], object]) -> float:
 
 
 def median_of_3(function: Callable[[], object]) -> float:
-    """Return the seconds that it takes."""
+    """Return the median duration of three calls, in seconds."""
     return statistics.median(timed(function) for _ in range(3))
 
 
 def of_reading(
     fs: CachedFileSystem, info: dict[str, Any], found: list[dict[str, Any]], *, is_immutable: bool
 ) -> Iterator[Check]:
-    """Read a little of an object past the cache, and say what bounds reading and what to set. `found`: the folder, or the object."""
+    """Measure reads of an object past the cache; yield what limits reading and which options to change.
+
+    `found` has the entries of the folder, or the object alone.
+    """
     size, path = min(PROBE, int(info["size"])), str(info["name"])
-    with fs.origin_fs.open(path, "rb", cache_type="none") as file:  # opened once: then a read is a request
+    with fs.origin_fs.open(
+        path, "rb", cache_type="none"
+    ) as file:  # opened once, so that each read is one request
 
         def read(n: int) -> None:
             file.seek(0)
@@ -378,7 +387,10 @@ def of_reading(
 
 
 def with_data(seen: Seen, fs: CachedFileSystem, found: list[dict[str, Any]]) -> Seen:
-    """Return `seen` with how much there is, and how much the cache may and could hold; as it is where folders are below."""
+    """Return `seen` with the size of the data and the current and possible allowance of the cache.
+
+    Returns it unchanged if the folder has subfolders, since their size is unknown.
+    """
     if any(each["type"] != "file" or each["size"] is None for each in found):
         return seen
     stats, could = fs.stats(), None
@@ -393,9 +405,9 @@ def with_data(seen: Seen, fs: CachedFileSystem, found: list[dict[str, Any]]) -> 
 
 
 def read_at_once(origin: Any, path: str, n: int, size: int, of: int) -> None:
-    """Read `n` parts of an object at the same time, each a request of its own."""
+    """Read `n` parts of an object of `of` bytes concurrently, one request of `size` bytes each."""
     starts = [(i * size) % (of - size + 1) for i in range(n)]
-    threads = DaemonThreadPool(n, "cachedfs-doctor")  # which a Ctrl-C does not wait for
+    threads = DaemonThreadPool(n, "cachedfs-doctor")  # daemon threads: Ctrl-C does not wait for them
     try:
         for done in [threads.submit(origin.cat_file, path, start, start + size) for start in starts]:
             done.result()

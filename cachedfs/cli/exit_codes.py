@@ -1,4 +1,4 @@
-"""Exit statuses of the command line: 0 is success, and typer exits with 2 for wrong usage."""
+"""Exit statuses of the command line. 0 is success; typer exits with 2 on wrong usage."""
 
 __all__ = ["FAILED", "INTERRUPTED", "PIPE_CLOSED"]
 

@@ -1,4 +1,4 @@
-"""`get`: objects and folders, copied to the local disk."""
+"""The command `get`: copy objects and folders to the local disk. Also the progress bars of other commands."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["counting", "get", "progress", "shown"]
 
-AT_ONCE = 128  # files that are copied at the same time: an eighth of the usual limit of open files
-WINDOW = 64 << 20  # bytes of each of them that may be in memory, and of all of them together:
+AT_ONCE = 128  # files copied concurrently: an eighth of the usual limit of open files
+WINDOW = 64 << 20  # bytes of one file in memory at most; the next line is the limit for all files together
 ALL_WINDOWS = 512 << 20
 
 
@@ -47,8 +47,9 @@ def get(
 ) -> None:
     """Copy objects and folders to the local disk.
 
-    As with cp, what goes to a directory that exists goes into it. A file is there when it is complete, not before.
-    Of several files one that cannot be read (a document of Google has no bytes) is named, the others are copied, and
+    As with cp, a copy goes into the target if that is an existing directory. A
+    file appears only once it is complete. If one of several files cannot be read
+    (a Google document has no bytes), it is reported, the others are copied, and
     the exit status is 1.
     """
     if "://" in target and not os.path.isdir(target):
@@ -72,7 +73,7 @@ def get(
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """One object or folder, and where it goes."""
+    """An object or folder and its local destination."""
 
     path: str
     local: str
@@ -80,12 +81,15 @@ class Copy:
     is_folder: bool = False
 
 
-Planned = tuple["Place", list[Copy]]  # a URL, and what it means
+Planned = tuple["Place", list[Copy]]  # a URL and the copies it stands for
 
 
 @dataclasses.dataclass
 class Done:
-    """What `get` did; `from_cache`: bytes that were not fetched for it, `failed`: the files that could not be read."""
+    """Result of `get`.
+
+    `from_cache` counts the bytes served by the cache. `failed` lists the files that could not be read.
+    """
 
     files: int = 0
     bytes: int = 0
@@ -102,7 +106,7 @@ class Done:
 
     @contextlib.contextmanager
     def noting(self, url: str, *, is_only: bool) -> Iterator[None]:
-        """Note what is wrong with one of several URLs, so that the others go on; of the only one it is raised."""
+        """Record an error of one URL in `failed` so that the others go on; raise it if it is the only URL."""
         try:
             yield
         except ABOUT_ONE as error:
@@ -120,12 +124,12 @@ class Done:
 
 
 def failure_of(url: str, error: BaseException) -> dict[str, str]:
-    """Return what is said of a file that could not be copied."""
+    """Return the entry of `failed` for a file that could not be copied."""
     return {"url": url, "type": type(error).__name__, "message": str(error)}
 
 
 def copies_of(place: Place, target: str, *, is_into: bool, recursive: bool) -> list[Copy]:
-    """Return what a URL means to copy where; refuses what cannot be done before anything is written."""
+    """Return the copies that a URL stands for. Raises an error before any write if one is impossible."""
     if place.is_pattern:
         found = [info for info in place.matches() if info["type"] == "file" or recursive]
     else:
@@ -159,9 +163,10 @@ def copies_of_one(place: Place, info: dict[str, Any], target: str, *, is_into: b
 
 
 def one_of_each(planned: list[Planned]) -> list[Planned]:
-    """Return what is to be copied, once where several URLs name it.
+    """Return the planned copies, without duplicates of objects that several URLs name.
 
-    Raises FileExistsError for two objects that would be one local file, or one of them a folder of the other.
+    Raises FileExistsError if two objects map to the same local file, or if one is the other's parent
+    directory.
     """
     taken: dict[str, tuple[Place, Copy]] = {}
     left = [(place, [each for each in copies if _is_first(place, each, taken)]) for place, copies in planned]
@@ -173,7 +178,7 @@ def one_of_each(planned: list[Planned]) -> list[Planned]:
 
 
 def _is_first(place: Place, copy: Copy, taken: dict[str, tuple[Place, Copy]]) -> bool:
-    """Return whether nothing was to be copied there before; it is noted. Folders may come together."""
+    """Record a copy; return False for a duplicate. Folders may share a destination."""
     of, other = taken.setdefault(copy.local, (place, copy))
     if other is copy or (other.is_folder and copy.is_folder):
         return True
@@ -191,7 +196,7 @@ def _one_path(a: tuple[Place, Copy], b: tuple[Place, Copy], local: str) -> FileE
 
 
 def below(folder: str, name: str) -> str:
-    """Return the local path of `name` in `folder`; an object's name may say anything, and must not lead out of it."""
+    """Return the local path of `name` in `folder`. Raises ValueError if the name leads out of the folder."""
     parts = PurePosixPath(name.lstrip("/")).parts
     if not parts or ".." in parts:
         raise ValueError(f"the name {name!r} leads out of {folder}: copy this object by itself, with cat")
@@ -199,7 +204,7 @@ def below(folder: str, name: str) -> str:
 
 
 def copy(place: Place, copies: list[Copy], *, is_quiet: bool) -> Done:
-    """Make folders and files; raises what stops more than one of several files."""
+    """Create folders and copy files. Errors of one of several files are recorded, others are raised."""
     fs, started = place.fs, time.perf_counter()
     fetched = fs.stats().bytes_fetched
     for each in copies:
@@ -224,8 +229,8 @@ def copy(place: Place, copies: list[Copy], *, is_quiet: bool) -> Done:
 def copy_wave(
     fs: CachedFileSystem, wave: list[Copy], advance: Callable[[int], None]
 ) -> list[BaseException | None]:
-    """Copy files at the same time; return for each what went wrong."""
-    import asyncio  # here: the other commands have no use for it
+    """Copy files concurrently; return the error of each file, or None."""
+    import asyncio  # imported here because other commands do not need it
 
     async def copy_all() -> list[BaseException | None]:
         copied = (fs._get_file(each.path, each.local, callback=counting(advance)) for each in wave)
@@ -235,7 +240,7 @@ def copy_wave(
 
 
 def waves(files: list[Copy]) -> Iterator[list[Copy]]:
-    """Yield the files in groups that are copied at the same time: few enough for memory and open files."""
+    """Yield groups of files to copy concurrently, within the limits for memory and open files."""
     wave: list[Copy] = []
     room = ALL_WINDOWS
     for each in files:
@@ -251,7 +256,7 @@ def waves(files: list[Copy]) -> Iterator[list[Copy]]:
 
 @contextlib.contextmanager
 def progress(total: int | None, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Give a function that moves a bar on by bytes; there is none unless stderr is a terminal."""
+    """Show a progress bar on a terminal; yield a function that advances it by bytes."""
     with _bar(is_quiet=is_quiet) as bar:
         task = bar.add_task("", total=total)
         yield lambda size: bar.advance(task, size)
@@ -259,7 +264,7 @@ def progress(total: int | None, *, is_quiet: bool) -> Iterator[Callable[[int], N
 
 @contextlib.contextmanager
 def shown(*, is_quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """Give a function that sets such a bar to bytes, of bytes in all."""
+    """Show a progress bar; yield a function that sets its position and total, both in bytes."""
     with _bar(is_quiet=is_quiet) as bar:
         task = bar.add_task("", total=None)
         yield lambda size, total: bar.update(task, completed=size, total=total)
@@ -273,7 +278,7 @@ def _bar(*, is_quiet: bool) -> Progress:
 
 
 def counting(advance: Callable[[int], None]) -> Any:
-    """Return a callback for fsspec that tells `advance` of the bytes of one file."""
+    """Return an fsspec callback that reports the bytes of one file to `advance`."""
     from fsspec.callbacks import Callback
 
     class OfFile(Callback):  # type: ignore[misc]  # fsspec has no types

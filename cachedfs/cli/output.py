@@ -1,4 +1,4 @@
-"""What the options that all commands share say."""
+"""Output of the command line: shared options, tables, JSON, progress, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ __all__ = [
 
 @dataclasses.dataclass
 class Given:
-    """What the options that all commands share say; `url` is what is worked on, for the message of an error."""
+    """Values of the options shared by all commands. `url` is the URL being processed, for error messages."""
 
     as_json: bool = False
     debug: bool = False
@@ -59,7 +59,7 @@ class Given:
     url: str | None = None
 
     def then(self, more: Given) -> Given:
-        """Return what holds when `more` is given too, further to the right."""
+        """Return these options combined with `more`, which come later on the command line and win."""
         return Given(
             as_json=self.as_json or more.as_json,
             debug=self.debug or more.debug,
@@ -68,7 +68,7 @@ class Given:
         )
 
     def ours_and_theirs(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the options of cachedfs and those of the origin. Raises BadParameter."""
+        """Return the options of cachedfs and those of the origin. Raises BadParameter for an invalid one."""
         names = {field.name for field in dataclasses.fields(Config)}
         ours: dict[str, Any] = {}
         theirs: dict[str, Any] = {}
@@ -95,19 +95,19 @@ def _value_of(text: str) -> Any:
         return text
 
 
-NARROW = 80  # columns of a terminal below which names have more need of them than times
-MOMENT_S = 0.5  # what is over sooner needs no word that it goes on
+NARROW = 80  # terminal columns: below this, names need the space of the time columns
+MOMENT_S = 0.5  # seconds: shorter operations show no progress
 
-INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories: control, format, surrogate, line, paragraph
-JOINERS = "\u200c\u200d"  # format characters that words and emoji are spelled with
+INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories: control, format, surrogate, separators
+JOINERS = "\u200c\u200d"  # format characters that are part of the spelling of words and emoji
 C_ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r"}
 
 
-# Text from others: an object's name may hold sequences that a terminal obeys.
+# Untrusted text: an object's name may contain terminal control sequences.
 
 
 def escaped(text: str) -> str:
-    """Return text with its control and other invisible characters written as `ls -b` writes them."""
+    """Return text with control and other invisible characters escaped as `ls -b` does."""
     return text if text.isprintable() else "".join(map(_escape, text))
 
 
@@ -124,12 +124,12 @@ def _visible(text: str, stream: TextIO) -> str:
 
 
 def say(line: str, *, err: bool = False) -> None:
-    """Print a line: escaped on a terminal, as it is in a pipe."""
+    """Print a line: escaped on a terminal, unchanged in a pipe."""
     typer.echo(_visible(line, sys.stderr if err else sys.stdout), err=err)
 
 
 def cell(text: str, **style: Any) -> Text:
-    """Return text for a table on stdout: escaped on a terminal."""
+    """Return text for a table on stdout, escaped if stdout is a terminal."""
     return Text(_visible(text, sys.stdout), **style)
 
 
@@ -147,7 +147,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table: to fit a terminal, else a row a line, for grep."""
+    """Print a table: fitted to a terminal, otherwise with one line per row, for grep."""
     if sys.stdout.isatty():
         Console().print(table)
         return
@@ -159,21 +159,22 @@ def print_table(table: Table) -> None:
 
 
 def is_narrow(columns: int) -> bool:
-    """Return whether results go to a terminal of fewer columns."""
+    """Return True if stdout is a terminal with fewer columns."""
     return sys.stdout.isatty() and Console().width < columns
 
 
 def plain_table(*columns: str) -> Table:
-    """Return a table without frames; with no columns it has no head either."""
+    """Return a table without borders; without columns it has no header either."""
     style = box.SIMPLE_HEAD if columns else None
     return Table(*columns, box=style, show_header=bool(columns), show_edge=False, pad_edge=False)
 
 
 @contextlib.contextmanager
 def busy(text: str, *, is_quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Say on a terminal what takes longer than a moment, and for how long by now; gone at the end, before anything is printed.
+    """Show a spinner with elapsed time on a terminal if the operation takes longer than `MOMENT_S`.
 
-    For what has no end that is known. Gives a function that says something else from now on.
+    For operations of unknown length. Yields a function that replaces the text. The spinner disappears at the
+    end.
     """
     console = Console(stderr=True)
     if is_quiet or not console.is_interactive:
@@ -197,14 +198,14 @@ def busy(text: str, *, is_quiet: bool = False) -> Iterator[Callable[[str], None]
 
 
 class Summary(Protocol):
-    """What a command did with several files, a dataclass; in words by `str`. `failed`: what could not be done."""
+    """Result of a command on several files: a dataclass with a `str` form; `failed` lists the errors."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     failed: list[dict[str, str]]
 
 
 def print_summary(done: Summary, *, as_json: bool) -> None:
-    """Print what was done: on stdout as JSON, else for people on stderr. Exits with FAILED where something failed."""
+    """Print a result as JSON on stdout or as text on stderr. Exits with FAILED if any file failed."""
     if as_json:
         print_json(dataclasses.asdict(done))
     else:
@@ -215,30 +216,34 @@ def print_summary(done: Summary, *, as_json: bool) -> None:
         raise typer.Exit(FAILED)
 
 
-# Trouble
+# Errors
 
 
 @contextlib.contextmanager
 def running(given: Given) -> Iterator[None]:
-    """Turn whatever goes wrong in a command into a line and a status."""
+    """Turn every exception of a command into an error line and an exit status."""
     try:
         with told_in_one_line(given.debug):
             yield
             sys.stdout.flush()
             if "cachedfs.fetch.runtimes" in sys.modules:
-                sys.modules["cachedfs.fetch.runtimes"].settle()  # while what it warns of is a line of ours
+                sys.modules[
+                    "cachedfs.fetch.runtimes"
+                ].settle()  # while its warnings still go through our handler
     except (typer.Exit, typer.BadParameter):
         raise
     except typer.Abort as answer:
-        if isinstance(answer.__context__, KeyboardInterrupt):  # at a question; else it was a no
+        if isinstance(
+            answer.__context__, KeyboardInterrupt
+        ):  # Ctrl-C at a prompt; otherwise the user declined
             raise typer.Exit(INTERRUPTED) from None
         raise
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:  # who read us has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         _drop_stdout()
         raise typer.Exit(PIPE_CLOSED) from None
-    except Exception as error:  # nobody is above us: whatever it is becomes a line and a status
+    except Exception as error:  # outermost handler: every error becomes a line and a status
         if given.debug:
             print_traceback()
         tell(error, given)
@@ -247,7 +252,7 @@ def running(given: Given) -> Iterator[None]:
 
 @contextlib.contextmanager
 def told_in_one_line(debug: bool) -> Iterator[None]:
-    """Show what cachedfs logs and what Python warns of as single lines on stderr."""
+    """Print log messages of cachedfs and Python warnings as single lines on stderr."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -271,7 +276,7 @@ def told_in_one_line(debug: bool) -> Iterator[None]:
 
 
 def message_of(error: Exception) -> str:
-    """Return one line: the error's own words, and where they are unexpected what to do."""
+    """Return the error message in one line; for an unexpected error type, also how to report it."""
     text = " ".join(str(error).splitlines())
     if isinstance(error, OSError) and not isinstance(error, CachedFSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -281,7 +286,7 @@ def message_of(error: Exception) -> str:
 
 
 def tell(error: Exception, given: Given) -> None:
-    """Say on stderr what went wrong."""
+    """Print an error on stderr, as JSON if `--json` is set."""
     text = message_of(error)
     if given.as_json:
         url = {} if given.url is None else {"url": given.url}
@@ -291,6 +296,6 @@ def tell(error: Exception, given: Given) -> None:
 
 
 def _drop_stdout() -> None:
-    """Send what is still to be written nowhere: Python would complain at its end."""
+    """Redirect stdout to /dev/null, so that Python does not complain about unwritten output at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`pack`: many samples into one sharded Zarr store."""
+"""The command `pack`: pack many samples into one sharded Zarr store."""
 
 from __future__ import annotations
 
@@ -77,14 +77,15 @@ def pack(
 ) -> None:
     """Pack many samples into one sharded Zarr store.
 
-    Files, lines, rows or members of tars become tens of objects, which any reader of Zarr 3 opens. Run it again after it was
-    interrupted: it goes on with what is missing.
+    Files, lines, rows or tar members become tens of objects, which any Zarr 3
+    reader can open. After an interrupt, run it again: it continues with what is
+    missing.
     """
     from cachedfs.packing import Packing
 
     refuse_what_cannot_be(kind, decode, chunk_bytes, shard_bytes, codec, n_workers)
     given.url = source
-    cached_url(source)  # refuses what has no protocol and is no local file
+    cached_url(source)  # raises an error for text that is neither a URL nor a local file
     packing = Packing(
         url_of(source),
         url_of(target),
@@ -113,7 +114,7 @@ def refuse_what_cannot_be(
     codec: str | None,
     n_workers: int | None,
 ) -> None:
-    """Raise BadParameter for a value that no SOURCE makes right: before anything is listed or read."""
+    """Raise BadParameter for option values that are invalid for any SOURCE."""
     from cachedfs.packing.api import part_size
     from cachedfs.packing.chunk_sizes import CODECS
     from cachedfs.packing.sources.detect import KINDS
@@ -139,7 +140,7 @@ def refuse_what_cannot_be(
 
 @contextlib.contextmanager
 def naming(target: str) -> Iterator[None]:
-    """Say of a full disk that it is the target's: the system names no file where a write fails."""
+    """Add the target's name to a disk-full error: the system names no file when a write fails."""
     try:
         yield
     except OSError as error:
@@ -160,13 +161,13 @@ def told(done: Packed, given: Given) -> None:
 
 
 def url_of(text: str) -> str:
-    """Return the URL that reads and writes through the cache; local files are as near as the cache is."""
+    """Return the cachedfs URL. Local paths bypass the cache, since it would not be faster."""
     is_local = "://" not in text and "::" not in text
     return os.path.abspath(os.path.expanduser(text)) if is_local else cached_url(text)
 
 
 def options_of(text: str, given: Given) -> dict[str, Any]:
-    """Return what `-o` and `--cache-dir` say, as the filesystem of a URL takes it."""
+    """Return the `-o` and `--cache-dir` options as storage options for the filesystem of a URL."""
     from fsspec.core import split_protocol
 
     ours, theirs = given.ours_and_theirs()
@@ -177,7 +178,7 @@ def options_of(text: str, given: Given) -> dict[str, Any]:
 
 
 def columns_of(texts: list[str] | None) -> dict[str, str | None] | list[str] | None:
-    """Return what `--column` says: names, or names with types."""
+    """Return the columns of `--column`: a list of names, or a dict of names and types if any has a type."""
     if not texts:
         return None
     found = {name: type_ or None for name, _, type_ in (text.partition("=") for text in texts)}

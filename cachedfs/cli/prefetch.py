@@ -1,4 +1,4 @@
-"""`prefetch`: objects and folders, fetched into the cache before anybody reads them."""
+"""The command `prefetch`: fetch objects and folders into the cache ahead of reading."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["prefetch"]
 
-EVERY_S = 0.1  # between two looks at how far it is
-HELD_S = 1.0  # that what fits is here and nobody reads: then no more will come
+EVERY_S = 0.1  # seconds between two checks of the progress
+HELD_S = 1.0  # seconds: if a plan waits for a reader longer than this, the cache is full
 
 
 @command(
@@ -32,13 +32,15 @@ HELD_S = 1.0  # that what fits is here and nobody reads: then no more will come
     "cachedfs prefetch --json 'drive://My Drive/images'",
 )
 def prefetch(given: Given, urls: Urls) -> None:
-    """Fetch objects and folders into the cache, so that reading them later asks nobody.
+    """Fetch objects and folders into the cache, so that later reads need no request.
 
-    What is here already is not fetched again: run it once more to go on after an interrupt. It stops when the cache is full
-    of what nobody has read of this origin. What cannot be had is named, the rest is fetched, and the exit status is 1.
+    Cached objects are not fetched again: after an interrupt, run it again to
+    continue. It stops when the cache is full of blocks of this origin that have
+    not been read yet. Objects that cannot be fetched are reported, the rest is
+    fetched, and the exit status is 1.
     """
     done = Done()
-    # One plan for all of an origin: a plan that is over keeps nothing of its own from the next one.
+    # One plan per origin: blocks of a finished plan are not protected from the next plan.
     for places in by_origin([place_of(text, given) for text in urls]):
         given.url = places[0].text
         with places[0].fs.prefetch([item_of(place) for place in places]) as plan:
@@ -58,7 +60,7 @@ def prefetch(given: Given, urls: Urls) -> None:
 
 
 def by_origin(places: Sequence[Place]) -> list[list[Place]]:
-    """Return the places of each origin, in the order in which they came."""
+    """Group the places by origin, in their original order."""
     found: dict[str, list[Place]] = {}
     for place in places:
         found.setdefault(place.fs.fsid, []).append(place)
@@ -66,13 +68,16 @@ def by_origin(places: Sequence[Place]) -> list[list[Place]]:
 
 
 def item_of(place: Place) -> str:
-    """Return the path for a plan; a slash at its end, which `Place.path` has not, says that it is a folder."""
+    """Return the path for a prefetch plan. A trailing slash, which `Place.path` lacks, marks a folder."""
     return place.path + ("/" if place.text.endswith("/") else "")
 
 
 @dataclasses.dataclass
 class Done:
-    """What `prefetch` did; `here`: bytes that had come before. `failed`: the first errors, of as many as `errors` says."""
+    """Result of `prefetch`. `here` counts the bytes that were already cached.
+
+    `failed` has the first errors; `errors` is the total number of errors.
+    """
 
     files: int = 0
     fetched: int = 0
@@ -83,7 +88,7 @@ class Done:
     failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
 
     def add(self, place: Place, told: Progress, failed: list[tuple[str, CachedFSError]]) -> None:
-        """Add what a plan did; its errors are named as the user wrote that place."""
+        """Add the result of a plan. Errors name the URL in the form the user wrote."""
         self.files += told.items - told.errors
         self.fetched += told.bytes_fetched
         self.here += told.bytes_here
@@ -96,8 +101,8 @@ class Done:
         ]
 
     def full(self, places: Sequence[Place], told: Progress) -> None:
-        """Not all of it fits."""
-        # Of a folder that is not reached nobody knows yet what it holds, nor how large that is.
+        """Record that not everything fits in the cache."""
+        # The number and size of objects in a folder are unknown until the plan lists it.
         of = "" if told.bytes_total is None else f" of {told.items_total:,}"
         more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
         why = (
@@ -118,7 +123,7 @@ class Done:
 
 
 def watched(plan: Prefetch, *, is_quiet: bool) -> bool:
-    """Show how far a plan is until its end; False when it waits for a reader who is not there."""
+    """Show the progress of a plan until it ends; return False if it stops because the cache is full."""
     held_since = None
     with shown(is_quiet=is_quiet) as show:
         while not (told := plan.progress).is_over:
@@ -129,5 +134,5 @@ def watched(plan: Prefetch, *, is_quiet: bool) -> bool:
             with contextlib.suppress(TimeoutError, CachedFSError):
                 plan.wait(EVERY_S)
     if told.state == "failed":
-        plan.wait()  # which raises why
+        plan.wait()  # raises the error of the plan
     return True

@@ -1,4 +1,4 @@
-"""`ls` and `cat`: what is there, and its bytes."""
+"""The commands `ls` and `cat`: list folders, and write the bytes of objects to stdout."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["cat", "ls"]
 
-PIECE = 8 << 20  # bytes of an object that `cat` has in memory at once
-MOST_BLOCKS = 100_000  # more blocks than this are not looked for only to show which share of them is cached
+PIECE = 8 << 20  # bytes of an object that `cat` holds in memory at once
+MOST_BLOCKS = 100_000  # `ls -l` omits the cached share for listings with more blocks than this
 
 
 @command(
@@ -76,7 +76,7 @@ def ls(
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One line of a listing; `cached` is None where it was not looked for, or is of no use."""
+    """One line of a listing. `cached` is the number of cached bytes, None if not looked up."""
 
     url: str
     type: str
@@ -89,7 +89,7 @@ class Entry:
         return self.url if self.type == "file" else f"{self.url.rstrip('/')}/"
 
     def line(self, *, long: bool) -> str:
-        """Return what is printed for a program to read: tabs between the columns, "-" for what is not known."""
+        """Return the line for a pipe: columns separated by tabs, "-" for unknown values."""
         if not long:
             return self.name
         when = self.modified.isoformat(timespec="seconds") if self.modified else "-"
@@ -98,7 +98,7 @@ class Entry:
 
 
 def entries_of(place: Place, *, recursive: bool, with_cached: bool) -> list[Entry]:
-    """Return what a URL lists. Raises FileNotFoundError when there is no such thing."""
+    """Return the entries that a URL lists. Raises FileNotFoundError if it does not exist."""
     fs, path = place.fs, place.path
     if place.is_pattern:
         found = place.matches()
@@ -108,9 +108,9 @@ def entries_of(place: Place, *, recursive: bool, with_cached: bool) -> list[Entr
     else:
         found = fs.ls(path, detail=True)
     if not found:
-        fs.info(path)  # an empty folder, or an error that says what is wrong
+        fs.info(path)  # raises an error if the path does not exist; otherwise the folder is empty
     n_blocks = sum((info["size"] or 0) // fs.config.block_size + 1 for info in found)
-    # With max_age=0 each object would be asked for.
+    # With max_age=0, each lookup would send a request.
     with_cached = with_cached and fs.config.lifetime_s > 0 and n_blocks <= MOST_BLOCKS
     return [entry_of(place, info, with_cached) for info in sorted(found, key=lambda info: str(info["name"]))]
 
@@ -124,7 +124,7 @@ def entry_of(place: Place, info: dict[str, Any], with_cached: bool) -> Entry:
 
 
 def modified_of(info: dict[str, Any]) -> datetime.datetime | None:
-    """Return when an object was written last, from what filesystems call it."""
+    """Return the modification time of an object, from whichever key its filesystem uses; None if unknown."""
     for name in ("mtime", "modified", "updated", "last_modified", "LastModified"):
         value = info.get(name)
         with contextlib.suppress(ValueError, OSError, OverflowError):
@@ -138,7 +138,7 @@ def modified_of(info: dict[str, Any]) -> datetime.datetime | None:
 
 
 def table_of(place: Place, entries: list[Entry]) -> Table:
-    """Return a listing for a person: names as they are below the folder."""
+    """Return a listing as a table for a terminal, with names relative to the folder."""
     heads = ["size", "name"] if is_narrow(NARROW) else ["size", "modified", "cached", "name"]
     table = plain_table(*heads)
     for column in table.columns[:-1]:
@@ -176,7 +176,7 @@ def cat(
 ) -> None:
     """Write the bytes of objects to standard output."""
     start, stop = range_of(range_ or ":")
-    is_seen = sys.stdout.isatty()  # what is written moves on by itself
+    is_seen = sys.stdout.isatty()  # output on a terminal shows the progress by itself
 
     def write_one(place: Place) -> None:
         paths = [str(info["name"]) for info in place.matches()] if place.is_pattern else [place.path]
@@ -203,10 +203,13 @@ def range_of(text: str) -> tuple[int | None, int | None]:
 def pieces_of(
     fs: CachedFileSystem, path: str, start: int | None, stop: int | None
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Yield `[start:stop]` of an object, never more than a few MiB of it at once: how many bytes came before, of how many, and these."""
+    """Yield the bytes `[start:stop]` of an object in pieces of at most PIECE bytes.
+
+    Each item is the number of bytes before the piece, the total number of bytes, and the piece.
+    """
     is_small = stop is not None and 0 <= (start or 0) <= stop <= (start or 0) + PIECE
     if is_small or (start is not None and -PIECE <= start < 0 and stop is None):
-        # One request for these bytes; opening would ask for the first ones.
+        # A single request; opening the file would also fetch its first bytes.
         data = fs.cat_file(path, start, stop)
         yield 0, len(data), data
         return

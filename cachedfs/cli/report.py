@@ -1,4 +1,4 @@
-"""`report`: a run as a page, from the events that its processes wrote."""
+"""The command `report`: summarize a run as an HTML page, from the event logs of its processes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def report(
 ) -> None:
     """Draw what a run asked, read and waited for, as one page.
 
-    The processes of the run write events when CACHEDFS_EVENTS names a folder in their environment. What is in the cache is as of
-    now. With --json the numbers are printed, and a page is written only to a FILE that is given.
+    The processes of a run write event logs if CACHEDFS_EVENTS names a folder in
+    their environment. The cache content shown is the current one. With --json
+    the numbers are printed, and a page is written only if FILE is given.
     """
     from cachedfs.report import by_folder, read, summary_of
 
@@ -47,7 +48,7 @@ def report(
     if not folder:
         raise typer.BadParameter(f"name it, or set {VARIABLE}", param_hint="FOLDER")
     given.url = folder
-    log_events(None)  # looking at a run is no part of it
+    log_events(None)  # the report itself must not log events
     summary = summary_of(read(folder))
     held = by_folder((each.path, each.size) for each in cache_of(config_of(given)).held())
     if given.as_json:

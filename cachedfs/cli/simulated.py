@@ -1,4 +1,4 @@
-"""`sim` and `demo`: a cloud on this machine, and what cachedfs makes of it."""
+"""The commands `sim` and `demo`: run a simulated cloud, and compare cachedfs with direct reads on it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sim(
 
 
 def usable_port(port: int) -> int:
-    """Return the port, or a free one for 0. Raises OSError before anybody is told of a port that is taken."""
+    """Return the port, or a free one for 0. Raises OSError if the port is taken."""
     try:
         with socket.create_server(("127.0.0.1", port)) as sock:
             return int(sock.getsockname()[1])
@@ -77,7 +77,7 @@ def usable_port(port: int) -> int:
 
 
 def how_to_reach(cloud: str, port: int, arguments: list[str]) -> list[str]:
-    """Return what to type in another terminal."""
+    """Return the lines that tell the user what to type in another terminal."""
     section, url = ("GS", f"gs://{bucket_of(arguments)}")
     if cloud == "drive":
         section, url = ("DRIVE", "drive://My Drive")
@@ -90,7 +90,7 @@ def how_to_reach(cloud: str, port: int, arguments: list[str]) -> list[str]:
 
 
 def bucket_of(arguments: list[str]) -> str:
-    """Return a bucket that the simulated cloud will have."""
+    """Return the name of a bucket that the simulated cloud will serve."""
     given = dict(itertools.pairwise(arguments))
     if "--bucket" in given:
         return given["--bucket"]
@@ -103,14 +103,17 @@ def bucket_of(arguments: list[str]) -> str:
 
 
 def is_bucket(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir() and not entry.name.startswith(".")  # .sim is what the cloud remembers there
+    return entry.is_dir() and not entry.name.startswith(
+        "."
+    )  # .sim holds temporary files of the simulated cloud
 
 
 @command("cachedfs demo", takes=["debug"])
 def demo(given: Given) -> None:
     """Measure cachedfs against a simulated cloud.
 
-    Reads real data with cachedfs and without, and prints one table. Takes a minute or two.
+    Reads real data with cachedfs and without, and prints one table. Takes a
+    minute or two.
     """
     from cachedfs.demo.comparison import main as run
 

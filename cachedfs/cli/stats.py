@@ -1,4 +1,4 @@
-"""`stats`: what the cache holds and saved, once or as it changes."""
+"""The command `stats`: show what the cache holds and saved, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["contents", "said", "stats"]
 
-FOLDERS = 8  # most that are shown: the others are one line
-LEAST_S = 0.1  # between two looks
+FOLDERS = 8  # folders shown; the others are summed up in one line
+LEAST_S = 0.1  # seconds: shortest interval of `--watch`
 
 
 @command(
@@ -51,8 +51,9 @@ def stats(
 ) -> None:
     """Show what the cache holds, of which folders, what it saved, and how much it may hold.
 
-    Hits, misses and requests are those of all processes that use this cache directory. With --watch they are what was counted since
-    the look before; where that is no terminal, and with --json, a line a look.
+    Hits, misses and requests are totals of all processes that use this cache
+    directory. With --watch they are counted per interval; with --json, or
+    without a terminal, each interval is one line.
     """
     config = config_of(given)
     cache = cache_of(config)
@@ -71,7 +72,10 @@ def stats(
 
 
 def contents(cache: BlockCache, config: Config) -> dict[str, Any]:
-    """Return what `stats` shows of a cache, sizes in bytes; None where nothing can be written; `cannot_store` says why."""
+    """Return the contents and limits of a cache for `stats`. Sizes are in bytes.
+
+    `may_hold` is None if the cache cannot be written; `cannot_store` says why.
+    """
     blocks, size = cache.usage()
     found: dict[str, Any] = {"directory": cache.root, "blocks": blocks, "bytes": size, "may_hold": None}
     bounds = {"cache_size": config.cache_size, "keep_free": config.keep_free}
@@ -91,7 +95,7 @@ def contents(cache: BlockCache, config: Config) -> dict[str, Any]:
 
 
 def no_room(cache: BlockCache, config: Config) -> str | None:
-    """Return why not even one block could be stored now; None where it could."""
+    """Return why not even one block could be stored now; None if it could."""
     room = cache.room(config.bounds)
     if room >= config.block_size:
         return None
@@ -99,24 +103,24 @@ def no_room(cache: BlockCache, config: Config) -> str | None:
 
 
 def counts_of(counted: Counted) -> dict[str, Any]:
-    """Return what all processes counted, by name, and what follows from it."""
+    """Return the counters of all processes by name, with the values derived from them."""
     saved = {"bytes_saved": counted.bytes_saved, "requests_saved": counted.requests_saved}
     since = datetime.datetime.fromtimestamp(counted.since, datetime.UTC) if counted.since else None
     return counted._asdict() | saved | {"since": since}
 
 
 def bound_of(bound: int | float | None, total: int) -> int | str:
-    """Return a bound in bytes, or that it is automatic."""
+    """Return a limit in bytes, or "auto"."""
     return "auto" if bound is None else bytes_of(bound, total)
 
 
 def bytes_of(bound: int | float, total: int) -> int:
-    """Return a bound in bytes; a float is a share of the disk."""
+    """Return a limit in bytes; a float is a share of the disk size `total`."""
     return int(bound * total) if isinstance(bound, float) else bound
 
 
 def said(name: str, value: Any) -> str:
-    """Return a value of `contents` in words."""
+    """Return a value of `contents` as text."""
     if name == "pins":
         more = [f"{len(value) - FOLDERS:,} others"] if len(value) > FOLDERS else []
         return ", ".join([*value[:FOLDERS], *more]) or "none"
@@ -128,7 +132,7 @@ def said(name: str, value: Any) -> str:
 
 
 def said_of_counts(counted: Counted) -> dict[str, str]:
-    """Return what all processes counted in words, by what it is about."""
+    """Return the counters of all processes as text, by topic."""
     if not counted.since:
         return {"since": "nothing was counted yet"}
     ratio = counted.hit_ratio
@@ -147,7 +151,7 @@ def minute_of(at: datetime.datetime) -> str:
 
 
 def table_of(found: dict[str, Any], counted: Counted) -> Table:
-    """Return the values of `contents` that are not about folders, and the counts, a line each."""
+    """Return the values of `contents`, except those shown elsewhere, and the counters, one per row."""
     table = plain_table()
     rows = {name: said(name, value) for name, value in found.items() if name not in counts_of(counted)}
     for name, words in (rows | said_of_counts(counted)).items():
@@ -155,12 +159,15 @@ def table_of(found: dict[str, Any], counted: Counted) -> Table:
     return table
 
 
-# What is here of which folder.
+# Cached bytes by folder
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """What the cache has of all below a folder; when its first and its last block came, None where that is not known."""
+    """What the cache holds below a folder.
+
+    `oldest` and `newest` are when its first and last block were cached, None if unknown.
+    """
 
     folder: str
     objects: int
@@ -171,7 +178,7 @@ class Folder:
 
 
 def folders_of(held: Iterable[CachedPath]) -> list[Folder]:
-    """Return what is here by folder, most bytes first: of folders as deep as `by_folder` takes, the last all others."""
+    """Return the cached content by folder, largest first; the last entry sums up all others."""
     from cachedfs.report.summary import by_folder
 
     held = list(held)
@@ -209,12 +216,12 @@ def table_of_folders(folders: list[Folder], *, has_times: bool = True) -> Table:
     return table
 
 
-# Again and again.
+# Watching
 
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What was counted in the `over_s` seconds before `at`, and what the cache holds then."""
+    """Counters of the `over_s` seconds before `at`, and the cached size at that time."""
 
     at: datetime.datetime
     over_s: float
@@ -247,7 +254,7 @@ class Look:
 
 
 def watched(cache: BlockCache, every_s: float, *, as_json: bool) -> None:
-    """Show one look after the other, until Ctrl-C, which is no failure: there is no other end."""
+    """Print the counters of each interval until Ctrl-C, which is a normal exit here."""
     try:
         if sys.stdout.isatty() and not as_json:
             show_live(cache, every_s)
@@ -260,7 +267,7 @@ def watched(cache: BlockCache, every_s: float, *, as_json: bool) -> None:
 
 
 def looks(cache: BlockCache, every_s: float) -> Iterator[Look]:
-    """Yield what happened in each `every_s` seconds."""
+    """Yield the counters of each interval of `every_s` seconds."""
     before, then = cache.counts.total(), time.monotonic()
     while True:
         time.sleep(every_s)
@@ -271,7 +278,7 @@ def looks(cache: BlockCache, every_s: float) -> Iterator[Look]:
 
 
 def show_live(cache: BlockCache, every_s: float) -> None:
-    """Show the sums and the last look in one place of a terminal."""
+    """Show the totals and the last interval in place on a terminal."""
     from rich.live import Live
 
     def shown(look: Look | None) -> Group:

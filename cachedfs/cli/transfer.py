@@ -1,4 +1,4 @@
-"""`export` and `import`: what is cached, as a few large objects and back."""
+"""The commands `export` and `import`: write the cached blocks as a few large objects, and load them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def export(
 ) -> None:
     """Write what is cached of objects and folders as a few large objects, for import.
 
-    Nothing is fetched: prefetch does that. Run it again to go on after an interrupt, and whenever more is cached: it sends
-    what is not there yet. What TARGET held before is replaced when all of it is there. The URLs are of one origin.
+    Nothing is fetched; use prefetch for that. Run it again after an interrupt,
+    or when more is cached: it sends only what is missing. The previous export in
+    TARGET is replaced once the new one is complete. All URLs must have the same
+    origin.
     """
     places = [place_of(text, given, offline=True) for text in urls]
     fs = place_of(urls[0], given).fs
@@ -47,7 +49,7 @@ def export(
     paths = [path for place in places for path in roots_of(place)]
     given.url = target
     try:
-        place_of(target, given)  # refuses what has no protocol and is no local file
+        place_of(target, given)  # raises an error for text that is neither a URL nor a local file
     except ValueError as error:
         raise ValueError(f"{error}, ./{target} for a new local folder") from error
     started = time.perf_counter()
@@ -69,10 +71,11 @@ def import_(
     given: Given,
     source: Annotated[str, url_argument("SOURCE", "The folder that export wrote.")],
 ) -> None:
-    """Take what export wrote into the cache, in few requests.
+    """Load what export wrote into the cache, in few requests.
 
-    What is here already is not fetched: run it again to go on after an interrupt. Each block is checked. What is wrong is
-    named and not taken, what has no room is counted, and then the exit status is 1.
+    Cached blocks are not fetched again: run it again to continue after an
+    interrupt. Each block is checked. Corrupt blocks are reported and skipped,
+    blocks without room are counted, and the exit status is then 1.
     """
     from cachedfs.snapshot import Import
 
@@ -100,7 +103,7 @@ def import_(
 
 
 def roots_of(place: Place) -> list[str]:
-    """Return the objects and folders that a URL names; those that match a pattern as far as they are cached: nobody is asked."""
+    """Return the paths that a URL names; for a pattern, the cached ones that match. Sends no request."""
     if not place.is_pattern:
         return [place.path]
     source = place.fs._source
@@ -113,13 +116,13 @@ def roots_of(place: Place) -> list[str]:
 
 
 def options_for(text: str, given: Given) -> dict[str, Any]:
-    """Return what `-o` says of the filesystem of a URL."""
+    """Return the `-o` options for the filesystem of a URL."""
     return given.ours_and_theirs()[1] if "://" in text else {}
 
 
 @contextlib.contextmanager
 def told(*, is_quiet: bool) -> Iterator[Any]:
-    """Give a callback for fsspec that moves a bar."""
+    """Yield an fsspec callback that moves a progress bar."""
     from fsspec.callbacks import Callback
 
     with shown(is_quiet=is_quiet) as show:

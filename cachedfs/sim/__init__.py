@@ -1,4 +1,7 @@
-"""Simulated clouds for tests, demos and benchmarks; figures got from them are simulated."""
+"""Simulated Google Cloud Storage and Google Drive for tests, demos and benchmarks.
+
+All timings measured against them are simulated.
+"""
 
 from cachedfs.sim.drive import DriveServer
 from cachedfs.sim.faults import Fault

@@ -24,16 +24,18 @@ _ROOMS: dict[str, type[DriveService] | type[GCSService]] = {"drive": DriveServic
 
 
 def _wait_for_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    while os.read(0, 4096):  # not sys.stdin: its lock, held by a daemon thread, aborts a clean exit
+    while os.read(
+        0, 4096
+    ):  # not sys.stdin: if a daemon thread holds its lock, the interpreter aborts at exit
         pass
-    with contextlib.suppress(RuntimeError):  # a signal was faster, and the loop is closed
+    with contextlib.suppress(RuntimeError):  # a signal ended the server first, so the loop is closed
         loop.call_soon_threadsafe(stop.set)
 
 
 def main(argv: list[str] | None = None, *, before: Callable[[], object] = bool) -> int:
-    """Return 0 after SIGINT or SIGTERM; the first line printed is the endpoint's URL.
+    """Run a simulated cloud until SIGINT or SIGTERM, then return 0. The first line printed is its URL.
 
-    `before` is called once nothing is wrong with the arguments.
+    `before` is called once the arguments are valid and the port is bound, before the URL is printed.
     """
     parser = argparse.ArgumentParser(prog="python -m cachedfs.sim", description=__doc__)
     parser.add_argument("room", choices=sorted(_ROOMS))

@@ -1,4 +1,4 @@
-"""What goes wrong at a simulated cloud, as values, and what that takes at the level of connections."""
+"""Faults of a simulated cloud, and their effect on connections."""
 
 from __future__ import annotations
 
@@ -17,65 +17,68 @@ from cachedfs.sim.objects import Body
 
 __all__ = ["DROP", "Door", "Fault", "SpoiltBody", "hang_up"]
 
-DROP = 4 << 10  # bytes that a body trickles in
+DROP = 4 << 10  # bytes between the pauses of a trickling body
 _SEND_BUFFER = 64 << 10
 _BACKLOG = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong, and with which requests: from the nth that matches, this many times."""
+    """A fault, and the requests it affects: `times` matching requests, starting with the `nth`.
+
+    For example, `Fault(kind="media", status=503, times=2)` fails the next two reads.
+    """
 
     kind: str | None = None
-    """Requests of this kind, as `Request.kind` has it; None: of all."""
+    """Affect only requests of this kind (see `Request.kind`); None: of all kinds."""
     key: str | None = None
-    """Requests about the object of this exact name; None: about all."""
+    """Affect only requests about the object of this exact name; None: about all objects."""
     nth: int = 1
-    """The first of those that match that goes wrong."""
+    """Number of the first matching request to fail, from 1."""
     times: int | None = 1
-    """How many go wrong; None: all from there on."""
+    """Number of requests that fail; None: all from the first on."""
     status: int | None = None
-    """Answer with this error instead of doing what was asked."""
+    """Answer with this error status instead of executing the request."""
     body: str | None = None
-    """The body of that error; None: Google's JSON."""
+    """Body of that error; None: Google's JSON."""
     reason: str | None = None
-    """The reason in Google's JSON; None: the usual one for the status."""
+    """Reason in Google's JSON; None: the usual one for the status."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers in place of those that the answer has."""
+    """Headers to add to the reply, overriding its own."""
     html: bool = False
-    """Answer with a load balancer's page."""
+    """Answer with the HTML page of a load balancer."""
     redirect: str | None = None
-    """Answer with a 302, or `status`, to this path; "" is the one asked for."""
+    """Answer with a redirect to this path; "" is the requested one. The status is `status`, by default 302."""
     close_before: bool = False
-    """Drop the connection instead of doing what was asked."""
+    """Drop the connection instead of executing the request."""
     lose: bool = False
-    """Do it, but drop the connection instead of answering."""
+    """Execute the request, but drop the connection instead of answering."""
     close_after: int | None = None
-    """Do it, but drop the connection after n bytes of the body."""
+    """Execute the request, but drop the connection after this many bytes of the body."""
     reset: bool = False
-    """A connection that is dropped ends in RST and not in FIN."""
+    """Drop the connection with RST instead of FIN."""
     short_by: int = 0
-    """A complete reply whose body lacks its last n bytes."""
+    """Send a consistent reply whose body lacks the last n bytes."""
     long_by: int = 0
-    """A complete reply whose body has n bytes more."""
+    """Send a consistent reply whose body has n extra bytes."""
     spill: int = 0
-    """A reply that is followed by n bytes that nobody announced."""
+    """Send n unannounced bytes after the reply."""
     flip: int | None = None
-    """The byte at this offset comes changed; the headers stay those of what was stored."""
+    """Corrupt the byte at this offset of the body; headers and checksums stay those of the stored object."""
     total: int | None = None
-    """A partial answer tells this size of the object."""
+    """Report this size of the object in the Content-Range header."""
     ignores_range: bool = False
-    """Answer with all bytes where a range was asked for."""
+    """Answer a range request with the whole object."""
     stall_s: float = 0.0
-    """Hang for so many simulated seconds, before the first byte."""
+    """Pause for this many simulated seconds before the first byte."""
     stall_after: int | None = None
-    """Hang after n bytes of the body, and not before the first."""
+    """Pause after n bytes of the body instead of before the first byte."""
     trickle_s: float = 0.0
-    """Hang for so many simulated seconds after every 4 KiB of the body."""
+    """Pause for this many simulated seconds after every 4 KiB of the body."""
 
 
 class SpoiltBody:
-    """A body that something on the way changed."""
+    """A body corrupted in transit."""
 
     def __init__(self, body: Body, fault: Fault) -> None:
         self._body, self._flip = body, fault.flip
@@ -93,39 +96,39 @@ class SpoiltBody:
 
 
 async def hang_up(transport: asyncio.Transport, fault: Fault) -> None:
-    """Drop a connection, after what was written to it has arrived."""
+    """Drop a connection once the bytes already written have left."""
     if not fault.reset:
-        transport.close()  # what is buffered still goes out
+        transport.close()  # buffered bytes are still sent
         return
     sock = transport.get_extra_info("socket")
-    # A reset takes what is not through with it.
+    # A reset discards unsent bytes, so wait until all are sent.
     while not transport.is_closing() and (transport.get_write_buffer_size() or _n_unsent(sock)):  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.001)
-    if not transport.is_closing():  # the client may have gone meanwhile
+    if not transport.is_closing():  # the client may have disconnected meanwhile
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
 
 
 def _n_unsent(sock: socket.socket) -> int:
-    with contextlib.suppress(OSError):  # gone, or a system that does not tell
+    with contextlib.suppress(OSError):  # closed, or not supported by the system
         return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
     return 0
 
 
 class Door:
-    """The listening socket of a server; locked, it keeps its port and refuses connections."""
+    """The listening socket of a server. While locked, it keeps its port and refuses connections."""
 
     def __init__(self, server: web.Server, sock: socket.socket) -> None:
         self._server, self._sock = server, sock
-        self._opening: asyncio.Task[None] | None = None  # Invariant: None while it is locked
+        self._opening: asyncio.Task[None] | None = None  # Invariant: None while locked
         self._listener: asyncio.Server | None = None
 
     def unlock(self) -> None:
-        """Accept connections, from now on; harmless when it does."""
+        """Accept connections from now on. Has no effect if unlocked."""
         if self._opening is None:
-            # For every connection: what was sent has nearly left. Else megabytes of a body that nobody reads count as sent.
+            # Inherited by every connection. A small send buffer keeps unread bytes of a body from counting as sent.
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-            self._sock.listen(_BACKLOG)  # who comes before the loop does waits
+            self._sock.listen(_BACKLOG)  # connections made before the loop accepts wait in the backlog
             self._opening = asyncio.ensure_future(self._open())
 
     async def _open(self) -> None:
@@ -133,16 +136,16 @@ class Door:
         self._listener = await loop.create_server(self._server, sock=self._sock, backlog=_BACKLOG)
 
     def lock(self) -> None:
-        """Refuse connections; harmless when it does."""
+        """Refuse connections. Has no effect if locked."""
         if self._opening is not None:
             address = self._sock.getsockname()
             self.close()
             self._sock = socket.socket(self._sock.family, socket.SOCK_STREAM)
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._sock.bind(address)  # bound and not listening: refused
+            self._sock.bind(address)  # bound but not listening: connections are refused
 
     def close(self) -> None:
-        """Give the port back."""
+        """Stop listening and release the port."""
         if self._opening is not None:
             self._opening.cancel()
         if self._listener is not None:

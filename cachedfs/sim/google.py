@@ -1,4 +1,4 @@
-"""What both simulated services of Google share: JSON, batches, ranges, uploads in parts."""
+"""Common parts of the simulated Google services: JSON replies, batches, ranges and resumable uploads."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cachedfs.sim.service import Service
 __all__ = ["GoogleService", "body_of", "json_answer", "ranged", "span_of", "split_related", "take_chunk"]
 
 _JSON = {"Content-Type": "application/json; charset=UTF-8"}
-_CHUNK = 256 << 10  # all but the last request of a resumable upload carry multiples of it
-_MOST_CALLS, _LONGEST_TARGET = 100, 8000  # of a batch
+_CHUNK = 256 << 10  # all but the last chunk of a resumable upload must be a multiple of this
+_MOST_CALLS, _LONGEST_TARGET = 100, 8000  # limits of a batch
 
 
 class GoogleService(Service):
-    """Answers in JSON, packed for who asks for gzip as documented; media is never packed."""
+    """Answers in JSON, compressed if the client accepts gzip as documented. Media is never compressed."""
 
     def render(self, style: str, refusal: Refusal) -> Answer:
         at = {"locationType": "header", "location": "Authorization"} if refusal.status == 401 else {}
@@ -31,7 +31,7 @@ class GoogleService(Service):
         answer = super()._answer(call, route, fault)
         wants = all("gzip" in call.headers.get(name, "") for name in ("accept-encoding", "user-agent"))
         is_json = answer.headers.get("Content-Type") == _JSON["Content-Type"]
-        # What a fault spoils is not packed: its counts are of plain bytes, and who unpacks may drop what follows.
+        # Not if a fault applies: its byte counts refer to plain bytes, and a decompressor may ignore extra bytes.
         if not (wants and is_json) or route.kind in ("media", "export") or fault != Fault():
             return answer
         answer.headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
@@ -39,16 +39,16 @@ class GoogleService(Service):
         return answer
 
     def batch(self, call: Call) -> Answer:
-        """Return the replies to up to 100 calls that came in one body; each counts as one."""
+        """Return the replies to a batch of up to 100 calls. Each call is charged separately."""
         parts = call.body.replace(b"\r\n", b"\n").split(b"--" + _boundary_of(call).encode())[1:-1]
         if len(parts) > _MOST_CALLS:
             raise Refusal(400, "The batch request has more than 100 calls.")
-        asked = [self._asked(call, part) for part in parts]  # all of them are in order, or none is done
+        asked = [self._asked(call, part) for part in parts]  # if one is invalid, none is executed
         text = "".join(self._part(call, *each) for each in asked) + "--batch_sim--\r\n"
         return Answer(200, {"Content-Type": "multipart/mixed; boundary=batch_sim"}, DataBody(text.encode()))
 
     def _asked(self, call: Call, part: bytes) -> tuple[Call, Route, str]:
-        """Return one call of a batch, what it is about, and its name."""
+        """Parse one part of a batch; return its call, its route and its content id."""
         outer, _, inner = part.strip(b"\n").partition(b"\n\n")
         head, _, body = inner.partition(b"\n\n")
         line, *rows = head.decode().split("\n")
@@ -67,7 +67,7 @@ class GoogleService(Service):
         return asked, route, found[1].decode() if found else ""
 
     def _part(self, call: Call, asked: Call, route: Route, name: str) -> str:
-        """Return the reply to one call of a batch."""
+        """Execute one call of a batch and return its reply as a multipart section."""
         answer = self.answer(asked, route)
         call.units += asked.units
         status = f"HTTP/1.1 {answer.status} {'OK' if answer.status < 300 else 'Error'}"
@@ -85,7 +85,7 @@ def json_answer(value: Any, status: int = 200) -> Answer:
 
 
 def body_of(call: Call) -> dict[str, Any]:
-    """Return the JSON object in the body, empty when there is none; ValueError when it is none."""
+    """Return the JSON object in the body, or an empty dict. Raises ValueError for invalid JSON."""
     value = json.loads(call.body or b"{}")
     return value if isinstance(value, dict) else {}
 
@@ -98,9 +98,9 @@ def _boundary_of(call: Call) -> str:
 
 
 def split_related(call: Call) -> tuple[dict[str, Any], str | None, bytes]:
-    """Return metadata, content type and bytes of a multipart/related body."""
+    """Return the metadata, content type and bytes of a multipart/related body."""
     mark, body = b"--" + _boundary_of(call).encode(), call.body
-    # Clients end lines with CRLF or LF; only knowing which keeps a CR that ends the data.
+    # Clients end lines with CRLF or LF. Detect which, since the data itself may end with CR.
     begin = body.find(mark) + len(mark)
     end = b"\r\n" if body[begin : begin + 2] == b"\r\n" else b"\n"
     middle, last = body.find(end + mark, begin), body.rfind(end + mark)
@@ -115,7 +115,10 @@ def split_related(call: Call) -> tuple[dict[str, Any], str | None, bytes]:
 
 
 def span_of(given: str | None, size: int) -> tuple[int, int] | None:
-    """Return the half-open span that a Range header asks for; None when it is to be ignored."""
+    """Return the half-open range that a Range header asks for, or None if it is to be ignored.
+
+    Raises Refusal (416) for a range outside the object.
+    """
     found = re.fullmatch(r"bytes=(\d*)-(\d*)", given or "")
     if not found or found[0] == "bytes=-" or (all(found.groups()) and int(found[1]) > int(found[2])):
         return None
@@ -129,7 +132,7 @@ def span_of(given: str | None, size: int) -> tuple[int, int] | None:
 
 
 def ranged(call: Call, headers: dict[str, str], stored: Content) -> Answer:
-    """Return the bytes that a request asks for."""
+    """Return the bytes that a request asks for, as a 200 or 206 reply."""
     span = span_of(call.headers.get("range"), stored.size)
     if span is None:
         return Answer(200, headers, stored.body(0, stored.size))
@@ -138,9 +141,10 @@ def ranged(call: Call, headers: dict[str, str], stored: Content) -> Answer:
 
 
 def take_chunk(data: bytearray, call: Call, most: int | None = None) -> int | None:
-    """Return the total size as far as it is known, with what came of a resumable upload added to its data.
+    """Append a chunk of a resumable upload to its data; return the total size, or None if not yet known.
 
-    Of the body `most` bytes are kept. A gap is not filled, and what is here already is not replaced.
+    Keeps at most `most` bytes of the body. Ignores bytes that are already present, and a chunk that leaves a
+    gap.
     """
     n = len(call.body)
     given = call.headers.get("content-range", f"bytes 0-{n - 1}/{n}" if n else "bytes */0")

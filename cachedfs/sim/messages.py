@@ -1,4 +1,4 @@
-"""What goes between a client and a simulated cloud, as the cloud's own code sees it."""
+"""Requests, replies and errors of a simulated cloud."""
 
 from __future__ import annotations
 
@@ -18,35 +18,39 @@ _OF_USAGE = {"userRateLimitExceeded", "rateLimitExceeded", "dailyLimitExceeded"}
 
 @dataclass(slots=True)
 class Request:
-    """One request as the server saw it; header names in lower case, times in simulated seconds."""
+    """One request as logged by the server. Header names are in lower case, times in simulated seconds."""
 
     method: str
     path: str
-    """As sent, percent-encoded, without the query."""
+    """Path as sent, percent-encoded and without the query."""
     query: dict[str, str]
     headers: dict[str, str]
     status: int = 0
-    """Of the answer; 0: none was begun."""
+    """Status of the reply; 0 if none was started."""
     bytes_sent: int = 0
-    """Of the answer's body, as far as it went out."""
+    """Bytes of the reply's body that were sent."""
     bytes_received: int = 0
-    """Of the request's body."""
+    """Bytes of the request's body that were received."""
     kind: str = "other"
-    """What was asked: "media" for bytes, "list", "upload"; other questions about an object are "metadata", or at Drive "get"."""
+    """Kind of the request.
+
+    "media" reads bytes, "list" lists and "upload" uploads. Other requests about an object are "metadata", or
+    "get" at Drive.
+    """
     key: str = ""
-    """The object that it was about, or at Drive the item's id."""
+    """Name of the object, or id of the item at Drive."""
     bucket: str = ""
     units: int = 0
-    """What it cost of Drive's quota."""
+    """Cost in units of Drive's quota."""
     stalled: bool = False
-    """True where its first byte came late by chance, as the profile has it."""
+    """True if the profile's `stall_rate` delayed the first byte."""
     started_s: float = 0.0
     ended_s: float | None = None
-    """None: it is still running."""
+    """Time of completion; None while the request is in progress."""
 
 
 class Refusal(Exception):
-    """An error that the service answers with."""
+    """An error reply of the service."""
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class Refusal(Exception):
         reason: str = "",
         *,
         headers: Mapping[str, str] = {},
-        location: str = "",  # the parameter that is to blame
+        location: str = "",  # name of the invalid parameter
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.headers = status, message, dict(headers)
@@ -63,7 +67,7 @@ class Refusal(Exception):
         self.reason = reason or _REASONS.get(status, "backendError")
 
     def to_json(self, **more: str) -> str:
-        """Return Google's JSON for this error."""
+        """Return the error in Google's JSON format."""
         at = {"locationType": "parameter", "location": self.location} if self.location else {}
         domain = "usageLimits" if self.reason in _OF_USAGE else "global"
         item = {"message": self.message, "domain": domain, "reason": self.reason, **at, **more}
@@ -78,14 +82,14 @@ def unauthorized(text: str, reason: str) -> Refusal:
 
 @dataclass(slots=True)
 class Call:
-    """A request as a cloud's own code sees it; header names in lower case."""
+    """A request as passed to the code of a cloud. Header names are in lower case."""
 
     method: str
     path: str
     query: dict[str, str]
     headers: dict[str, str]
     body: bytes = b""
-    units: int = 0  # of a quota, that it has cost
+    units: int = 0  # quota units charged for it
 
     @property
     def host(self) -> str:
@@ -94,22 +98,22 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """A reply before it meets the network."""
+    """A reply before network delays and faults are applied."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: Body = NO_BODY
-    n_items: int = 0  # of a listing, for its latency
-    is_chunked: bool = False  # no Content-Length
+    n_items: int = 0  # items of a listing, which add to its latency
+    is_chunked: bool = False  # sent without Content-Length
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a request is about, and how to do it once its body is here."""
+    """What a request refers to, and the function that executes it."""
 
     kind: str
     act: Callable[[Call], Answer]
     bucket: str = ""
     key: str = ""
-    style: str = "json"  # how errors are worded: json, text or xml
-    units: int | None = None  # of a quota; None: what its kind costs
+    style: str = "json"  # format of error replies: json, text or xml
+    units: int | None = None  # quota units; None: the cost of its kind

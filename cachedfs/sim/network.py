@@ -1,7 +1,7 @@
-"""The network between a client and a simulated cloud: latency, and bandwidth that streams share.
+"""Simulated network: latency of requests, and bandwidth shared by concurrent streams.
 
-Decisions are pure: `Profile.first_byte` says how long a request waits, `Link` says when how many
-bytes of which stream may be through. `Network` alone has a clock and a generator, both given to it.
+`Profile.first_byte` computes the wait of a request and `Link` the time at which bytes of a stream have
+passed, both without a clock of their own. Only `Network` has a clock and a random generator.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from cachedfs.sim.quota import QUOTAS, Quota
 
 __all__ = ["PROFILES", "Delay", "Link", "Network", "Profile", "Stream", "Verdict"]
 
-_P95 = 1.6448536269514722  # the standard normal value that 95 % of draws stay below
+_P95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
 _SLACK = 2 << 20  # bytes a stream may catch up after its client paused: about one TCP window
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A lognormal waiting time in seconds."""
+    """A lognormal waiting time. See also `Delay.from_p95`."""
 
     median_s: float = 0.0
-    """Half of the waits are shorter."""
+    """Median in seconds."""
     sigma: float = 0.0
-    """Of the logarithm; 0: always the same."""
+    """Standard deviation of the logarithm; 0 makes all waits equal."""
 
     @classmethod
     def from_p95(cls, median_s: float, p95_s: float) -> Delay:
-        """Return the lognormal with this median and this 95th percentile."""
+        """Return the delay with this median and this 95th percentile, both in seconds."""
         return cls(median_s, math.log(p95_s / median_s) / _P95)
 
     def draw(self, rng: random.Random) -> float:
-        """Return one waiting time; always takes exactly one number from the generator."""
+        """Return a random waiting time in seconds. Takes exactly one number from the generator."""
         return self.median_s * math.exp(self.sigma * rng.normalvariate(0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What chance decided for one request."""
+    """Random outcome for one request."""
 
     wait_s: float
     failed: bool
@@ -55,42 +55,49 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """How a network behaves; rates in bytes per second, the default is no network at all."""
+    """Behavior of a network: latency, bandwidth, error rates and quota.
+
+    Rates are in bytes per second. The default has no delays, no limits and no errors.
+    """
 
     name: str = "custom"
-    """What it is called where it is shown."""
+    """Name for display."""
     metadata: Delay = Delay()
-    """To the answer about an object."""
+    """Wait before the answer to a metadata request."""
     media: Delay = Delay()
-    """To the first byte of an object."""
+    """Wait before the first byte of an object."""
     listing: Delay = Delay()
-    """To a page of a listing,"""
+    """Wait before a page of a listing."""
     list_item_s: float = 0.0
-    """and more for each item in it."""
+    """Additional seconds for each item of a listing."""
     stream_rate: float = math.inf
-    """Of one body,"""
+    """Maximum rate of one body."""
     total_rate: float = math.inf
-    """and of all together, which share it."""
+    """Maximum rate of all bodies together, shared fairly."""
     connection_s: float = 0.0
-    """More to wait on a new connection."""
+    """Additional seconds for the first request of a connection."""
     error_rate: float = 0.0
-    """The share of requests that end in an error of the service."""
+    """Share of requests that end in an error of the service."""
     stall_rate: float = 0.0
-    """The share of bodies whose first byte comes `stall_s` later."""
+    """Share of bodies whose first byte is delayed by `stall_s`."""
     stall_s: float = 30.0
-    """How much later."""
+    """Length of such a delay, in seconds."""
     quota: Quota = field(default_factory=Quota)
-    """What may be asked for."""
+    """Request quota; by default unlimited."""
 
     @property
     def is_paced(self) -> bool:
-        """True where bodies take time."""
+        """True if the bandwidth is limited."""
         return min(self.stream_rate, self.total_rate) < math.inf
 
     def first_byte(self, kind: str, *, new_connection: bool, rng: random.Random) -> Verdict:
-        """Return the wait before the first byte, items of a listing not counted, and whether it is an error."""
+        """Return the random wait before the first byte, and whether the request fails or stalls.
+
+        The wait excludes `list_item_s`. `kind` is "media", "list" or any other kind, which counts as
+        metadata.
+        """
         delay = {"media": self.media, "list": self.listing}.get(kind, self.metadata)
-        # Three draws for every request: a profile's numbers do not shift another's.
+        # Always three draws, so that the same seed gives comparable numbers under different profiles.
         wait_s = delay.draw(rng)
         stalled, failed = rng.random() < self.stall_rate, rng.random() < self.error_rate
         stalled = stalled and kind == "media"
@@ -98,12 +105,15 @@ class Profile:
         return Verdict(wait_s + (self.connection_s if new_connection else 0.0), failed, stalled)
 
     def to_json(self) -> str:
-        """Return the text that `resolve` reads back."""
+        """Return the profile as JSON, readable by `resolve`."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def resolve(cls, profile: Profile | str) -> Profile:
-        """Return a profile from itself, its name, or the text of `to_json`. Raises ValueError for an unknown name."""
+        """Return a profile given as a Profile, a name in `PROFILES`, or the JSON of `to_json`.
+
+        Raises ValueError for an unknown name.
+        """
         if isinstance(profile, Profile):
             return profile
         if profile in PROFILES:
@@ -115,8 +125,8 @@ class Profile:
         return cls(**{**values, "quota": Quota(**values.get("quota", {}))})
 
 
-# Published data points; listings are assumed to spread as metadata does.
-_PUBLISHED = {  # median and 95th percentile of metadata and of media; listing, item; rates; rest as named
+# From published measurements. Listings are assumed to vary as much as metadata.
+_PUBLISHED = {  # (median, p95) of metadata and media; (listing, item); rates; (connection, errors, stalls)
     "gcs-region": ((0.02, 0.06), (0.04, 0.1), (0.08, 1e-4), (200e6, 400e6), (0.01, 2e-4, 0.0)),
     "drive-typical": ((0.12, 0.35), (0.18, 0.5), (0.5, 1e-3), (60e6, 200e6), (0.06, 2e-3, 2e-4)),
     "drive-bad": ((0.4, 1.5), (0.45, 1.5), (1.0, 5e-3), (25e6, 60e6), (0.2, 2e-2, 5e-3)),
@@ -124,7 +134,7 @@ _PUBLISHED = {  # median and 95th percentile of metadata and of media; listing, 
 
 
 def _profiles() -> dict[str, Profile]:
-    """Return all named profiles: none, the design's section 9, and the published ones."""
+    """Return all named profiles: "off", "table" and those from published measurements."""
     same = Delay(0.045, 0.35)
     table = Profile(name="table", metadata=same, media=same, listing=same, list_item_s=1e-5)
     out = [Profile(name="off"), dataclasses.replace(table, stream_rate=60e6, total_rate=200e6)]
@@ -149,12 +159,16 @@ def _profiles() -> dict[str, Profile]:
 
 _QUOTAS = {"drive-typical": "requests", "drive-bad": "units"}
 PROFILES = _profiles()
-"""By name: "off", no delays; "table", as in the benchmarks; "gcs-region", "drive-typical" and "drive-bad", after what was published."""
+"""Network profiles by name.
+
+"off" has no delays and "table" is the profile of the benchmarks. "gcs-region", "drive-typical" and
+"drive-bad" follow published measurements.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One body on the link, from mark `start` to mark `end` of the link's served count."""
+    """One body on the link, as the interval from `start` to `end` of the link's counter `_served`."""
 
     start: float
     end: float
@@ -163,14 +177,15 @@ class Stream:
 class Link:
     """Bandwidth shared fairly by all open streams, as an exact fluid model.
 
-    `_served` counts the bytes that one always open stream would have got until `_now`. A stream
-    opened at mark m has got `_served - m`, whatever came and went meanwhile, so nothing adds up.
+    `_served` counts the bytes that one stream would have received by `_now` if it had always been open. A
+    stream opened at counter value `m` has received `_served - m` bytes. So no per-stream sums accumulate
+    rounding errors.
     """
 
     def __init__(self, stream_rate: float, total_rate: float) -> None:
         self._stream_rate, self._total_rate = stream_rate, total_rate
         self._now = self._served = 0.0
-        self._ends: list[float] = []  # Invariant: sorted; one mark per stream that is not through
+        self._ends: list[float] = []  # Invariant: sorted; one end per unfinished stream
 
     @property
     def n_active(self) -> int:
@@ -190,14 +205,14 @@ class Link:
         self._now = max(self._now, now)
 
     def open(self, size: float, now: float) -> Stream:
-        """Return a new stream of that many bytes; infinite when the size is not known."""
+        """Return a new stream of `size` bytes; infinite if the size is unknown."""
         self._advance(now)
         stream = Stream(self._served, self._served + size)
         insort(self._ends, stream.end)
         return stream
 
     def due(self, stream: Stream, n_bytes: float, now: float) -> float:
-        """Return when the first n bytes are through, if nothing is opened or closed until then."""
+        """Return when the first `n_bytes` have passed, assuming that no stream opens or closes until then."""
         self._advance(now)
         at, served, target = self._now, self._served, stream.start + n_bytes
         for i, end in enumerate(self._ends):
@@ -209,7 +224,7 @@ class Link:
         return at
 
     def slip(self, stream: Stream, n_bytes: float, now: float) -> None:
-        """Forget what the stream could have sent while its client did not read."""
+        """Delay the stream by the bytes it could have sent while its client was not reading."""
         self._advance(now)
         late = self._served - stream.start - n_bytes - _SLACK
         if late > 0 and stream.end > stream.start + n_bytes:
@@ -219,7 +234,7 @@ class Link:
                 insort(self._ends, stream.end)
 
     def close(self, stream: Stream, now: float) -> None:
-        """Give the stream's share to the others; harmless when it is through."""
+        """Give the stream's bandwidth to the others. Has no effect on a finished stream."""
         self._advance(now)
         self._drop(stream)
 
@@ -230,7 +245,10 @@ class Link:
 
 
 class Network:
-    """A profile with its clock, its generator and its link; counts in simulated seconds."""
+    """A profile with a clock, a seeded random generator and a link. Times are in simulated seconds.
+
+    `time_scale` is the number of simulated seconds per real second.
+    """
 
     def __init__(
         self,
@@ -245,19 +263,19 @@ class Network:
         self.link = Link(profile.stream_rate, profile.total_rate)
         self._clock, self._start = clock, clock()
         real_rate = min(profile.stream_rate, profile.total_rate) * time_scale
-        # About 2 ms of one stream at a time: smooth for the client, few enough wake-ups for us.
+        # About 2 ms of one stream at a time: smooth for the client, with few wake-ups of the server.
         self.piece = int(min(max(real_rate * 0.002, 64 << 10), 1 << 20))
 
     def now(self) -> float:
-        """Return simulated seconds since the network was made."""
+        """Return the simulated seconds since the network was created."""
         return (self._clock() - self._start) * self.time_scale
 
     async def sleep_until(self, at: float) -> None:
-        """Return when the simulated clock shows that time."""
+        """Wait until the simulated time `at`."""
         if (left := at - self.now()) > 0:
             await asyncio.sleep(left / self.time_scale)
 
     async def through(self, stream: Stream, n_bytes: float) -> None:
-        """Return when the first n bytes of the stream are through the link."""
+        """Wait until the first `n_bytes` of the stream have passed the link."""
         while (at := self.link.due(stream, n_bytes, now := self.now())) > now:
             await self.sleep_until(at)

@@ -1,4 +1,4 @@
-"""The state of a simulated object store: buckets of objects, in memory or in a folder."""
+"""Storage of the simulated Google Cloud Storage: buckets of objects, in memory or in a folder."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = [
     "list_page",
 ]
 
-# Files found in a folder and larger than this have no such checksum: it would stop the server too long.
+# Larger files in a folder have no such checksum: computing it would block the server too long.
 _MD5_LIMIT, _CRC_LIMIT = 8 << 20, 64 << 20
 _LAST = "\U0010ffff"
 
 
 class Body(Protocol):
-    """Bytes that a reply is made of."""
+    """Bytes of a reply."""
 
     @property
     def size(self) -> int: ...
@@ -57,14 +57,14 @@ class DataBody:
         return memoryview(self.data)[start:stop]
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
 
 NO_BODY = DataBody(b"")
 
 
 class FileBody:
-    """Part of an open file, which stays the version it was when somebody renames over it."""
+    """Part of an open file. It keeps its content if another file is renamed over it."""
 
     def __init__(self, path: Path, start: int, stop: int) -> None:
         self._fd, self._start, self.size = os.open(path, os.O_RDONLY), start, stop - start
@@ -84,14 +84,14 @@ class FileBody:
 
 
 class Content:
-    """What has bytes, in memory or in a file."""
+    """Base of objects with bytes, in memory or in a file."""
 
     __slots__ = ()
     data: bytes | Path
     size: int
 
     def body(self, start: int, stop: int) -> Body:
-        """Return the bytes [start, stop)."""
+        """Return the bytes `[start:stop]` as a body."""
         if isinstance(self.data, Path):
             return FileBody(self.data, start, stop)
         return DataBody(memoryview(self.data)[start:stop])
@@ -103,7 +103,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject(Content):
-    """One version of an object; `fields` are its editable properties in the JSON API's words."""
+    """One version of an object. `fields` are its editable properties, by their names in the JSON API."""
 
     bucket: str
     name: str
@@ -112,11 +112,11 @@ class StoredObject(Content):
     generation: int
     created_s: float
     updated_s: float
-    crc32c: str  # base64, as the API gives it; empty for big files found in a folder
-    md5: bytes | None  # None for composed objects, and for big files found in a folder
+    crc32c: str  # base64 as in the API; empty for large files found in a folder
+    md5: bytes | None  # None for composed objects, and for large files found in a folder
     fields: Mapping[str, Any]
     metageneration: int = 1
-    key_sha256: str | None = None  # of a customer-supplied encryption key
+    key_sha256: str | None = None  # SHA-256 of the customer-supplied encryption key, base64
     n_components: int | None = None
 
     @property
@@ -126,11 +126,13 @@ class StoredObject(Content):
 
 
 class Store:
-    """Unversioned buckets in memory; every write makes a new, larger generation."""
+    """Unversioned buckets in memory. Every write creates a new, larger generation."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, dict[str, StoredObject]] = {}
-        self._sorted: dict[str, list[str]] = {}  # dropped when a name comes or goes
+        self._sorted: dict[
+            str, list[str]
+        ] = {}  # sorted names by bucket; removed when a name is added or deleted
         self._generation = 0
 
     def buckets(self) -> list[str]:
@@ -144,14 +146,14 @@ class Store:
         del self._buckets[bucket]
 
     def names(self, bucket: str) -> Sequence[str]:
-        """Return the names of all objects of a bucket, sorted as the service sorts them."""
-        # Python orders by code point, which is the order of the names' UTF-8 bytes.
+        """Return the names of all objects of a bucket, in the order of the service."""
+        # Python sorts by code point, which equals the order of the UTF-8 bytes.
         if bucket not in self._sorted:
             self._sorted[bucket] = sorted(self._buckets[bucket])
         return self._sorted[bucket]
 
     def get(self, bucket: str, key: str) -> StoredObject | None:
-        """Return the live version of an object, None when there is none."""
+        """Return the live version of an object, or None if there is none."""
         return self._buckets.get(bucket, {}).get(key)
 
     def put(
@@ -164,7 +166,7 @@ class Store:
         key_sha256: str | None = None,
         n_components: int | None = None,
     ) -> StoredObject:
-        """Return the new version; the bucket is made when missing."""
+        """Store a new version and return it; create the bucket if missing."""
         self.make_bucket(bucket)
         now, generation = time.time(), self._next_generation()
         stored = StoredObject(
@@ -187,13 +189,13 @@ class Store:
         return stored
 
     def update(self, stored: StoredObject, fields: Mapping[str, Any]) -> StoredObject:
-        """Return the object with these properties: a new metageneration of the same version."""
+        """Replace the properties of an object: a new metageneration of the same version."""
         new = replace(stored, fields=fields, metageneration=stored.metageneration + 1, updated_s=time.time())
         self._buckets[stored.bucket][stored.name] = new
         return new
 
     def remove(self, bucket: str, key: str) -> bool:
-        """Return whether there was such an object."""
+        """Delete an object; return False if it did not exist."""
         self._sorted.pop(bucket, None)
         return self._buckets.get(bucket, {}).pop(key, None) is not None
 
@@ -206,15 +208,16 @@ class Store:
 
 
 class FolderStore(Store):
-    """Buckets are the subfolders of a folder, objects their files; properties live in memory.
+    """Store in a local folder: its subfolders are the buckets and their files the objects.
 
-    Generations are modification times in ns, so a file replaced by hand is a new version.
+    Properties are kept in memory only. Generations are modification times in ns, so a file replaced by hand
+    is a new version.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
-        self._temporary = folder / ".sim"  # on the same file system, and no bucket's name
+        self._temporary = folder / ".sim"  # on the same filesystem, and not a bucket name
         self._temporary.mkdir(parents=True, exist_ok=True)
 
     def buckets(self) -> list[str]:
@@ -285,7 +288,7 @@ class FolderStore(Store):
         return path
 
     def _path(self, bucket: str, key: str = "") -> Path:
-        """Return where an object lies; ValueError for names that no file can have."""
+        """Return the path of an object. Raises ValueError for a name that no file can have."""
         parts = [bucket, *key.split("/")] if key else [bucket]
         if bucket.startswith(".") or any(p in ("", ".", "..") or "\0" in p for p in parts):
             raise ValueError(f"a folder cannot hold {bucket}/{key}")
@@ -294,7 +297,7 @@ class FolderStore(Store):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a listing; `resume` is where the next one goes on, None at the end."""
+    """One page of a listing. `resume` is the position of the next page, None at the end."""
 
     names: list[str]
     prefixes: list[str]
@@ -312,9 +315,9 @@ def list_page(
     limit: int = 1000,
     with_trailing: bool = False,
 ) -> Page:
-    """Return the first names and common prefixes of sorted names, from where a page stopped.
+    """Return one page of names and common prefixes, from the position `resume` on.
 
-    Objects and prefixes count against the limit together, in the one order of names.
+    `names` must be sorted. Names and prefixes count toward `limit` together, in a common order.
     """
     page = Page([], [], None)
     at = max(bisect_left(names, first) for first in (prefix, start, resume))

@@ -1,8 +1,9 @@
-"""What Drive lets a user, all users of a project, and all readers of a file ask for; and who asked for how much.
+"""Quota of the simulated Drive: limits per user, project and file, and their current use.
 
-The published limits are counts a minute and say nothing of shorter times. Here they are token buckets that hold
-`burst_s` of their rate, one second unless told otherwise: stricter than the documentation. Laxer: what is refused
-costs nothing, and the limits of a day other than a file's (1 TB, 400 million units, 750 GB of uploads) are not kept.
+The published limits are counts per minute. Here they are token buckets that hold `burst_s` of their rate, by
+default one second, which is stricter than the documentation. In two ways the simulation is more lenient:
+refused requests cost nothing, and of the daily limits only the one per file is enforced (not 1 TB, 400
+million units, 750 GB of uploads).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["QUOTAS", "Budget", "Meter", "Quota", "units_of"]
 
-# In quota units, by the kind of a request; the documentation does not say whether `alt=media` is a download.
+# Quota units by kind of request. The documentation does not say whether `alt=media` is a download.
 _UNITS = {"token": 0, "batch": 0, "get": 5, "list": 100, "change": 100, "revisions": 100, "permissions": 100}
 _UNITS |= {"drives": 100, "media": 200, "export": 200}
 _UNITS |= dict.fromkeys(("create", "update", "delete", "copy", "upload"), 50)
@@ -22,57 +23,61 @@ _DAY_S = 86400.0
 
 
 def units_of(kind: str) -> int:
-    """Return what a request of this kind costs."""
+    """Return the cost of a request of this kind, in quota units."""
     return _UNITS.get(kind, _OTHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """How much may be asked for; infinite is not counted."""
+    """Request limits of the simulated Drive; infinite limits are not counted."""
 
     units_per_user: float = math.inf
-    """Quota units a minute, of one user of one project."""
+    """Quota units per minute for one user of one project."""
     units_per_project: float = math.inf
-    """Quota units a minute, of all users of a project."""
+    """Quota units per minute for all users of a project."""
     requests_per_user: float = math.inf
-    """Requests a minute of one user: how older projects are metered."""
+    """Requests per minute for one user of one project, as older projects are metered."""
     requests_per_project: float = math.inf
-    """Requests a minute of all users of a project."""
+    """Requests per minute for all users of a project."""
     creates_per_s: float = math.inf
-    """New items of one user: undocumented, and known to all who write."""
+    """New items per second for one user. Undocumented, but generally observed."""
     file_bytes: float = math.inf
-    """Of one file in a day, by all users; what was asked for counts, not what was sent."""
+    """Bytes of one file per day, for all users. Counts the bytes requested, not the bytes sent."""
     burst_s: float = 1.0
-    """Seconds of its rate that may be used at once."""
+    """Capacity of each bucket, in seconds of its rate."""
     status: int = 403
-    """Of a refusal: Drive answers with 403 or 429."""
+    """HTTP status of a refusal: Drive answers with 403 or 429."""
 
     @classmethod
     def resolve(cls, quota: Quota | str) -> Quota:
-        """Return a quota from itself or its name. Raises ValueError for an unknown name."""
+        """Return a quota given as a Quota or a name in `QUOTAS`. Raises ValueError for an unknown name."""
         if isinstance(quota, str) and quota not in QUOTAS:
             raise ValueError(f"unknown quota {quota!r}; known: {', '.join(QUOTAS)}")
         return QUOTAS[quota] if isinstance(quota, str) else quota
 
 
-# Of projects made since May 2026, and of those before; creations as rclone has measured them.
+# Rates of new items as measured by rclone.
 QUOTAS = {
     "none": Quota(),
     "units": Quota(units_per_user=325e3, units_per_project=1e6, creates_per_s=2.0),
     "requests": Quota(requests_per_user=12e3, requests_per_project=12e3, creates_per_s=3.0),
 }
-"""By name: "none"; "units", of projects made since May 2026; "requests", of those made before."""
+"""Quotas by name.
+
+"none" is unlimited. "units" is the quota of projects created since May 2026, "requests" that of older
+projects.
+"""
 
 
 class Budget:
-    """A token bucket: so much a second, and at most `size` at once."""
+    """A token bucket that refills at `rate` per second up to `size`."""
 
     def __init__(self, rate: float, size: float) -> None:
         self._rate, self._size = rate, size
         self._left, self._at = size, 0.0
 
     def has(self, n: float, now: float) -> bool:
-        """Return whether n more are allowed now."""
+        """Return True if `n` tokens are available at time `now`."""
         if self._rate < math.inf:
             self._left = min(self._left + (now - self._at) * self._rate, self._size)
             self._at = now
@@ -84,13 +89,13 @@ class Budget:
 
 @dataclass(slots=True)
 class Meter:
-    """Who has asked for how much of a quota; times in simulated seconds."""
+    """Use of a quota by users, projects and files. Times are in simulated seconds."""
 
     quota: Quota
     _budgets: dict[tuple[str, ...], Budget] = field(default_factory=dict)
 
     def charge(self, user: str, project: str, units: float, now: float) -> str | None:
-        """Return whose limit a request meets, `user` or `project`; None when it is counted."""
+        """Charge a request and return None; if it exceeds a limit, return "user" or "project" instead."""
         quota = self.quota
         wants = [
             (self._minute(quota.units_per_user, _DEAREST, "units", project, user), units),
@@ -106,12 +111,12 @@ class Meter:
         return None
 
     def create(self, user: str, now: float) -> bool:
-        """Return whether a user may make one more item now, and count it if so."""
+        """Count a new item of a user; return False, without counting it, if the limit is reached."""
         rate = self.quota.creates_per_s
         return _taken(self._budget(rate, max(rate, 1.0), "creates", user), 1, now)
 
     def download(self, file_id: str, n_bytes: float, now: float) -> bool:
-        """Return whether so many more bytes of a file may be asked for, and count them if so."""
+        """Count requested bytes of a file; return False, without counting them, if the limit is reached."""
         size = self.quota.file_bytes
         return _taken(self._budget(size / _DAY_S, size, "file", file_id), n_bytes, now)
 

@@ -1,4 +1,4 @@
-"""A simulated cloud that runs: in a thread or in a child process, with a handle for who tests against it."""
+"""Run a simulated cloud in a thread or a child process, and control it from a test."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ __all__ = ["SimServer", "command", "new_loop", "serve"]
 
 
 class _PreciseSelector(selectors.DefaultSelector):
-    """Wakes within 0.1 ms of a deadline, where epoll rounds up to whole milliseconds."""
+    """Selector that wakes up within 0.1 ms of a deadline; epoll rounds up to whole milliseconds."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        is_coarse = hasattr(select, "epoll")  # the other systems' selectors are precise by themselves
+        is_coarse = hasattr(select, "epoll")  # the selectors of other systems are precise
         if is_coarse and timeout is not None and timeout > 0 and (fd := self.fileno()) < 1024:
             select.select([fd], [], [], timeout)
             timeout = 0
@@ -42,14 +42,14 @@ class _PreciseSelector(selectors.DefaultSelector):
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop whose timers are precise."""
+    """Return an event loop with precise timers."""
     return asyncio.SelectorEventLoop(_PreciseSelector())
 
 
 async def serve(service: Service, sock: socket.socket, stop: asyncio.Event) -> None:
-    """Return when stopped and all connections are closed."""
-    # handler_cancellation: a client that goes away gives its share of the link to the others.
-    # auto_decompress off: an object uploaded with Content-Encoding: gzip is stored as it came.
+    """Serve until `stop` is set, then close all connections."""
+    # handler_cancellation: if a client disconnects, its share of the link goes to the others.
+    # auto_decompress off: an object uploaded with Content-Encoding: gzip is stored as sent.
     server = web.Server(
         service.handle,
         handler_cancellation=True,
@@ -69,7 +69,7 @@ async def serve(service: Service, sock: socket.socket, stop: asyncio.Event) -> N
 
 
 class _Thread:
-    """A service in a daemon thread of this process."""
+    """A service running in a daemon thread of this process."""
 
     def __init__(self, service: Service, port: int) -> None:
         self._service, self._loop, self._stop = service, new_loop(), asyncio.Event()
@@ -95,7 +95,7 @@ class _Thread:
 
 
 class _Child:
-    """A service in a process of its own, which ends when our end of its stdin is closed."""
+    """A service running in a child process, which ends when this process closes the child's stdin."""
 
     def __init__(self, room: str, options: list[str]) -> None:
         root = str(Path(__file__).parents[2])
@@ -132,7 +132,7 @@ class _Child:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-        self._process.terminate()  # forked children of ours may hold the other end of the pipe
+        self._process.terminate()  # needed because forked children of this process may keep the pipe open
         self._process.wait()
 
 
@@ -141,7 +141,7 @@ R = TypeVar("R")
 
 
 def command(do: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Return the method of a handle that has its service do this, wherever it runs; `do_` comes before its name."""
+    """Return a SimServer method that runs the service method `do_<name>`, wherever the service runs."""
     signature = inspect.signature(do)
     more = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
@@ -158,10 +158,21 @@ def command(do: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P
 
 
 class SimServer:
-    """A simulated cloud on a loopback port, from `start` (or `with`) until `close`."""
+    """A simulated cloud on a port of 127.0.0.1, running from `start` (or `with`) until `close`.
+
+    Use GCSServer or DriveServer:
+
+        with GCSServer("table") as server:
+            server.put("bucket", "key", b"data")
+            fs = fsspec.filesystem("gs", token="anon", endpoint_url=server.endpoint_url)
+
+    `profile` is a Profile or a name in `PROFILES`. `seed` makes delays and errors repeatable. `time_scale`
+    divides all waits. `folder` serves the files of a local folder instead of memory. `process` runs the
+    server in a child process instead of a thread, and `port` 0 takes a free port.
+    """
 
     room: ClassVar[str]
-    service: ClassVar[type[Any]]  # made of a network, and a folder or None
+    service: ClassVar[type[Any]]  # called with a Network, and a folder or None
 
     def __init__(
         self,
@@ -179,7 +190,7 @@ class SimServer:
         self._runner: _Thread | _Child | None = None
 
     def start(self) -> Self:
-        """Return this server, listening."""
+        """Start listening; return this server."""
         if self._in_process:
             network = Network(self.profile, self.seed, self.time_scale)
             self._runner = _Thread(type(self).service(network, self._folder), self._port)
@@ -191,7 +202,7 @@ class SimServer:
         return self
 
     def close(self) -> None:
-        """Stop serving; harmless when stopped."""
+        """Stop the server. Has no effect if it is stopped."""
         if self._runner is not None:
             self._runner.close()
             self._runner = None
@@ -218,35 +229,39 @@ class SimServer:
 
     @property
     def endpoint_url(self) -> str:
-        """`http://127.0.0.1:PORT`, without a slash at the end."""
+        """URL of the server, `http://127.0.0.1:PORT` without a trailing slash."""
         return self._running.url
 
     @property
     def requests(self) -> list[Request]:
-        """Copies of all requests since the last reset, in order of arrival."""
+        """Copies of all requests since the last `reset`, in order of arrival."""
         return [Request(**row) for row in self._do("log")]
 
     @property
     def peak_concurrency(self) -> int:
-        """The largest number of requests that were being served at one moment."""
+        """Largest number of requests that were in progress at the same time since the last `reset`."""
         return int(self._do("peak"))
 
     def fail(self, fault: Fault) -> None:
-        """Let requests go wrong from now on as the fault says."""
+        """Make matching requests fail from now on, as described by the fault. Undo it with `heal`."""
         self._do("fail", fault={**dataclasses.asdict(fault), "headers": dict(fault.headers)})
 
     def refuse(self, refused: bool = True) -> None:
-        """Drop all connections and refuse new ones, or no longer; for a server in this process."""
+        """Drop all connections and refuse new ones, or accept them again with `refused=False`.
+
+        Raises RuntimeError with `process=True`: a child process that refuses connections could not be
+        controlled.
+        """
         if not self._in_process:
             raise RuntimeError("a server that refuses connections could not be told to stop it")
         self._do("refuse", refused=refused)
 
     def require_token(self, *tokens: str) -> None:
-        """Answer 401 to everything that does not carry one of these; without any, to all."""
+        """Answer 401 to every request without one of these bearer tokens; to all requests if none is given."""
         self._do("tokens", tokens=tokens)
 
     def require_no_token(self) -> None:
-        """Serve everybody again."""
+        """Accept requests without a token again."""
         self._do("tokens", tokens=None)
 
     count = command(Service.do_count)

@@ -1,4 +1,4 @@
-"""What every simulated cloud shares: the request log, faults and pacing; a cloud is a subclass that answers."""
+"""Base class of the simulated clouds: request log, faults, pacing, authorization and control commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cachedfs.sim.objects import Body, DataBody
 
 __all__ = ["CONTROL", "Service"]
 
-CONTROL = "/_sim/"  # requests below it are ours: neither logged nor delayed
+CONTROL = "/_sim/"  # path prefix of control requests, which are neither logged nor delayed
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Rule:
     seen: int = 0
 
     def hits(self, entry: Request) -> bool:
-        """Return whether the fault strikes this request; counts it when it matches."""
+        """Count a matching request; return True if the fault applies to it."""
         fault = self.fault
         if fault.kind not in (None, entry.kind) or fault.key not in (None, entry.key):
             return False
@@ -40,7 +40,7 @@ class _Rule:
 
 
 class Service(ABC):
-    """Answers requests over a simulated network, inside one event loop and touched only there."""
+    """Serves requests over a simulated network. Used only in its event loop."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -49,25 +49,25 @@ class Service(ABC):
         self._tokens: set[str] | None = None
         self._forbidden: set[str] = set()
         self._known: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
-        self.door: Door | None = None  # while it is served
+        self.door: Door | None = None  # set while the service is running
         self._n_active = self._peak = 0
 
     @abstractmethod
     def route(self, call: Call) -> Route:
-        """Return what the request is about; raises Refusal for an unknown address."""
+        """Return the route of a request. Raises Refusal for an unknown address."""
 
     @abstractmethod
     def render(self, style: str, refusal: Refusal) -> Answer:
-        """Return an error in the words of this cloud."""
+        """Return an error as a reply in the given format of this cloud."""
 
     def failure(self) -> Fault:
-        """Return what a profile's error rate strikes with."""
+        """Return the fault that the profile's error rate triggers."""
         return Fault(status=503)
 
-    # Commands: what a test does behind the API's back, by the handle's method without `do_`. JSON in, JSON or bytes
-    # out; an argument `data` is bytes.
+    # Commands change the state behind the API: method `name` of the server handle calls `do_name` here.
+    # Arguments are JSON, `data` is bytes; results are JSON or bytes.
     def command(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Return the result of the command `do_<name>`."""
+        """Run the command `do_<name>` and return its result."""
         return getattr(self, f"do_{name}")(**arguments)
 
     def do_log(self) -> list[dict[str, Any]]:
@@ -75,25 +75,25 @@ class Service(ABC):
         return [{name: getattr(entry, name) for name in names} for entry in self.log]
 
     def do_count(self, kind: str | None = None, key: str | None = None) -> int:
-        """Return how many requests there were, of a kind and to an object if given."""
+        """Return the number of requests, optionally only those of a kind and about an object."""
         return sum(kind in (None, e.kind) and key in (None, e.key) for e in self.log)
 
     def do_bytes_sent(self) -> int:
-        """Return how many bytes of media were sent."""
+        """Return the number of media bytes sent."""
         return sum(entry.bytes_sent for entry in self.log if entry.kind == "media")
 
     def do_peak(self) -> int:
         return self._peak
 
     def do_reset(self) -> None:
-        """Forget the log and the peak; faults stay."""
+        """Clear the request log and the peak concurrency; faults stay."""
         self.log, self._peak = [], self._n_active
 
     def do_fail(self, fault: dict[str, Any]) -> None:
         self._rules.append(_Rule(Fault(**fault)))
 
     def do_heal(self) -> None:
-        """Forget all faults."""
+        """Remove all faults and accept connections again."""
         self._rules.clear()
         self.do_refuse(False)
 
@@ -108,12 +108,12 @@ class Service(ABC):
         self._tokens = None if tokens is None else set(tokens)
 
     def do_forbid(self, bucket: str, forbidden: bool = True) -> None:
-        """Answer 403 to everything in this bucket, of Drive about this item; or no longer."""
+        """Answer 403 to all requests about this bucket (at Drive, about this item id), or stop doing so."""
         (self._forbidden.add if forbidden else self._forbidden.discard)(bucket)
 
     # Serving
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Return the reply; the request is in the log from its first byte, finished or not."""
+        """Return the reply to a request. The log has the request from its start, finished or not."""
         if request.raw_path.startswith(CONTROL):
             return await self._obey(request)
         path, _, query = request.raw_path.partition("?")
@@ -126,7 +126,7 @@ class Service(ABC):
         try:
             return await self._serve(request, call, entry)
         except ConnectionError:
-            return web.Response()  # the client is gone: nothing of it will be sent
+            return web.Response()  # the client disconnected: nothing of this is sent
         finally:
             self._finish(entry)
 
@@ -177,7 +177,7 @@ class Service(ABC):
         return await self._send(request, entry, answer, fault)
 
     def _route(self, call: Call) -> Route:
-        """Return the route of a call, or one that answers with the error in it."""
+        """Return the route of a call; an invalid call gets a route that answers with the error."""
         try:
             return self.route(call)
         except Refusal as refusal:
@@ -187,7 +187,7 @@ class Service(ABC):
         return Route("other", lambda call: answer)
 
     def _answer(self, call: Call, route: Route, fault: Fault) -> Answer:
-        """Return the reply to a call; nothing was done where it is a fault's."""
+        """Return the reply to a call. The call is not executed if a fault replaces the reply."""
         if fault.close_before:
             return Answer()
         if fault.status is not None or fault.html:
@@ -199,17 +199,17 @@ class Service(ABC):
         return answer
 
     def answer(self, call: Call, route: Route) -> Answer:
-        """Return what the cloud says to a call."""
+        """Execute a call and return its reply; errors become error replies."""
         try:
             self._admit(call, route)
             return route.act(call)
         except Refusal as refusal:
             return self.render(route.style, refusal)
-        except (ValueError, LookupError) as error:  # what a request's own text can break
+        except (ValueError, LookupError) as error:  # an invalid value in the request
             return self.render(route.style, Refusal(400, f"Invalid request: {error!r}"))
 
     def _admit(self, call: Call, route: Route) -> None:
-        """Raise Refusal unless the caller may do this."""
+        """Raise Refusal unless the caller is authorized."""
         if self._tokens is not None:
             given = call.headers.get("authorization", "").removeprefix("Bearer ")
             if given not in self._tokens:
@@ -224,10 +224,10 @@ class Service(ABC):
             )
 
     async def _receive(self, request: web.BaseRequest, entry: Request) -> bytes:
-        """Return the body of the request, taken in no faster than the link."""
+        """Return the body of the request, received at the speed of the link."""
         if not request.body_exists:
             return b""
-        entry.kind = "upload"  # until the route is known, which may take the body
+        entry.kind = "upload"  # until the route is known, after the body has arrived
         link, received = self.network.link, bytearray()
         size = float("inf") if request.content_length is None else request.content_length
         stream = link.open(size, self.network.now()) if self.network.profile.is_paced else None
@@ -290,7 +290,7 @@ class Service(ABC):
                 data = body.read(sent, end)
                 if stream:
                     await network.through(stream, end)
-                # Before the write: who has the end of the reply finds it complete in the log.
+                # Updated before the write, so that the log is complete once the client has the whole reply.
                 entry.bytes_sent = end
                 if end == stop:
                     self._finish(entry)

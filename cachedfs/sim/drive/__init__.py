@@ -1,4 +1,4 @@
-"""A simulated Google Drive on a loopback port, and what a test does behind its API's back."""
+"""Server and test commands of the simulated Google Drive."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ __all__ = ["DriveServer", "DriveService"]
 
 
 class DriveService(DriveApi):
-    """Google Drive with the commands of `DriveServer`."""
+    """Simulated Google Drive with the commands of `DriveServer`."""
 
     # Items
     def do_put(
         self, /, path: str, data: bytes, *, parent: str = "root", new: bool = False, **fields: Any
     ) -> str:
-        """Return the id of the newest file at a path, which has this content now; `new` makes another."""
+        """Write the newest file at a path and return its id. Creates the file and its folders if missing.
+
+        `new` always creates another file of this name. `fields` are v2 fields to set. `parent` is the id of
+        the folder in which the path starts.
+        """
         folder, title = self._folders(path, parent)
         known = [] if new else [i for i in self.items.named(folder, title) if i.head and not i.trashed]
         if not known:
@@ -32,40 +36,46 @@ class DriveService(DriveApi):
         return self.do_edit(known[0].id, **fields) if fields else known[0].id
 
     def do_add(self, /, name: str, data: bytes, *, parent: str = "root", **fields: Any) -> str:
-        """Return the id of a new file, whose name is taken as it is."""
+        """Create a file and return its id. The name is used as it is, including any slashes."""
         item = self.items.make(name, fields.get("mimeType", BINARY), [parent] if parent else [])
         self.items.write(item, data, len(data))
         return self.do_edit(item.id, **fields) if fields else item.id
 
     def do_folder(self, path: str, *, parent: str = "root") -> str:
-        """Return the id of the folder at a path, made when missing."""
+        """Return the id of the folder at a path; create it if missing."""
         folder, title = self._folders(path, parent)
         return self._folder_in(folder, title)
 
     def do_shortcut(self, path: str, target_id: str, *, parent: str = "root") -> str:
-        """Return the id of a new shortcut, whose target need not exist."""
+        """Create a shortcut and return its id. The target need not exist."""
         folder, title = self._folders(path, parent)
         item = self.items.make(title, SHORTCUT, [folder])
         item.fields["shortcutDetails"] = self.details(target_id)
         return item.id
 
     def do_document(self, path: str, text: str, *, parent: str = "root", mime: str = DOCUMENT) -> str:
-        """Return the id of a new native document, exported in all formats as this text."""
+        """Create a native document and return its id. It exports as this text in all formats."""
         folder, title = self._folders(path, parent)
         item = self.items.make(title, mime, [folder])
         item.text = text.encode()
         return item.id
 
     def do_share_drive(self, name: str, *, member: bool = True) -> str:
-        """Return the id of a new shared drive, which is a `parent` too; no member sees only what is shared with it."""
+        """Create a shared drive and return its id, which is also valid as `parent`.
+
+        With `member=False` the account sees only the items of the drive that are shared with it.
+        """
         return self.items.share_drive(name, member=member)
 
     def do_share(self, item_id: str) -> None:
-        """Share an item with the account, and what lies in it."""
+        """Share an item, and everything in it, with the account."""
         self.do_edit(item_id, sharedWithMeDate=rfc3339(self.items.tick()))
 
     def do_shared_with_me(self, name: str, data: bytes | None = None) -> str:
-        """Return the id of a new file, without data folder, of somebody else: it lies in no folder."""
+        """Create a file of another user, shared with the account; return its id.
+
+        Without data it is a folder. It has no parent folder.
+        """
         item = self.items.make(name, FOLDER if data is None else BINARY, [])
         item.fields["sharedWithMeDate"] = rfc3339(item.created_ms)
         if data is not None:
@@ -73,86 +83,98 @@ class DriveService(DriveApi):
         return item.id
 
     def do_fill(self, folder_id: str, n: int, *, size: int = 16, prefix: str = "f") -> None:
-        """Add n files `<prefix>000000` onwards, each of that size and with a content of its own."""
+        """Add `n` files named `<prefix>000000` onward, each of `size` bytes with different content."""
         self.items.fill(folder_id, n, size, prefix)
 
     def do_get(self, path: str, *, parent: str = "root") -> bytes:
-        """Return the content of the newest file at a path that is not in the trash."""
+        """Return the content of the newest file at a path that is not in the trash.
+
+        Raises FileNotFoundError if there is none.
+        """
         live = [item for item in self._all_at(path, parent) if item.head and not self.items.is_trashed(item)]
         if not live or not live[0].head:
             raise FileNotFoundError(path)
         return live[0].head.content()
 
     def do_find(self, path: str, *, parent: str = "root") -> list[dict[str, Any]]:
-        """Return all items of exactly that name as v2 shows them, trashed ones too, newest first."""
+        """Return all items at exactly this path as v2 resources, newest first; includes trashed ones."""
         return [show(item, self.items, "127.0.0.1") for item in self._all_at(path, parent)]
 
     def do_item(self, item_id: str) -> dict[str, Any]:
-        """Return an item as v2 shows it."""
+        """Return an item as a v2 resource. Raises LookupError if there is none."""
         return show(self._item(item_id), self.items, "127.0.0.1")
 
     def do_edit(self, /, item_id: str, **fields: Any) -> str:
-        """Set v2 fields, None to hide one; `abusive` and `resourceKey` also change what is served."""
+        """Set v2 fields of an item; None hides a field. Returns the id.
+
+        `abusive` and `resourceKey` also change how the item is served.
+        """
         item = self._item(item_id)
         self.items.edit(item, fields)
         self.items.touch(item)
         return item.id
 
     def do_trash(self, item_id: str, trashed: bool = True) -> None:
-        """Put an item into the trash, or take it out."""
+        """Move an item into the trash, or out of it."""
         self.do_edit(item_id, labels={"trashed": trashed})
 
     def do_remove(self, item_id: str) -> None:
-        """Delete an item for good, and what lies in it."""
+        """Delete an item, and everything in it, permanently."""
         self.items.remove(self._item(item_id))
 
     # Quotas and tokens
     def do_account(self, token: str, user: str, project: str = "project") -> None:
-        """Let what is asked with this token count for this user and project, and not for the one of all others."""
+        """Charge requests with this token to this user and project instead of the default ones."""
         self.accounts[token] = (user, project)
 
     def do_quota(self, quota: dict[str, Any]) -> None:
         self.meter = Meter(Quota(**quota))
 
     def do_expire_tokens(self) -> None:
-        """Answer 401 to the tokens issued so far."""
+        """Answer 401 to all tokens issued so far."""
         self.issued = dict.fromkeys(self.issued, -1.0)
 
     def do_token_life(self, life_s: float) -> None:
-        """Let tokens that are issued from now on expire after so many simulated seconds; never, unless told."""
+        """Set the lifetime of tokens issued from now on, in simulated seconds; the default is infinite."""
         self.token_life_s = life_s
 
     def do_refuse_tokens(self, refused: bool = True) -> None:
-        """Let the token endpoint answer invalid_grant, or no longer."""
+        """Make the token endpoint answer invalid_grant, or stop doing so."""
         self.refuses_tokens = refused
 
-    # Traps
+    # Unusual behavior
     def do_short_pages(self, n: int | None) -> None:
-        """Let every other page of a listing, from the first, be empty, and the rest have n items at most."""
+        """Make pages of listings short; None restores normal pages.
+
+        Every other page, starting with the first, is empty. The others have at most `n` items.
+        """
         self.short_page = n
 
     def do_drop_parents(self, n: int) -> None:
-        """Let queries for the children of several folders silently leave out the last n folders."""
+        """Make queries for the children of several folders silently omit the last `n` folders."""
         self.n_dropped = n
 
     def do_delay_changes(self, delay_s: float) -> None:
-        """Let the feed show a change when it is so many simulated seconds old; infinite: not before told otherwise."""
+        """Delay each change in the changes feed by this many simulated seconds.
+
+        An infinite delay hides changes until this is called again.
+        """
         self.items.change_delay_s = delay_s
 
     def do_expire_changes(self) -> None:
-        """Reject the tokens of the changes feed given so far; the documentation says that they do not expire."""
+        """Reject all tokens of the changes feed issued so far. By the documentation they do not expire."""
         self.items.reject_tokens()
 
     def do_expire_pages(self) -> None:
-        """Reject the page tokens given so far."""
+        """Reject all page tokens issued so far."""
         self.cursors.clear()
 
     def do_expire_uploads(self) -> None:
-        """Forget the resumable uploads begun so far."""
+        """Discard all resumable uploads started so far."""
         self.uploads.clear()
 
     def do_accept_only(self, n: int, times: int = 1) -> None:
-        """Keep only n bytes of each of the next chunks, so many, of resumable uploads."""
+        """Accept only the first `n` bytes of each of the next `times` chunks of resumable uploads."""
         self.accepts = [n] * times
 
     def _item(self, item_id: str) -> Item:
@@ -162,7 +184,7 @@ class DriveService(DriveApi):
         return item
 
     def _folders(self, path: str, parent: str) -> tuple[str, str]:
-        """Return the folder's id and the title of a path, with the folders in between made."""
+        """Return the parent folder's id and the title of a path; create missing folders."""
         *folders, title = path.split("/")
         for name in folders:
             parent = self._folder_in(parent, name)
@@ -174,7 +196,7 @@ class DriveService(DriveApi):
         return found[0].id if found else self.items.make(name, FOLDER, [parent]).id
 
     def _all_at(self, path: str, parent: str) -> list[Item]:
-        """Return all items at a path, trashed ones too, newest first."""
+        """Return all items at a path, newest first, including those in the trash."""
         *folders, title = path.split("/")
         parent = self._item(parent).id
         for name in folders:
@@ -186,7 +208,11 @@ class DriveService(DriveApi):
 
 
 class DriveServer(SimServer):
-    """A simulated Google Drive on a loopback port; all below happens behind the back of the API."""
+    """A simulated Google Drive on a port of 127.0.0.1. See SimServer for the other parameters.
+
+    `quota` is a Quota or a name in `QUOTAS`, by default that of the profile. The methods change the state
+    directly, without an API request, and are not in the request log.
+    """
 
     room, service = "drive", DriveService
 
@@ -199,7 +225,7 @@ class DriveServer(SimServer):
         super().__init__(chosen, **options)
 
     def quota(self, quota: Quota | str) -> None:
-        """Meter by this quota, or the one of this name, from now on: nothing of it is used."""
+        """Use this quota, or the one of this name, from now on, with nothing of it used."""
         self._do("quota", quota=dataclasses.asdict(Quota.resolve(quota)))
 
     put = command(DriveService.do_put)

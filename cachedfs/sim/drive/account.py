@@ -1,4 +1,4 @@
-"""Who asks the simulated Drive, whether that is allowed, and how much is left of what may be asked."""
+"""Access control of the simulated Drive: OAuth tokens, permissions and quota."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from cachedfs.sim.quota import Meter, units_of
 __all__ = ["Accounts"]
 
 _JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
-# What comes now and then from a service that is well, and more often on a bad day.
+# Errors that Drive returns occasionally even when healthy, and more often on a bad day.
 _FAILURES = [Fault(status=403, reason="userRateLimitExceeded"), Fault(status=403, reason="rateLimitExceeded")]
 _FAILURES += [Fault(status=429), Fault(status=500), Fault(status=503), Fault(status=502, html=True)]
 
 
 class Accounts(GoogleService):
-    """Issues tokens, and admits or refuses what comes with them."""
+    """Issues tokens, and admits or refuses requests by token, permission and quota."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
         self.meter = Meter(network.profile.quota)
-        self.accounts: dict[str, tuple[str, str]] = {}  # token to user and project
-        self.issued: dict[str, float] = {}  # token to when it expires
+        self.accounts: dict[str, tuple[str, str]] = {}  # token -> (user, project)
+        self.issued: dict[str, float] = {}  # token -> expiry time
         self.token_life_s = math.inf
         self.refuses_tokens = False
 
-    # Who may, and how much
+    # Access control
     def failure(self) -> Fault:
         return self.network.rng.choice(_FAILURES)
 
@@ -49,7 +49,7 @@ class Accounts(GoogleService):
             raise Refusal(403, text, "insufficientFilePermissions")
 
     def _charge(self, call: Call, route: Route) -> None:
-        """Count a request against the quota of its user and project; Refusal when there is none left."""
+        """Charge a request to its user and project. Raises Refusal if a quota is used up."""
         user, project = self._account(call)
         units = units_of(route.kind) if route.units is None else route.units
         whose = self.meter.charge(user, project, units, self.network.now()) if units else None
@@ -58,7 +58,7 @@ class Accounts(GoogleService):
         call.units = units
 
     def _account(self, call: Call) -> tuple[str, str]:
-        """Return the user and the project that a call is charged to: unless told otherwise, one for all tokens."""
+        """Return the user and project that a call is charged to; by default the same for all tokens."""
         user, project = self.accounts.get(token_of(call), ("user", "project"))
         return user, call.headers.get("x-goog-user-project", project)
 

@@ -1,17 +1,17 @@
-"""What Google Drive answers: its API in version 2 and in version 3, over one state, and OAuth tokens.
+"""Routes of the simulated Google Drive: API versions 2 and 3 over one state, and OAuth tokens.
 
-Written from the published reference (developers.google.com/drive/api: v2 and v3 files, changes, drives, search query
-terms, batches, resumable uploads, error codes, limits) and the API's discovery documents, which judge every reply in
-the tests. Where it differs from the documentation:
+Written from the published reference (developers.google.com/drive/api: v2 and v3 files, changes, drives,
+search query terms, batches, resumable uploads, error codes, limits). The tests validate every reply against
+the API's discovery documents. Differences from the documentation:
 
-- Stricter: a minute's quota is a bucket of one second (`quota.py`); an item is put into one folder and no more; a
-  query has the terms that are listed in `call.py`; a listing's page tokens are good for the same question only.
-- Laxer: parameters that no method has are ignored, as the service does; HEAD is answered; permissions, comments,
-  labels, replies and channels do not exist (404), everybody may do what an item's `capabilities` do not deny, and of
-  the account's storage nothing is used up; tokens are not bound to scopes, and do not expire unless told.
-- Not said, and chosen here: `alt=media` costs what a download costs; each request of an upload counts, but only the
-  one that begins it as an edit; an open-ended range is charged to a file's quota as the whole file; the changes feed
-  is in time, and its tokens are good for ever, unless a test says otherwise; media is never packed with gzip.
+- Stricter: the quota per minute is a bucket of one second (`quota.py`). Requests put an item into one folder only.
+  Queries have only the terms listed in `call.py`. A page token is valid only for the same query.
+- More lenient: unknown parameters are ignored, as the service does. HEAD is answered. Every caller may do what an
+  item's `capabilities` do not deny. The storage quota is never used up. Tokens have no scopes and by default do not
+  expire. Permissions, comments, labels, replies and channels do not exist (404).
+- Undocumented, chosen here: `alt=media` costs as much as a download. Each request of an upload is charged, but only
+  the first as an edit. An open-ended range is charged to a file's quota as the whole file. The changes feed has no
+  delay and its tokens never expire, unless a test sets that. Media is never compressed with gzip.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["DriveApi"]
 
 
 class DriveApi(Writing, Feed):
-    """Answers as www.googleapis.com/drive and oauth2.googleapis.com do."""
+    """Answers like www.googleapis.com/drive and oauth2.googleapis.com."""
 
-    # Which address means what
+    # Routing
     def route(self, call: Call) -> Route:
         if call.method == "POST" and call.path in ("/token", "/oauth2/v4/token"):
             return Route("token", self._token)
@@ -46,7 +46,7 @@ class DriveApi(Writing, Feed):
             return Route("other", lambda _: _no_such_address())
         if call.method == "POST" and (method := call.headers.get("x-http-method-override")):
             call.method = method
-            if method == "GET":  # too long for an address
+            if method == "GET":  # a query too long for a URL, sent as a form
                 call.query.update(parse_qsl(call.body.decode(), True))
                 call.body = b""
         ask, parts = Ask(call, V3 if found[2] == "v3" else V2), [unquote(p) for p in found[3].split("/")]
@@ -135,7 +135,7 @@ class DriveApi(Writing, Feed):
 
 
 def _no_such_address() -> Answer:
-    """Return the page of Google's front end, which is not of the API."""
+    """Return the 404 page of Google's front end, which is not in the API's error format."""
     page = "<!DOCTYPE html>\n<html><title>Error 404 (Not Found)!!1</title><p><b>404.</b> That's an error.</html>\n"
     return Answer(404, {"Content-Type": "text/html; charset=UTF-8"}, DataBody(page.encode()))
 

@@ -1,4 +1,4 @@
-"""One call to the Drive API: the words of its version, and what the caller asks for."""
+"""One call to the Drive API, with the parameter and field names of its API version."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["V2", "V3", "Ask", "Words", "bad_fields", "invalid", "ordered"]
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words of one version of the API."""
+    """Names and defaults of one version of the API."""
 
-    files: str  # the key of a listing's items
-    page_size: str  # the parameter
+    files: str  # key of the items in a listing
+    page_size: str  # name of the page size parameter
     show: Callable[..., dict[str, Any]]
     fields: tuple[str, ...]
-    terms: frozenset[str]  # of a query
-    orders: Mapping[str, Callable[[Item], Any]]  # of a listing
+    terms: frozenset[str]  # terms allowed in a query
+    orders: Mapping[str, Callable[[Item], Any]]  # sort keys of a listing
     list_mask: Mask
     file_mask: Mask
     change_mask: Mask
@@ -67,7 +67,7 @@ V3 = Words(
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One call, and the version of the API that it is made in."""
+    """One call, and the API version it uses."""
 
     call: Call
     words: Words
@@ -78,7 +78,7 @@ class Ask:
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the call brings, in the words of v2."""
+        """JSON body of the call, converted to v2 names."""
         return to_v2(body_of(self.call)) if self.words is V3 else body_of(self.call)
 
     @property
@@ -98,7 +98,7 @@ class Ask:
         return self.query.get(name, "").lower() == "true"
 
     def mask(self, default: Mask) -> Mask:
-        """Return what the caller wants of the reply."""
+        """Return the mask of fields that the caller wants in the reply."""
         text = self.query.get("fields")
         try:
             return parse_mask(text) if text else default
@@ -121,7 +121,7 @@ def bad_fields(text: str) -> Refusal:
 
 
 def ordered(items: list[Item], ask: Ask) -> list[Item]:
-    """Return items in the order that a listing asks for."""
+    """Return items in the order requested by `orderBy`."""
     for part in reversed([p for p in ask.query.get("orderBy", "").split(",") if p]):
         name, _, direction = part.strip().partition(" ")
         key = ask.words.orders.get(name)

@@ -1,4 +1,4 @@
-"""What the simulated Drive tells beside its files: changes, drives, revisions, the account."""
+"""Other read requests of the simulated Drive: changes, shared drives, revisions and the account."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _KINDS = {"drives": ("drive#drive", "drives"), "teamdrives": ("drive#teamDrive",
 
 
 class Feed(Reading):
-    """Answers what is asked about all files at once, and about their past."""
+    """Answers requests about changes, shared drives, the account, revisions and permissions."""
 
-    # All that is not a file
     def _start_token(self, ask: Ask) -> Answer:
         self._check_drive(ask)
         text = str(self.items.changes()[1])
@@ -52,7 +51,7 @@ class Feed(Reading):
         return answer
 
     def _feed(self, ask: Ask) -> tuple[list[Change], int]:
-        """Return the changes behind the caller's token, and the number of the next one."""
+        """Return the changes since the caller's token, and the token to continue from."""
         token = ask.query.get("pageToken")
         if ask.words is V2:
             token = token or ask.query.get("startChangeId", "1")
@@ -105,8 +104,11 @@ class Feed(Reading):
         return json_answer(project(out, ask.mask({})))
 
     def _delete_revision(self, ask: Ask, item_id: str, revision_id: str) -> Answer:
-        """Forget one content of a file; of the newest, the one before counts again. The last one stays."""
-        item = self._need(ask, item_id, in_any_drive=True)  # nor has this a parameter to say so
+        """Delete a revision of a file; if it was the newest, the previous one becomes current.
+
+        The only revision of a file cannot be deleted.
+        """
+        item = self._need(ask, item_id, in_any_drive=True)  # this method has no supportsAllDrives parameter
         if not can(item, "canEdit"):
             raise forbidden(item)
         revision = self._revision(ask, item, revision_id)
@@ -125,7 +127,7 @@ class Feed(Reading):
 
 
 def _change(change: Change, shown: dict[str, Any] | None, *, is_v3: bool) -> dict[str, Any]:
-    """Return a change as the API has it; of a deleted item nothing is said but its id."""
+    """Return a change as an API resource. For a deleted item it has only the item's id."""
     at = rfc3339(change.at_ms)
     out: dict[str, Any] = {"kind": "drive#change", "type": "file", "changeType": "file"}
     out |= {"fileId": change.item_id, "removed" if is_v3 else "deleted": shown is None}

@@ -1,4 +1,4 @@
-"""The state of a simulated Google Drive: items in folders, their revisions, and what changed."""
+"""State of the simulated Google Drive: items in folders, revisions and the change log."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ __all__ = [
 
 _APPS = "application/vnd.google-apps."
 FOLDER, SHORTCUT, DOCUMENT = _APPS + "folder", _APPS + "shortcut", _APPS + "document"
-_THIRD_PARTY = _APPS + "drive-sdk"  # a shortcut to an application of somebody else, whose number follows
+_THIRD_PARTY = _APPS + "drive-sdk"  # a third-party shortcut; the number of the application follows
 _OFFICE = "application/vnd.openxmlformats-officedocument."
-# What native documents can be exported as.
+# Export formats of native documents.
 EXPORTS = {
     DOCUMENT: ("text/plain", "text/html", "application/pdf", _OFFICE + "wordprocessingml.document"),
     _APPS + "spreadsheet": ("text/csv", "application/pdf", _OFFICE + "spreadsheetml.sheet"),
@@ -42,13 +42,13 @@ EXPORTS = {
 
 
 def is_editors(mime: str) -> bool:
-    """Return whether items of a kind are documents of Google's own editors, and not what Drive has besides."""
+    """Return True if this type is a document of Google's editors (not a folder or shortcut)."""
     return mime.startswith(_APPS) and mime not in (FOLDER, SHORTCUT) and not mime.startswith(_THIRD_PARTY)
 
 
 @dataclass(slots=True, eq=False)
 class Revision(Content):
-    """One content of a file."""
+    """One version of a file's content."""
 
     id: str
     data: bytes | Path
@@ -58,7 +58,7 @@ class Revision(Content):
     _hashes: dict[str, str] = field(default_factory=dict)
 
     def digest(self, name: str) -> str:
-        """Return the md5, sha1 or sha256 in hex; counted at the first time of asking."""
+        """Return the md5, sha1 or sha256 in hex, computed on first use."""
         if name not in self._hashes:
             self._hashes[name] = hashlib.new(name, self.content()).hexdigest()
         return self._hashes[name]
@@ -75,11 +75,11 @@ class Item:
     created_ms: int
     modified_ms: int
     version: int = 1
-    trashed: bool = False  # itself; below a trashed folder it counts as trashed all the same
+    trashed: bool = False  # the item itself; items below a trashed folder also count as trashed
     drive_id: str | None = None
-    revisions: list[Revision] = field(default_factory=list)  # oldest first; empty for all but files
-    text: bytes = b""  # of a native document
-    fields: dict[str, Any] = field(default_factory=dict)  # v2 fields as given; None hides one
+    revisions: list[Revision] = field(default_factory=list)  # oldest first; empty unless the item is a file
+    text: bytes = b""  # content of a native document
+    fields: dict[str, Any] = field(default_factory=dict)  # v2 fields set explicitly; None hides a field
 
     @property
     def head(self) -> Revision | None:
@@ -88,66 +88,69 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The latest thing that happened to an item."""
+    """The latest change of an item."""
 
     number: int
     item_id: str
     drive_id: str | None
     at_ms: int
-    noted_s: float  # simulated
-    left: bool = False  # the shared drive: told there, and nowhere else
+    noted_s: float  # simulated seconds
+    left: bool = False  # the item left this shared drive; shown only in that drive's feed
 
 
 class Items:
-    """All items of one account, with the indexes that listing needs."""
+    """All items of one account, indexed by parent and title."""
 
     def __init__(self, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self.change_delay_s = clock, 0.0
-        self._first_token = 1  # tokens below it are rejected
+        self._first_token = 1  # smaller tokens are rejected
         self._rng, self._ms, self._n_changes = random.Random(seed), 0, 0
         self._items: dict[str, Item] = {}
-        # Invariant: an item is in both indexes under each of its parents, and nowhere else.
+        # Invariant: both indexes contain an item under each of its parents, and nowhere else.
         self._children: dict[str, dict[str, Item]] = {}
         self._titles: dict[str, dict[str, list[Item]]] = {}
-        self._changes: dict[str, Change] = {}  # Invariant: in order of their numbers
-        self.drives: dict[str, str] = {}  # id to name, of shared drives
-        self.foreign: set[str] = set()  # of these, those that the account is no member of
+        self._changes: dict[str, Change] = {}  # Invariant: in order of the change numbers
+        self.drives: dict[str, str] = {}  # id -> name of shared drives
+        self.foreign: set[str] = set()  # ids of shared drives of which the account is not a member
         self.root = "0A" + self.new_id()[:12] + "Uk9PVA"
         now = self.tick()
         self._insert(Item(self.root, "My Drive", FOLDER, [], now, now))
 
     def new_id(self) -> str:
-        """Return an id that no item has."""
+        """Return an unused id."""
         return "1" + base64.urlsafe_b64encode(self._rng.randbytes(24)).decode()
 
     def tick(self) -> int:
-        """Return now in ms, later than ever before: who wrote last is never a draw."""
+        """Return the current time in ms, larger than every earlier result.
+
+        So no two writes have the same time.
+        """
         self._ms = max(self._ms + 1, time.time_ns() // 1_000_000)
         return self._ms
 
-    # Looking
+    # Queries
     def get(self, item_id: str) -> Item | None:
-        """Return the item of that id or alias, None when there is none."""
+        """Return the item with this id or alias ("root"), None if there is none."""
         return self._items.get(self.root if item_id == "root" else item_id)
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self._items.values())
 
     def children(self, parent_id: str) -> Iterable[Item]:
-        """Return what lies directly in a folder."""
+        """Return the direct children of a folder."""
         return self._children.get(parent_id, {}).values()
 
     def titled(self, parent_id: str, title: str) -> list[Item]:
-        """Return the children of that title, upper and lower case not told apart."""
+        """Return the children with this title, ignoring case."""
         return list(self._titles.get(parent_id, {}).get(title.lower(), ()))
 
     def named(self, parent_id: str, title: str) -> list[Item]:
-        """Return the children of exactly that title, newest first."""
+        """Return the children with exactly this title, newest first."""
         found = [item for item in self.titled(parent_id, title) if item.title == title]
         return sorted(found, key=lambda item: item.modified_ms, reverse=True)
 
     def is_trashed(self, item: Item) -> bool:
-        """Return whether an item, or the folder that holds it, is in the trash."""
+        """Return True if an item, or every folder that contains it, is in the trash."""
         while len(item.parents) == 1 and not item.trashed:
             item = self._items[item.parents[0]]
         if item.trashed or not item.parents:
@@ -155,16 +158,20 @@ class Items:
         return all(self.is_trashed(self._items[parent]) for parent in item.parents)
 
     def is_visible(self, item: Item) -> bool:
-        """Return whether the account sees an item: of a drive that it is no member of, what was shared with it."""
+        """Return True if the account sees an item.
+
+        In a shared drive of which it is not a member, it sees only items shared with it.
+        """
         return item.drive_id not in self.foreign or any(
             self._items[id].fields.get("sharedWithMeDate") for id in self._above(item.id)
         )
 
     def changes(self, first: int | None = None) -> tuple[list[Change], int]:
-        """Return what the feed shows from number `first` on, in order, and where it goes on.
+        """Return the changes from number `first` on, in order, and the number to continue from.
 
-        It shows the latest change of each item, once that is `change_delay_s` old. ValueError for a
-        number that was not given out, or is no longer good; None asks for the end.
+        Only the latest change of each item is kept, and shown once it is `change_delay_s` old. `first=None`
+        returns no changes, only the current end. Raises ValueError for a number that was never issued or has
+        expired.
         """
         if first is not None and not self._first_token <= first <= self._n_changes + 1:
             raise ValueError(f"no such token: {first}")
@@ -179,13 +186,13 @@ class Items:
         return out[::-1], max(resume, first or self._first_token)
 
     def reject_tokens(self) -> None:
-        """Let no token of the feed that was given out so far be good."""
+        """Expire all tokens of the changes feed issued so far."""
         self._n_changes += 1
         self._first_token = self._n_changes + 1
 
-    # Changing
+    # Modifications
     def make(self, title: str, mime: str, parents: list[str], *, item_id: str = "") -> Item:
-        """Return a new item without content; LookupError when a parent is missing."""
+        """Create an item without content. Raises LookupError if a parent is missing."""
         now = self.tick()
         item = Item(item_id or self.new_id(), title, mime, self.real(parents), now, now)
         self._insert(item)
@@ -193,7 +200,7 @@ class Items:
         return item
 
     def write(self, item: Item, data: bytes | Path, size: int, mime: str = "") -> Revision:
-        """Return the new head revision of an item."""
+        """Add a new head revision to an item and return it."""
         item.mime = mime or item.mime
         now = item.created_ms if not item.revisions else self.tick()
         item.revisions.append(Revision(self.new_id(), data, size, now, item.mime))
@@ -202,12 +209,15 @@ class Items:
         return item.revisions[-1]
 
     def touch(self, item: Item) -> None:
-        """Count a change of an item that its caller made."""
+        """Record a change that the caller made to an item."""
         item.version += 1
         self._note(item)
 
     def edit(self, item: Item, fields: Mapping[str, Any]) -> None:
-        """Set v2 fields of an item; those of its own making hold what is given, until it is None."""
+        """Set v2 fields of an item.
+
+        A computed field keeps the given value until it is set to None.
+        """
         for name, value in fields.items():
             match name:
                 case "title":
@@ -230,7 +240,10 @@ class Items:
                     item.fields[name] = value
 
     def move(self, item: Item, parents: list[str]) -> None:
-        """Put an item into these folders and no others; LookupError for a missing or its own folder."""
+        """Move an item into these folders only.
+
+        Raises LookupError if a folder is missing, or is the item itself or below it.
+        """
         parents = self.real(parents)
         if item.id in {id for parent in parents for id in self._above(parent)}:
             raise LookupError("a folder cannot be put into itself")
@@ -243,9 +256,9 @@ class Items:
             self._note(item, left=before)
 
     def remove(self, item: Item) -> None:
-        """Delete an item for good, and what lies in it and nowhere else; one change tells of all.
+        """Delete an item permanently, with all descendants that have no other parent, as a single change.
 
-        What happened to those others before stays told: it may have been another folder that they were in.
+        Earlier changes of the descendants stay in the log, since those may concern another parent folder.
         """
         self._drop(item)
         self._note(item)
@@ -261,7 +274,10 @@ class Items:
         del self._items[item.id]
 
     def share_drive(self, name: str, *, member: bool = True) -> str:
-        """Return the id of a new shared drive, which is the id of its top folder too; `member`: the account is one."""
+        """Create a shared drive; return its id, which is also the id of its top folder.
+
+        `member`: whether the account is a member.
+        """
         drive_id = "0A" + self.new_id()[:12] + "Uk9PVA"
         now = self.tick()
         self.drives[drive_id] = name
@@ -270,7 +286,7 @@ class Items:
         return drive_id
 
     def fill(self, parent_id: str, n: int, size: int, prefix: str) -> None:
-        """Add n files of one moment, as fast as can be."""
+        """Add `n` files with the same modification time, as fast as possible."""
         parents, now = self.real([parent_id]), self.tick()
         drive_id = self._items[parents[0]].drive_id
         for i in range(n):
@@ -284,7 +300,7 @@ class Items:
             self._note(item)
 
     def load(self, folder: Path, parent_id: str) -> None:
-        """Add a folder of the disk with all below it; contents are read when they are asked for."""
+        """Add a local folder recursively. File contents are read on demand."""
         for path in sorted(folder.iterdir()):
             if path.is_dir():
                 self.load(path, self.make(path.name, FOLDER, [parent_id]).id)
@@ -295,7 +311,7 @@ class Items:
                 item.modified_ms = seen.st_mtime_ns // 1_000_000
 
     def real(self, parents: list[str]) -> list[str]:
-        """Return the ids of these folders without alias; LookupError when one is missing."""
+        """Return the ids of these folders with aliases resolved. Raises LookupError if one is missing."""
         found = [self.get(parent) for parent in parents]
         if missing := [parent for parent, item in zip(parents, found, strict=True) if item is None]:
             raise LookupError(f"no such folder: {missing[0]}")
@@ -315,7 +331,7 @@ class Items:
         return self._items[item.parents[0]].drive_id if item.parents else None
 
     def _enter(self, item: Item, drive_id: str | None) -> None:
-        """Make an item, and what lies in it, one of a shared drive, or of none."""
+        """Move an item and its descendants into a shared drive, or out of any."""
         if item.drive_id != drive_id:
             item.drive_id = drive_id
             for child in self.children(item.id):
@@ -334,7 +350,7 @@ class Items:
     def _note(self, item: Item, *, left: str | None = None) -> None:
         self._n_changes += 1
         key, drive_id = f"{item.id} {left}" if left else item.id, left or item.drive_id
-        self._changes.pop(key, None)  # to the end
+        self._changes.pop(key, None)  # moves the entry to the end
         self._changes[key] = Change(
             self._n_changes, item.id, drive_id, self._ms, self._clock(), left=left is not None
         )
@@ -342,11 +358,11 @@ class Items:
 
 @functools.lru_cache(1 << 12)
 def rfc3339(at_ms: int) -> str:
-    """Return a time as the API writes it."""
+    """Return a time in the format of the API."""
     at = datetime.fromtimestamp(at_ms // 1000, UTC)
     return f"{at:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
 
 
 def _to_ms(text: str) -> int:
-    """Return the time in a text of RFC 3339; ValueError when it is none."""
+    """Return an RFC 3339 time in ms. Raises ValueError for invalid text."""
     return round(datetime.fromisoformat(text).timestamp() * 1000)

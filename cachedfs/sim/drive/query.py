@@ -1,4 +1,4 @@
-"""The two little languages in a Drive request: search queries (`q`) and field masks (`fields`)."""
+"""Parsers for the search queries (`q`) and field masks (`fields`) of Drive requests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": lambda a, b: a > b,
     ">=": lambda a, b: a >= b,
 }
-# What each term's value is, under the names of v2 and of v3.
+# Type of each term, for the names of v2 and v3.
 _KINDS = {"title": "text", "name": "text", "mimeType": "mime", "modifiedDate": "date", "modifiedTime": "date"}
 _KINDS |= {"createdTime": "date", "trashed": "bool", "starred": "bool", "sharedWithMe": "bool"}
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A node of a parsed query: `and`, `or` and `not` have parts, all else is a term."""
+    """Node of a parsed query: `and`, `or` and `not` have parts; every other node is a term."""
 
     op: str
     parts: tuple[Query, ...] = ()
@@ -34,7 +34,7 @@ class Query:
     value: Any = None
 
     def parents(self) -> list[str] | None:
-        """Return folder ids of which every match is a child; None when the query names none."""
+        """Return the ids of folders that contain every match; None if any folder may."""
         if self.op == "in":
             return [self.value]
         found = [part.parents() for part in self.parts]
@@ -45,14 +45,14 @@ class Query:
         return None
 
     def title(self) -> str | None:
-        """Return the title, in lower case, that every match has; None when the query asks for none."""
+        """Return the lowercase title that every match has; None if the query does not restrict it."""
         if self.op == "=" and self.field in ("title", "name"):
             return str(self.value)
         titles = [part.title() for part in self.parts] if self.op == "and" else []
         return next((title for title in titles if title is not None), None)
 
     def test(self, read: Callable[[Any, str], Any]) -> Callable[[Any], bool]:
-        """Return what tells whether an item matches; `read` gives an item's value of a field."""
+        """Return a predicate for items. `read` returns the value of an item's field."""
         op, field, value = self.op, self.field, self.value
         tests = [part.test(read) for part in self.parts]
         if op == "and":
@@ -64,7 +64,7 @@ class Query:
         if op == "in":
             return lambda item: value in read(item, "parents")
         if op == "contains" and _KINDS[field] == "text":
-            # The service matches words by their beginnings: 'World' does not find HelloWorld.
+            # The service matches prefixes of words: 'World' does not find HelloWorld.
             word = re.compile(r"(?<!\w)" + re.escape(value), re.IGNORECASE)
             return lambda item: word.search(read(item, field)) is not None
         if op == "contains":
@@ -91,7 +91,7 @@ class _Parser:
 
     def _take(self) -> str:
         self._at += 1
-        return self._tokens[self._at - 1]  # an IndexError is what a query that ends too early gets
+        return self._tokens[self._at - 1]  # raises IndexError if the query ends too early
 
     def _joined(self, word: str, part: Callable[[], Query]) -> Query:
         parts = [part()]
@@ -145,15 +145,18 @@ def _value(kind: str, op: str, token: str) -> Any:
 
 
 def parse_query(text: str, fields: frozenset[str]) -> Query:
-    """Return the parsed query, whose terms are among these; ValueError or LookupError when it is none."""
+    """Parse a query with these terms. Raises ValueError or LookupError if it is invalid."""
     return _Parser(text, fields).whole()
 
 
-Mask = Mapping[str, "Mask"]  # what to keep of an object; an empty one keeps all
+Mask = Mapping[str, "Mask"]  # fields to keep of an object; an empty mask keeps all
 
 
 def parse_mask(text: str) -> Mask:
-    """Return the mask in a `fields` parameter, such as `nextPageToken,items(id,labels/trashed)`."""
+    """Parse a `fields` parameter, such as `nextPageToken,items(id,labels/trashed)`.
+
+    Raises ValueError or IndexError if it is invalid.
+    """
     tokens = re.findall(r"[\w*-]+|\S", text)
     mask = _masks(tokens)
     if tokens:
@@ -162,7 +165,7 @@ def parse_mask(text: str) -> Mask:
 
 
 def _masks(tokens: list[str]) -> Mask:
-    """Return the mask that these tokens begin with, and take it from them."""
+    """Parse the mask at the start of the tokens, and remove its tokens."""
     out: dict[str, Mask] = {}
     while True:
         name = tokens.pop(0)
@@ -195,7 +198,7 @@ def _merged(a: Mask, b: Mask) -> Mask:
 
 
 def project(value: Any, mask: Mask) -> Any:
-    """Return what a mask keeps of a value; of a list, of each of its elements."""
+    """Return a value with only the fields in the mask; applies to each element of a list."""
     if isinstance(value, list):
         return [project(element, mask) for element in value]
     if not mask or not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What the simulated Drive tells of its files: items, listings, bytes."""
+"""Read requests about files of the simulated Drive: metadata, listings, media and exports."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from cachedfs.sim.objects import DataBody
 __all__ = ["Reading", "can", "forbidden"]
 
 _EXPORT_LIMIT = 10 << 20
-_N_CURSORS = 200  # listings whose page tokens are good; older ones are rejected
+_N_CURSORS = 200  # number of listings with valid page tokens; tokens of older ones are rejected
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """A listing that goes on: what may still match, as it was when the listing began."""
+    """A listing in progress: the candidates from when it started, filtered as pages are requested."""
 
     asked: tuple[str | None, ...]
     candidates: list[Item]
     matches: Callable[[Item], bool]
 
     def page(self, at: int, limit: int) -> tuple[list[Item], int | None]:
-        """Return the next matches, and where the page after them begins; None at the end."""
+        """Return the next matches and the position of the next page; None at the end."""
         found: list[Item] = []
         for i in range(at, len(self.candidates)):
             if self.matches(self.candidates[i]):
@@ -43,7 +43,7 @@ class _Cursor:
 
 
 class Reading(Accounts):
-    """Answers all that changes nothing and is about files."""
+    """Answers requests that read files."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
         super().__init__(network)
@@ -55,9 +55,8 @@ class Reading(Accounts):
         self.short_page: int | None = None
         self.n_dropped = 0
 
-    # Reading
     def _need(self, ask: Ask, item_id: str, *, in_any_drive: bool = False) -> Item:
-        """Return the item that the caller may see; Refusal when it is none."""
+        """Return an item that the caller may see. Raises Refusal (404) otherwise."""
         item = self.items.get(item_id)
         missing = Refusal(404, f"File not found: {item_id}.", "notFound", location="fileId")
         if item is None or not self.items.is_visible(item):
@@ -71,7 +70,7 @@ class Reading(Accounts):
         return item
 
     def _shows(self, ask: Ask, mask: Mask) -> Callable[[Item], dict[str, Any]]:
-        """Return what shows items in the words of the caller's API, as far as the mask keeps them."""
+        """Return a function that renders items in the caller's API version, limited to the mask."""
         words, items, host = ask.words, self.items, ask.call.host
         if unknown := [name for name in mask if name != "*" and name not in words.fields]:
             raise bad_fields(unknown[0])
@@ -143,7 +142,7 @@ class Reading(Accounts):
         return _Cursor(asked, ordered(candidates, ask), is_listed)
 
     def _candidates(self, ask: Ask, query: Query | None) -> list[Item]:
-        """Return few items, among them all that match: never a whole folder where a title is asked for."""
+        """Return a small superset of the matching items. Uses the title index if the query names a title."""
         parents = query.parents() if query else None
         if query is None or parents is None:
             return list(self.items)
@@ -158,7 +157,7 @@ class Reading(Accounts):
         return list(found.values())
 
     def _read(self, item: Item, name: str) -> Any:
-        """Return an item's value of a term of a query."""
+        """Return the value of an item for a query term."""
         match name:
             case "title" | "name":
                 return item.title
@@ -189,7 +188,7 @@ class Reading(Accounts):
         raise Refusal(404, f"Revision not found: {revision_id}.", "notFound", location="revisionId")
 
     def _media(self, ask: Ask, item_id: str, revision_id: str | None) -> Answer:
-        # A download link was got by who may see the file: it works without the flags of shared drives.
+        # A downloadUrl works without the shared-drive flags: its holder was allowed to see the file.
         item = self._need(ask, item_id, in_any_drive=ask.query.get("source") == "downloadUrl")
         revision = self._revision(ask, item, revision_id)
         if not item.fields.get("capabilities", {}).get("canDownload", True):
@@ -206,7 +205,7 @@ class Reading(Accounts):
         return answer
 
     def _export(self, ask: Ask, item_id: str) -> Answer:
-        item = self._need(ask, item_id, in_any_drive=True)  # export has no parameter to say so
+        item = self._need(ask, item_id, in_any_drive=True)  # export has no supportsAllDrives parameter
         mime = ask.query.get("mimeType", "")
         if item.mime not in EXPORTS:
             text = "Export only supports Docs Editors files."
@@ -217,7 +216,7 @@ class Reading(Accounts):
         if len(item.text) > _EXPORT_LIMIT:
             text = "This file is too large to be exported."
             raise Refusal(403, text, "exportSizeLimitExceeded")
-        # Drive begins the plain text of a document, and of nothing else, with a byte order mark.
+        # Drive starts plain text exports of documents, but of no other type, with a byte order mark.
         mark = b"\xef\xbb\xbf" if (item.mime, mime) == (DOCUMENT, "text/plain") else b""
         return Answer(200, {"Content-Type": mime}, DataBody(mark + item.text))
 
@@ -234,7 +233,7 @@ def forbidden(item: Item) -> Refusal:
 
 
 def _downloaded_too_often(ask: Ask) -> Refusal:
-    """Return the refusal of a file that was downloaded too often; bounded ranges of what is left still pass."""
+    """Return the error for an exceeded file quota. Bounded ranges within the remaining quota still succeed."""
     text = "The download quota for this file has been exceeded."
     if ask.words is V3:
         return Refusal(403, text, "downloadQuotaExceeded")

@@ -1,4 +1,4 @@
-"""How version 2 and version 3 of the API show an item of Google Drive, field by field."""
+"""Representations of a Drive item in versions 2 and 3 of the API, field by field."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ME |= {"isAuthenticatedUser": True}
 
 
 def user_v3(user: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a user of v2 as v3 has it."""
+    """Convert a v2 user to v3."""
     return {"me" if name == "isAuthenticatedUser" else name: value for name, value in user.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """An item on its way into a reply."""
+    """An item being rendered for a reply."""
 
     item: Item
     items: Items
@@ -63,7 +63,7 @@ class _Shown:
         return {**out, **self.item.fields.get("capabilities", {})}
 
     def blob(self, read: Callable[[Revision], Any]) -> Any:
-        """Return what is known of a file's content; None for what has none."""
+        """Return `read` of the current revision, or None if the item has no content."""
         return read(self.item.head) if self.item.head else None
 
     def exports(self) -> dict[str, str] | None:
@@ -80,7 +80,7 @@ class _Shown:
 
 
 _Getter = Callable[[_Shown], Any]
-# How each field of a v2 file is got; None leaves it out.
+# Getter of each v2 field; None omits the field.
 _GETTERS: dict[str, _Getter] = {
     "kind": lambda s: "drive#file",
     "id": lambda s: s.item.id,
@@ -126,7 +126,7 @@ _GETTERS: dict[str, _Getter] = {
     "copyRequiresWriterPermission": lambda s: False,
     "appDataContents": lambda s: False,
 }
-# Fields that exist but that only an item's own `fields` give.
+# Fields that exist only if set explicitly in an item's `fields`.
 _GIVEN = """canComment clientEncryptionDetails contentRestrictions defaultOpenWithLink description embedLink
 folderColorRgb hasAugmentedPermissions hasThumbnail iconLink imageMediaMetadata indexableText
 inheritedPermissionsDisabled isAppAuthorized labelInfo lastViewedByMeDate linkShareMetadata
@@ -134,11 +134,11 @@ markedViewedByMeDate openWithLinks permissionIds permissions properties resource
 sharedWithMeDate sharingUser shortcutDetails thumbnail thumbnailLink thumbnailVersion trashedDate
 trashingUser videoMediaMetadata webViewLink"""
 V2_FIELDS = (*_GETTERS, *_GIVEN.split())
-_MERGED = ("labels", "capabilities")  # of these an item's own `fields` give a part
+_MERGED = ("labels", "capabilities")  # fields merged from the computed value and the item's `fields`
 
 
 def show(item: Item, items: Items, host: str, names: Iterable[str] = V2_FIELDS) -> dict[str, Any]:
-    """Return these fields of an item as v2 has them, without those that it lacks."""
+    """Return the named v2 fields of an item; omits fields that it lacks."""
     shown, own, out = _Shown(item, items, host), item.fields, {}
     for name in names:
         if name in own and name not in _MERGED:
@@ -150,7 +150,7 @@ def show(item: Item, items: Items, host: str, names: Iterable[str] = V2_FIELDS) 
     return out
 
 
-# v3 names of v2 fields, where they differ.
+# v3 name -> v2 name, where they differ.
 _RENAMED = {
     "name": "title",
     "size": "fileSize",
@@ -162,7 +162,7 @@ _RENAMED = {
     "trashedTime": "trashedDate",
     "webViewLink": "alternateLink",
 }
-# v3 fields that are shaped otherwise: from which v2 field, and how.
+# v3 fields with another structure: source field in v2, and conversion.
 _SHAPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "parents": ("parents", lambda refs: [ref["id"] for ref in refs] or None),
     "trashed": ("labels", lambda labels: labels["trashed"]),
@@ -184,7 +184,7 @@ V3_FIELDS = tuple(sorted(_V3_NAMES))
 
 
 def show_v3(item: Item, items: Items, host: str, names: Iterable[str] = V3_FIELDS) -> dict[str, Any]:
-    """Return these fields of an item as v3 has them, without those that it lacks."""
+    """Return the named v3 fields of an item; omits fields that it lacks."""
     sources = {name: _SHAPED[name][0] if name in _SHAPED else _RENAMED.get(name, name) for name in names}
     given = show(item, items, host, dict.fromkeys(sources.values()))
     out = {name: given[source] for name, source in sources.items() if source in given}
@@ -193,7 +193,7 @@ def show_v3(item: Item, items: Items, host: str, names: Iterable[str] = V3_FIELD
 
 
 def to_v2(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a body of a v3 request in the words of v2."""
+    """Convert the body of a v3 request to v2."""
     out = {_RENAMED.get(name, name): value for name, value in body.items()}
     labels = {name: out.pop(name) for name in ("trashed", "starred") if name in out}
     if "properties" in out:

@@ -1,4 +1,4 @@
-"""How files come, change and go at the simulated Drive: inserts, uploads, copies, moves, trash."""
+"""Write requests of the simulated Drive: inserts, uploads, copies, moves, updates, trash and deletion."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _WRITABLE |= {"folderColorRgb", "originalFilename", "writersCanShare", "copyRequ
 
 @dataclass(slots=True)
 class Upload:
-    """A file on its way."""
+    """An upload in progress."""
 
     item_id: str
     is_new: bool
-    ask: Ask  # the request that began it
+    ask: Ask  # the request that started it
     fields: dict[str, Any]
     mime: str
     data: bytearray = field(default_factory=bytearray)
@@ -36,21 +36,20 @@ class Upload:
 
 
 class Writing(Reading):
-    """Answers all that changes something."""
+    """Answers all requests that change something."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
         super().__init__(network, folder)
         self.uploads: dict[str, Upload] = {}
-        self._reserved: set[str] = set()  # ids given out by generateIds
-        self.accepts: list[int] = []  # how many bytes are kept of the next chunks
+        self._reserved: set[str] = set()  # ids issued by generateIds
+        self.accepts: list[int] = []  # byte limits of the next chunks of uploads
 
     def _new_upload(self, ask: Ask, fields: dict[str, Any], mime: str, item_id: str = "") -> Upload:
         given = item_id or fields.get("id") or self.items.new_id()
         return Upload(given, not item_id, ask, fields, fields.get("mimeType") or mime)
 
-    # Writing
     def _may_make(self, upload: Upload) -> list[str]:
-        """Return the folder that a new item goes into; Refusal when none may be made."""
+        """Return the parent of a new item. Raises Refusal if it may not be created."""
         fields = upload.fields
         if self.items.get(upload.item_id):
             raise Refusal(409, "A file already exists with the provided ID.", "fileIdInUse")
@@ -68,7 +67,7 @@ class Writing(Reading):
         return [folder.id]
 
     def _folder(self, ask: Ask, item_id: str) -> Item:
-        """Return what something is put into; Refusal for what is no folder."""
+        """Return the folder with this id. Raises Refusal for an item that is not a folder."""
         folder = self._need(ask, item_id)
         if folder.mime != FOLDER:
             raise Refusal(
@@ -77,13 +76,13 @@ class Writing(Reading):
         return folder
 
     def _new_item(self, upload: Upload) -> Item:
-        """Return the item that a request makes, still empty."""
+        """Create the item of a request, without content."""
         parents = self._may_make(upload)
         title, mime = upload.fields.get("title") or "Untitled", upload.mime or BINARY
         return self.items.make(title, mime, parents, item_id=upload.item_id)
 
     def _insert(self, upload: Upload) -> Answer:
-        """Return the reply to an insert without media: a folder, shortcut, document or empty file."""
+        """Create an item without media: a folder, shortcut, document or empty file."""
         fields, mime, details = upload.fields, upload.mime, {}
         if mime == SHORTCUT:
             target_id = (fields.get("shortcutDetails") or {}).get("targetId", "")
@@ -112,7 +111,7 @@ class Writing(Reading):
         return Answer(200, {"Location": at, "X-GUploader-UploadID": upload_id})
 
     def _save(self, upload: Upload, data: bytes) -> Item:
-        """Return the item with its new content."""
+        """Store the uploaded content and return the item."""
         if upload.is_new:
             item = self._new_item(upload)
         else:
@@ -148,7 +147,7 @@ class Writing(Reading):
         return item
 
     def _apply(self, item: Item, given: Mapping[str, Any]) -> None:
-        """Give an item what the body of a request may say of it, its place excepted."""
+        """Set the writable fields in the body of a request, except the parents."""
         fields = {name: value for name, value in given.items() if name in _WRITABLE and value is not None}
         self.items.edit(item, fields)
 
@@ -158,7 +157,7 @@ class Writing(Reading):
         return self._file(ask, item)
 
     def _revise(self, ask: Ask, item: Item, given: Mapping[str, Any]) -> None:
-        """Change an item as the body and the parameters of an update say."""
+        """Apply the body and parameters of an update."""
         date = given.get("modifiedDate")
         sets_date = ask.words is V3 or ask.flag("setModifiedDate")
         behavior = ask.query.get("modifiedDateBehavior", "fromBodyOrNow" if sets_date else "now")
@@ -171,7 +170,7 @@ class Writing(Reading):
         self.items.touch(item)
 
     def _place(self, ask: Ask, item: Item, fields: Mapping[str, Any]) -> None:
-        """Move an item as a request says; since 2020 an item is put into one folder only."""
+        """Move an item as requested. Since 2020 an item has only one parent."""
         added = [p for p in ask.query.get("addParents", "").split(",") if p]
         removed = {p for p in ask.query.get("removeParents", "").split(",") if p}
         if ask.words is V3 and "parents" in fields:
@@ -202,7 +201,7 @@ class Writing(Reading):
         return Answer(204)
 
     def details(self, target_id: str) -> dict[str, str]:
-        """Return what a shortcut says of its target; little when that is out of sight."""
+        """Return the shortcut details for a target; only the id if the target does not exist."""
         target = self.items.get(target_id)
         if target is None:
             return {"targetId": target_id}
@@ -237,5 +236,5 @@ class Writing(Reading):
 
 
 def _ids(parents: list[Any] | None) -> list[str]:
-    """Return the ids in the parents of a body: references in v2, plain in v3."""
+    """Return the ids in the parents of a body: references in v2, plain ids in v3."""
     return [parent["id"] if isinstance(parent, dict) else parent for parent in parents or ()]

@@ -1,4 +1,4 @@
-"""A simulated Google Cloud Storage: the JSON and XML interfaces that its clients use.
+"""Routes of the simulated Google Cloud Storage: the JSON and XML APIs as far as its clients use them.
 
 Written from the published reference (cloud.google.com/storage/docs: json_api/v1, xml-api,
 performing-resumable-uploads, transcoding, encryption/customer-supplied-keys, request-preconditions).
@@ -16,9 +16,9 @@ __all__ = ["GCSApi"]
 
 
 class GCSApi(Writing):
-    """Answers as storage.googleapis.com does."""
+    """Answers like storage.googleapis.com."""
 
-    # Which address means what
+    # Routing
     def route(self, call: Call) -> Route:
         head, _, rest = call.path.lstrip("/").partition("/storage/v1")
         parts = [unquote(part) for part in rest.split("/")[1:]]

@@ -1,4 +1,4 @@
-"""On what terms a request may have an object: generations, and encryption keys of the customer."""
+"""Preconditions of a request on an object: generations, and customer-supplied encryption keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNMET = "At least one of the pre-conditions you specified did not hold."
 
 
 def check(query: Mapping[str, str], stored: StoredObject | None, *, reading: bool) -> None:
-    """Raise Refusal unless all preconditions hold for the live object; none is generation 0."""
+    """Raise Refusal unless all preconditions hold for the live object; a missing object has generation 0."""
     generation, metageneration = (stored.generation, stored.metageneration) if stored else (0, 0)
     for name, value in (("Generation", generation), ("Metageneration", metageneration)):
         match, differ = query.get(f"if{name}Match"), query.get(f"if{name}NotMatch")
@@ -31,13 +31,13 @@ def check(query: Mapping[str, str], stored: StoredObject | None, *, reading: boo
 
 
 def source_query(query: Mapping[str, str]) -> dict[str, str]:
-    """Return the conditions on the source of a copy, under their usual names."""
+    """Return the preconditions on the source of a copy, under the usual parameter names."""
     out = {f"if{k[8:]}": v for k, v in query.items() if k.startswith("ifSource")}
     return out | ({"generation": query["sourceGeneration"]} if "sourceGeneration" in query else {})
 
 
 def given_key(headers: Mapping[str, str], prefix: str = "x-goog-encryption-") -> str | None:
-    """Return the hash of the customer-supplied encryption key that came with a request."""
+    """Return the SHA-256 of the customer-supplied encryption key of a request, None if it has none."""
     key, given = headers.get(f"{prefix}key"), headers.get(f"{prefix}key-sha256")
     if key is None:
         return None
@@ -48,7 +48,7 @@ def given_key(headers: Mapping[str, str], prefix: str = "x-goog-encryption-") ->
 
 
 def check_key(stored: StoredObject, headers: Mapping[str, str], prefix: str = "x-goog-encryption-") -> None:
-    """Raise Refusal unless the object's own encryption key came with the request."""
+    """Raise Refusal unless the request has the encryption key of the object."""
     given = given_key(headers, prefix)
     if given == stored.key_sha256:
         return

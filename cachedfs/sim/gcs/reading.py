@@ -1,4 +1,4 @@
-"""What the simulated GCS tells: buckets, listings, objects."""
+"""Read requests of the simulated GCS: buckets, listings, metadata and media."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ __all__ = ["TEXT", "Reading"]
 NO_BUCKET = "The specified bucket does not exist."
 _XML_CODES = {400: "InvalidArgument", 401: "AuthenticationRequired", 403: "AccessDenied"}
 _XML_CODES |= {412: "PreconditionFailed", 416: "InvalidRange", 503: "ServiceUnavailable"}
-TEXT = {"Content-Type": "text/html; charset=UTF-8", "X-GUploader-UploadID": "sim"}  # of the upload server
+TEXT = {
+    "Content-Type": "text/html; charset=UTF-8",
+    "X-GUploader-UploadID": "sim",
+}  # headers of the upload server
 
 
 class Reading(GoogleService):
-    """Answers what is asked about buckets, and all that changes no object."""
+    """Answers requests about buckets, and all requests that change no object."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
         super().__init__(network)
@@ -151,9 +154,9 @@ class Reading(GoogleService):
         answer.n_items = len(page.names) + len(page.prefixes)
         return answer
 
-    # Reading
+    # Objects
     def _find(self, bucket: str, key: str, query: Mapping[str, str], *, reading: bool = True) -> StoredObject:
-        """Return the object that a request names; Refusal when it may not be had so."""
+        """Return the object of a request. Raises Refusal if it is missing or a precondition fails."""
         self._need_bucket(bucket)
         stored = self.store.get(bucket, key)
         wanted = query.get("generation")

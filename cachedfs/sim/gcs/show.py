@@ -1,4 +1,4 @@
-"""How the simulated GCS shows an object: as JSON, as headers, as XML, as bytes."""
+"""Representations of an object in the simulated GCS: JSON resource, headers, XML and bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cachedfs.sim.objects import DataBody, StoredObject
 __all__ = ["FIELDS", "XML", "media_answer", "object_headers", "resource", "rfc3339", "xml", "xml_etag"]
 
 XML = {"Content-Type": "application/xml; charset=UTF-8"}
-# An object's editable properties: the JSON API's name, the XML API's header.
+# Editable properties of an object: name in the JSON API -> header in the XML API.
 FIELDS = {
     "contentType": "content-type",
     "contentEncoding": "content-encoding",
@@ -31,7 +31,7 @@ FIELDS = {
 
 
 def resource(stored: StoredObject, host: str) -> dict[str, Any]:
-    """Return an object as the JSON API shows it."""
+    """Return the resource of an object in the JSON API."""
     path = f"b/{quote(stored.bucket)}/o/{quote(stored.name, '')}"
     generation, created = str(stored.generation), rfc3339(stored.created_s)
     download = f"http://{host}/download/storage/v1/{path}?generation={generation}&alt=media"
@@ -53,7 +53,7 @@ def resource(stored: StoredObject, host: str) -> dict[str, Any]:
 
 
 def object_headers(stored: StoredObject) -> dict[str, str]:
-    """Return what every XML reply about an object, and every media reply, says of it."""
+    """Return the headers of every XML reply and every media reply about an object."""
     md5 = f",md5={base64.b64encode(stored.md5).decode()}" if stored.md5 else ""
     hashes = f"crc32c={stored.crc32c}{md5}" if stored.crc32c else md5[1:]
     headers = {
@@ -76,7 +76,7 @@ def object_headers(stored: StoredObject) -> dict[str, str]:
 
 
 def media_answer(stored: StoredObject, call: Call) -> Answer:
-    """Return the bytes that a request asks for: as stored, or unpacked for who takes no gzip."""
+    """Return the requested bytes: as stored, or decompressed if the client does not accept gzip."""
     headers = {**object_headers(stored), "Accept-Ranges": "bytes"}
     names = {h: stored.fields[k] for k, h in FIELDS.items() if k in stored.fields}
     headers |= {h.title(): value for h, value in names.items()}

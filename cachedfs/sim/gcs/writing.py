@@ -1,4 +1,4 @@
-"""How objects come, change and go at the simulated GCS."""
+"""Write requests of the simulated GCS: uploads, copies, compositions, updates and deletions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["Upload", "Writing", "begin"]
 
 @dataclass(slots=True)
 class Upload:
-    """A resumable or multipart upload on its way."""
+    """A resumable or multipart upload in progress."""
 
     bucket: str
     key: str
     fields: dict[str, Any]
-    query: dict[str, str]  # with the preconditions
+    query: dict[str, str]  # includes the preconditions
     key_sha256: str | None
     data: bytearray = field(default_factory=bytearray)
     parts: dict[int, bytes] = field(default_factory=dict)
@@ -40,13 +40,12 @@ class Upload:
 
 
 class Writing(Reading):
-    """Answers all that changes an object."""
+    """Answers all requests that change an object."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
         super().__init__(network, folder)
         self._uploads: dict[str, Upload] = {}
 
-    # Writing
     def _write(self, upload: Upload, data: bytes, *, n_components: int | None = None) -> StoredObject:
         self._need_bucket(upload.bucket)
         if not upload.key or len(upload.key.encode()) > 1024:
@@ -65,7 +64,7 @@ class Writing(Reading):
                 key_sha256=upload.key_sha256,
                 n_components=n_components,
             )
-        except OSError as error:  # a folder cannot hold both `a` and `a/b`
+        except OSError as error:  # a local folder cannot hold both `a` and `a/b`
             raise Refusal(400, str(error)) from error
 
     def _upload(self, upload: Upload, data: bytes, call: Call) -> Answer:
@@ -96,7 +95,7 @@ class Writing(Reading):
             upload.data = bytearray()
             return json_answer(resource(upload.result, call.host))
         headers = {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {}
-        if call.headers.get("x-guploader-no-308") == "yes":  # Google's Go client asks for this
+        if call.headers.get("x-guploader-no-308") == "yes":  # sent by Google's Go client
             return Answer(200, {**headers, "X-HTTP-Status-Code-Override": "308"})
         return Answer(308, headers)
 
@@ -198,7 +197,7 @@ def _is_number(element: ET.Element) -> bool:
 
 
 def begin(bucket: str, call: Call) -> tuple[Upload, bytes]:
-    """Return what a request to the JSON API's upload address begins, and the bytes it carries."""
+    """Return the upload that a request to the JSON API's upload URL starts, and the bytes it contains."""
     query, headers, data = call.query, call.headers, call.body
     kind, fields, content_type = query.get("uploadType"), dict[str, Any](), headers.get("content-type")
     if kind == "multipart":
@@ -218,7 +217,7 @@ def begin(bucket: str, call: Call) -> tuple[Upload, bytes]:
 
 
 def _goog_hashes(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the checksums that came with an upload, under their JSON names."""
+    """Return the checksums sent with an upload, under their JSON names."""
     pairs = [p.strip().partition("=") for p in headers.get("x-goog-hash", "").split(",")]
     names = {"crc32c": "crc32c", "md5": "md5Hash"}
     out = {names[name]: value for name, _, value in pairs if name in names}
