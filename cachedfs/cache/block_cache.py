@@ -1,8 +1,8 @@
-"""The cache: the local, persistent set of blocks that all processes of a machine share, and what is known of objects.
+"""The persistent block cache on local disk, shared by all processes of a machine.
 
-`BlockCache` is the one door of this room. Everything is sync, safe in threads, across processes and over forks. A read
-never raises for the cache's sake: what is absent, damaged or out of reach is a miss. What cannot be stored is a
-`CacheError`, which only the reader handles.
+`BlockCache` is the only entry point of this package. Everything in it is synchronous and safe across threads,
+processes and forks. A cache problem never fails a read: a block that is absent, damaged or unreadable is a miss.
+A block that cannot be stored raises `CacheError`, which only the fetch code handles.
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ __all__ = [
 
 
 class BlockCache:
-    """The cache in `cache_dirs`: the first is written, the others are read-only layers.
+    """The block cache in `cache_dirs`: the first directory is writable, the others are read-only layers.
 
-    `root` is our own subdirectory of the first, None when nothing can be stored; `cannot_store` says why, also
-    after the last put failed. `known` is what it knows of objects. `explicit`: the user named the directory, so that
-    one that is not safely ours is a ValueError and not a warning.
+    `root` is the subdirectory of the first one that belongs to this user; None when nothing can be stored.
+    `cannot_store` is the reason, also after the last `put` failed. `metadata` holds metadata entries, listings and
+    change feeds. With `explicit` (the user named the directory) an unsafe directory raises ValueError instead of
+    logging a warning.
     """
 
     def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
@@ -93,10 +94,12 @@ class BlockCache:
 
     @property
     def root(self) -> str | None:
+        """The path of this user's cache directory; None when nothing can be stored."""
         return self._own.path
 
     @property
     def cannot_store(self) -> str | None:
+        """The reason why nothing can be stored, or why the last `put` failed; None if all is well."""
         return self._own.cannot_store
 
     # Reading blocks: no SQLite, no lock
@@ -112,10 +115,11 @@ class BlockCache:
         nowait: bool = False,
         verify: bool = False,
     ) -> bytes | None:
-        """Return bytes `[start, stop)` of a block, clipped to its length; None is a miss: absent, or found bad.
+        """Return bytes `[start, stop)` of a block, clipped to its length; None if it is absent or damaged (a miss).
 
-        With `nowait` only the page cache is asked: BlockingIOError when it lacks the bytes, or cannot be asked.
-        `verify` checks the touched pages even if this process did before.
+        With `nowait`, read from the page cache only; raise BlockingIOError if it lacks the bytes or cannot be queried.
+        `verify` checks the checksums of the pages read even if this process checked them before. `touch` records the
+        access.
         """
         handles = self._handles
         handle = handles.take(key, index) or self._layers.open(key, index, nowait)
@@ -123,7 +127,7 @@ class BlockCache:
             return None
         try:
             data = handle.read(start, stop, nowait=nowait, verify=verify)
-        except BaseException as error:  # an interrupt too: the handle is in our hands alone
+        except BaseException as error:  # an interrupt too: no other code would close the handle
             if not self._layers.is_miss(key, index, handle, error):
                 raise
             return None
@@ -143,9 +147,9 @@ class BlockCache:
         nowait: bool = False,
         verify: bool = False,
     ) -> int:
-        """Fill `buffer` (bytes) from offset `start` of a block; return how many bytes it had, -1 for a miss.
+        """Fill `buffer` from offset `start` of a block; return the number of bytes read, -1 for a miss.
 
-        Otherwise like `read`. After a miss the buffer may hold anything.
+        The options are those of `read`. After a miss the content of the buffer is undefined.
         """
         handles = self._handles
         handle = handles.take(key, index) or self._layers.open(key, index, nowait)
@@ -165,9 +169,10 @@ class BlockCache:
     def borrow(
         self, key: ObjectKey, index: int, instead: tuple[int, OpenBlock] | None = None
     ) -> OpenBlock | None:
-        """Return a block to read from again and again, touched once; None is a miss. One reader has it until `give_back`.
+        """Return an open block for repeated reads and record one access; None is a miss.
 
-        `instead`: another block of the object that is given back for it.
+        The caller has the block to itself until it calls `give_back`. `instead` is another block (index, open block) of
+        the same object to give back first.
         """
         handles = self._handles
         if instead is not None:
@@ -180,50 +185,55 @@ class BlockCache:
     def give_back(
         self, key: ObjectKey, index: int, handle: OpenBlock, error: BaseException | None = None
     ) -> None:
-        """Take back what was borrowed; with the `error` that reading it raised, the block is dropped if it is bad."""
+        """Return a borrowed block to the pool.
+
+        `error` is the exception that reading the block raised. A damaged or unreadable block is dropped; other
+        errors are raised again.
+        """
         if error is None:
             self._handles.give(key, index, handle)
         elif not self._layers.is_miss(key, index, handle, error):
             raise error
 
     def touch(self, key: ObjectKey, index: int) -> None:
-        """Note the use of a block that was not read from here: its bytes came with a request."""
+        """Record the access to a block whose bytes came from a request and not from the cache."""
         (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
 
     def last_use(self, key: ObjectKey, index: int) -> int | None:
-        """Return the clock of touches at the last use of a block by any process; None when no use of it is known."""
+        """Return the access clock at the last access to a block by any process; None without a record."""
         return (self._mapped.touches or self._mapped.open_touches()).last_use_of(key.hash64(index))
 
     def clock(self, bounds: CacheBounds) -> int:
-        """Return how many uses of blocks all processes have noted, in 32 bits."""
+        """Return the access clock: how many block accesses all processes have recorded, modulo 2^32."""
         touches = self._mapped.touches
         if touches is None:
-            # Of their final size at once: what is noted in fewer records is lost when there are more.
+            # Use the final size at once: records made in a smaller file are lost when it grows.
             touches = self._mapped.open_touches(size=self.allowed or likely_allowance(self.root, bounds))
         return touches.now
 
     def call_now_and_then(self, function: Callable[[], object]) -> None:
-        """Have `function` called about once a second while blocks are read, in the thread of whoever reads."""
+        """Call `function` about once a second while blocks are read, in the thread of the reader."""
         self._handles.on_sweep = function
 
     def missed(self, key: ObjectKey, index: int, bounds: CacheBounds, *, of: int | None = None) -> None:
-        """Note that a block is not here and has to be fetched: whether it stays depends on its uses before.
+        """Record that a block is not cached and must be fetched; the admission policy uses this later.
 
-        `of`: the size of its object. The first time that one larger than the cache passes through, it drives nothing out.
+        `of` is the object's size in bytes. The first pass over an object larger than the cache evicts no other block.
         """
         most = self.allowed or likely_allowance(self.root, bounds)
         touches = self._mapped.touches or self._mapped.open_touches(size=most)
         touches.missed(key.hash64(index), passes=None not in (of, most) and (of or 0) > (most or 0))
 
     def read_anew(self, key: ObjectKey, index: int) -> bytes | None:
-        """Return all of a block, its file opened anew and every byte of it read from the disk and checked; None: absent.
+        """Return a whole block, with its file reopened and every byte read from disk and checked; None if it is absent.
 
-        Raises BadBlock for one that was found bad: it is a miss from now on. No touch: who looks it over does not use it.
+        Raises BadBlock if the block is damaged; it is a miss from then on. Verification is not use, so no access is
+        recorded.
         """
         return self._layers.read_anew(key, index)
 
     def has(self, key: ObjectKey, index: int) -> bool:
-        """Return whether the block's file is there, without looking into it; not one that was found unusable."""
+        """Return whether the file of a block exists and was not rejected before, without reading it."""
         return self._layers.has(key, index)
 
     # Writing blocks
@@ -235,10 +245,11 @@ class BlockCache:
         *,
         plan: FutureUseSource | None = None,
     ) -> None:
-        """Store blocks, dropping others to stay within `bounds`; those that are there already are skipped.
+        """Store blocks and evict others to stay within `bounds`; skip blocks that are cached already.
 
-        `plan`: whose blocks these are. Then what it gives up goes, as long as room is needed and nothing else is due to go.
-        Raises CacheError when not all could be stored. No block is ever there in part.
+        `plan` is the prefetch plan that fetched the blocks. When space is needed, the blocks that the plan gives up go
+        first, as long as nothing else is due for eviction. Raises CacheError unless all blocks are stored. A block is
+        never visible in part.
         """
         try:
             self._own.writable().put(given, bounds, instead_of=self._layers.rejected, plan=plan)
@@ -250,52 +261,56 @@ class BlockCache:
         self._layers.accept(block_file.place(key.object.digest, key.index) for key, _ in given)
 
     def evict(self, identity: str | None, path: str | None = None) -> int:
-        """Drop the blocks of `path` and of all below it, of a whole origin, or (`identity` None) of all origins.
+        """Drop the blocks of `path` and everything below it, of a whole origin, or of all origins (`identity` None).
 
-        Pinned or not. Returns the bytes that came free; raises CacheError.
+        Pinned blocks are dropped too. Returns the number of bytes freed. Raises CacheError.
         """
         return self._own.writable().evict(identity, path)
 
     def packed(self, key: ObjectKey, index: int) -> bytes | None:
-        """Return a block as its file has it, data and trailer, read anew and every byte of it checked; None: absent.
+        """Return the bytes of a block's file (data and trailer), reread from disk and checked; None if it is absent.
 
-        Raises BadBlock as `read_anew` does.
+        Raises BadBlock if the block is damaged.
         """
         data = self.read_anew(key, index)
         return None if data is None else data + block_file.encode_trailer(key, index, data)
 
     def unpacked(self, packed: Buffer) -> tuple[BlockKey, memoryview]:
-        """Return the key and the data of what `packed` gave, here or elsewhere. Raises BadBlock if a byte of it is wrong."""
+        """Return the key and the data of bytes that `packed` returned, on any machine.
+
+        Raises BadBlock if they are damaged.
+        """
         return block_file.unpack(packed)
 
     def room(self, bounds: CacheBounds) -> int:
-        """Return how many bytes blocks may have beside what is pinned or in use. Raises CacheError."""
+        """Return how many bytes are available to blocks that are neither pinned nor in use. Raises CacheError."""
         allowed = self._own.writable().allowance(bounds)
         return max(0, allowed - self._own.asked(lambda rows: rows.number("fixed") or 0, 0))
 
     def size_on_disk(self, key: ObjectKey, size: int) -> int:
-        """Return the bytes that a block with `size` bytes of data takes."""
+        """Return the size of the file of a block with `size` bytes of data."""
         return size + block_file.trailer_size(key, size)
 
     def discard(self, key: ObjectKey, index: int) -> None:
-        """Drop one block because it is bad. Never raises: without its file it is a miss."""
+        """Drop a damaged block. Never raises: without its file the block is a miss."""
         self._handles.drop([(key.digest, index)])
         if self._own.store is not None:
             self._own.store.discard(key, index)
 
     def refuse(self, key: ObjectKey, index: int) -> None:
-        """Drop a block that is whole and yet not what the origin has; in layers, which are not ours, pass over it."""
+        """Drop an undamaged block whose bytes differ from the origin's; in read-only layers, ignore it from now on."""
         self.discard(key, index)
         self._layers.refuse(key, index)
 
     def pin(self, identity: str, *paths: str) -> None:
-        """Store the wish that blocks of `paths` stay, those that are here and those to come: of all of them, or none.
+        """Protect the blocks of `paths`, present and future, from eviction: all paths or, on failure, none.
 
         Raises CacheError.
         """
         self._own.writable().pin(identity, paths, wanted=True)
 
     def unpin(self, identity: str, *paths: str) -> None:
+        """Remove the pins of `paths`. Raises CacheError."""
         self._own.writable().pin(identity, paths, wanted=False)
 
     def pins(self) -> list[tuple[str, str]]:
@@ -303,25 +318,28 @@ class BlockCache:
         return self._own.asked(lambda rows: rows.pins(), [])
 
     def lease(self, size: int, bounds: CacheBounds) -> LocalCopy:
-        """Return a private file of `size` bytes, counted in the bound until it is closed. Raises CacheError."""
+        """Return a private file of `size` bytes, counted in the cache size until it is closed. Raises CacheError."""
         return self._own.writable().lease(size, bounds)
 
     def paths_below(self, identity: str, path: str) -> list[str]:
-        """Return the paths of which blocks are counted: `path` itself and all below it, by name."""
+        """Return the paths with cached blocks, sorted: `path` itself and everything below it."""
         return self._own.asked(lambda rows: rows.paths_below(identity, path), [])
 
     def held(self) -> list[CachedPath]:
-        """Return what is here of each object, by its path, of all origins. Looks at the rows of all blocks."""
+        """Return what is cached of each path, for all origins, sorted by path. Scans the rows of all blocks."""
         return self._own.asked(lambda rows: rows.held(), [])
 
-    # Plans
+    # Prefetch plans
 
     def take_seat(self) -> int | None:
-        """Count one more plan on this machine until `leave_seat`, or the end of this process; None: it is not counted."""
+        """Register an active prefetch plan and return its number; None if it cannot be registered.
+
+        The registration ends with `leave_seat` or with the process.
+        """
         return None if self._own.store is None else self._own.store.room.seats.take()
 
     def clear_seat(self, seat: int) -> None:
-        """Note that the plan that took this seat has nothing of the cache yet, whatever the one before it had.
+        """Reset the bytes counted for plan number `seat`, which an earlier plan may have left.
 
         Raises CacheError where nothing can be stored.
         """
@@ -329,66 +347,71 @@ class BlockCache:
             self._own.store.clear_seat(seat)
 
     def leave_seat(self, seat: int) -> None:
+        """End the registration of plan number `seat`."""
         if self._own.store is not None:
             self._own.store.room.seats.leave(seat)
 
     def share(self, seat: int | None, bounds: CacheBounds) -> int:
-        """Return how many bytes the plan that has this seat may have of what is about the bound; puts know it exactly."""
+        """Return about how many bytes of the cache the plan with number `seat` may use; `put` computes it exactly."""
         allowed = self.allowed or likely_allowance(self.root, bounds) or 0
         return allowed if self._own.store is None else self._own.store.room.share(allowed, seat)
 
-    # Claims
+    # Fetch locks
 
     def take_lock(self, hash64: int) -> bool:
-        """Take the right to fetch a block; False when another process, or another thread, has it."""
+        """Take the fetch lock of a block; False when another process or another thread holds it."""
         is_ours = self._own.locks.take(hash64)
         self._complaints.slower(self._own.locks.trouble)
         return is_ours
 
     def release_lock(self, hash64: int) -> None:
+        """Release the fetch lock of a block."""
         self._own.locks.drop(hash64)
         self._complaints.slower(self._own.locks.trouble)
 
-    # Request budgets: shared memory, no SQLite
+    # Shared records: shared memory, no SQLite
 
     def budget(self, account: str) -> SharedRecord:
-        """Return what the processes of the machine have sent of what a service lets one account send."""
+        """Return the shared record of how many requests this machine has sent for one account of a service."""
         return self._budgets.record(account)
 
-    # The whole
+    # The whole cache
 
     @property
     def evictions(self) -> int:
-        """How many blocks this process dropped to make room, or when told to."""
+        """The number of blocks that this process has evicted or dropped on request."""
         return self._own.store.room.evictions if self._own.store else 0
 
     def usage(self) -> tuple[int, int]:
-        """Return the number of blocks and the bytes of blocks and leases; zeros when nobody can tell."""
+        """Return the number of blocks, and the bytes of blocks and local copies; zeros if the index cannot be read."""
         return self._own.asked(lambda rows: (rows.number("blocks") or 0, rows.number("bytes") or 0), (0, 0))
 
     def allowance(self, bounds: CacheBounds) -> int | None:
-        """Return how many bytes blocks and leases may have in all under `bounds` now; None when nobody can tell."""
+        """Return how many bytes blocks and local copies may use under `bounds` now; None if nothing can be stored."""
         return None if self._own.store is None else self._own.store.allowance(bounds)
 
     @property
     def allowed(self) -> int | None:
-        """What `allowance` was when this process put or asked last, without asking; None before that."""
+        """The last `allowance` that this process computed, without computing it again; None before the first."""
         return None if self._own.store is None else self._own.store.allowed
 
     def check(self, *, repair: bool = False) -> CheckReport:
-        """Compare every file with its row and its checksums; with `repair` set right what can be. Raises CacheError."""
+        """Compare every file with its row and its checksums; `repair` fixes what it can. Raises CacheError."""
         return self._own.store.check(repair=repair) if self._own.store else CheckReport()
 
     def rebuild(self) -> None:
-        """Forget what is counted and count the files anew. A lost index does so by itself. Raises CacheError."""
+        """Drop all block rows and count the files again. Raises CacheError.
+
+        This happens automatically after the index is lost.
+        """
         self._own.writable().rebuild()
 
     def leave(self) -> None:
-        """In the child of a fork, which goes on with a cache of its own: close the blocks that are open, and nothing else."""
+        """Close the open blocks and nothing else, in a forked child that makes a cache of its own."""
         self._handles.leave()
 
     def close(self) -> None:
-        """Close files and connections; they open again when needed. Claims are kept until the process ends."""
+        """Close files and connections; they reopen when needed. Locks are held until the process ends."""
         self._handles.close_all()
         self._budgets.close()
         if self._own.index is not None:

@@ -1,8 +1,8 @@
-"""The pages of a block, each under a checksum of its own. Pure.
+"""The file of one cached block: data, then a trailer with the key and a CRC-32 for each page of 64 KiB.
 
-Whole pages that follow one another are checked by one checksum of all of them, which is compared with theirs joined:
-computing one lets go of the interpreter's lock, and where other threads are at work, getting it back takes longer than
-the checksum itself. zlib-ng computes what zlib does, ten times as fast.
+Consecutive whole pages are checked with one CRC-32 over all of them, compared with the page checksums combined.
+Each CRC-32 call releases the GIL, and getting it back from busy threads takes longer than the checksum itself.
+zlib-ng computes the same CRC-32 as zlib, ten times as fast.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-PAGE = 65536  # bytes under one checksum: small enough to check for a 4 KiB read (2 us)
+PAGE = 65536  # bytes per checksum: small enough to check for a 4 KiB read (2 us)
 
 
 def checksums_of(data: memoryview) -> list[int]:
@@ -49,7 +49,7 @@ def checksums_of(data: memoryview) -> list[int]:
 
 
 def wrong_page(data: memoryview, checksums: Sequence[int]) -> int | None:
-    """Return the first of these pages that is not what its checksum says; None when all are right."""
+    """Return the index of the first page that does not match its checksum; None when all pages match."""
     n_whole = len(data) // PAGE
     right = n_whole if crc32(data[: n_whole * PAGE]) == joined(checksums[:n_whole]) else 0
     for page in range(right, len(checksums)):
@@ -59,7 +59,7 @@ def wrong_page(data: memoryview, checksums: Sequence[int]) -> int | None:
 
 
 def joined(checksums: Sequence[int]) -> int:
-    """Return the CRC-32 of whole pages that follow one another, from theirs."""
+    """Combine the CRC-32s of consecutive whole pages into the CRC-32 of all of them."""
     low, second, third, high = _behind_a_page()
     total = 0
     for checksum in checksums:
@@ -72,7 +72,10 @@ def joined(checksums: Sequence[int]) -> int:
 
 @cache
 def _behind_a_page() -> list[list[int]]:
-    """Return what each byte of a CRC-32, the lowest first, becomes behind a page; what all become is their exclusive or."""
+    """Return 4 tables that advance a CRC-32 over one page of data, one table for each byte of the CRC, lowest first.
+
+    XOR the four table entries to advance a whole CRC-32.
+    """
     zeros = bytes(PAGE)
     nothing = crc32(zeros)
     bits = [crc32(zeros, 1 << bit) ^ nothing for bit in range(32)]
@@ -85,23 +88,23 @@ def _behind_a_page() -> list[list[int]]:
     return tables
 
 
-FORMAT = 1  # part of the directory's name: another format never sees these files
+FORMAT = 1  # part of the directory name: other formats never see these files
 
 _MAGIC = b"cachedfs"
 _HEAD = struct.Struct("<8sIQ")  # magic, format, length of the data
 _PLACE = struct.Struct("<QQ")  # index, block size
 _TAIL = struct.Struct("<II")  # CRC-32 of the trailer up to here, size of the whole trailer
 _LENGTH = struct.Struct("<I")
-_PROBE = 4096  # bytes read from the file's end at open: all of the trailer, unless block or path are huge
+_PROBE = 4096  # bytes read from the end at open: the whole trailer, unless block or path are huge
 
 
 class BadBlock(Exception):
-    """The file is not the block that its name promises; the message says in what."""
+    """The file is not the block that its name promises; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockTrailer:
-    """What a block's file says of itself."""
+    """The parsed trailer of a block file: the block's key, the length of its data and its page checksums."""
 
     identity: str
     path: str
@@ -117,12 +120,12 @@ class BlockTrailer:
 
 
 def place(digest: str, index: int) -> str:
-    """Return where the block lies below the root: fanned out over 256 folders, neighbours in different ones."""
+    """Return the path of a block below the root; 256 folders, consecutive blocks in different ones."""
     return f"blocks/{int(digest[:2], 16) + index & 255:02x}/{digest}-{index:x}"
 
 
 def encode_trailer(key: ObjectKey, index: int, data: Buffer) -> bytes:
-    """Return the bytes that follow `data` in the file of block `index`."""
+    """Return the trailer that follows `data` in the file of block `index`."""
     view = memoryview(data).cast("B")
     checksums = checksums_of(view)
     parts = [_HEAD.pack(_MAGIC, FORMAT, len(view)), struct.pack(f"<{len(checksums)}I", *checksums)]
@@ -135,14 +138,14 @@ def encode_trailer(key: ObjectKey, index: int, data: Buffer) -> bytes:
 
 
 def trailer_size(key: ObjectKey, size: int) -> int:
-    """Return the bytes that follow `size` bytes of data of any block of an object version."""
+    """Return the size of the trailer of a block with `size` bytes of data."""
     texts = (text.encode("utf-8", "surrogatepass") for text in (key.identity, key.path, key.fingerprint))
     fields = sum(_LENGTH.size + len(text) for text in texts)
     return _HEAD.size + 4 * -(-size // PAGE) + fields + _PLACE.size + _TAIL.size
 
 
 def parse_trailer(trailer: bytes) -> BlockTrailer:
-    """Return what the trailer says, or raise `BadBlock`: nothing of a damaged trailer is believed."""
+    """Parse a trailer. Raises `BadBlock` if any part of it is damaged."""
     body, tail = trailer[: -_TAIL.size], trailer[-_TAIL.size :]
     if len(trailer) < _HEAD.size + _PLACE.size + _TAIL.size or not body.startswith(_MAGIC):
         raise BadBlock("it has no trailer")
@@ -155,7 +158,7 @@ def parse_trailer(trailer: bytes) -> BlockTrailer:
 
 
 def unpack(packed: Buffer) -> tuple[BlockKey, memoryview]:
-    """Return the key and the data of the bytes of a block's file, all of them checked. Raises BadBlock."""
+    """Return the key and the data of the bytes of a block file, after checking all of them. Raises BadBlock."""
     view = memoryview(packed).cast("B")
     if len(view) < _TAIL.size:
         raise BadBlock("it is cut off")
@@ -184,16 +187,16 @@ def _parse_body(body: bytes) -> BlockTrailer:
     index, block_size = _PLACE.unpack_from(body, at)
     if at + _PLACE.size != len(body):
         raise BadBlock("its trailer has the wrong size")
-    if max(index, block_size) >> 63:  # what the index of the cache cannot count
+    if max(index, block_size) >> 63:  # SQLite integers are signed 64-bit
         raise BadBlock("it has an impossible place")
     return BlockTrailer(fields[0], fields[1], fields[2], block_size, index, length, checksums)
 
 
 class OpenBlock:
-    """An open block whose trailer was found right. One thread uses it at a time; dropped, it closes itself.
+    """An open block file with a valid trailer, used by one thread at a time; closes itself when collected.
 
-    `unchecked` has bit n set while page n was not checked by this process; `stamp` names this very file, so that
-    what was checked of it is not believed of another one in its place.
+    Bit n of `unchecked` is set until this process has checked page n. `stamp` (inode, mtime in ns) identifies the file,
+    so that checks of one file do not count for another file that replaced it.
     """
 
     __slots__ = ("checksums", "fd", "inode", "length", "path", "stamp", "trailer", "unchecked")
@@ -209,8 +212,8 @@ class OpenBlock:
         self.inode = stamp[0]
 
     def close(self) -> None:
-        """Close the file; closed before, this does nothing."""
-        # First: an interrupt in between loses a descriptor, but never closes one that is another's by then.
+        """Close the file; a second call does nothing."""
+        # Reset `fd` first: an interrupt may leak a descriptor, but never closes a reused number.
         fd, self.fd = self.fd, -1
         if fd >= 0:
             let_go(fd)
@@ -220,7 +223,10 @@ class OpenBlock:
             self.close()
 
     def read(self, start: int, stop: int, *, nowait: bool = False, verify: bool = False) -> bytes:
-        """Return bytes `[start, stop)` of the block, clipped to its length. Raises BadBlock, BlockingIOError, OSError."""
+        """Return bytes `[start, stop)` of the block, clipped to its length.
+
+        Raises BadBlock, BlockingIOError, OSError.
+        """
         if stop > self.length:
             stop = self.length
         if start >= stop:
@@ -233,7 +239,7 @@ class OpenBlock:
         return self._load(start, stop, nowait)
 
     def read_into(self, start: int, buffer: memoryview, *, nowait: bool = False, verify: bool = False) -> int:
-        """Fill `buffer` from offset `start` on; return how many bytes the block had. Raises as `read` does."""
+        """Fill `buffer` from offset `start`; return the number of bytes read. Raises the same errors as `read`."""
         size = min(len(buffer), self.length - start)
         if size <= 0:
             return 0
@@ -247,7 +253,7 @@ class OpenBlock:
         return size
 
     def check_all(self) -> None:
-        """Check every page, whatever was checked before. Raises BadBlock, OSError."""
+        """Check every page, also those checked before. Raises BadBlock, OSError."""
         for first in range(0, len(self.checksums), 16):
             start = first * PAGE
             self._check(first, memoryview(self._load(start, min(start + 16 * PAGE, self.length), False)))
@@ -263,7 +269,7 @@ class OpenBlock:
         return data
 
     def _short(self, nowait: bool) -> Exception:
-        """Return the error for fewer bytes than asked for: the page cache lacks the rest, or the file does."""
+        """Return the error for a short read: the page cache lacks the rest (`nowait`), or the file is too short."""
         return (
             BlockingIOError("not all of it is in memory")
             if nowait
@@ -271,9 +277,9 @@ class OpenBlock:
         )
 
     def _check_filled(self, start: int, buffer: memoryview, nowait: bool) -> None:
-        """Check `buffer`, just filled from offset `start`: whole pages in place, edge pages through a copy.
+        """Check the pages in `buffer`, filled from offset `start`: whole pages in place, edge pages from a copy.
 
-        The bytes of an edge page are then taken from the copy: what was checked is what is handed out.
+        The bytes of an edge page are then copied from the checked page, so only checked bytes are returned.
         """
         stop = start + len(buffer)
         whole = range(-(-start // PAGE), len(self.checksums) if stop == self.length else stop // PAGE)
@@ -288,7 +294,7 @@ class OpenBlock:
             buffer[begin - start : end - start] = edge[begin - low : end - low]
 
     def _check(self, page: int, data: memoryview) -> None:
-        """Compare whole pages, `page` first, with their checksums and remember that they are right."""
+        """Compare whole pages, starting with `page`, with their checksums and mark them as checked."""
         n_pages = -(-len(data) // PAGE)
         wrong = wrong_page(data, self.checksums[page : page + n_pages])
         if wrong is not None:
@@ -297,9 +303,9 @@ class OpenBlock:
 
 
 def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> OpenBlock:
-    """Open the block at `path`, which must belong to `owner` if one is given: checksums do not tell who made them.
+    """Open the block file at `path`; it must belong to user `owner` if given, as checksums do not prove authorship.
 
-    Raises BadBlock, BlockingIOError, OSError; FileNotFoundError: it is not there.
+    Raises BadBlock, BlockingIOError, OSError; FileNotFoundError if the file does not exist.
     """
     fd = disk.open_to_read(path)
     try:
@@ -309,14 +315,14 @@ def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> 
         if owner is not None and status.st_uid != owner:
             raise BadBlock(f"it belongs to user {status.st_uid}")
         trailer = _read_trailer(fd, status.st_size, nowait)
-    except BaseException:  # an interrupt too: nobody else knows of the descriptor
+    except BaseException:  # an interrupt too: no other code would close the descriptor
         let_go(fd)
         raise
     return OpenBlock(fd, path, trailer, (status.st_ino, status.st_mtime_ns))
 
 
 def let_go(fd: int) -> None:
-    """Close a file that was only read: whatever the disk says to it, the descriptor is gone and nothing is lost."""
+    """Close a read-only descriptor and ignore errors: the descriptor is closed and no data can be lost."""
     with contextlib.suppress(OSError):
         disk.close(fd)
 

@@ -1,9 +1,8 @@
-"""The blocks that this process has open: a small pool, used without a lock.
+"""A small pool of the block files that this process has open, used without a lock.
 
-A thread pops a handle, reads, and puts it back, so no handle is ever shared or closed under a reader; single
-operations on a dict are atomic. After a fork the child uses the inherited descriptors: it only ever reads at
-stated offsets. Who goes on with a cache of its own there has the inherited ones closed (`leave`): a block that others evict
-would keep its room on the disk for as long as the child lives.
+A thread removes a handle, reads, and puts it back, so a handle is never shared or closed under a reader. Single
+dict operations are atomic. A forked child may use the inherited descriptors, because it reads at explicit offsets
+(pread). If the child makes its own cache, `leave` closes them: otherwise evicted blocks would keep their disk space.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from cachedfs.common.types import ObjectKey
 __all__ = ["TOO_MANY_FILES", "BlockPool"]
 
 _MOST_HANDLES = 256
-_MOST_REMEMBERED = 16384  # blocks whose checked pages we know: 16 GiB of them in 4 MB of memory
+_MOST_REMEMBERED = 16384  # blocks whose checked pages are remembered: 16 GiB of blocks in 4 MB of memory
 _SWEEP_S = 1.0
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
@@ -30,24 +29,24 @@ _T = TypeVar("_T")
 
 
 class BlockPool:
-    """Open blocks by (digest, index), the least recently used first; and which pages of which were checked."""
+    """Open blocks by (digest, index), least recently used first, and which pages of each block were checked."""
 
     def __init__(self) -> None:
         self._limit = max(4, min(_MOST_HANDLES, disk.file_limit() // 4))
-        self._idle: dict[_Key, OpenBlock] = {}  # Invariant: a handle in here is in nobody's hands
-        self._checked: dict[_Key, tuple[tuple[int, int], int]] = {}  # stamp of the file, its unchecked pages
+        self._idle: dict[_Key, OpenBlock] = {}  # Invariant: no thread uses a handle in here
+        self._checked: dict[_Key, tuple[tuple[int, int], int]] = {}  # file stamp, bit mask of unchecked pages
         self._sweep_at = 0.0
-        self.on_sweep: Callable[[], object] = bool  # called about once a second while blocks are read
-        self._given = 0  # the clock is looked at every 32nd time only: it is as slow as all the rest
+        self.on_sweep: Callable[[], object] = bool
+        self._given = 0  # read the clock at every 32nd call only: it costs as much as the rest
 
     def take(self, key: ObjectKey, index: int) -> OpenBlock | None:
-        """Return the open handle of the block and forget it here; None when it is not open or in use."""
+        """Remove and return the open handle of a block; None when it is not open or is in use."""
         return self._idle.pop((key.digest, index), None)
 
     def open(
         self, path: str, key: ObjectKey, index: int, *, nowait: bool = False, owner: int | None = None
     ) -> OpenBlock:
-        """Open the block at `path` and prove that it is this one. Raises as `blocks.open_block` does."""
+        """Open the file at `path` and check that it is this block. Raises the errors of `block_file.open_block`."""
         try:
             handle = block_file.open_block(path, nowait=nowait, owner=owner)
         except OSError as error:
@@ -66,7 +65,7 @@ class BlockPool:
     def give(self, key: ObjectKey, index: int, handle: OpenBlock) -> None:
         """Put a handle back after use."""
         name = (key.digest, index)
-        if self._idle.setdefault(name, handle) is not handle:  # another thread had the block open as well
+        if self._idle.setdefault(name, handle) is not handle:  # another thread had opened the block too
             self.close(name, handle)
         self._given += 1
         if self._given & 31 == 0:
@@ -82,14 +81,14 @@ class BlockPool:
             self.on_sweep()
 
     def close(self, name: _Key, handle: OpenBlock) -> None:
-        """Close a handle that was taken, and remember what was checked of its block."""
+        """Close a handle taken from the pool, and remember which pages of its block were checked."""
         self._checked[name] = (handle.stamp, handle.unchecked)
         if len(self._checked) > _MOST_REMEMBERED:
             _pop_first(self._checked)
         handle.close()
 
     def drop(self, names: Iterable[_Key]) -> None:
-        """Close the handles of blocks that are no more, and forget what was checked of them."""
+        """Close the handles of deleted blocks, and forget which of their pages were checked."""
         for name in names:
             self._checked.pop(name, None)
             handle = self._idle.pop(name, None)
@@ -103,7 +102,7 @@ class BlockPool:
                 self.close(name, handle)
 
     def leave(self) -> None:
-        """Close all, and whatever is given back from now on."""
+        """Close all handles, and every handle that is given back from now on."""
         self._limit, self.on_sweep = 0, bool
         self.close_all()
 
@@ -113,7 +112,7 @@ class BlockPool:
             self.close(*found)
 
     def _sweep(self) -> None:
-        """Close handles of deleted blocks, so that their space comes back: at most 256 fstat calls a second."""
+        """Close handles of deleted blocks to free their disk space: at most 256 fstat calls a second."""
         for name in list(self._idle):
             handle = self._idle.pop(name, None)
             if handle is None:
@@ -123,7 +122,7 @@ class BlockPool:
 
 
 def _is_deleted(handle: OpenBlock) -> bool:
-    """Return whether the block has no name any more; True as well when nobody can tell: it is opened again then."""
+    """Return whether the file has no link left; True also when fstat fails, so that the block is reopened."""
     try:
         return disk.state_of_open(handle.fd).st_nlink == 0
     except OSError:
@@ -141,7 +140,7 @@ def _is_block(trailer: block_file.BlockTrailer, key: ObjectKey, index: int) -> b
 
 
 def _pop_first(entries: dict[_Key, _T]) -> tuple[_Key, _T] | None:
-    """Remove and return the oldest entry; None when another thread was faster."""
+    """Remove and return the oldest entry; None if another thread removed it first."""
     with contextlib.suppress(StopIteration, RuntimeError, KeyError):
         name = next(iter(entries))
         return name, entries.pop(name)

@@ -1,8 +1,7 @@
-"""Request budgets: what the processes of the machine have sent of what a service lets one account send.
+"""Statistics that all processes of a machine share: records of a few numbers in a mapped file.
 
-A record is a few numbers in a mapped file. It is changed under a claim, which dies with its holder; a holder that is
-stopped is not waited for. What a killed or an overtaken process leaves may be any mixture of two states: who decides
-takes any numbers, and the cost is a request too early or too late.
+A record is changed under a lock that the kernel releases when its holder dies. A stopped holder is not waited for.
+A killed or overtaken process may leave any mixture of two states, so readers must accept any numbers.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ __all__ = ["SharedRecords", "SharedCounters", "Numbers", "SharedRecord"]
 T = TypeVar("T")
 Numbers = tuple[float, ...]
 
-N_NUMBERS = 7  # of a record; its first slot says whose it is
+N_NUMBERS = 7  # per record; the slot before them holds the hash of its name
 _RECORD = N_NUMBERS + 1
-_N_SLOTS = 64 * _RECORD  # accounts are few
-_LOOK_S = 1.0  # how often we look whether the file at our path is still the one that is mapped
-_AGAIN_S = 60.0  # how long we do without a file before it is tried again
-_TURNS, _TURN_S = 20, 5e-5  # a change takes 10 us: after so many turns its holder is stopped, not busy
+_N_SLOTS = 64 * _RECORD
+_LOOK_S = 1.0  # interval between checks that the mapped file is still the one at the path
+_AGAIN_S = 60.0  # delay before a file that could not be mapped is tried again
+_TURNS, _TURN_S = 20, 5e-5  # a change takes 10 us: after this many attempts its holder is stopped, not busy
 
 
 class _File(SharedSlots):
@@ -46,7 +45,7 @@ class _File(SharedSlots):
         return n_slots == _N_SLOTS
 
     def place(self, hash64: int) -> int:
-        """Return the first slot of an account's record: its own, a free one, or another's, which is then lost."""
+        """Return the first slot of a record: its own, a free one, or one of another account, which is then lost."""
         first = hash64 % (_N_SLOTS // _RECORD)
         places = [_RECORD * (first ^ i) for i in range(4)]
         for whose in (hash64, 0):
@@ -57,7 +56,7 @@ class _File(SharedSlots):
 
 
 class SharedRecords:
-    """The budgets in one cache directory; without one, in memory of this process and of those forked from it."""
+    """The records of one cache directory; without a directory, in memory shared with forked children only."""
 
     def __init__(
         self, directory: Callable[[], CacheDirectory | None], locks: Callable[[], ByteRangeLocks]
@@ -67,22 +66,22 @@ class SharedRecords:
         self._look_at = self._again_at = 0.0
 
     def record(self, account: str) -> SharedRecord:
-        """Return the record of one account at one service; made without I/O."""
+        """Return the record named `account`, without I/O."""
         return SharedRecord(self, account)
 
     def close(self) -> None:
-        """Let go of the mapped file; it is mapped again when it is needed. What only this process knows stays."""
+        """Release the mapped file; the next use maps it again. Records in private memory are kept."""
         if self._file is not None and not self._file.is_private:
             self._file = None
 
     def is_made(self) -> bool:
-        """Return whether anybody has noted anything yet."""
+        """Return whether any process has written a record yet."""
         directory = self._directory()
         return self._file is not None or (directory is not None and disk.exists(directory.budgets))
 
     def file(self) -> _File:
-        """Return the file that the processes of the machine have mapped now."""
-        now, file = time.monotonic(), self._file  # which another thread may close
+        """Return the mapped file that the processes of the machine use now."""
+        now, file = time.monotonic(), self._file  # a local copy: another thread may reset the attribute
         if file is None:
             file = self._file = self._opened(now)
         elif now >= self._look_at:
@@ -97,17 +96,18 @@ class SharedRecords:
         return _File(directory.budgets, directory.temp()) if directory else _File(None, "")
 
     def _look(self, file: _File, now: float) -> None:
-        """Leave a file that somebody deleted, so that all processes map the same one; try again what could not be shared."""
+        """Remap a deleted file, so that all processes map the same one; retry a file that could not be shared."""
         if file.is_private and now >= self._again_at:
             found = self._opened(now)
-            self._file = file if found.is_private else found  # what we know ourselves is better than nothing
-        with contextlib.suppress(OSError):  # nobody can tell: what we have goes on
+            # The numbers of this process are better than none.
+            self._file = file if found.is_private else found
+        with contextlib.suppress(OSError):  # cannot check: keep the current mapping
             if not file.is_current():
                 self._file = self._opened(now)
 
     @contextlib.contextmanager
     def alone(self, hash64: int) -> Iterator[None]:
-        """Keep other processes from changing a record; those that do not get to it in a millisecond change it anyway."""
+        """Lock a record against changes by other processes; after about a millisecond, continue without the lock."""
         locks = self._locks()
         is_ours = locks.take(hash64)
         for _ in range(_TURNS):
@@ -123,14 +123,14 @@ class SharedRecords:
 
 
 class SharedRecord:
-    """The numbers of one account: `N_NUMBERS` of them, all 0 at first."""
+    """One record of `N_NUMBERS` numbers, initially all 0."""
 
     def __init__(self, budgets: SharedRecords, account: str) -> None:
         digest = hashlib.blake2b(account.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         self._budgets, self._hash64 = budgets, int.from_bytes(digest, "little") or 1
 
     def look(self) -> Numbers:
-        """Return the numbers as they are now; zeros where there is no record, and none is made."""
+        """Return the current numbers; zeros if the record does not exist. Does not create it."""
         if not self._budgets.is_made():
             return (0.0,) * N_NUMBERS
         file = self._budgets.file()
@@ -140,7 +140,10 @@ class SharedRecord:
         return tuple(file.numbers[at + 1 : at + _RECORD])
 
     def change(self, step: Callable[[Numbers], tuple[Numbers, T]]) -> T:
-        """Put what `step` makes of the numbers in their place, and return what else it says. Any numbers may come."""
+        """Replace the numbers by those that `step(numbers)` returns, and return its second result.
+
+        `step` must accept any numbers (see the module docstring).
+        """
         with self._budgets.alone(self._hash64):
             file = self._budgets.file()
             at = file.place(self._hash64)
@@ -149,22 +152,22 @@ class SharedRecord:
             after, result = step(before)
             for i, number in enumerate(after, at + 1):
                 file.numbers[i] = number
-            # dies here: a new record is of nobody, and its numbers are lost
+            # A crash here leaves a new record without a name, and its numbers are lost.
             file.slots[at] = self._hash64
             return result
 
 
-_MOST = 2.0**53  # doubles count exactly up to here
+_MOST = 2.0**53  # doubles represent integers exactly up to here
 
 
 class SharedCounters:
-    """The sums in one record, in the order of `Counted`. Never an error, whatever the disk does: they only inform."""
+    """Sums of the statistics of all processes, in the order of the fields of `Counted`. Never raises on disk errors."""
 
     def __init__(self, record: SharedRecord) -> None:
         self._record = record
 
     def add(self, more: Sequence[int]) -> None:
-        """Add what one process counted since it added last."""
+        """Add what one process counted since its last call."""
         if not any(more):
             return
         begun = time.time()
@@ -177,7 +180,7 @@ class SharedCounters:
             self._record.change(added)
 
     def total(self) -> Counted:
-        """Return the sums; zeros when nobody can tell."""
+        """Return the sums; zeros if they cannot be read."""
         try:
             *sums, since = _sane(self._record.look())
         except (OSError, ValueError):
@@ -186,5 +189,5 @@ class SharedCounters:
 
 
 def _sane(numbers: Numbers) -> Numbers:
-    """Return the numbers if they can be counts, else zeros: what a killed process leaves may be anything."""
+    """Return the numbers if they are valid counts, else zeros: a killed process may leave anything."""
     return numbers if all(math.isfinite(n) and 0 <= n < _MOST for n in numbers) else (0.0,) * len(numbers)

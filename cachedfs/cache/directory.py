@@ -1,4 +1,4 @@
-"""Our own subdirectory of a cache directory: what may be used, what must be refused, and where things lie in it."""
+"""This user's subdirectory of a cache directory: safety checks and the paths of the files in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAYER = re.compile(rf"cachedfs-{FORMAT}-\d+")
 
 
 class CacheDirectory:
-    """Our root on disk: `blocks/`, `leases/`, `tmp/`, the index and the mapped files."""
+    """The root folder on disk: `blocks/`, `leases/` (local copies), `tmp/`, the index and the mapped files."""
 
     def __init__(self, root: str, *, is_network: bool) -> None:
         self.root = root
@@ -36,13 +36,13 @@ class CacheDirectory:
         self.bookkeeping += [self.budgets]
 
     def make(self) -> None:
-        """Make what is missing of the root and its folders. Raises OSError, or ValueError when the root is not ours."""
+        """Create the root and its folders where missing. Raises OSError, or ValueError if the root is unsafe to use."""
         for folder in self._all():
             disk.make_folder(folder)
             _verify(folder)
 
     def make_again_if_gone(self) -> None:
-        """Make the folders again that somebody removed while we were running, and write into no other; raises as `make`."""
+        """Recreate folders that were deleted while in use, and check the others. Raises the same errors as `make`."""
         try:
             self.verify()
         except FileNotFoundError:
@@ -50,12 +50,12 @@ class CacheDirectory:
             self.make()
 
     def verify(self) -> None:
-        """Raise ValueError unless our folders are safely ours, FileNotFoundError when one is not there."""
+        """Raise ValueError if a folder is unsafe to use, FileNotFoundError if one is missing."""
         for folder in self._all():
             _verify(folder)
 
     def _all(self) -> list[str]:
-        """Return our folders, each after the one that it is in; those of the blocks are made as they are needed."""
+        """Return the root and its folders, parents first; folders of blocks are created when needed."""
         return [*_chain(self.root), *(f"{self.root}/{name}" for name in _FOLDERS)]
 
     def temp(self) -> str:
@@ -66,9 +66,10 @@ class CacheDirectory:
         return f"{self.root}/leases/{name}"
 
     def move_into_place(self, temp: str, path: str) -> None:
-        """Rename `temp` to the block at `path`, making its folder if this is the first block there.
+        """Rename `temp` to the block at `path`, creating its folder for the first block there.
 
-        What is not ours is set aside: a symlink in place of the folder, which leads elsewhere, a folder in place of the block.
+        Anything unexpected moves to `tmp/`: a symlink in place of the folder (it leads elsewhere), or a folder in place
+        of the block.
         """
         folder = path.rpartition("/")[0]
         status = disk.state(folder)
@@ -84,27 +85,28 @@ class CacheDirectory:
             disk.rename(temp, path)
 
     def unlink_block(self, place: str) -> bool:
-        """Remove the file of a block; False when there was none, or only behind a symlink, where nothing is ours."""
+        """Remove the file of a block; False if there is none. Never follows a symlink in place of the folder."""
         path = f"{self.root}/{place}"
         folder = disk.state(path.rpartition("/")[0])
         return folder is not None and stat.S_ISDIR(folder.st_mode) and disk.unlink(path)
 
     def files(self) -> Iterator[disk.FolderEntry]:
-        """Yield what lies in the folders of the blocks."""
+        """Yield the entries of the block folders."""
         for folder in disk.scan(f"{self.root}/blocks"):
             if folder.is_folder:
                 yield from disk.scan(folder.path)
 
     def leases(self) -> Iterator[disk.FolderEntry]:
-        """Yield the files in the folder of the leases that are named as leases are."""
+        """Yield the files of local copies, recognized by their names."""
         return (found for found in disk.scan(f"{self.root}/leases") if _LEASE.fullmatch(found.name))
 
 
 def open_directory(cache_dir: str, *, explicit: bool) -> tuple[CacheDirectory | None, str | None]:
-    """Return our directory in `cache_dir`, or None and why nothing can be stored there.
+    """Return this user's directory in `cache_dir`, or None and the reason why nothing can be stored there.
 
-    A subdirectory that others could have prepared (a symlink, another owner, writable by others) is a ValueError when
-    the user named `cache_dir` (`explicit`): nothing in it may be believed, and he can say what he meant.
+    A subdirectory that another user could have prepared (a symlink, another owner, writable by others) raises
+    ValueError when the user named `cache_dir` (`explicit`): its content cannot be trusted, and the user can choose
+    another one.
     """
     path = disk.absolute(cache_dir)
     is_network = disk.is_network(path)
@@ -125,7 +127,10 @@ def open_directory(cache_dir: str, *, explicit: bool) -> tuple[CacheDirectory | 
 
 
 def readable_root(cache_dir: str) -> str | None:
-    """Return the root in `cache_dir` that we cannot write but may read: it is ours, and nobody else can write it."""
+    """Return the root in `cache_dir` if this user owns it and no other user can write it, else None.
+
+    It is used for reading when `cache_dir` is not writable.
+    """
     path = disk.absolute(cache_dir)
     root = _root_in(path, is_network=disk.is_network(path))
     try:
@@ -137,7 +142,7 @@ def readable_root(cache_dir: str) -> str | None:
 
 
 def layer_roots(cache_dirs: Sequence[str]) -> list[str]:
-    """Return the roots, of any owner, below read-only `cache_dirs`; directories that are not there have none."""
+    """Return the roots, of any owner, in the read-only `cache_dirs`; a missing directory has none."""
     roots = []
     for cache_dir in cache_dirs:
         with contextlib.suppress(OSError):
@@ -151,19 +156,22 @@ def layer_roots(cache_dirs: Sequence[str]) -> list[str]:
 
 
 def _root_in(path: str, *, is_network: bool) -> str:
-    """Return our root in a cache directory: on a network that of this machine, as locks and mapped files hold on one only."""
+    """Return this user's root in a cache directory.
+
+    On a network filesystem it is a folder per host, because locks and mapped files work within one host only.
+    """
     root = f"{path}/cachedfs-{FORMAT}-{disk.user_id()}"
     return f"{root}/host-{disk.host_name()}" if is_network else root
 
 
 def _chain(root: str) -> list[str]:
-    """Return our folders from the outermost to `root`: two on a network file system, else one."""
+    """Return the folders from the outermost to `root`: two on a network filesystem, else one."""
     above, _, name = root.rpartition("/")
     return [above, root] if name.startswith("host-") else [root]
 
 
 def _verify(folder: str) -> None:
-    """Raise ValueError unless `folder` is safely ours, FileNotFoundError when it is not there."""
+    """Raise ValueError if `folder` is unsafe to use, FileNotFoundError if it is missing."""
     status = disk.state(folder)
     if status is None:
         raise FileNotFoundError(f"{folder} vanished")

@@ -1,8 +1,8 @@
-"""Every system call of this room, and nothing else: the seam where tests inject faults and kills.
+"""Every system call of the cache package: the place where tests inject faults and kills.
 
-The other modules call `disk.rename(...)`, never a name imported from here, so that replacing one attribute
-of this module replaces the call for the whole room. Only SQLite makes its own system calls. No function
-here decides anything: errors pass through as the OSError they are.
+Other modules call `disk.rename(...)` and never import a name from here, so patching one attribute of this module
+replaces the call in the whole package. Only SQLite makes its own system calls. Functions here make no decisions:
+errors are raised as OSError.
 """
 
 from __future__ import annotations
@@ -70,16 +70,17 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 Status = os.stat_result
 
-# O_NONBLOCK: a fifo in place of a block must not hang us.
+# O_NONBLOCK: opening a FIFO in place of a block must not hang.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _UPDATE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = _UPDATE | os.O_CREAT | os.O_EXCL
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+# Errors of filesystems that do not support RWF_NOWAIT.
 _NO_NOWAIT = {
     errno.EOPNOTSUPP,
     errno.EINVAL,
     errno.ENOSYS,
-}  # how file systems say that they do not know the flag
+}
 _NETWORK_TYPES = {
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
     "panfs", "smb3", "smbfs", "virtiofs",
@@ -87,14 +88,14 @@ _NETWORK_TYPES = {
 
 
 class DiskSpace(NamedTuple):
-    """Bytes of one file system: all of them, and those that we may still use."""
+    """Bytes of a filesystem: its size, and what this user may still use."""
 
     total: int
     free: int
 
 
 class FolderEntry(NamedTuple):
-    """One entry of a folder; `inode`, `size` and `modified_s` are the entry's own, symlinks not followed."""
+    """One entry of a folder; `inode`, `size` and `modified_s` are those of a symlink itself, not its target."""
 
     name: str
     path: str
@@ -104,7 +105,7 @@ class FolderEntry(NamedTuple):
     modified_s: float
 
 
-# Bytes of files
+# File content
 
 
 def open_to_read(path: str) -> int:
@@ -124,10 +125,10 @@ def create(path: str) -> int:
 
 
 def _ours_alone(fd: int) -> int:
-    """Give a file the rights that it is made with, whatever the umask took of them."""
+    """Set the mode to 0600, whatever the umask removed."""
     try:
         os.fchmod(fd, 0o600)
-    except BaseException:  # nobody else knows of the descriptor, whatever it was that failed
+    except BaseException:  # no other code would close the descriptor
         os.close(fd)
         raise
     return fd
@@ -146,14 +147,14 @@ def read_into(fd: int, buffer: bytearray | memoryview, offset: int) -> int:
 
 
 def forget_cached(fd: int) -> None:
-    """Let the next reads come from the disk itself, where the system can be told so and nothing is still to be written."""
+    """Drop the file's clean pages from the page cache, so that the next reads come from disk, where supported."""
     if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # a file system that knows no such advice
+        with contextlib.suppress(OSError):  # a filesystem without support for the advice
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read_cached_into(fd: int, buffer: bytearray | memoryview, offset: int) -> int:
-    """Like `read_into`, from the page cache alone: BlockingIOError when the disk would have to be asked."""
+    """Like `read_into`, but from the page cache only. Raises BlockingIOError if the bytes are not all there."""
     if _NOWAIT is None:
         raise BlockingIOError(errno.EAGAIN, "this system cannot read from the page cache alone")
     try:
@@ -167,8 +168,8 @@ def read_cached_into(fd: int, buffer: bytearray | memoryview, offset: int) -> in
 
 
 def read_cached(fd: int, size: int, offset: int) -> bytes:
-    """Like `read`, from the page cache alone; see `read_cached_into`."""
-    # A BytesIO gives its bytes away as they are: a copy of a block would be as much again of memory that is new.
+    """Like `read`, but from the page cache only; see `read_cached_into`."""
+    # BytesIO returns its buffer without a copy: copying a block would double its memory.
     filled = io.BytesIO(bytes(size))
     with filled.getbuffer() as buffer:
         n = read_cached_into(fd, buffer, offset)
@@ -177,7 +178,7 @@ def read_cached(fd: int, size: int, offset: int) -> bytes:
 
 
 def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """Write all of `buffers` from `offset` on, or raise."""
+    """Write all `buffers` from `offset` on, or raise."""
     views = [memoryview(buffer).cast("B") for buffer in buffers]
     while views:
         done = os.pwritev(fd, views, offset)
@@ -189,25 +190,26 @@ def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> None:
 
 
 def allocate(fd: int, size: int) -> None:
-    """Give the file real room for `size` bytes, so that writing to a mapping of it cannot hit a full disk."""
+    """Allocate disk space for `size` bytes, so that writing to a mapping of the file cannot hit a full disk."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
         return
-    have = os.fstat(fd).st_size  # macOS: bytes that were written have their room
+    have = os.fstat(fd).st_size  # macOS: written bytes have disk space
     if have < size:
         write_all(fd, [bytes(size - have)], have)
 
 
 def map_file(fd: int, size: int) -> mmap.mmap:
     mapped = mmap.mmap(fd, size, mmap.MAP_SHARED)
-    # Records lie anywhere: what a system reads ahead around one, megabytes on some, takes milliseconds and is no use.
-    with contextlib.suppress(OSError):  # a system that takes no advice
+    # Access is random: readahead around a record, megabytes on some systems, takes milliseconds
+    # and is of no use.
+    with contextlib.suppress(OSError):  # a system without support for the advice
         mapped.madvise(mmap.MADV_RANDOM)
     return mapped
 
 
 def map_private(size: int) -> mmap.mmap:
-    """Return zeroed memory without a file; processes forked from this one share it."""
+    """Return zeroed memory without a file, shared with processes forked from this one."""
     return mmap.mmap(-1, size)
 
 
@@ -223,7 +225,7 @@ def link(source: str, target: str) -> None:
 
 
 def unlink(path: str) -> bool:
-    """Remove a file; False when there was none."""
+    """Remove a file; False if it does not exist."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -232,7 +234,7 @@ def unlink(path: str) -> bool:
 
 
 def make_folder(path: str) -> bool:
-    """Make one folder that only we may enter, whatever the umask; False when something of that name is there."""
+    """Create a folder with mode 0700, whatever the umask; False if the name exists already."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -247,7 +249,7 @@ def make_folders(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder with all that is in it, symlinks not followed."""
+    """Remove a folder and everything in it, without following symlinks."""
     shutil.rmtree(path)
 
 
@@ -260,7 +262,7 @@ def absolute(path: str) -> str:
 
 
 def scan(folder: str) -> Iterator[FolderEntry]:
-    """Yield what is in `folder`, in no order; what vanishes meanwhile is left out, a missing folder is empty."""
+    """Yield the entries of `folder`, in no order; skip vanished entries. A missing folder is empty."""
     try:
         entries = os.scandir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -277,7 +279,7 @@ def scan(folder: str) -> Iterator[FolderEntry]:
             )
 
 
-# What is there
+# Queries
 
 
 def exists(path: str) -> bool:
@@ -289,7 +291,7 @@ def writable(path: str) -> bool:
 
 
 def state(path: str) -> Status | None:
-    """Return the state of `path` itself, symlinks not followed; None when there is nothing."""
+    """Return the status of `path` itself, without following a symlink; None if it does not exist."""
     try:
         return os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -301,7 +303,7 @@ def state_of_open(fd: int) -> Status:
 
 
 def size_of(path: str) -> int:
-    """Return the size of a file, 0 when there is none."""
+    """Return the size of a file; 0 if it does not exist."""
     try:
         return os.lstat(path).st_size
     except OSError:
@@ -314,7 +316,7 @@ def space(path: str) -> DiskSpace:
 
 
 def is_network(path: str) -> bool:
-    """Return whether `path` (it need not exist yet) is on a network or FUSE file system. Linux only; else False."""
+    """Return whether `path` (it need not exist) is on a network or FUSE filesystem. Linux only; else False."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -326,7 +328,7 @@ def is_network(path: str) -> bool:
 
 
 def _type_of_mount(path: str, lines: Sequence[str]) -> str:
-    """Return the file system type of the innermost mount above `path`: "fuse" for every FUSE but block devices."""
+    """Return the filesystem type of the innermost mount above `path`; "fuse" for every FUSE type except fuseblk."""
     best, kind = "", ""
     for line in lines:
         before, _, after = line.partition(" - ")
@@ -336,11 +338,11 @@ def _type_of_mount(path: str, lines: Sequence[str]) -> str:
     return "fuse" if kind.startswith("fuse.") else kind
 
 
-# Locks of the kernel
+# Kernel locks
 
 
 def lock_byte(fd: int, offset: int) -> bool:
-    """Take the write lock on one byte of the file; False when another process holds it."""
+    """Take the write lock on one byte of a file; False when another process holds it."""
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
     except OSError as error:
@@ -362,7 +364,7 @@ def process_id() -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether there is a process of this number, anybody's."""
+    """Return whether a process with this id exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -373,7 +375,7 @@ def is_alive(pid: int) -> bool:
 
 
 def user_id() -> int:
-    """Return the user who owns what this process makes."""
+    """Return the effective user id, which owns the files that this process creates."""
     return os.geteuid()
 
 
@@ -398,5 +400,5 @@ def pause(seconds: float) -> None:
 def on_fork(
     before: Callable[[], None], after_in_parent: Callable[[], None], after_in_child: Callable[[], None]
 ) -> None:
-    """Have the three called around every fork of this process."""
+    """Register three functions to call around every fork of this process."""
     os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)

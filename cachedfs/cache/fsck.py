@@ -1,8 +1,8 @@
-"""Temporary files: whose they are, which of them nobody will finish, and what the others hold.
+"""Consistency check and repair of a cache directory, and removal of abandoned temporary files.
 
-A block on its way is named after the process that writes it, which has the claim on that number while it lives: what
-a dead one left may go at once. Anything else (an index that was replaced, a mapped file in the making) tells
-nobody's name, and goes when it is an hour old.
+The temporary file of a block is named after the writer number of its process, which holds the lock on that number
+while it lives. If the process is dead, the file can go at once. Other temporary files (a replaced index, a mapped
+file being made) name no process and go when they are an hour old.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from cachedfs.cache.locks import ByteRangeLocks
 __all__ = ["CheckReport", "abandoned", "check", "clear_away", "count_all", "count_if_fresh", "name_for_block"]
 
 
-_STALE_S = 3600  # a temporary file of this age has no living writer
+_STALE_S = 3600  # a temporary file this old has no living writer
 _BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
 
 
 def name_for_block(directory: CacheDirectory, writer: int) -> str:
-    """Return a new name for the temporary file of a block that the process with the number `writer` reserved."""
+    """Return a new temporary file name for a block that the process with number `writer` writes."""
     return f"{directory.root}/tmp/{writer:016x}-{disk.nonce():016x}"
 
 
 def clear_away(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> int:
-    """Remove the temporary files that no living process writes; return the bytes of those that no row counts."""
+    """Remove abandoned temporary files; return the bytes of the remaining ones that no row counts."""
     uncounted = 0
     for found in _found(directory):
         if _is_abandoned(found, locks, now_s):
@@ -46,7 +46,7 @@ def clear_away(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -
 
 
 def abandoned(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> list[str]:
-    """Return the temporary files that no living process writes."""
+    """Return the paths of temporary files that no living process writes."""
     return [found.path for found in _found(directory) if _is_abandoned(found, locks, now_s)]
 
 
@@ -63,16 +63,16 @@ _BATCH = 4096
 
 
 class CheckReport(NamedTuple):
-    """What an audit found; every problem names the file. `repaired`: what could be set right was."""
+    """The result of a check; every problem names the file. `repaired`: fixable problems were fixed."""
 
     blocks: int = 0
     bytes: int = 0
-    orphans: tuple[str, ...] = ()  # files that no row counts
-    missing: tuple[str, ...] = ()  # rows without their file
-    wrong_size: tuple[str, ...] = ()  # files of another size than their row says
-    corrupt: tuple[str, ...] = ()  # files that are not the block they should be
-    leftovers: tuple[str, ...] = ()  # temporary files, and leased ones, of dead processes
-    wrong_sums: tuple[str, ...] = ()  # recorded numbers that are not what the rows add up to
+    orphans: tuple[str, ...] = ()  # files without a row
+    missing: tuple[str, ...] = ()  # rows without a file
+    wrong_size: tuple[str, ...] = ()  # files whose size differs from their row
+    corrupt: tuple[str, ...] = ()  # files that are not the block that their name says
+    leftovers: tuple[str, ...] = ()  # temporary files and local copies of dead processes
+    wrong_sums: tuple[str, ...] = ()  # recorded sums that differ from the rows
     repaired: bool = False
 
     @property
@@ -83,7 +83,7 @@ class CheckReport(NamedTuple):
 
 
 class _Findings:
-    """Files and rows that do not fit, while they are looked for."""
+    """The mismatches between files and rows found so far."""
 
     def __init__(self, corrupt: list[disk.FolderEntry]) -> None:
         self.orphans: list[disk.FolderEntry] = []
@@ -102,8 +102,10 @@ def check(
     repair: bool,
     now_s: float,
 ) -> CheckReport:
-    """Audit all files against all rows, reading every byte. Files first, then rows, then whether the file still is there:
-    so what other processes put or evict meanwhile is no problem. Raises sqlite3.Error, OSError.
+    """Compare all files with all rows and read every byte.
+
+    The order is files, then rows, then whether each file still exists, so that blocks stored or evicted by other
+    processes meanwhile are no problem. Raises sqlite3.Error, OSError.
     """
     with index.writing() as rows:
         count_if_fresh(rows, directory, now_s)
@@ -127,23 +129,26 @@ def check(
 
 
 def count_if_fresh(rows: IndexRows, directory: CacheDirectory, now_s: float) -> None:
-    """Count the files of an index that was just made, before anything is stored by it: never under-count."""
+    """Count the files if the index is new, before any block is stored through it: never count too few."""
     if not rows.number("counted"):
         count_all(rows, directory, now_s)
 
 
 def count_all(rows: IndexRows, directory: CacheDirectory, now_s: float) -> None:
-    """Make the rows from the files: each sound trailer is a row, each other file is removed, leases are leases."""
+    """Make the rows from the files: add a row for each block with a valid trailer, remove other files.
+
+    Local copies get their rows too.
+    """
     for found in directory.files():
         _adopt(rows, found, now_s)
     for lease in directory.leases():
         rows.add_lease(lease.name, lease.size)
-    rows.settle(rows.last_block())  # they have been here for long
+    rows.settle(rows.last_block())  # they are not new, so they skip staging
     rows.record("counted", 1)
 
 
 def _adopt(rows: IndexRows, found: disk.FolderEntry, now_s: float) -> None:
-    """Count a file that no row counts as an old block; remove it when it is no block."""
+    """Add a row for a file without one, as an old block; remove the file if it is not a valid block."""
     trailer = _trailer(found)
     if trailer is None:
         with contextlib.suppress(OSError):
@@ -155,13 +160,13 @@ def _adopt(rows: IndexRows, found: disk.FolderEntry, now_s: float) -> None:
 
 
 def _trailer(found: disk.FolderEntry, *, whole: bool = False) -> BlockTrailer | None:
-    """Return what a file says of itself if that is what its name says, and with `whole` if every byte is right."""
+    """Return the trailer of a file if it matches the file name; with `whole`, only if every page is valid too."""
     try:
         handle = block_file.open_block(found.path)
     except BadBlock:
         return None
     except OSError as error:
-        if error.errno in TOO_MANY_FILES:  # that says nothing of this one
+        if error.errno in TOO_MANY_FILES:  # a problem of this process, not of the file
             raise
         return None
     try:
@@ -199,7 +204,8 @@ def _compare(
         place = block_file.place(block.digest, block.number)
         found = uncounted.pop(place.rpartition("/")[2], None)
         if found is None:
-            underway = room.is_being_written(block, now_s)  # asked first: it may arrive between the two
+            # Check for a writer first: the file may appear between the two checks.
+            underway = room.is_being_written(block, now_s)
             if not underway and not disk.exists(room.path(place)):
                 findings.missing.append(block)
         elif found.name in corrupt:

@@ -1,4 +1,4 @@
-"""The roots that blocks are read from: which file of which root is a block, and which is of no use."""
+"""Find and open block files in the root of this user and in the read-only layers behind it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["CacheLayers"]
 
 log = logging.getLogger("cachedfs.cache")
 
-_NO_FILE = errno.ELOOP, errno.EISDIR, errno.ENXIO  # how a symlink, a folder or a socket refuses to be opened
-_AGAIN_S = 60.0  # how long we do without a block that could not be read, before it is tried again
-_MOST_REJECTED = 4096  # bad blocks of read-only layers that are remembered, so that each is logged once
+_NO_FILE = errno.ELOOP, errno.EISDIR, errno.ENXIO  # errors of opening a symlink, a folder or a socket
+_AGAIN_S = 60.0  # delay before an unreadable block is tried again
+_MOST_REJECTED = 4096  # damaged blocks to remember, so that each is logged once
 
 
 class CacheLayers:
-    """Our own root, and behind it the read-only `layers`, which may be anybody's.
+    """The root of this user, and behind it read-only `layers` of any owner.
 
-    `rejected`: the files that can be neither used nor removed, and when to look again; until then each counts as absent.
-    `discard` removes a block of ours that is bad.
+    `rejected` maps each file that can be neither used nor removed to the time (monotonic) of the next attempt; until
+    then it counts as absent. `discard` removes a damaged block of our own root.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class CacheLayers:
         self.begin_with(None, None)
 
     def begin_with(self, own: str | None, written: str | None) -> None:
-        """Look first into `own`, the root of this user; `written` is the same when we can write there."""
-        # With the user whose blocks are believed there: a layer may be anybody's.
+        """Search `own`, the root of this user, first; `written` is the same root if it is writable, else None."""
+        # With the required owner of the blocks; layers may have any owner.
         self._roots = [*([(own, disk.user_id())] if own else []), *((layer, None) for layer in self._layers)]
         self._written = written
 
     def open(self, key: ObjectKey, index: int, nowait: bool) -> OpenBlock | None:
-        """Open the block in the first layer that has it; bad ones are removed from ours and skipped in others."""
+        """Open a block in the first layer that has it; remove damaged files from our own root, skip them in others."""
         for path, owner in self._files(key, index):
             try:
                 return self._handles.open(path, key, index, nowait=nowait, owner=owner)
@@ -66,9 +66,9 @@ class CacheLayers:
         return None
 
     def read_anew(self, key: ObjectKey, index: int) -> bytes | None:
-        """Return all of a block, its file opened anew and every byte of it read from the disk and checked; None: absent.
+        """Return a whole block, with its file reopened and every byte read from disk and checked; None if absent.
 
-        Raises BadBlock for one that was found bad: it is a miss from now on.
+        Raises BadBlock if the block is damaged; it is a miss from then on.
         """
         self._handles.drop([(key.digest, index)])
         for path, owner in self._files(key, index):
@@ -90,18 +90,19 @@ class CacheLayers:
             handle.close()
 
     def has(self, key: ObjectKey, index: int) -> bool:
-        """Return whether the block's file is there, without looking into it; not one that was found unusable."""
+        """Return whether the file of a block exists and was not rejected before, without reading it."""
         place = block_file.place(key.digest, index)
-        for root, _ in self._roots:  # asked of every block of a range: not by way of a list
+        for root, _ in self._roots:  # runs for every block of a range: avoid building a list
             path = f"{root}/{place}"
             if disk.exists(path) and not self._is_rejected(path):
                 return True
         return False
 
     def is_miss(self, key: ObjectKey, index: int, handle: OpenBlock, error: BaseException) -> bool:
-        """Return whether a read that failed is a miss: that of a bad block, which is rejected; else the caller raises.
+        """Handle a failed read: return True for a miss, after rejecting the block; else the caller raises `error`.
 
-        Raised here, `error` would be in a cycle with this frame, and keep the reader's buffers until they are collected.
+        Raising `error` here would make a reference cycle with this frame and keep the reader's buffers alive until the
+        garbage collector runs.
         """
         if isinstance(error, BlockingIOError):
             self._handles.give(key, index, handle)
@@ -113,40 +114,40 @@ class CacheLayers:
         return False
 
     def refuse(self, key: ObjectKey, index: int) -> None:
-        """Pass over a block that is whole and yet not what the origin has, wherever it is."""
+        """Ignore an undamaged block whose bytes differ from the origin's, in all layers."""
         for path, _ in self._files(key, index):
             if disk.exists(path):
                 self._pass_over(path, math.inf)
 
     def accept(self, places: Iterable[str]) -> None:
-        """Look again at files of ours that were just written."""
+        """Accept again files of our own root that were just written."""
         for place in places if self.rejected else ():
             self.rejected.pop(f"{self._written}/{place}", None)
 
     def _files(self, key: ObjectKey, index: int) -> list[tuple[str, int | None]]:
-        """Return where the block may be, our own root first, and the user whose it has to be there; None: anybody's."""
+        """Return the paths where the block may be, our own root first, each with its required owner (None: any)."""
         place, files = block_file.place(key.digest, index), []
-        for root, owner in self._roots:  # no generator: breaking one off costs a tenth of a look at the disk
+        for root, owner in self._roots:  # no generator: abandoning one costs a tenth of a disk lookup
             path = f"{root}/{place}"
             if not self._is_rejected(path):
                 files.append((path, owner))
         return files
 
     def _reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> None:
-        """Log a bad block once, and remove it if it is in our own layer and bad in itself (not just out of reach)."""
+        """Log a damaged or unreadable block once; remove it if it is damaged and in our own root."""
         if self._is_rejected(path):
             return
         trouble = f"a cached block of {key.path} is not used: {error} ({path})"
         is_bad = isinstance(error, BadBlock) or error.errno in _NO_FILE
         if is_bad:
             log.warning("%s", trouble)
-        else:  # a disk that cannot be read says so for every block
+        else:  # an unreadable disk would log this for every block
             self._complaints.slower(trouble)
         if is_bad and self._written is not None and path.startswith(self._written + "/"):
             self._discard(key, index)
             if not disk.exists(path):
                 return
-        # Its bytes stay bad; a disk without descriptors, or away, may be well the next minute.
+        # Damage is permanent; lack of descriptors or an unreachable disk may be over in a minute.
         self._pass_over(path, math.inf if is_bad else time.monotonic() + _AGAIN_S)
 
     def _is_rejected(self, path: str) -> bool:
@@ -154,8 +155,8 @@ class CacheLayers:
         return again_at is not None and time.monotonic() < again_at
 
     def _pass_over(self, path: str, again_at: float) -> None:
-        """Do not look at a file until then that can be neither used nor removed: it counts as absent, and can be fetched."""
+        """Treat a file that can be neither used nor removed as absent until `again_at`, so that it can be fetched."""
         self.rejected[path] = again_at
         while len(self.rejected) > _MOST_REJECTED:
-            with contextlib.suppress(RuntimeError, StopIteration):  # another thread was at it too
+            with contextlib.suppress(RuntimeError, StopIteration):  # another thread changed the dict
                 self.rejected.pop(next(iter(self.rejected)), None)

@@ -1,4 +1,4 @@
-"""A lease: a whole object as a private file of ours, counted in the bound while it is in use."""
+"""A local copy: a whole object as a private file, counted in the cache size while it is in use."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["LocalCopy"]
 
 
 class LocalCopy:
-    """A reserved file of a fixed size at `path`: written, sealed (then read-only), removed by `close`.
+    """A file of fixed size at `path`: written, sealed (then read-only) and removed by `close`.
 
-    Its room was reserved and allocated before it was made. Whoever closes it last is the process that made it: in a
-    forked child `close` does nothing.
+    Its space is reserved in the index before the file is created. Only the process that created it removes it: in a
+    forked child `close` does nothing to the file.
     """
 
     def __init__(self, path: str, size: int, removed: Callable[[], None]) -> None:
@@ -29,13 +29,13 @@ class LocalCopy:
         try:
             if size:
                 disk.allocate(self._fd, size)
-        except BaseException:  # an interrupt too: nobody has the lease yet who could close its file
+        except BaseException:  # an interrupt too: the caller has no object to close yet
             with contextlib.suppress(OSError):
                 self._close_file()
             raise
 
     def write_at(self, offset: int, buffer: Buffer) -> None:
-        """Write `buffer` at `offset`. Raises CacheError beyond the size, after `seal`, or when the disk refuses."""
+        """Write `buffer` at `offset`. Raises CacheError beyond `size`, after `seal`, or if writing fails."""
         if self._fd is None:
             raise CacheError(f"{self.path} is sealed")
         if offset < 0 or offset + memoryview(buffer).nbytes > self.size:
@@ -46,7 +46,7 @@ class LocalCopy:
             raise CacheError(f"{self.path} cannot be written: {error}") from error
 
     def seal(self) -> None:
-        """End writing: from now on the file is read-only (0400). Raises CacheError when the disk lost what was written."""
+        """Finish writing and make the file read-only (0400). Raises CacheError if the disk lost written data."""
         if self._fd is None:
             return
         try:
@@ -56,15 +56,15 @@ class LocalCopy:
             raise CacheError(f"{self.path} cannot be finished: {error}") from error
 
     def close(self) -> None:
-        """Remove the file and give its room back. Those who have it open keep its bytes."""
-        with contextlib.suppress(OSError):  # what it lost is lost with the file
+        """Remove the file and release its space. Processes that have it open can still read it."""
+        with contextlib.suppress(OSError):  # the file is removed anyway
             self._close_file()
         if self._pid != disk.process_id():
             return
-        self._pid = 0  # once
+        self._pid = 0  # only once
         with contextlib.suppress(OSError):
             disk.unlink(self.path)
-        # dies here: a row without a file, removed when its claim is found free
+        # A crash here leaves a row without a file, removed when its lock is found free.
         self._removed()
 
     def _close_file(self) -> None:

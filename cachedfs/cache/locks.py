@@ -1,8 +1,8 @@
-"""Claims: the right of one process to do something, which dies with the process.
+"""Locks between processes that the kernel releases when their process ends: byte-range locks on one file.
 
-A claim is a POSIX write lock on one byte of one file. The kernel drops all locks of a process on a file as soon
-as the process closes *any* descriptor of that file, so the file is opened once per process and never closed, and
-nothing else in this room opens it. A child inherits the descriptor but not the locks: they belong to processes.
+A lock is a POSIX write lock on one byte. The kernel drops all locks of a process on a file as soon as the process
+closes *any* descriptor of it. So the file is opened once per process and never closed, and no other code opens it.
+A forked child inherits the descriptor but not the locks, which belong to processes.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from cachedfs.cache import disk
 
 __all__ = ["ByteRangeLocks"]
 
-_BYTES = (1 << 62) - 1  # the largest offset that every kernel locks
+_BYTES = (1 << 62) - 1  # mask: the largest offset that every kernel can lock
 _OPEN_WAIT_S = 1.0
 
 
 class _Held:
-    """What one process holds of one file. The kernel does not tell threads apart, nor two caches of a process.
+    """The locks that one process holds on one file, as the kernel does not distinguish its threads or caches.
 
-    No lock: a signal's handler that reads, or a file that is collected, would wait for the thread that it interrupted. Single
-    operations on a dict are atomic, and who added a byte is the one who has it.
+    There is no mutex here: a signal handler that reads, or a destructor, would wait for the thread that it
+    interrupted. Single dict operations are atomic, and the thread that inserts a byte holds it.
     """
 
     def __init__(self) -> None:
-        self.bytes: dict[int, object] = {}  # Invariant: all bytes that this process has locked, and who did
-        # Whose are being given up, and by whom: by the taking, as the byte may be taken again before this is over.
+        self.bytes: dict[int, object] = {}  # Invariant: each locked byte, and a token of its holder
+        # Holder token -> releasing token. Keyed by holder, because the byte may be taken again before its
+        # release is finished.
         self.leaving: dict[object, object] = {}
-        # Of who opens the file. Not waited for without end: a signal's handler may have interrupted him.
+        # Held while the file is opened. Waits are limited: a signal handler may have interrupted the holder.
         self.opening = threading.RLock()
 
 
-_NUMBERS = itertools.count()  # an id() is used again, with what the one before it held
-_DESCRIPTORS: dict[str, int] = {}  # by path; never closed: see above
-_HELD: dict[tuple[str, int], _Held] = {}  # by path and process: a forked child starts with nothing
+_NUMBERS = itertools.count()  # not id(): a reused id would inherit the locks of a collected cache
+_DESCRIPTORS: dict[str, int] = {}  # by path; never closed (see module docstring)
+_HELD: dict[tuple[str, int], _Held] = {}  # by path and process id: a forked child starts with none
 
 
 class ByteRangeLocks:
-    """The claims of this process on one cache. Without a file (`path` None) they hold among its threads alone.
+    """The locks of this process on one cache. Without a file (`path` None) they only exclude its own threads.
 
-    `trouble`: why they do not reach other processes, though there should be a file.
+    `trouble` is the reason why they do not exclude other processes although there is a file.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -51,21 +52,21 @@ class ByteRangeLocks:
         self.trouble: str | None = None
 
     def take(self, hash64: int) -> bool:
-        """Take the claim; False when somebody has it: another process, or another thread of this one."""
+        """Take a lock; False when another process, or another thread of this one, holds it."""
         byte, held, us = hash64 & _BYTES, self._held(), object()
         if held.bytes.setdefault(byte, us) is not us:
             return False
         try:
             if self._lock_byte(byte):
                 return True
-        except BaseException:  # an interrupt: nobody knows that it is ours
+        except BaseException:  # an interrupt: the caller does not know that it holds the lock
             self.drop(hash64)
             raise
         held.bytes.pop(byte, None)
         return False
 
     def drop(self, hash64: int) -> None:
-        """Give the claim up; nothing happens when this process does not hold it."""
+        """Release a lock; do nothing when this process does not hold it."""
         byte, held, us = hash64 & _BYTES, self._held(), object()
         owner = held.bytes.get(byte)
         if owner is None or held.leaving.setdefault(owner, us) is not us:
@@ -73,24 +74,25 @@ class ByteRangeLocks:
         try:
             if held.bytes.get(byte) is owner:
                 self._unlock_byte(byte)
-                held.bytes.pop(byte, None)  # behind it: who takes it before would lose the lock again
+                # After unlocking: a thread that took the byte earlier would lose its lock here.
+                held.bytes.pop(byte, None)
         finally:
             held.leaving.pop(owner, None)
 
     def is_held(self, hash64: int) -> bool:
-        """Return whether somebody, we ourselves included, has the claim; True as well where nobody can tell."""
+        """Return whether any process, including this one, holds the lock; True also if that cannot be found out."""
         if not self.works_across_processes or not self.take(hash64):
             return True
         self.drop(hash64)
         return not self.works_across_processes
 
     def try_again(self) -> None:
-        """Ask the file system again for locks, if it had none."""
+        """Try locking again if the filesystem had no locks before."""
         if self.trouble is not None:
             self.works_across_processes, self.trouble = True, None
 
     def look_again(self) -> None:
-        """Use the file that is at the path now, if ours was deleted. The old one stays open: see above."""
+        """Switch to the file now at the path if ours was deleted. The old one stays open (see module docstring)."""
         fd = _DESCRIPTORS.get(self._own)
         if fd is None or self._path is None:
             return
@@ -100,18 +102,18 @@ class ByteRangeLocks:
             self._lock_again()
 
     def _lock_again(self) -> None:
-        """Lock in the new file what we hold; what another process was faster to take there, both have."""
+        """Take our locks in the new file; a byte that another process took there first is then held by both."""
         held = self._held()
         for byte in list(held.bytes):
             self._lock_byte(byte)
-            if byte not in held.bytes:  # given up meanwhile, perhaps before it was locked
+            if byte not in held.bytes:  # released meanwhile, perhaps before it was locked here
                 self._unlock_byte(byte)
 
     def _held(self) -> _Held:
         return _HELD.setdefault((self._own, disk.process_id()), _Held())
 
     def _lock_byte(self, byte: int) -> bool:
-        """Lock the byte; True as well where the file system has no locks: a block is then fetched twice at worst."""
+        """Lock the byte; True also if the filesystem has no locks: at worst a block is fetched twice."""
         if not self.works_across_processes or self._path is None:
             return True
         try:
@@ -125,7 +127,7 @@ class ByteRangeLocks:
             return True
 
     def _opened(self, path: str) -> int:
-        """Return the descriptor, opened once for all threads: a second one could not be closed again, see above."""
+        """Return the descriptor, opened once for all threads: closing a second one would drop all locks."""
         opening = self._held().opening
         is_ours = opening.acquire(timeout=_OPEN_WAIT_S)
         try:
@@ -140,5 +142,5 @@ class ByteRangeLocks:
         if fd is not None:
             try:
                 disk.unlock_byte(fd, byte)
-            except OSError as error:  # others then wait for this process's end; no read may fail for it
+            except OSError as error:  # other processes then wait until this one ends; no read may fail
                 self.trouble = f"a claim on {self._path} could not be given up: {error}"

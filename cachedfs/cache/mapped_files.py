@@ -1,4 +1,4 @@
-"""The mapped files of one cache: its change marks and touch records, opened when they are first needed."""
+"""The memory-mapped files of one cache: change counters and access records, opened when first needed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger("cachedfs.cache")
 
 
 class MappedFiles:
-    """The change marks and the touch records in one directory; without one, in memory of this process.
+    """The change counters and the access records of one directory; without a directory, in private memory.
 
-    `marks` and `touches`: those that are open now; None before their first use, and once they were let go of.
+    `marks` (change counters) and `touches` (access records) are None until first used, and after they were released.
     """
 
     def __init__(self, complaints: WarnOnce) -> None:
         self.marks: ChangeCounters | None = None
         self.touches: AccessStats | None = None
-        self._open: dict[str, Any] = {}  # the two above, by name: of two threads that open one, one wins here
+        self._open: dict[str, Any] = {}  # the two above, by name: if two threads open one, the first wins
         self._directory: CacheDirectory | None = None
         self._complaints = complaints
 
@@ -37,13 +37,13 @@ class MappedFiles:
     def open_marks(self) -> ChangeCounters:
         marks = self.marks
         if marks is None:
-            # Of two threads that make them one wins; a third may drop them again.
+            # If two threads create them, the first wins; a third may release them again.
             marks = self.marks = self._open.setdefault("marks", ChangeCounters(*self._place("marks")))
             self._complaints.slower(marks.trouble)
         return marks
 
     def open_touches(self, *, size: int | None = None, clock: int = 0) -> AccessStats:
-        """Return the touch records, enough for a cache of `size`; `clock` to go on from when they are made anew."""
+        """Return the access records, enough for a cache of `size` bytes; new ones start at access clock `clock`."""
         found, slots = self.touches, touch_slots(size)
         if found is not None and (size is None or found.n_slots >= slots):
             return found
@@ -52,27 +52,30 @@ class MappedFiles:
             clock = found.now
         path, temp = self._place("touches")
         made = AccessStats(path, temp, slots, at_least=1 if size is None else slots, clock=clock)
-        touches: AccessStats = self._open.setdefault("touches", made)  # of two threads one wins
+        touches: AccessStats = self._open.setdefault("touches", made)  # the first of two threads wins
         self.touches = touches
-        if touches.trouble:  # no warning: evictions go by what this process alone touched
+        if touches.trouble:  # no warning: eviction only sees the accesses of this process then
             log.info("%s", touches.trouble)
         return touches
 
     def let_go_of_deleted(self) -> None:
-        """Let go of files that somebody deleted, so that all processes map the same ones. Raises OSError: nobody can tell."""
+        """Release mapped files that were deleted, so that all processes map the same ones.
+
+        Raises OSError if that cannot be checked.
+        """
         for name, mapped in list(self._open.items()):
             if not mapped.is_current():
                 self._let_go(name)
 
     def try_again(self) -> None:
-        """Let go of what could not be shared, so that its next use tries it again: the disk may have got well since."""
+        """Release files that could not be shared, so that their next use tries again."""
         for name, mapped in list(self._open.items()):
-            # Marks only for better ones: new ones that are private too would make us forget all that we know.
+            # Replace change counters only by shared ones: new private ones would invalidate all metadata.
             if mapped.trouble and not (name == "marks" and ChangeCounters(*self._place("marks")).trouble):
                 self._let_go(name)
 
     def _place(self, name: str) -> tuple[str | None, str]:
-        """Return the path of a mapped file, and a temporary one to make it under."""
+        """Return the path of a mapped file and a temporary path to create it at."""
         if self._directory is None:
             return None, ""
         return getattr(self._directory, name), self._directory.temp()

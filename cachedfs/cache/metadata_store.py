@@ -1,4 +1,4 @@
-"""What does not hold any more after an item changed."""
+"""The metadata that all processes of a machine share: entries, listings, change feeds and change counters."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["MetadataStore", "follow", "overtaken"]
 def overtaken(
     stored: Mapping[str, Sequence[ObjectInfo | None]], now: Mapping[str, ObjectInfo | None]
 ) -> set[str]:
-    """Return the paths of which something is stored that may not hold any more.
+    """Return the paths whose stored metadata may be stale.
 
-    `stored` has all that is stored of every path where an item was or is, `now` what it is at those where it is now. Where
-    all of it says the same, nothing happened that anybody asked about: a comment, a share.
+    `stored` holds all stored metadata of each path where an item was or is now. `now` holds the current metadata at the
+    paths where it is now. If all of it is equal, nothing relevant changed (perhaps only a comment or a share).
     """
     return {
         path
@@ -40,7 +40,7 @@ def overtaken(
 
 def _is_same(info: ObjectInfo | None, now: ObjectInfo | None, path: str) -> bool:
     if info is None or now is None:
-        return False  # absent: but another of that name may have come to light
+        return False  # absent: another item of that name may have become visible
     return info == replace(now, path=path) and dict(info.details) == dict(now.details)
 
 
@@ -54,14 +54,15 @@ def follow(
     mark: Callable[[str], int],
     forget: Callable[[Iterable[str], Iterable[str]], None],
 ) -> None:
-    """Forget what `changes` since `feed` made old, and have all else that the feed watches count as checked.
+    """Invalidate what `changes` since `feed` made stale, and count everything else that the feed watches as checked.
 
-    `mark` returns a change mark, `forget` is given paths, and folders below which nothing counts any more.
-    REQUIRES: one transaction around it. Who dies in it has forgotten something too much, and asks for the same again.
+    `mark` returns a change counter. `forget` takes paths, and folders below which everything is stale.
+    REQUIRES: a surrounding transaction. A crash in it leaves too much invalidated, and the same changes are requested
+    again.
     """
     now = rows.feed_by_id(identity, feed.id)
     if now is None:
-        return  # it was dropped meanwhile, and what it watched with it
+        return  # the feed was dropped meanwhile, and no longer confirms what it watched
     old: set[str] = set()
     folders: set[str] = set()
     for change in changes.items:
@@ -76,20 +77,20 @@ def follow(
             for path in {*rows.paths_of(identity, change.id), *here}
         }
         old |= overtaken(stored, here)
-        # A folder may have been out of sight for a while, and all below it with it, without a word about that. Not
-        # the one at the top.
+        # The feed does not say whether a folder, and everything below it, was invisible for a while.
+        # This does not concern the top folder, unless it is gone.
         folders.update(way for way in ways if "/" in way or change.info is None)
     if old or folders:
         forget(old, folders)
-    # Another process may have asked from the same token. What it was told is the same, perhaps more.
+    # Another process may have polled from the same token. It saw at least these changes.
     token = changes.token if now.token == feed.token else now.token
     rows.advance_feed(identity, FeedPosition(now.id, token, checked_at, now.number + bool(changes.items)))
 
 
 class MetadataStore:
-    """What all processes of a machine know: rows of the index, and change marks in shared memory.
+    """The shared metadata: rows of the SQLite index, and change counters in shared memory.
 
-    What is asked has no answer where the index fails; what cannot be kept is a CacheError.
+    A query returns None if the index cannot be read. A failed store raises CacheError.
     """
 
     def __init__(self, own: WritableDirectory, mapped: MappedFiles) -> None:
@@ -97,15 +98,15 @@ class MetadataStore:
         self._mapped = mapped
         self._sweep = SweepPosition()
 
-    # Facts and listings
+    # Metadata entries and listings
 
     def lookup(self, identity: str, path: str) -> MetadataRecord | None:
-        """Return what was learnt last of `path`; the caller compares its mark with the path's mark of now."""
+        """Return the newest metadata of `path`; the caller compares its change counter with the current one."""
         self._own.look()
         return self._own.asked(lambda rows: rows.lookup(identity, path), None)
 
     def keep_records(self, facts: Sequence[MetadataRecord]) -> None:
-        """Store facts, each instead of an older one of its path. Raises CacheError."""
+        """Store metadata entries, each replacing an older one of its path. Raises CacheError."""
         if not facts:
             return
         with self._own.writing("facts cannot be kept") as rows:
@@ -113,19 +114,25 @@ class MetadataStore:
             self._sweep = rows.forget_old(time.time(), added=len(facts), sweep=self._sweep)
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:
-        """Return the children that the last listing of `folder` gave, whatever was learnt of one of them since."""
+        """Return the children in the last listing of `folder`, ignoring newer metadata of single children."""
         self._own.look()
         return self._own.asked(lambda rows: rows.listing(identity, folder), None)
 
     def listing_has(
         self, identity: str, folder: str, path: str
     ) -> tuple[float, int, bool, FeedConfirmation | None] | None:
-        """Return checked_at and mark of the listing of `folder`, whether it had `path`, and `told`; None: never listed."""
+        """Look up `path` in the stored listing of `folder`; None if the folder was never listed.
+
+        Returns the time of the listing, its change counter, whether it contains `path`, and a confirmation by a feed.
+        """
         self._own.look()
         return self._own.asked(lambda rows: rows.listing_has(identity, folder, path), None)
 
     def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
-        """Return how many children the listing of `folder` names, of whatever age, counted up to `most`; None without one."""
+        """Return the number of children in the listing of `folder`, counted up to `most`; None without a listing.
+
+        The listing may be of any age.
+        """
         return self._own.asked(lambda rows: rows.listing_size(identity, folder, most), None)
 
     def keep_listings(
@@ -138,10 +145,11 @@ class MetadataStore:
         folder_marks: Mapping[str, int],
         watch: FeedSnapshot | None = None,
     ) -> None:
-        """Store complete listings: all direct children, by folder. Raises CacheError.
+        """Store complete listings (all direct children) by folder. Raises CacheError.
 
-        `marks` has the children's own marks by path (a child without one is listed, but answers no lookup),
-        `folder_marks` the listing marks of the folders; all read before the origin was asked. `watch`: of a single one.
+        `marks` holds the change counters of the children by path; a child without one is listed but answers no lookup.
+        `folder_marks` holds the counters of the listings by folder. All were read before the request to the origin.
+        `watch` is given for a single listing only.
         """
         with self._own.writing("listings cannot be kept") as rows:
             for folder, infos in listings.items():
@@ -152,25 +160,25 @@ class MetadataStore:
             added = sum(map(len, listings.values()))
             self._sweep = rows.forget_old(time.time(), added=added, sweep=self._sweep)
 
-    # Feeds of changes: what an origin tells by itself
+    # Change feeds: the origin's own list of what changed
 
     def feed(self, identity: str, part: str) -> FeedPosition | None:
-        """Return where the feed of one part of an origin was left; None when there is none."""
+        """Return the stored position of the change feed of `part` of an origin; None without one."""
         self._own.look()
         if self._mapped.open_marks().is_private:
-            return None  # others, whom what it tells would not reach, share its rows
+            return None  # the rows are shared, but other processes would not see our change counters
         return self._own.asked(lambda rows: rows.feed(identity, part), None)
 
     def begin_feed(self, identity: str, part: str, token: str, checked_at: float) -> None:
-        """Remember where a feed begins, unless it did before. Raises CacheError."""
+        """Store where a change feed begins, unless it is stored already. Raises CacheError."""
         with self._own.writing("no feed can be kept") as rows:
             rows.begin_feed(identity, part, token, checked_at)
 
     def lead_feed(self, identity: str, part: str, token: str, checked_at: float) -> FeedPosition | None:
-        """Have the feed of a part begin at this token if it was given earlier than the one that is here; return the feed.
+        """Move the change feed of `part` back to `token` if that is older than the stored one; return its position.
 
-        What was watched from later on is told of once more. None: none can be shared. Raises CacheError.
-        REQUIRES: nobody polls the feed meanwhile.
+        Changes since `token` are then reported again. Returns None if the feed cannot be shared. Raises CacheError.
+        REQUIRES: no process polls the feed meanwhile.
         """
         with self._own.writing("no feed can be kept") as rows:
             rows.begin_feed(identity, part, token, checked_at)
@@ -180,9 +188,9 @@ class MetadataStore:
         return self.feed(identity, part)
 
     def follow_feed(self, identity: str, feed: FeedPosition, changes: Changes, *, checked_at: float) -> None:
-        """Forget what `changes` since `feed` made old; all else that was watched counts as checked at `checked_at`.
+        """Invalidate what `changes` since `feed` made stale; the rest counts as checked at `checked_at`.
 
-        May be done twice, and by two processes at once. Raises CacheError, and then nothing counts as checked.
+        Safe to repeat, and in two processes at once. Raises CacheError; then nothing counts as checked.
         """
         with self._own.writing("changes cannot be followed") as rows:
             follow(
@@ -196,56 +204,63 @@ class MetadataStore:
             )
 
     def drop_feed(self, feed: FeedPosition) -> None:
-        """Forget a feed that cannot go on. Raises CacheError."""
+        """Delete a change feed that cannot continue. Raises CacheError."""
         with self._own.writing("a feed cannot be dropped") as rows:
             rows.drop_feed(feed)
 
-    # Change marks: shared memory, no SQLite
+    # Change counters: shared memory, no SQLite
 
     def mark(self, identity: str, path: str) -> int:
-        """Return the change mark of `path`: another number after something happened to it, in any process."""
+        """Return the change counter of `path`: it differs after a change of the path by any process."""
         marks = self._mapped.open_marks()
         return marks.at(marks.slots_of(identity, path))
 
     def listing_mark(self, identity: str, folder: str) -> int:
-        """Return the change mark of the listing of `folder`: another number after something happened below it."""
+        """Return the change counter of the listing of `folder`: it differs after any change below the folder."""
         marks = self._mapped.open_marks()
         return marks.at(marks.listing_slots_of(identity, folder))
 
     def changed_at(self, identity: str, path: str) -> int:
-        """Return the second in which something happened to `path` last, as far as this cache saw; 0 for nothing.
+        """Return the Unix second of the last change of `path` that this cache recorded; 0 without one.
 
-        A folder's name with "/" is its listing. Other paths may share what this is read from: it may be too late, never too early.
+        A folder's name with a trailing "/" means its listing. Paths may share a slot, so the result may be too late,
+        but never too early.
         """
         marks = self._mapped.open_marks()
         return marks.changed_at(marks.slots_of(identity, path))
 
     def epoch(self, identity: str) -> int:
-        """Return a number that is another one after any change at this origin."""
+        """Return a number that differs after any change at this origin."""
         return self._mapped.open_marks().epoch(identity)
 
     def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
-        """Change the marks of `paths` and of everything above them; with `tree` of everything below them too."""
+        """Change the counters of `paths` and everything above them; with `tree`, also of everything below them."""
         paths = list(paths)
         self._change(lambda marks: marks.change(identity, paths, tree=tree))
 
     def overtaken(self, identity: str, paths: Iterable[str], folders: Iterable[str]) -> None:
-        """Change the marks of `paths`, of the listings that name them, and of all below `folders`; of nothing above."""
+        """Change the counters of `paths`, of the listings that contain them, and of everything below `folders`.
+
+        Folders above them keep theirs.
+        """
         paths, folders = list(paths), list(folders)
         self._change(lambda marks: marks.change_alone(identity, paths, folders))
 
     def _change(self, change: Callable[[ChangeCounters], None]) -> None:
         before = self._mapped.open_marks()
         change(before)
-        # Somebody may have deleted the file that we have mapped, and others may have a new one already.
+        # The mapped file may have been deleted, and other processes may use a new one already.
         self._own.look_now()
         if self._mapped.open_marks() is not before:
             change(self._mapped.open_marks())
 
     def mark_slots(self, identity: str, path: str) -> tuple[int, ...]:
-        """Return what `mark_at` wants; the same in every process, for ever. A folder's name with "/" is its listing."""
+        """Return the slots to pass to `mark_at`, the same in every process and forever.
+
+        A folder's name with a trailing "/" means its listing.
+        """
         return self._mapped.open_marks().slots_of(identity, path)
 
     def mark_at(self, slots: tuple[int, ...]) -> int:
-        """Return the mark whose slots these are."""
+        """Return the change counter stored in these slots."""
         return (self._mapped.marks or self._mapped.open_marks()).at(slots)

@@ -1,12 +1,12 @@
-"""Small files that all processes of the machine have mapped; here what they share, and change marks.
+"""Small files that all processes of the machine map: the common part, and the change counters.
 
-They are arrays of 64-bit slots indexed by hash, written without a lock. That is sound because no slot is ever
-read, changed and written back where it matters: a change mark is replaced by a random number, so a lost update
-still is an update; a lost touch costs at most a hit.
+They are arrays of 64-bit slots indexed by hash and written without a lock. This is safe because no important slot is
+read, modified and written back. A change counter is replaced by a random number, so a lost update is still an
+update. A lost access record costs a cache hit at most.
 
-A file is made complete under a temporary name and linked into place. Its room is allocated first: a mapped page
-without room on a full disk would kill the process. Where that fails, memory of this process stands in, which is
-right for one process (and those forked from it), and `trouble` says why.
+A file is completed under a temporary name and then linked into place. Its space is allocated first, because writing
+to a mapped page on a full disk kills the process. If that fails, private memory is used, which works within one
+process and its forked children, and `trouble` gives the reason.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["CLOCK_AT", "MASK32", "MASK63", "ChangeCounters", "SharedSlots"]
 
 _HEADER = struct.Struct("<8sQ")  # magic, number of slots
 _HEADER_SIZE = 4096
-CLOCK_AT = 4  # of the touch clock, as a 32-bit word of the header
-_START_AT = 5  # of the number that all marks of a file start with
-# Half are of names, half of trees and origins: what shares a slot with something that changed is asked for again, one name
-# in 65 after a thousand changes; sharing one with a tree, all that is known below it would be.
+CLOCK_AT = 4  # index of the access clock, in 32-bit words of the header
+_START_AT = 5  # index of the number that all change counters of a file start from
+# Names use one half of the slots, trees and origins the other. A name that shares a slot with a changed name
+# is revalidated (1 in 65 names after 1,000 changes). In a single table, a whole tree could be.
 _MARK_SLOTS = 1 << 18
-_FEWEST_SLOTS = 4  # a bucket of touch records
+_FEWEST_SLOTS = 4  # one bucket of access records
 MASK32 = (1 << 32) - 1
-MASK63 = (1 << 63) - 1  # marks are kept in SQLite, whose integers are signed
+MASK63 = (1 << 63) - 1  # change counters are stored in SQLite, whose integers are signed
 
 
 class SharedSlots:
-    """One mapped file of 64-bit slots; `slots` is the view of them, `words` the header as 32-bit words.
+    """One mapped file of 64-bit slots; `slots` views the slots, `words` the header as 32-bit words.
 
-    `trouble`: why the file at `path` cannot be shared; None when it is, or when there should be none.
+    `trouble` is the reason why the file at `path` cannot be shared; None if it is shared, or if none is wanted.
     """
 
     magic = b""
@@ -47,9 +47,9 @@ class SharedSlots:
     def __init__(
         self, path: str | None, temp: str, n_slots: int, *, at_least: int = 1, start: int = 0, clock: int = 0
     ) -> None:
-        """Map the file at `path`, making it by way of `temp` if need be; `path` None: memory of this process.
+        """Map the file at `path`, created by way of `temp` if needed; `path` None means private memory.
 
-        `n_slots`: of a new file, which also replaces one that has less than `at_least`; `start` and `clock`: of its header.
+        A new file has `n_slots` slots and replaces one with fewer than `at_least`. Its header gets `start` and `clock`.
         """
         self.path = path
         self.inode = 0
@@ -60,7 +60,7 @@ class SharedSlots:
         if path is not None:
             try:
                 found = self._open(path, at_least) or self._make(path, temp, header)
-            except (OSError, ValueError) as error:  # ValueError: cut off since we looked at its size
+            except (OSError, ValueError) as error:  # ValueError: truncated after its size was read
                 self.inode, self.is_private = 0, True
                 self.trouble = f"{path} cannot be shared with other processes: {error}"
         if found is None:
@@ -69,7 +69,7 @@ class SharedSlots:
         self._use(found)
 
     def is_current(self) -> bool:
-        """Return whether other processes would find this very file; always so for private memory."""
+        """Return whether other processes would map this same file; always True for private memory."""
         if self.is_private or self.path is None:
             return True
         status = disk.state(self.path)
@@ -83,7 +83,7 @@ class SharedSlots:
         self.slots = view[_HEADER_SIZE:].cast("Q")
 
     def _open(self, path: str, at_least: int) -> mmap.mmap | None:
-        """Return the mapping of a sound file, None when there is none; what is no such file is removed."""
+        """Map a valid file at `path` and return the mapping, None if there is none; remove an invalid file."""
         status = disk.state(path)
         if status is None:
             return None
@@ -92,7 +92,7 @@ class SharedSlots:
             return None
         try:
             fd = disk.open_mappable(path)
-        except FileNotFoundError:  # gone since: it is made anew
+        except FileNotFoundError:  # deleted meanwhile: create it
             return None
         try:
             status = disk.state_of_open(fd)
@@ -105,15 +105,15 @@ class SharedSlots:
             self.inode, self.is_private = status.st_ino, False
             return disk.map_file(fd, status.st_size)
         finally:
-            let_go(fd)  # the mapping stays
+            let_go(fd)  # the mapping stays valid
 
     @classmethod
     def may_have(cls, n_slots: int) -> bool:
-        """Return whether a sound file may have so many slots: a mask does for a remainder, and buckets are whole."""
+        """Return whether a valid file may have this many slots: a power of two (indexes are masked), whole buckets."""
         return n_slots >= _FEWEST_SLOTS and n_slots & (n_slots - 1) == 0
 
     def _make(self, path: str, temp: str, header: bytes) -> mmap.mmap | None:
-        """Put the file into place, whole, and map it, or the one that another process put there first."""
+        """Create the complete file and map it, or map the one that another process created first."""
         _, n_slots = _HEADER.unpack_from(header)
         fd = disk.create(temp)
         try:
@@ -130,7 +130,7 @@ class SharedSlots:
 
 
 def _header(magic: bytes, n_slots: int, start: int, clock: int) -> bytes:
-    """Return the header of a new file. Its slots are zeros, which new room is."""
+    """Return the header of a new file. Its slots are zeros, as in newly allocated space."""
     header = bytearray(_HEADER_SIZE)
     _HEADER.pack_into(header, 0, magic, n_slots)
     struct.pack_into("=II", header, 4 * CLOCK_AT, clock, start)
@@ -139,22 +139,22 @@ def _header(magic: bytes, n_slots: int, start: int, clock: int) -> bytes:
 
 def _publish(temp: str, path: str) -> None:
     try:
-        disk.link(temp, path)  # fails when another process was first: then its file is the one
+        disk.link(temp, path)  # fails if another process was first: its file is used
     except FileExistsError:
         return
-    except OSError:  # a file system without hard links
+    except OSError:  # a filesystem without hard links
         disk.rename(temp, path)
 
 
 _HALF = _MARK_SLOTS // 2
-_SECONDS = 32  # bits of a slot above its random ones: when it was changed last, 0 in a new file
+_SECONDS = 32  # bit position in a slot of the second of its last change, which is 0 in a new file
 
 
 class ChangeCounters(SharedSlots):
-    """Change marks: numbers that differ after something happened to a path, seen by all processes at once.
+    """Change counters: numbers that differ after a change of a path, visible to all processes at once.
 
-    A slot has the second of its last change above 32 random bits, and zeros before that. All marks of a file start with
-    one random number, so that facts from before it are not believed.
+    A slot holds the second of its last change above 32 random bits, or zeros. All counters of a file start from one
+    random number, so that metadata stored with an earlier file is invalid.
     """
 
     magic = b"cfsmarks"
@@ -168,7 +168,7 @@ class ChangeCounters(SharedSlots):
         return n_slots == _MARK_SLOTS
 
     def slots_of(self, identity: str, path: str) -> tuple[int, ...]:
-        """Return the slots whose change changes the mark of `path`: its own, and those of the trees it is in."""
+        """Return the slots that make up the counter of `path`: its own, and those of the trees that contain it."""
         base = _crc(identity)
         slots = [_slot(path, base)]
         above = path
@@ -181,14 +181,14 @@ class ChangeCounters(SharedSlots):
         return self.slots_of(identity, folder + "/")
 
     def at(self, slots: tuple[int, ...]) -> int:
-        """Return the mark that the slots make now: 63 bits."""
+        """Return the current counter made of `slots`: 63 bits."""
         words, mark = self.slots, self._start
         for slot in slots:
-            mark = 3 * mark ^ words[slot]  # 3: so that equal numbers in two slots do not cancel out
+            mark = 3 * mark ^ words[slot]  # times 3: equal numbers in two slots must not cancel out
         return mark & MASK63
 
     def changed_at(self, slots: tuple[int, ...]) -> int:
-        """Return the second at the start of which the last change of one of the slots had not yet been; 0: of none."""
+        """Return the Unix second of the last change of any of the slots, rounded down; 0 without one."""
         words = self.slots
         return max(words[slot] >> _SECONDS for slot in slots)
 
@@ -197,10 +197,10 @@ class ChangeCounters(SharedSlots):
         return (self.slots[_epoch_slot(_crc(identity))] ^ self._start) & MASK63
 
     def change(self, identity: str, paths: Iterable[str], *, tree: bool) -> None:
-        """Change the marks of `paths`, of the folders above them and of those folders' listings.
+        """Change the counters of `paths`, of the folders above them and of the listings of those folders.
 
-        The epoch first: who sees an old epoch saw nothing of this change, in particular no half of it. Every
-        slot gets a number that it never had, without being read: of two writers at once, either number will do.
+        The epoch changes first: a process that reads the old epoch has seen no part of this change. Every slot gets a
+        number that it never had, without being read: if two processes write at once, either number is right.
         """
         base, fresh = _crc(identity), _fresh()
         self.slots[_epoch_slot(base)] = fresh
@@ -211,9 +211,9 @@ class ChangeCounters(SharedSlots):
             self.slots[_slot(name, base)] = fresh
 
     def change_alone(self, identity: str, paths: Iterable[str], folders: Iterable[str]) -> None:
-        """Change the marks of `paths`, of the listings that name them, and of all below `folders`, and no others.
+        """Change the counters of `paths`, of the listings that contain them, and of everything below `folders`.
 
-        For what an origin tells: a file that changed says nothing of the folders above it there.
+        For changes that the origin reports: there, a changed file does not change the folders above it.
         """
         base, fresh = _crc(identity), _fresh()
         self.slots[_epoch_slot(base)] = fresh
@@ -225,12 +225,12 @@ class ChangeCounters(SharedSlots):
 
 
 def _fresh() -> int:
-    """Return the number of a slot that changes now."""
+    """Return a new value for a slot that changes now."""
     return (int(time.time()) & MASK32) << _SECONDS | disk.nonce() & MASK32
 
 
 def _names_touched(paths: Iterable[str]) -> set[str]:
-    """Return the paths, all folders above them, and (with a "/" behind) the listings of these and of the paths."""
+    """Return the paths, all folders above them, and the listings (name plus "/") of all of these."""
     names: set[str] = set()
     for path in paths:
         names.add(path)

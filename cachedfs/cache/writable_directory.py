@@ -1,4 +1,7 @@
-"""Our own root as this process has it open: the directory, the claims, the index and the store, and when to try again."""
+"""This user's directory of the cache as this process has it open: paths, locks, index and writer.
+
+What could not be opened is tried again once a minute.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,15 @@ log = logging.getLogger("cachedfs.cache")
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0  # how often we look whether the shared files at our paths are still those that we have mapped
-_AGAIN_S = 60.0  # how long we do without what does not work before it is tried again: `marks` are 0.5 MB
+_LOOK_S = 1.0  # interval between checks that the mapped files are still the ones at their paths
+_AGAIN_S = 60.0  # delay before a retry: each one maps new change counters, 2 MB
 
 
 class WritableDirectory:
-    """Our own subdirectory of `cache_dir`: to write if that can be, else to read.
+    """This user's subdirectory of `cache_dir`: open for writing if possible, else for reading.
 
-    `path`: None when nothing can be stored, and then there is no `directory`, no `index` and no `store`; `cannot_store`
-    says why, also after the last put failed. `explicit`: see BlockCache.
+    If nothing can be stored, `path`, `directory`, `index` and `store` are None and `cannot_store` is the reason.
+    `cannot_store` is also set after the last `put` failed. For `explicit` see BlockCache.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class WritableDirectory:
         return self.store
 
     def asked(self, question: Callable[[IndexRows], T], otherwise: T) -> T:
-        """Return what the index answers; `otherwise` without one, and where it fails: it is no oracle."""
+        """Return the result of a query on the index; `otherwise` if there is no index or it cannot be read."""
         if self.index is None:
             return otherwise
         try:
@@ -77,7 +80,7 @@ class WritableDirectory:
 
     @contextlib.contextmanager
     def writing(self, what: str) -> Iterator[IndexRows]:
-        """Lend the rows in one transaction. Raises CacheError, which begins with `what`."""
+        """Run the block in one index transaction. Raises CacheError whose message begins with `what`."""
         self.look()
         if self.index is None or self.directory is None:
             raise CacheError(self.cannot_store or "nothing can be stored")
@@ -89,9 +92,9 @@ class WritableDirectory:
             raise CacheError(f"{what} in {self.path}: {error}") from error
 
     def look(self) -> None:
-        """Once a second: let go of mapped files that somebody deleted, so that all processes map the same ones.
+        """Once a second, release mapped files that were deleted, so that all processes map the same ones.
 
-        Once a minute: try again what did not work. Two threads that do so at once do it twice, which is no harm.
+        Once a minute, try again what failed before. Two threads may do this at the same time without harm.
         """
         now = time.monotonic()
         if now < self._look_at:
@@ -100,17 +103,17 @@ class WritableDirectory:
         if now >= self._again_at:
             self._again_at = now + _AGAIN_S
             self._try_again()
-        with contextlib.suppress(OSError):  # nobody can tell: what we have goes on
+        with contextlib.suppress(OSError):  # cannot check: keep the current mappings
             self.locks.look_again()
             self._mapped.let_go_of_deleted()
 
     def look_now(self) -> None:
-        """Look, however short ago that was."""
+        """Run the checks of `look`, however recent the last ones are."""
         self._look_at = 0.0
         self.look()
 
     def _try_again(self) -> None:
-        """Do what could not be done when it was wanted: the disk may have got well since."""
+        """Try again what could not be opened before."""
         if self.directory is None:
             self._open(explicit=False)
             if self.directory is None:
@@ -119,7 +122,7 @@ class WritableDirectory:
         self._mapped.try_again()
 
     def _open(self, *, explicit: bool) -> None:
-        """Open our own directory, to write if that can be, else to read."""
+        """Open the directory, for writing if possible, else for reading."""
         directory, self.cannot_store = open_directory(self._cache_dir, explicit=explicit)
         self.directory = directory
         self.path = directory.root if directory else None

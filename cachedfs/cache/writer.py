@@ -1,8 +1,9 @@
-"""The write side: putting blocks, dropping them, leasing whole files.
+"""The write side of the cache: store blocks, drop blocks, make local copies.
 
-Put: row (a reservation, in the transaction that also makes room), temporary file, rename. Evict: unlink, then row.
-A crash between any two steps leaves at worst a row without a file: over-counted, never under-counted. There is no lock
-here: transactions are serialised by the index, and files are written outside of them.
+Storing a block: add its row (a reservation, in the transaction that also makes space), write a temporary file,
+rename it. Evicting: unlink the file, then delete the row. A crash between two steps leaves at worst a row without a
+file, so the cache size is never undercounted. There is no lock here: the index serializes transactions, and files
+are written outside of them.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from cachedfs.errors import CacheError
 
 __all__ = ["BlockWriter"]
 
-# Rows that go in about one transaction, so that others get their turn to write, and what went stays gone if this process ends.
+# Rows deleted per transaction: other processes can write in between, and finished work survives an exit.
 _DROPPED_AT_ONCE = 1000
-_WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, others may take the reservation for a remnant
+_WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, other processes may take the reservation for a leftover of a crash
 
 
 class _NewBlock:
-    """A block on its way to the disk; `replaces`: what is in its place is unusable."""
+    """A block to be written; `replaces` is set if the file in its place is unusable."""
 
     __slots__ = ("data", "index", "object", "place", "replaces", "size", "trailer")
 
@@ -49,7 +50,7 @@ class _NewBlock:
 
 
 class BlockWriter:
-    """What one process writes into one cache. Every method but `discard` raises CacheError when it cannot do its work."""
+    """Writes to one cache for one process. Every method except `discard` raises CacheError on failure."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class BlockWriter:
         self._locks = locks
         self._touches = touches
         self.room = EvictionPolicy(directory, handles, locks)
-        self.allowed: int | None = None  # what the last one to ask for the allowance was told
+        self.allowed: int | None = None  # the last computed allowance
 
     def put(
         self,
@@ -76,10 +77,10 @@ class BlockWriter:
         instead_of: Container[str] = (),
         plan: FutureUseSource | None = None,
     ) -> None:
-        """Store the blocks that are not there yet: each is then there in full, or not at all.
+        """Store the blocks that are not cached yet; each is then there in full, or not at all.
 
-        `instead_of`: files that are there but unusable. `plan`: whose blocks they are. Once more when the index was found
-        damaged, as the second writing makes it anew.
+        `instead_of` holds paths of existing but unusable files. `plan` is the prefetch plan that the blocks belong to.
+        If the index turns out to be damaged, `put` tries once more, because the second transaction replaces it.
         """
         try:
             self._put(given, bounds, instead_of, plan)
@@ -107,7 +108,7 @@ class BlockWriter:
                 waiting = self._put_some(waiting, bounds, plan)
 
     def evict(self, identity: str | None, path: str | None) -> int:
-        """Drop the blocks of a path and of all below it, of an origin, or of all; return the bytes that came free."""
+        """Drop the blocks of a path and everything below it, of an origin, or all; return the bytes freed."""
         freed = last = 0
         now_s = time.time()
         with self._explained("blocks cannot be dropped"):
@@ -122,28 +123,28 @@ class BlockWriter:
                 last = found[-1].id
 
     def allowance(self, bounds: CacheBounds) -> int:
-        """Return how many bytes blocks and leases may have in all, recording the automatic bound at first use."""
+        """Return how many bytes blocks and local copies may use; the first call records the automatic size."""
         with self._explained("the bound cannot be told"), self._writing(time.time()) as rows:
             self.allowed = self.room.allowance(rows, bounds)
         return self.allowed
 
     def discard(self, key: ObjectKey, index: int) -> None:
-        """Drop one block, because it is bad. Never raises: without its file it is a miss."""
+        """Drop a damaged block. Never raises: without its file the block is a miss."""
         try:
             self._discard(key, index)
-        except CacheError:  # the index is away: the file counts
+        except CacheError:  # the index cannot be used: remove the file only
             with contextlib.suppress(OSError, ValueError):
                 self._directory.verify()
                 self._directory.unlink_block(block_file.place(key.digest, index))
 
     def _discard(self, key: ObjectKey, index: int) -> None:
-        """Drop one block; what another process is just writing in its place stays counted."""
+        """Drop one block; keep the row if another process is writing a replacement."""
         now_s = time.time()
         with self._explained("a damaged block cannot be removed"), self._writing(now_s) as rows:
             was_there = self._directory.unlink_block(block_file.place(key.digest, index))
             block = rows.block(key, index)
             if block is not None and not self.room.remove(rows, block, now_s) and was_there:
-                # Its writer lives, and may have done so a moment ago, or be replacing it: counted until it is put again.
+                # Its living writer may have just written it, or be replacing it: keep the row, without a writer.
                 rows.release_block(block.id)
 
     def pin(self, identity: str, paths: Sequence[str], *, wanted: bool) -> None:
@@ -152,7 +153,7 @@ class BlockWriter:
                 rows.pin(identity, path, wanted)
 
     def lease(self, size: int, bounds: CacheBounds) -> LocalCopy:
-        """Reserve room for `size` bytes and return the private file that has it."""
+        """Reserve space for `size` bytes and return the private file that uses it."""
         name = f"{disk.process_id():08x}{disk.nonce() >> 32:08x}"
         fetch_lock = int(name, 16)
         with self._explained(f"a file of {size} bytes cannot be kept"):
@@ -161,7 +162,7 @@ class BlockWriter:
             try:
                 self._reserve_lease(name, size, bounds)
                 return LocalCopy(self._directory.lease(name), size, lambda: self._give_back(name))
-            except BaseException:  # an interrupt too: its row would hold room until this process ends
+            except BaseException:  # an interrupt too: its row would reserve space until this process ends
                 with contextlib.suppress(OSError):
                     disk.unlink(self._directory.lease(name))
                 self._give_back(name)
@@ -178,7 +179,7 @@ class BlockWriter:
             )
 
     def rebuild(self) -> None:
-        """Forget the rows of all blocks and count the files anew."""
+        """Delete all block rows and count the files again."""
         now_s = time.time()
         with self._explained("the index cannot be rebuilt"), self._writing(now_s) as rows:
             rows.forget_blocks()
@@ -187,12 +188,12 @@ class BlockWriter:
     def _is_index_damaged(self) -> bool:
         try:
             return self._index.database.is_damaged()
-        except OSError:  # nobody can tell
+        except OSError:  # cannot check
             return False
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Turn every trouble of disk and index into a CacheError that says what does not work, and why."""
+        """Turn every error of disk and index into a CacheError that says what failed, and why."""
         try:
             self._directory.make_again_if_gone()
             yield
@@ -212,12 +213,12 @@ class BlockWriter:
         path = self.room.path(block_file.place(key.object.digest, key.index))
         return disk.exists(path) and path not in unusable
 
-    # Putting
+    # Storing blocks
 
     def _put_some(
         self, waiting: list[_NewBlock], bounds: CacheBounds, plan: FutureUseSource | None
     ) -> list[_NewBlock]:
-        """Reserve and write as many blocks as fit the cache at once; return the others that are still to be put."""
+        """Reserve and write as many blocks as fit the cache at once; return the blocks still to be stored."""
         now_s, deadline = time.time(), time.monotonic() + _WRITE_WITHIN_S
         reserved: list[_NewBlock] = []
         try:
@@ -232,9 +233,9 @@ class BlockWriter:
                     self._reserve(rows, reserved, now_s)
             if batch and not reserved:
                 raise CacheError(f"{self._directory.root} is full of blocks that other processes are writing")
-            # dies here: rows without files, over-counted until they are evicted
+            # A crash here leaves rows without files, counted until they are evicted.
             self._write_all(reserved, deadline)
-            # dies here: blocks that lost their rows meanwhile are not counted, until a repair
+            # A crash here leaves blocks without rows uncounted until a repair.
             self._count_lost(reserved, now_s)
         finally:
             self.room.writing.difference_update(block.place for block in reserved)
@@ -243,7 +244,7 @@ class BlockWriter:
     def _choose(
         self, rows: IndexRows, waiting: list[_NewBlock], bounds: CacheBounds, now_s: float
     ) -> tuple[list[_NewBlock], list[_NewBlock]]:
-        """Return the first blocks that fit together and the rest, without those that another process is writing.
+        """Return the first blocks that fit together, and the rest, without blocks that another process is writing.
 
         Raises CacheError for a block that can never fit.
         """
@@ -259,7 +260,10 @@ class BlockWriter:
         return wanted, []
 
     def _fixed(self, rows: IndexRows, size: int, allowed: int) -> int:
-        """Return the bytes that may not go; what dead processes leased is none of them, and goes if `size` more do not fit."""
+        """Return the bytes that cannot be evicted (pins and local copies).
+
+        If `size` more bytes do not fit, first remove the local copies of dead processes.
+        """
         fixed = rows.number("fixed") or 0
         if size > allowed - fixed:
             remove_dead_leases(rows, self._directory, self._locks)
@@ -272,7 +276,7 @@ class BlockWriter:
             return True
         if not block.replaces if self._exists(block) else self.room.is_being_written(row, now_s):
             return False
-        rows.remove_block(row.id)  # what a crash, a deleted or a damaged file left
+        rows.remove_block(row.id)  # left by a crash, or by a deleted or damaged file
         return True
 
     def _exists(self, block: _NewBlock) -> bool:
@@ -281,9 +285,9 @@ class BlockWriter:
     def _make_room(
         self, rows: IndexRows, size: int, bounds: CacheBounds, now_s: float, **options: Any
     ) -> bool:
-        """Return whether `size` bytes fit now: asked again when rows went that gave the disk no space back.
+        """Make space and return whether `size` bytes fit; repeat if rows were removed that freed no disk space.
 
-        `options`: see Room.make.
+        `options` are passed to EvictionPolicy.make.
         """
         while True:
             before = self.room.fileless
@@ -294,7 +298,7 @@ class BlockWriter:
                 return fits
 
     def _came_down(self, rows: IndexRows, allowed: int, now_s: float) -> bool:
-        """Drop some blocks where far more are here than may be, as after the bound was lowered; False where that is not so."""
+        """Evict some blocks if far too many are cached, as after the size was lowered; False if not so."""
         n_blocks, used = rows.number("blocks") or 0, rows.number("bytes") or 0
         step = _DROPPED_AT_ONCE * used // max(n_blocks, 1)
         if used - allowed <= step:
@@ -303,7 +307,7 @@ class BlockWriter:
         return self.room.make(rows, 0, allowed=used - step, touches=touches, now_s=now_s)
 
     def _reserve(self, rows: IndexRows, batch: list[_NewBlock], now_s: float) -> None:
-        """Count the blocks before they are written."""
+        """Add rows for the blocks before they are written."""
         touches, writer = self._touches(), self.room.writer()
         for block in batch:
             rows.add_block(
@@ -312,16 +316,16 @@ class BlockWriter:
             self.room.writing.add(block.place)
 
     def _count_lost(self, written: list[_NewBlock], now_s: float) -> None:
-        """Count those again that lost their row while they were written.
+        """Add rows again for blocks that lost theirs while they were written.
 
-        The index was replaced or rebuilt meanwhile, or this process was stopped for so long that it was taken for dead.
-        Where there is no index now, the next one counts all files.
+        This happens if the index was replaced or rebuilt meanwhile, or if this process was suspended for so long that
+        others took it for dead. If there is no index now, the next one counts all files.
         """
         database, lost = self._index.database, []
         database.look_again()
         with contextlib.suppress(sqlite3.Error), self._index.reading() as rows:
             lost = [block for block in written if self._is_lost(rows, block)]
-        database.look_again()  # who reads next need not believe what we saw
+        database.look_again()  # the next reader checks the file again
         if not lost:
             return
         with self._writing(now_s) as rows:
@@ -336,14 +340,14 @@ class BlockWriter:
         return rows.block(block.object, block.index) is None and self._exists(block)
 
     def _write_all(self, batch: list[_NewBlock], deadline: float) -> None:
-        """Write reserved blocks; after a failure the reservations of those not written are given up."""
+        """Write reserved blocks; after a failure, cancel the reservations of those not written."""
         done = 0
         try:
             for block in batch:
                 self._write(block, deadline)
                 self.room.writing.discard(block.place)
                 done += 1
-        except BaseException:  # an interrupt too: what is not written must not stay counted
+        except BaseException:  # an interrupt too: unwritten blocks must not stay counted
             with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
                 for block in batch[done:]:
                     self._give_up(rows, block)
@@ -357,11 +361,11 @@ class BlockWriter:
                 disk.write_all(fd, [block.data, block.trailer], 0)
             finally:
                 disk.close(fd)
-            # dies here: a temporary file, removed by the next writer, and a row without a file
+            # A crash here leaves a row without a file, and a temporary file that the next writer removes.
             if time.monotonic() > deadline:
                 raise CacheError("the disk is too slow to keep blocks")
             self._directory.move_into_place(temp, self.room.path(block.place))
-        except BaseException:  # an interrupt too leaves no half block behind
+        except BaseException:  # an interrupt too must not leave a partial file
             with contextlib.suppress(OSError):
                 disk.unlink(temp)
             raise
@@ -371,7 +375,7 @@ class BlockWriter:
         if row is not None and not self._exists(block):
             rows.remove_block(row.id)
 
-    # Leases
+    # Local copies
 
     def _reserve_lease(self, name: str, size: int, bounds: CacheBounds) -> None:
         fits = None
@@ -386,7 +390,7 @@ class BlockWriter:
                 )
                 if fits:
                     rows.add_lease(name, size)
-        # dies here: a row without a file, removed when its claim is found free
+        # A crash here leaves a row without a file, removed when its lock is found free.
         if not fits:
             raise CacheError(f"{self._directory.root} has no room for a file of {size} bytes")
 
@@ -397,7 +401,7 @@ class BlockWriter:
 
 
 def _refuse_unfitting(rows: IndexRows, wanted: list[_NewBlock], allowed: int, fixed: int) -> None:
-    """Raise CacheError if one of the blocks, or those of them that are pinned together, can never fit."""
+    """Raise CacheError if a block, or all pinned blocks together, can never fit."""
     largest = max((block.size for block in wanted), default=0)
     if largest > allowed:
         raise CacheError(

@@ -1,1 +1,1 @@
-"""TODO: index."""
+"""The SQLite index of the cache: its connections, tables, and the statements on blocks and metadata."""

@@ -1,7 +1,7 @@
-"""What the index counts: the rows of blocks and their objects, of pins and of leases.
+"""Rows of the index that count what is cached: blocks and their objects, pins and local copies.
 
-The files are the truth about blocks, the rows only count them: a row is written before its file and removed after it,
-so a crash over-counts and never under-counts.
+The block files are authoritative; the rows only count them. A row is written before its file and deleted after it,
+so a crash may count too much but never too little.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _BELOW = """SELECT id FROM objects WHERE origin = ? AND path = ?
 class BlockRow(NamedTuple):
     """The row of one block.
 
-    `clock` is the touch clock when it was put, `since` the time in seconds, `writer` the number of the process that
-    did, which has the claim on that number while it lives.
+    `clock` is the access clock when the block was stored, `since` the time in seconds. `writer` is the number of the
+    process that stored it, which holds the lock on that number while it lives.
     """
 
     id: int
@@ -44,9 +44,9 @@ class BlockRow(NamedTuple):
 
 
 class CachedPath(NamedTuple):
-    """What the cache has of one path: bytes in so many blocks, and when the first and the last of them came, in seconds.
+    """What is cached of one path: bytes, number of blocks, and when the first and the last were stored, in seconds.
 
-    None: that is not known, as of blocks that an index counted again.
+    A time is None if it is not known, as for blocks that were counted again from their files.
     """
 
     path: str
@@ -57,9 +57,9 @@ class CachedPath(NamedTuple):
 
 
 class LeaseRow(NamedTuple):
-    """The row of one leased file. Its name is a number in hex, and the claim on that number is its owner's.
+    """The row of one local copy, named by a number in hex; its process holds the lock on that number.
 
-    The upper half of the number is the id of the process, for where claims reach no other; the rest is random.
+    The upper half of the number is the process id, for systems without locks across processes. The rest is random.
     """
 
     name: str
@@ -75,7 +75,7 @@ class LeaseRow(NamedTuple):
 
 
 class BlockRows(TableRows):
-    """The statements about blocks, pins and leases."""
+    """SQL statements on blocks, pins and local copies."""
 
     # Blocks
 
@@ -88,7 +88,7 @@ class BlockRows(TableRows):
     def add_block(
         self, key: ObjectKey, index: int, *, size: int, clock: int, since: float, writer: int
     ) -> None:
-        """Count a block that will be written, or that was found; one that is counted already is counted anew."""
+        """Add the row of a block that will be written, or was found on disk; replace an existing row."""
         hash64 = key.hash64(index)
         signed = hash64 - (1 << 64) if hash64 >> 63 else hash64
         self._run(
@@ -99,7 +99,7 @@ class BlockRows(TableRows):
         )
 
     def release_block(self, id: int) -> None:
-        """Count a block on, as nobody's: whoever puts it next may write it at once."""
+        """Keep a row but clear its writer, so that any process may write the block at once."""
         self._run("UPDATE blocks SET writer = 0, since = 0 WHERE id = ?", (id,))
 
     def remove_block(self, id: int) -> None:
@@ -112,16 +112,16 @@ class BlockRows(TableRows):
         self._run("UPDATE blocks SET size = ? WHERE id = ?", (size, id))
 
     def blocks_after(self, id: int, limit: int) -> list[BlockRow]:
-        """Return up to `limit` blocks, oldest row first, of those with a row id beyond `id`."""
+        """Return up to `limit` blocks with a row id above `id`, oldest row first."""
         return self._all(_BLOCK + "WHERE blocks.id > ? ORDER BY blocks.id LIMIT ?", (id, limit))
 
     def settled_after(self, id: int, limit: int) -> list[BlockRow]:
-        """Return up to `limit` unpinned blocks that left staging, oldest row first, with a row id beyond `id`."""
+        """Return up to `limit` unpinned blocks out of staging with a row id above `id`, oldest row first."""
         where = "WHERE blocks.id > ? AND blocks.id <= (SELECT value FROM meta WHERE name = 'settled') AND NOT pinned"
         return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (id, limit))
 
     def settle(self, last: int) -> None:
-        """Let all blocks up to row `last` leave staging; those of them that may not stay are removed already."""
+        """Move all blocks up to row `last` out of staging; those that may not stay must be removed before."""
         first = self.number("settled") or 0
         (size,) = self._run(
             "SELECT total(size) FROM blocks WHERE id > ? AND id <= ?", (first, last)
@@ -130,27 +130,30 @@ class BlockRows(TableRows):
         self.record("settled", max(first, last))
 
     def last_block(self) -> int:
-        """Return the last row of a block; 0 when there is none."""
+        """Return the highest row id of a block; 0 without blocks."""
         return int(self._run("SELECT coalesce(max(id), 0) FROM blocks").fetchone()[0])
 
     def blocks_of(self, identity: str | None, path: str | None, *, after: int, limit: int) -> list[BlockRow]:
-        """Return up to `limit` blocks of a path (all versions) and of all below it, of an origin, or of all origins."""
+        """Return up to `limit` blocks of a path and everything below it, of an origin, or of all origins.
+
+        Includes all versions of each object.
+        """
         if identity is None:
             return self.blocks_after(after, limit)
-        # "+": not by the index of origins, which would have all blocks of one sorted anew for every `limit` of them.
+        # "+" disables the index on origins, with which SQLite would sort all blocks of the origin for each batch.
         where = "WHERE +origin = ? AND blocks.id > ?"
         values: list[Any] = [origin_of(identity), after]
         if path is not None:
             # "0" is the character after "/": all paths below the folder are between the two.
             where += " AND (path = ? OR (path > ? AND path < ?))"
             values += [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]
-            if not after:  # most evictions are small: those of one object look at its blocks alone
+            if not after:  # most evictions are small: look only at the blocks of the matching objects
                 where += f" AND objects.id IN ({_BELOW})"
                 values += [values[0], values[2], values[0], *values[3:5]]
         return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (*values, limit))
 
     def paths_below(self, identity: str, path: str) -> list[str]:
-        """Return the paths of which blocks are counted: `path` (empty: the whole origin) and all below it, by name."""
+        """Return the paths with cached blocks, sorted: `path` and everything below it; empty means the whole origin."""
         statement = "SELECT DISTINCT path FROM objects WHERE origin = ?"
         values: list[Any] = [origin_of(identity)]
         if path:
@@ -159,7 +162,7 @@ class BlockRows(TableRows):
         return [text_of(found) for (found,) in self._run(f"{statement} ORDER BY path", values)]
 
     def held(self) -> list[CachedPath]:
-        """Return what is counted of each path, of all origins, by name."""
+        """Return what is cached of each path of all origins, sorted by path."""
         rows = self._run(
             "SELECT path, sum(size), count(*), min(nullif(since, 0)), max(nullif(since, 0))"
             " FROM blocks JOIN objects ON objects.id = blocks.object GROUP BY path ORDER BY path"
@@ -167,7 +170,7 @@ class BlockRows(TableRows):
         return [CachedPath(text_of(path), *values) for path, *values in rows]
 
     def last_clock(self) -> int:
-        """Return the touch clock of the block that was put last; 0 when there is none."""
+        """Return the access clock of the block stored last; 0 without blocks."""
         row = self._run("SELECT clock FROM blocks ORDER BY id DESC LIMIT 1").fetchone()
         return int(row[0]) if row else 0
 
@@ -198,7 +201,7 @@ class BlockRows(TableRows):
     # Pins
 
     def pin(self, identity: str, path: str, wanted: bool) -> None:
-        """Store or forget the wish that the blocks of `path` stay, those that are here and those to come."""
+        """Set or remove the pin of `path`, which protects its present and future blocks from eviction."""
         origin, blob = origin_of(identity), blob_of(path)
         if wanted:
             self._run("INSERT OR IGNORE INTO pins VALUES (?, ?, ?)", (origin, blob, blob_of(identity)))
@@ -214,7 +217,7 @@ class BlockRows(TableRows):
         values = (origin_of(identity), blob_of(path))
         return self._run("SELECT 1 FROM pins WHERE origin = ? AND path = ?", values).fetchone() is not None
 
-    # Leases
+    # Local copies
 
     def add_lease(self, name: str, size: int) -> None:
         self._run("INSERT OR IGNORE INTO leases (name, size) VALUES (?, ?)", (name, size))

@@ -1,10 +1,9 @@
-"""The connections of this process to the index: when they are opened, replaced, and left alone.
+"""SQLite connections of this process to the index: when they are opened, replaced and abandoned.
 
-Two hazards shape this module. A file of SQLite must never be opened or closed by us: closing any descriptor of it
-drops SQLite's locks. And a connection must not cross a fork: SQLite keeps the locks of a file in memory, per process, so
-that even a *new* connection in the child would believe in locks that only the parent holds. So connections are
-closed before a fork and opened again when they are needed; one that a thread was using at that moment is left
-alone for ever in the child.
+Two hazards shape this module. We must never open or close a database file ourselves, because closing any descriptor
+of it drops SQLite's locks. And a connection must not cross a fork: SQLite remembers file locks in process memory, so
+even a *new* connection in the child would assume locks that only the parent holds. Therefore connections are closed
+before a fork and reopened when needed. A connection in use during the fork is abandoned in the child.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ __all__ = ["Database"]
 
 log = logging.getLogger("cachedfs.cache")
 
-_REPLACING = 0x0DB5_ADBA_C0DE_0001  # the claim on replacing the index
-_LOOK_S = 1.0  # how old a reader's belief may be that its file is still the one at the path
+_REPLACING = 0x0DB5_ADBA_C0DE_0001  # the lock number for replacing the index
+_LOOK_S = 1.0  # interval between a reader's checks that its file is still the one at the path
 _WRITER_WAIT_S = 2.0
-_TRY_S = 0.05  # SQLite asks ever more rarely for a lock: asking anew after this keeps busy neighbours from starving us
-_PAUSE_S = 0.005  # between two tries
+_TRY_S = 0.05  # SQLite backs off when waiting for a lock; retrying after this avoids starvation
+_PAUSE_S = 0.005  # between two attempts
 _READER_WAIT_S = 0.05
 _FORK_WAIT_S = 1.0
-# Longer than any transaction takes: who writes then is interrupted, and waits for what we do.
+# Longer than any transaction: a writer that takes longer was interrupted and waits for this thread.
 _LENT_WAIT_S = 30.0
 _STATEMENTS = 128
-_LOGS = "-wal", "-shm", "-journal"  # what SQLite keeps beside its file
+_LOGS = "-wal", "-shm", "-journal"  # files that SQLite keeps beside the database
 
 
 class _Connection:
-    """One SQLite connection and the lock of who uses it. Invariant: `sqlite` was opened by process `pid`.
+    """One SQLite connection and its lock. Invariant: `sqlite` was opened by process `pid`.
 
-    `is_lent`: to whoever has the lock. A thread that gets the lock and finds it lent was interrupted, by a signal's handler or
-    by what is collected, while it used the connection: it must neither wait for itself nor use it.
+    `is_lent` is True while a thread uses the connection. If a thread gets the (reentrant) lock and finds `is_lent` set,
+    it is a signal handler or destructor that interrupted its own thread: it must neither wait nor use the connection.
     """
 
     def __init__(self) -> None:
@@ -61,9 +60,9 @@ class _Connection:
         self.sqlite = None
 
     def abandon(self) -> None:
-        """Forget an inherited connection without closing it, now or at exit: closing would act on the parent's locks.
+        """Forget an inherited connection without closing it: closing would act on the parent's locks.
 
-        Python closes what nobody refers to any more, modules at exit included; a reference that nobody holds prevents it.
+        Python closes unreferenced objects, also at exit. An extra reference prevents that.
         """
         if self.sqlite is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.sqlite))
@@ -73,7 +72,7 @@ class _Connection:
 
 
 class Database:
-    """The index file: one connection to read and one to write, opened late, never older than the file."""
+    """The index file with one reading and one writing connection, opened on demand and replaced with the file."""
 
     def __init__(
         self,
@@ -93,42 +92,44 @@ class Database:
         self._temp = temp
         self._reader = _Connection()
         self._writer = _Connection()
-        self._further: set[_Connection] = set()  # of those who may not wait for the one to read
-        self._broken_inode = 0  # the file that was found damaged: the next writer replaces it
+        # Extra readers, for threads that must not wait for the shared one.
+        self._further: set[_Connection] = set()
+        self._broken_inode = 0  # inode of the file found damaged: the next writer replaces it
         self.wal_pages = 256
         _DATABASES.add(self)
         weakref.finalize(self, _close_both, self._reader, self._writer).atexit = False
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend the reading connection, or one more to who may not wait for it. Raises sqlite3.Error, also when there is no
-        index yet.
+        """Provide a read connection: the shared one, or an extra one if waiting for it could deadlock.
+
+        Raises sqlite3.Error, also if there is no index yet.
         """
         with self._lent(self._reader, self._open_reader, _READER_WAIT_S) as connection:
             if connection is not None:
                 yield connection
                 return
         slot = _Connection()
-        with _GATE:  # a fork that has begun would not find it, nor wait for what is opened in it
+        with _GATE:  # a fork in progress would neither close this slot nor wait for it
             self._further.add(slot)
         try:
             with self._lent(slot, self._open_reader, _READER_WAIT_S) as connection:
                 yield _given(slot)
         finally:
-            with slot.lock:  # nor in the middle of this
+            with slot.lock:  # a fork waits for this lock, so it never happens during the close
                 slot.close()
             self._further.discard(slot)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Lend the writing connection inside one immediate transaction: committed at the end, undone by an exception.
+        """Provide the write connection inside one immediate transaction: commit at the end, roll back on an exception.
 
-        Raises sqlite3.Error, and OSError when the directory is gone.
+        Raises sqlite3.Error, and OSError if the directory is gone.
         """
         with self._lent(self._writer, self._open_writer, _LENT_WAIT_S) as connection:
             if connection is None:
                 raise sqlite3.OperationalError("this process is in the middle of writing the index")
-            _undo(connection)  # what a second interrupt kept from being undone
+            _undo(connection)  # roll back what a second interrupt left open
             try:
                 _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
                 yield connection
@@ -139,35 +140,37 @@ class Database:
             self._shorten_log(connection)
 
     def is_damaged(self) -> bool:
-        """Return whether the file at the path is one that was found damaged: the next writer replaces it."""
+        """Return whether the file at the path was found damaged; the next writer replaces it."""
         return self._broken_inode != 0 and self._inode() == self._broken_inode
 
     def slots(self) -> list[_Connection]:
-        """Return what may hold a connection now."""
+        """Return all slots that may hold a connection now."""
         return [self._reader, self._writer, *self._further]
 
     def close(self) -> None:
         for each in (self._reader, self._writer):
             with each.lock:
-                if not each.is_lent:  # to us, who were interrupted: it is looked at again before the next use
+                # If lent, this thread was interrupted while using it. It is checked again before its next use.
+                if not each.is_lent:
                     each.close()
 
     @contextlib.contextmanager
     def _lent(
         self, slot: _Connection, opened: Callable[[_Connection], sqlite3.Connection], wait_s: float
     ) -> Iterator[sqlite3.Connection | None]:
-        """Lend the connection of a slot to one thread at a time; None where that could be waited for without end.
+        """Provide a slot's connection to one thread at a time; yield None where waiting could deadlock.
 
-        Python calls a signal's handler in the main thread, between any two lines, and what reads there may wait for other
-        threads of ours: so these wait for `wait_s` only, and nobody for himself.
+        Python runs signal handlers in the main thread, between any two lines, and a handler that reads may wait for
+        other threads. So other threads wait for `wait_s` only, and no thread waits for itself.
         """
-        if slot.pid not in (0, disk.process_id()):  # a fork that no hook saw
+        if slot.pid not in (0, disk.process_id()):  # a fork that bypassed the hooks
             slot.abandon()
         lock = slot.lock
-        # The main thread waits in `with` alone, which no Ctrl-C comes into: whom it waits for is never interrupted.
+        # The main thread waits in `with` only, where Ctrl-C cannot strike between acquire and block. It waits for
+        # other threads, which are never interrupted.
         is_timed = threading.get_ident() != threading.main_thread().ident
         while is_timed and not lock.acquire(timeout=wait_s):
-            # Whoever forks lets go soon, and what was opened meanwhile would be open in the child.
+            # A forking thread releases the lock soon; an extra connection would be open in the child.
             if not _FORKING:
                 yield None
                 return
@@ -215,12 +218,12 @@ class Database:
         return _given(slot)
 
     def _inode(self) -> int:
-        """Return which file is at the path; 0 for none, and for what is not ours: SQLite would follow a symlink."""
+        """Return the inode of the file at the path; 0 without one, or if it is not ours (SQLite follows symlinks)."""
         status = disk.state(self._path)
         return status.st_ino if status is not None and _is_ours(status) else 0
 
     def _connect(self, slot: _Connection, wait_s: float) -> None:
-        """Open what is at the path, and prove that it is an index of this version."""
+        """Open the file at the path and check that it is an index of this version."""
         slot.inode = self._inode()
         if slot.inode == 0 or slot.inode == self._broken_inode:
             raise sqlite3.OperationalError("there is no index")
@@ -231,7 +234,7 @@ class Database:
         slot.sqlite = _connect(self._path, wait_s)
         try:
             self._prepare(slot.sqlite)
-        except BaseException:  # an interrupt too: half prepared, perhaps of another version, it is never used
+        except BaseException:  # an interrupt too: never use a half-prepared connection
             slot.close()
             raise
 
@@ -244,27 +247,27 @@ class Database:
             raise sqlite3.DatabaseError("it is not an index of this version")
 
     def look_again(self) -> None:
-        """Have the next reader see for itself whether the file at the path is still the one that it has open."""
+        """Make the next reader check whether the file at the path is still the one it has open."""
         self._reader.looked_s = 0.0
 
     def limit_wal(self, pages: int) -> None:
-        """Have the write-ahead log hold at most about `pages` pages of 4 KiB; for connections opened from now on."""
+        """Limit the write-ahead log to about `pages` pages of 4 KiB, for connections opened from now on."""
         if pages != self.wal_pages:
             self.wal_pages = pages
             self.close()
 
     def _shorten_log(self, connection: sqlite3.Connection) -> None:
-        """Begin the write-ahead log anew when it has grown: SQLite does so only when it finds nobody reading."""
+        """Truncate an overgrown write-ahead log; SQLite does it only when there are no readers."""
         if disk.size_of(f"{self._path}-wal") > 2 * self.wal_pages * 4096:
-            # Readers take longer than we may wait: the next one tries.
+            # Active readers may block this: the next writer tries again.
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _replace(self) -> None:
-        """Put a fresh index into place, unless another process just did. Its rows are counted by who writes first.
+        """Put a new index in place unless another process just did. The first writer then counts the files.
 
-        One process at a time, by a claim: between the removal of an old write-ahead log and the new index nobody
-        may open anything, or SQLite would play the old log into the new file.
+        Only one process does it at a time, under a lock. Between the removal of an old write-ahead log and the new
+        index, no process may open the file: SQLite would replay the old log into the new index.
         """
         for _ in range(50):
             if self._locks.take(_REPLACING):
@@ -282,17 +285,17 @@ class Database:
         temp = self._temp()
         try:
             self._make_fresh(temp)
-            for suffix in ("", *_LOGS):  # set aside, not removed: an hour to look at them
+            for suffix in ("", *_LOGS):  # set aside in `tmp/` for an hour, for inspection
                 with contextlib.suppress(FileNotFoundError):
                     disk.rename(self._path + suffix, f"{temp}-old{suffix}")
             disk.rename(temp, self._path)
-        except BaseException:  # an interrupt too leaves no half index
-            with contextlib.suppress(OSError):  # who tries again makes another: they would fill a full disk
+        except BaseException:  # an interrupt too must not leave a partial index
+            with contextlib.suppress(OSError):  # retries create further files, which would fill a full disk
                 disk.unlink(temp)
             raise
 
     def _make_fresh(self, temp: str) -> None:
-        disk.close(disk.create(temp))  # SQLite would make it readable by others
+        disk.close(disk.create(temp))  # SQLite would create it readable by others
         fresh = _connect(temp, _WRITER_WAIT_S)
         try:
             fresh.executescript(
@@ -319,7 +322,7 @@ def _is_ours(status: disk.Status) -> bool:
 
 
 def _patiently(do: Callable[[], object]) -> None:
-    """Do what needs a lock: wait for other processes and threads, but not for ever."""
+    """Run `do`, which needs a database lock; wait for other processes and threads, up to a limit."""
     deadline = time.monotonic() + _WRITER_WAIT_S
     while True:
         try:
@@ -329,7 +332,7 @@ def _patiently(do: Callable[[], object]) -> None:
             is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
             if not is_busy or time.monotonic() > deadline:
                 raise
-        disk.pause(_PAUSE_S)  # where waiting could be for each other, SQLite does not wait at all
+        disk.pause(_PAUSE_S)  # SQLite does not wait at all where two waiters could deadlock
 
 
 def _undo(connection: sqlite3.Connection) -> None:
@@ -345,39 +348,37 @@ def _given(slot: _Connection) -> sqlite3.Connection:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Return whether the file itself is bad, as against busy, full or away."""
+    """Return whether the file itself is damaged, rather than busy, full or unreachable."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if isinstance(error, sqlite3.OperationalError) and "no such" in str(error):
         return True
-    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:  # cut off while it was open
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:  # truncated while open
         return True
     return type(error) is sqlite3.DatabaseError and code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _close_both(*slots: _Connection) -> None:
-    """Close what somebody opened again by a read after the end: Python 3.13 warns of connections left to be collected."""
-    for each in slots:  # without their locks: who could hold one refers to the database
+    """Close connections reopened by late reads: Python 3.13 warns of connections that are garbage collected."""
+    for each in slots:  # no locks needed: any lock holder would still reference the database
         each.close()
 
 
 _DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
-_GATE = threading.RLock()  # one fork at a time: threads may each begin one
-_FORKING: list[
-    _Connection
-] = []  # the connections whose locks are held while this process forks; by who has the gate
+_GATE = threading.RLock()  # one fork at a time: several threads may fork
+_FORKING: list[_Connection] = []  # slots whose locks are held during a fork, by the holder of the gate
 
 
 def _before_fork() -> None:
     _GATE.acquire()
     for database in list(_DATABASES):
         seen: set[_Connection] = set()
-        # One more may be opened meanwhile.
+        # Repeat: another slot may be added meanwhile.
         while found := [slot for slot in database.slots() if slot not in seen]:
             seen.update(found)
             for slot in found:
                 if slot.lock.acquire(timeout=_FORK_WAIT_S):
                     _FORKING.append(slot)
-                    if not slot.is_lent:  # to this very thread, which forks in the middle of it
+                    if not slot.is_lent:  # in use by this same thread, which forks in the middle of it
                         with contextlib.suppress(sqlite3.Error):
                             slot.close()
 
@@ -386,7 +387,7 @@ def _after_fork_in_parent() -> None:
     try:
         while _FORKING:
             _FORKING.pop().lock.release()
-    finally:  # an interrupt too: the next fork would wait for ever
+    finally:  # an interrupt too: the next fork would wait forever
         _GATE.release()
 
 

@@ -1,4 +1,4 @@
-"""What is known of objects and listings, as values and as the text that the index keeps."""
+"""Metadata entries, listings and change feed positions as values, and as the text stored in the index."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _DATETIME = "$datetime"
 
 
 class FeedPosition(NamedTuple):
-    """Where the feed of changes of one part of an origin was left, at `checked_at`.
+    """The stored position of a change feed of one part of an origin, as of `checked_at`.
 
-    `number` is another one after a poll that told of something.
+    `number` differs after each poll that reported changes.
     """
 
     id: int
@@ -40,9 +40,10 @@ class FeedPosition(NamedTuple):
 
 
 class FeedSnapshot(NamedTuple):
-    """The feed as it was *before* a question was asked, and the folders that led to it, by path and id, the lowest first.
+    """The change feed as it was *before* a request, and the folders above the result.
 
-    An answer that is stored while the feed still is the same is found by every later poll that tells of it.
+    `way` holds (path, id) of these folders, the lowest first. If the feed is still at `number` when the response is
+    stored, every later poll that reports a change of it finds it.
     """
 
     feed: int
@@ -51,18 +52,21 @@ class FeedSnapshot(NamedTuple):
 
 
 class FeedConfirmation(NamedTuple):
-    """A feed told of all changes until `at`, and of none of this, in the folder whose id has the hash `folder`."""
+    """A change feed reported all changes until `at`, and none concerned this metadata.
+
+    `folder` is the hash of the id of its folder.
+    """
 
     at: float
     folder: int
 
 
 class MetadataRecord(NamedTuple):
-    """What was learnt of one path at `checked_at` (seconds since the epoch): `info`, or None for absent.
+    """The metadata of one path as of `checked_at` (seconds since the epoch): `info`, or None if the path is absent.
 
-    It is valid only while the path's change mark is still `mark`, the one read *before* the origin was asked:
-    so a fact that a write overtook is stored invalid, and no order of storing can hide the write. `watch` is of one that
-    is to be stored, `told` of one that was.
+    It is valid only while the change counter of the path equals `mark`, read *before* the request to the origin. So a
+    response that a write overtook is stored as invalid, in whatever order they are stored. `watch` is set when storing,
+    `told` when reading.
     """
 
     identity: str
@@ -75,7 +79,7 @@ class MetadataRecord(NamedTuple):
 
 
 class ListingRecord(NamedTuple):
-    """The direct children of a folder, all of them, as one listing gave them; `mark` is the folder's listing mark."""
+    """All direct children of a folder as one listing returned them; `mark` is the change counter of the listing."""
 
     infos: list[ObjectInfo]
     checked_at: float
@@ -84,12 +88,12 @@ class ListingRecord(NamedTuple):
 
 
 def folder_of(path: str) -> str:
-    """Return the folder whose listing names `path`; "" for what is at the top."""
+    """Return the folder whose listing contains `path`; "" at the top."""
     return path.rpartition("/")[0]
 
 
 def encode_info(info: ObjectInfo) -> str:
-    """Return `info` without its path as text. Raises TypeError for details that are neither JSON nor datetimes."""
+    """Return `info` without its path as text. Raises TypeError for details other than JSON and datetimes."""
     fields = [info.kind, info.size, info.fingerprint, info.id, dict(info.details)]
     return json.dumps(fields, separators=(",", ":"), default=_tag)
 
@@ -100,19 +104,22 @@ def decode_info(path: str, text: str) -> ObjectInfo:
 
 
 def hash_of(identity: str, id: str) -> int:
-    """Return a number for an item of an origin, or for a name."""
+    """Return a 64-bit hash for an item id, or for a name, of an origin."""
     data = f"{identity}\0{id}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def sealed(info: ObjectInfo | None, *beside: object) -> str:
-    """Return `info` (None: absent) as text, with a checksum over it and over what is kept beside it: SQLite has none."""
+    """Return `info` (None: absent) as text that starts with a checksum over it and over the other columns `beside`.
+
+    SQLite has no checksums.
+    """
     text = "" if info is None else encode_info(info)
     return f"{_seal(text, *beside):08x}{text}"
 
 
 def unsealed(text: str, path: str, *beside: object) -> ObjectInfo | None:
-    """Return what of `path` was sealed. Raises ValueError when it, or something beside it, is not what it was."""
+    """Return the info in text made by `sealed`. Raises ValueError if the text or a value in `beside` changed."""
     seal, text = text[:8], text[8:]
     if int(seal, 16) != _seal(text, *beside):
         raise ValueError("a fact is damaged")
@@ -133,6 +140,6 @@ def _untag(found: dict[str, Any]) -> Any:
     if len(found) == 1 and isinstance(found.get(_DATETIME), str):
         try:
             return datetime.datetime.fromisoformat(found[_DATETIME])
-        except ValueError:  # somebody's own metadata that looks like ours
+        except ValueError:  # user metadata that happens to use our key
             return found
     return found

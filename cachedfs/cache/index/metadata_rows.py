@@ -1,4 +1,4 @@
-"""Where the feeds of changes were left, and the folders that lead to what they watch: rows of the index."""
+"""Rows of the index for metadata entries, listings, change feeds and the folders that lead to watched items."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["MetadataRows", "FeedRows", "SweepPosition"]
 
 
 class FeedRows(TableRows):
-    """The statements about feeds."""
+    """SQL statements on change feeds."""
 
     def feed(self, identity: str, part: str) -> FeedPosition | None:
-        """Return where the feed of one part of an origin was left; None when there is none."""
+        """Return the stored position of the change feed of `part` of an origin; None without one."""
         found = self._run(
             "SELECT id, token, checked_at, number FROM feeds WHERE origin = ? AND part = ?",
             (origin_of(identity), blob_of(part)),
@@ -39,7 +39,7 @@ class FeedRows(TableRows):
         return found and _feed(identity, *found)
 
     def begin_feed(self, identity: str, part: str, token: str, checked_at: float) -> None:
-        """Store where a feed begins, unless another process did."""
+        """Store where a change feed begins, unless another process did."""
         text = sealed(None, identity, float(checked_at), 0, token) + token
         self._run(
             "INSERT OR IGNORE INTO feeds (origin, part, token, checked_at, number) VALUES (?, ?, ?, ?, 0)",
@@ -47,7 +47,7 @@ class FeedRows(TableRows):
         )
 
     def advance_feed(self, identity: str, feed: FeedPosition) -> None:
-        """Store where a feed is left now."""
+        """Store the new position of a change feed."""
         text = sealed(None, identity, float(feed.checked_at), feed.number, feed.token) + feed.token
         self._run(
             "UPDATE feeds SET token = ?, checked_at = ?, number = ? WHERE id = ?",
@@ -55,12 +55,12 @@ class FeedRows(TableRows):
         )
 
     def drop_feed(self, feed: FeedPosition) -> None:
-        """Forget a feed: it tells nothing any more of what was watched by it."""
+        """Delete a change feed; it no longer confirms the metadata that it watched."""
         self._run("DELETE FROM feeds WHERE id = ?", (feed.id,))
         self._run("DELETE FROM folders WHERE feed = ?", (feed.id,))
 
     def folders_of(self, identity: str, feed: FeedPosition, id: str) -> list[str]:
-        """Return the paths of the folder of this id, if it leads to something that a feed watches."""
+        """Return the paths of the folder with this id, if it leads to anything that the feed watches."""
         values = (feed.id, hash_of(identity, id))
         return [
             text_of(path)
@@ -68,7 +68,10 @@ class FeedRows(TableRows):
         ]
 
     def _watched(self, identity: str, watch: FeedSnapshot | None) -> tuple[int | None, int | None]:
-        """Return the feed that will tell of an answer, and whose folder it is about; Nones where it may have told already."""
+        """Return the feed that watches a response and the hash of its folder's id, and store the folders above it.
+
+        Returns (None, None) if the feed may have reported changes of it already.
+        """
         if watch is None:
             return None, None
         feed = self.feed_by_id(identity, watch.feed)
@@ -89,7 +92,7 @@ class FeedRows(TableRows):
 
 
 def _feed(identity: str, id: int, text: str, checked_at: float, number: int) -> FeedPosition:
-    """Return the feed in a row. Raises ValueError when it is damaged."""
+    """Return the position stored in a row. Raises ValueError if the row is damaged."""
     token = text[8:]
     unsealed(text[:8], "", identity, checked_at, number, token)
     return FeedPosition(id, token, checked_at, number)
@@ -112,26 +115,26 @@ _OLD_LISTINGS = """SELECT id, checked_at, EXISTS (
 
 _OLDEST_FACT_S = 7 * 86400.0
 _MOST_FACTS = 1_000_000
-_FEW = 512  # facts forgotten at one write, beyond twice what it adds
+_FEW = 512  # entries deleted per write, besides twice the number added
 
 
 class SweepPosition(NamedTuple):
-    """How far the search for old facts and old listings got: (checked_at, id) of the last ones looked at."""
+    """How far the search for old entries and old listings got: (checked_at, id) of the last row examined."""
 
     facts: tuple[float, int] = (0.0, 0)
     listings: tuple[float, int] = (0.0, 0)
 
 
 def _reached(rows: list[tuple[int, float, int]], limit: int) -> tuple[float, int]:
-    """Return where the next search starts: behind these rows, from the beginning when they were the last."""
+    """Return where the next search starts: after these rows, or at the beginning after the last ones."""
     return (rows[-1][1], rows[-1][0]) if len(rows) == limit else (0.0, 0)
 
 
 class MetadataRows(FeedRows):
-    """The statements about facts and listings."""
+    """SQL statements on metadata entries and listings."""
 
     def lookup(self, identity: str, path: str) -> MetadataRecord | None:
-        """Return what was learnt last of `path`, by itself or as a child in a listing."""
+        """Return the newest metadata of `path`, from its own entry or from a listing of its folder."""
         origin, name = origin_of(identity), blob_of(path)
         values = (origin, name, name, origin, blob_of(folder_of(path)))
         row = self._run(_LOOKUP, values).fetchone()
@@ -190,7 +193,10 @@ class MetadataRows(FeedRows):
     def listing_has(
         self, identity: str, folder: str, path: str
     ) -> tuple[float, int, bool, FeedConfirmation | None] | None:
-        """Return when and under which mark `folder` was listed, whether `path` was in it, and what a feed told since."""
+        """Look up `path` in the stored listing of `folder`; None without a listing.
+
+        Returns the time of the listing, its change counter, whether it contains `path`, and a confirmation by a feed.
+        """
         found = self._listing(identity, folder)
         if found is None:
             return None
@@ -201,7 +207,7 @@ class MetadataRows(FeedRows):
         return checked_at, mark, child is not None, self._told(identity, *watch)
 
     def listing_size(self, identity: str, folder: str, most: int) -> int | None:
-        """Return how many children a listing of `folder` names, counted up to `most`; None without one."""
+        """Return the number of children in the listing of `folder`, counted up to `most`; None without one."""
         found = self._listing(identity, folder)
         if found is None:
             return None
@@ -219,7 +225,7 @@ class MetadataRows(FeedRows):
         marks: Mapping[str, int],
         watch: FeedSnapshot | None = None,
     ) -> None:
-        """Store all children of `folder` in place of an older listing; `marks` are the children's own, by path."""
+        """Store all children of `folder`, replacing an older listing; `marks` holds their change counters by path."""
         found = self._listing(identity, folder)
         if found is not None:
             self._bury(found[0])
@@ -246,10 +252,10 @@ class MetadataRows(FeedRows):
         self._count_facts(len(children))
 
     def forget_old(self, now_s: float, *, added: int, sweep: SweepPosition) -> SweepPosition:
-        """Delete some facts that are too old or too many, and children of buried listings: more than were `added`.
+        """Delete some old or surplus entries, and children of deleted listings; examine more rows than were `added`.
 
-        What has blocks here stays, so that it can be read offline for as long as they do. `sweep` is how far the last
-        call got: those that stay are not looked at again before all others were.
+        Metadata of objects with cached blocks stays, so that they can be read offline. `sweep` is the result of the
+        last call: entries that stay are not examined again before all others.
         """
         too_many = (self.number("facts") or 0) > _MOST_FACTS
         limit = now_s if too_many else now_s - _OLDEST_FACT_S
@@ -266,7 +272,7 @@ class MetadataRows(FeedRows):
         return SweepPosition(_reached(facts, n), _reached(listings, few))
 
     def paths_of(self, identity: str, id: str) -> list[str]:
-        """Return the paths at which the item of this id is stored, and watched by a feed."""
+        """Return the paths at which the item with this id is stored and watched by a change feed."""
         item = hash_of(identity, id)
         rows = self._run(
             "SELECT path FROM facts WHERE item = ? UNION SELECT path FROM children WHERE item = ?",
@@ -275,9 +281,10 @@ class MetadataRows(FeedRows):
         return [text_of(path) for (path,) in rows]
 
     def stored_at(self, identity: str, path: str) -> list[tuple[ObjectInfo | None, str, int]]:
-        """Return all that is stored of `path`, by itself and in a listing of its folder; None says that it is absent.
+        """Return all stored metadata of `path`: its own entry, and the listing of its folder; info None means absent.
 
-        With each, what its mark is of (a folder's name with "/" is its listing), and the mark.
+        With each comes the name that its change counter belongs to (for a listing, the folder's name with "/"), and the
+        counter.
         """
         found = list[tuple[ObjectInfo | None, str, int]]()
         fact = self._run(
@@ -295,7 +302,7 @@ class MetadataRows(FeedRows):
             ).fetchone()
             info = child and _believed(child[0], identity, path, checked_at, child[1], *watch)
             found.append((info, f"{folder}/", mark))
-            if child and child[1] is not None:  # it answers for itself, whatever happened to its neighbours
+            if child and child[1] is not None:  # its own counter is valid even if the listing's is not
                 found.append((info, path, child[1]))
         return found
 
@@ -307,7 +314,7 @@ class MetadataRows(FeedRows):
         return row and tuple(row)
 
     def _bury(self, listing: int) -> None:
-        """Delete a listing at once and leave its children, perhaps a million, to later writes."""
+        """Delete a listing at once, and leave its children, perhaps a million, to later writes."""
         self._run("DELETE FROM listings WHERE id = ?", (listing,))
         self._run("INSERT INTO graves VALUES (?)", (listing,))
 
@@ -328,7 +335,7 @@ class MetadataRows(FeedRows):
 
 
 def _believed(text: str, identity: str, path: str, *beside: object) -> ObjectInfo | None:
-    """Return what was sealed; None for what is damaged, which nobody believes."""
+    """Return the sealed info; None if it is damaged."""
     with contextlib.suppress(ValueError):
         return unsealed(text, path, identity, path, *beside)
     return None

@@ -1,7 +1,7 @@
-"""The tables of the index, and what all statements about them share: names as columns, and the recorded numbers.
+"""The tables of the index, and helpers that all statements share: column encodings and recorded numbers.
 
-Sums are kept by triggers, in the same transaction as the rows, and cannot drift from them. Names and paths are BLOBs:
-object names may hold what is not Unicode text.
+Triggers update the sums in the same transaction as the rows, so they cannot drift apart. Names and paths are BLOBs,
+because object names may contain invalid Unicode.
 """
 
 from __future__ import annotations
@@ -85,25 +85,24 @@ CREATE TABLE feeds (
 CREATE TABLE folders (feed INTEGER NOT NULL, item INTEGER NOT NULL, path BLOB NOT NULL,
     PRIMARY KEY (feed, item, path)) WITHOUT ROWID
 """
-# staged: bytes of the blocks in staging, which are all rows after the one that "settled" names.
-# graves: listings that are gone and whose children are deleted a few at a time, by whoever writes.
-# feed: the one whose polls find this row, or none. item: the hash of the id of what it is about. place: that of the id of
-# the folder that was asked. folders: where those are that lead to what a feed watches.
+# staged: bytes of the blocks after row "settled". graves: deleted listings whose children go with later writes.
+# feed: the change feed that watches the row, or NULL. item: hash of the item's id. place: hash of its folder's id.
+# folders: paths of the folders that lead to watched items.
 
 
 class TableRows:
-    """The recorded numbers, and a connection for the statements of those who extend them."""
+    """Access to the recorded numbers; base class of the classes with the SQL statements."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._run = connection.execute
         self._run_many = connection.executemany
 
     def number(self, name: str) -> int | None:
-        """Return a recorded number, None when it is not recorded.
+        """Return a recorded number, None if it is not recorded.
 
-        "blocks", "bytes" (of blocks and leases), "fixed" (those of them that are pinned or leased), "staged" (of the
-        blocks whose rows come after the one that "settled" names), "facts"; "counted" (1: every file has its row) and
-        "auto_size" (the bound when the user gave none).
+        The names: "blocks"; "bytes" (of blocks and local copies); "fixed" (bytes pinned or in local copies); "staged"
+        (bytes in staging); "settled" (the last block row out of staging); "facts" (metadata entries and children);
+        "counted" (1: every file has its row); "auto_size" (the automatic cache size).
         """
         row = self._run("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return row and int(row[0])
@@ -114,7 +113,7 @@ class TableRows:
 
 @functools.lru_cache(64)
 def origin_of(identity: str) -> int:
-    """Return a number for an identity, the same in every index."""
+    """Return a 64-bit hash of an identity, the same in every index."""
     data = identity.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 

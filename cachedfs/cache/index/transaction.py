@@ -1,7 +1,6 @@
-"""The bookkeeping of the cache in SQLite: the rows of one cache, lent in transactions.
+"""The SQLite index of one cache: all its rows, available in transactions.
 
-Every SQL statement of the package is here, in `schema`, and in the modules of the rows: `block_rows` (what is counted),
-`fact_rows` and `feed_rows` (what is known).
+All SQL statements of the package are here, in `schema`, in `block_rows` (what is cached) and in `metadata_rows`.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ TROUBLE = (
     OverflowError,
     RecursionError,
 )
-"""What the index may raise. All but the first two: a row that is damaged, as columns of SQLite hold values of any type."""
+"""Errors of the index. All but the first two come from damaged rows: SQLite columns hold values of any type."""
 
 
 class CacheIndex:
-    """The index of one cache: `reading` and `writing` lend its rows; writing is one transaction."""
+    """The index of one cache: `reading` and `writing` provide its rows; `writing` is one transaction."""
 
     def __init__(
         self, path: str, *, is_network: bool, locks: ByteRangeLocks, temp: Callable[[], str]
@@ -56,10 +55,10 @@ class CacheIndex:
 
 
 class IndexRows(BlockRows, MetadataRows):
-    """All rows, as one transaction sees them. What changes some needs a lender that was asked for `writing`."""
+    """All rows as seen by one transaction. Methods that change rows need `writing`."""
 
     def sums(self) -> dict[str, int]:
-        """Return what "blocks", "bytes", "fixed", "staged" and "facts" should be, counted from the rows."""
+        """Return "blocks", "bytes", "fixed", "staged" and "facts", computed from the rows."""
         blocks, block_bytes = self._run("SELECT count(*), total(size) FROM blocks").fetchone()
         (lease_bytes,) = self._run("SELECT total(size) FROM leases").fetchone()
         (facts,) = self._run(
