@@ -1,4 +1,7 @@
-"""Blocks and facts on their way to the disk, behind the readers who already have them."""
+"""A background thread that stores fetched blocks and metadata records on disk.
+
+Readers do not wait for it: they take their bytes from the in-flight request.
+"""
 
 from __future__ import annotations
 
@@ -18,45 +21,45 @@ __all__ = ["FetchedBlock", "CacheWriter"]
 
 logger = logging.getLogger("cachedfs.fetch")
 
-PATIENCE_S = 0.005  # what arrives within it is stored in one transaction
-BATCH_BYTES = 8 << 20  # one transaction: large enough to amortise it, small enough to let a drain end in time
+PATIENCE_S = 0.005  # everything added within this time is stored in one transaction
+BATCH_BYTES = 8 << 20  # per transaction: amortizes its cost, and still lets drain() end in time
 
 
 class FetchedBlock(NamedTuple):
-    """One whole block that came from the origin and is not on the disk yet."""
+    """One complete block that was received from the origin and is not on disk yet."""
 
     key: BlockKey
     data: memoryview
     inflight: InflightRequest
     bounds: CacheBounds
-    order: FutureUses | None = None  # of the plan that it is fetched for
+    order: FutureUses | None = None  # future uses in the prefetch plan that fetched it
 
 
 class CacheWriter:
-    """One thread that stores what arrived, oldest first; started by the first thing to store.
+    """One thread that stores blocks and metadata records, oldest first. The first addition starts it.
 
-    `behind` is the number of bytes that wait; the runtime stops feeding flights while it is too large.
+    `behind` is the number of bytes not stored yet. While it is too large, the runtime reads no more response bytes.
     """
 
     def __init__(self, cache: BlockCache, stored: Callable[[Sequence[FetchedBlock], bool], None]) -> None:
         self._cache = cache
-        self._stored = stored  # told of every block, whether it could be kept or not
-        # Entered itself: an interrupt inside a Condition's `with` would leave it taken.
+        self._stored = stored  # called for each batch with True if all its blocks were stored
+        # Always entered directly: an interrupt inside `with self._changed` would leave the lock held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._blocks: list[FetchedBlock] = []
         self._facts: list[MetadataRecord] = []
         self._afterwards: list[Callable[[], object]] = []
-        self._idle = False  # the thread waits for something to store, and not only for more of it
+        self._idle = False  # the thread waits for a first item, not for more items of a batch
         self._busy = False
         self._closed = False
-        self._draining = 0  # how many wait for the end of the queue
+        self._draining = 0  # number of callers in drain()
         self._thread: threading.Thread | None = None
-        self._has_complained = False  # that there is none
-        self.behind = 0  # Invariant: bytes of _blocks and of the batch being written
+        self._has_complained = False  # the failure to start the thread was logged
+        self.behind = 0  # Invariant: bytes in _blocks and in the batch that is being written
 
     def add(self, block: FetchedBlock) -> None:
-        """Store `block` soon."""
+        """Queue `block` for storing."""
         with self._lock:
             self._blocks.append(block)
             self.behind += len(block.data)
@@ -65,7 +68,7 @@ class CacheWriter:
             self._keep_nothing()
 
     def keep(self, fact: MetadataRecord) -> None:
-        """Store `fact` soon."""
+        """Queue the metadata record `fact` for storing."""
         with self._lock:
             self._facts.append(fact)
             is_running = self._start()
@@ -73,7 +76,7 @@ class CacheWriter:
             self._keep_nothing()
 
     def after_facts(self, function: Callable[[], object]) -> None:
-        """Call `function` once the facts added so far are stored."""
+        """Call `function` in the writer thread once the metadata records added so far are stored."""
         with self._lock:
             self._afterwards.append(function)
             is_running = self._start()
@@ -81,7 +84,7 @@ class CacheWriter:
             self._keep_nothing()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until all that was added is stored; False when that took longer than `timeout_s` seconds."""
+        """Wait until the queue is empty and stored; return False if that takes longer than `timeout_s` seconds."""
         with self._lock:
             self._draining += 1
             self._changed.notify_all()
@@ -91,19 +94,19 @@ class CacheWriter:
                 self._draining -= 1
 
     def finish_batch(self, timeout_s: float) -> bool:
-        """Wait until what is being stored now is stored; False when that took longer than `timeout_s` seconds."""
+        """Wait until the current batch is stored; return False if that takes longer than `timeout_s` seconds."""
         done = threading.Event()
         self.after_facts(done.set)
         return done.wait(timeout_s)
 
     def close(self) -> None:
-        """End the thread after the batch it is writing."""
+        """End the thread once the queue is empty."""
         with self._lock:
             self._closed = True
             self._changed.notify_all()
 
     def _start(self) -> bool:
-        """Have the thread go on, or begin; False when there is none."""
+        """Start or wake the thread; return False if it cannot be started."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="cachedfs-write", daemon=True)
             try:
@@ -114,13 +117,16 @@ class CacheWriter:
                     logger.warning("blocks are not cached while no thread can be started: %s", error)
                 return False
             self._thread = thread
-        # Waking it for each of many small blocks, to have it go on waiting, would take as long as storing them.
+        # Waking the thread for each of many small blocks would cost as much as storing them.
         if self._idle or self._is_urgent():
             self._changed.notify_all()
         return True
 
     def _keep_nothing(self) -> None:
-        """Give up what waits, as nobody stores it: who fetches would wait for its room for ever. The next one tries again."""
+        """Drop the queue because no thread can store it; otherwise requests would wait for space for ever.
+
+        The next addition tries again to start the thread.
+        """
         with self._lock:
             blocks, afterwards = self._blocks, self._afterwards
             self._blocks, self._facts, self._afterwards = [], [], []
@@ -135,12 +141,12 @@ class CacheWriter:
             pass
 
     def _store_next(self) -> bool:
-        """Wait for something to store, and store a batch; False when the thread should end."""
+        """Wait for items and store one batch; return False when the thread should end."""
         with self._lock:
             self._idle = True
             self._changed.wait_for(lambda: self._waiting() or self._closed)
             self._idle = False
-            # A little patience: whoever reads small objects one by one sends the next request meanwhile, undisturbed.
+            # Wait a moment: a caller that reads small objects one by one can send its next request undisturbed.
             self._changed.wait_for(self._is_urgent, PATIENCE_S)
             if not self._waiting():
                 return False
@@ -159,7 +165,10 @@ class CacheWriter:
         return self._closed or self._draining > 0 or self.behind >= BATCH_BYTES
 
     def _batch(self) -> list[FetchedBlock]:
-        """Take the oldest blocks of one bound and one plan, up to a batch; two plans that fetch in turn make two batches."""
+        """Take the oldest blocks that share cache bounds and prefetch plan, up to one batch.
+
+        Two plans that fetch alternately make two batches.
+        """
         batch: list[FetchedBlock] = []
         left: list[FetchedBlock] = []
         size, is_full = 0, False
@@ -184,8 +193,8 @@ class CacheWriter:
     def _store(
         self, facts: list[MetadataRecord], blocks: list[FetchedBlock], afterwards: list[Callable[[], object]]
     ) -> bool:
-        """Store a batch; return whether all its blocks are on the disk now."""
-        # Facts first: another process that learns of the object then finds its blocks claimed, not unknown.
+        """Store a batch; return whether all its blocks are on disk now."""
+        # Metadata first: another process that sees the object then finds its blocks locked, and does not fetch them.
         if facts:
             self._attempt(lambda: self._cache.metadata.keep_records(facts))
         for function in afterwards:
@@ -196,20 +205,20 @@ class CacheWriter:
         pairs = [(block.key, block.data) for block in given]
         bounds, order = blocks[0].bounds, blocks[0].order
         are_kept = self._attempt(lambda: self._cache.put(pairs, bounds, plan=order))
-        # Only what was given: in the place of another there may be one by now that was fetched anew.
+        # Only blocks stored above: another one may have been fetched again and stored since.
         late = [block.key for block in given if block.inflight.refused]
         for key in late:
             self._cache.refuse(key.object, key.index)
         return are_kept and not late
 
     def _attempt(self, act: Callable[[], object]) -> bool:
-        """Do one thing; whatever goes wrong, this thread goes on: readers wait for it to make room."""
+        """Call `act` and return whether it succeeded; log errors, because requests wait for this thread to go on."""
         try:
             act()
         except CacheError as error:
-            logger.debug("not kept: %s", error)  # the cache says it aloud, once; a read never fails for it
+            logger.debug("not kept: %s", error)  # the cache warns once; a read never fails because of it
             return False
-        except Exception:  # see above; the reads themselves go on without storing
+        except Exception:  # reads go on without storing
             logger.exception("blocks could not be stored")
             return False
         return True

@@ -1,9 +1,9 @@
-"""What is known of the way to an origin, and how many bodies may be on it before somebody has to wait for them. Pure.
+"""The queue of speculative requests, and an estimate of the link to each origin that limits how many are sent.
 
-Streams share a link fairly, so a read that somebody waits for is as slow as there are other bodies on it. What is sent
-ahead takes so many that a read of one block takes COURTESY times as long as without them, at most; and never fewer than
-FEWEST, which fill the links that are published. A request that still waits for its first byte takes nothing of the
-link, so where answers are late more of them may be under way.
+Response bodies share a link fairly, so each speculative body slows down the reads that callers wait for. Their number
+is limited so that a read of one block takes at most COURTESY times as long as without them. FEWEST are always allowed:
+they fill a link of published speed. A request that still waits for its first byte uses no bandwidth, so more requests
+run on a link of high latency.
 """
 
 from __future__ import annotations
@@ -25,31 +25,33 @@ __all__ = ["FetchQueue", "COURTESY", "FEWEST", "LinkEstimate", "LinkTotals", "Sp
 
 COURTESY = 1.2
 FEWEST = 4
-_BLOCK = 1 << 20  # what somebody may wait for; and less says little of how fast the link is
-_WEIGHT = 1 / 8  # of the newest request in an average
-_ROUNDS = 2  # of as many bodies as there may be, between two changes of that
+_BLOCK = 1 << 20  # size of the read to protect; smaller bodies say little about the speed of the link
+_WEIGHT = 1 / 8  # weight of the newest request in the moving averages
+_ROUNDS = 2  # `n_bodies` changes at most once per _ROUNDS * n_bodies bodies
 
 
 class LinkEstimate(NamedTuple):
-    """Seconds to the first byte, and bytes a second: of a body at best, and as they come now, `n_bodies` at a time.
+    """Moving averages of a link: seconds to the first byte, and bytes per second of one body.
 
-    The default is between the published figures of Google Drive and of GCS in its region.
+    `best_per_s` is the best average so far, `per_s` the current one with `n_bodies` bodies in parallel.
+    The defaults are between the published figures of Google Drive and of GCS in the same region.
     """
 
     wait_s: float = 0.05
     best_per_s: float = 60e6
     per_s: float = 50e6
     n_bodies: int = FEWEST
-    n_since: int = 0  # bodies that came since that changed
+    n_since: int = 0  # bodies received since `n_bodies` changed
 
     @property
     def total_per_s(self) -> float:
         return self.n_bodies * self.per_s
 
     def after(self, *, wait_s: float, size: int, took_s: float, n_others: int, most: int) -> LinkEstimate:
-        """Return what is known after a request whose body of `size` bytes took `took_s` after its first byte.
+        """Return the estimate after one more request.
 
-        `n_others`: the requests that were in flight with it; `most`: how many bodies there may be at all.
+        Its first byte came after `wait_s` seconds, its body of `size` bytes took `took_s` seconds from then on.
+        `n_others` is the number of other requests in flight; `most` is the upper limit of `n_bodies`.
         """
         link = self._replace(wait_s=self.wait_s + (wait_s - self.wait_s) * _WEIGHT)
         if size < _BLOCK or took_s <= 0:
@@ -57,75 +59,77 @@ class LinkEstimate(NamedTuple):
         per_s = self.per_s + (size / took_s - self.per_s) * _WEIGHT
         link = link._replace(per_s=per_s, best_per_s=max(per_s, self.best_per_s), n_since=self.n_since + 1)
         if n_others + 1 < self.n_bodies or link.n_since < _ROUNDS * self.n_bodies:
-            return link  # it says nothing of so many
+            return link  # too few bodies to judge `n_bodies`
         step = (link._courteous() > self.n_bodies) - (link._courteous() < self.n_bodies)
         n_bodies = max(FEWEST, min(most, self.n_bodies + step))
         return link if n_bodies == self.n_bodies else link._replace(n_bodies=n_bodies, n_since=0)
 
     def _courteous(self) -> int:
-        """Return how many bodies leave a block its share, if the link is full now; else there will be more."""
+        """Return how many bodies may run so that a one-block read takes at most COURTESY times as long as alone.
+
+        This assumes that the link is full. If it is not, the estimate grows later.
+        """
         alone_s = self.wait_s + _BLOCK / self.best_per_s
         least_per_s = _BLOCK / (COURTESY * alone_s - self.wait_s)
         return int(self.total_per_s / least_per_s) - 1
 
     def load(self, size: int) -> float:
-        """Return how many bodies a request for `size` bytes is, on average over its life."""
+        """Return the share of its lifetime in which a request for `size` bytes receives its body."""
         body_s = size / self.per_s
         return body_s / (self.wait_s + body_s)
 
 
 class LinkTotals(NamedTuple):
-    """What was measured of it, in sums; nothing is assumed, as a `Link` does that saw little yet."""
+    """Sums of the measurements of a link. Unlike `LinkEstimate`, they start from zero, not from assumed values."""
 
     n: int = 0
     wait_s: float = 0.0
-    came: float = (
-        0.0  # bytes, while bodies came whose rate says something, in all of those that shared the link
-    )
-    took_s: float = 0.0  # of each of these bodies
+    came: float = 0.0  # bytes received by all bodies on the link while a body of _BLOCK or more was timed
+    took_s: float = 0.0  # sum of the seconds that the timed bodies took
 
     @property
     def per_s(self) -> float | None:
-        """Bytes a second of the link as it was shared; None: no body came that says it."""
+        """Bytes per second of the link, over all bodies that shared it; None if no body was timed."""
         return self.came / self.took_s if self.took_s else None
 
     def after(self, *, wait_s: float, size: int, took_s: float, n_others: int) -> LinkTotals:
-        """Return the sums with one more request, as `Link.after` is told of it."""
+        """Return the sums after one more request; the parameters are those of `LinkEstimate.after`."""
         timed = self._replace(n=self.n + 1, wait_s=self.wait_s + wait_s)
         if size < _BLOCK or took_s <= 0:
             return timed
-        n_bodies = 1 + n_others * took_s / (wait_s + took_s)  # the others wait for their first bytes as long
+        # Assumes that the other requests wait as long for their first byte.
+        n_bodies = 1 + n_others * took_s / (wait_s + took_s)
         return timed._replace(came=self.came + size * n_bodies, took_s=self.took_s + took_s)
 
 
 logger = logging.getLogger("cachedfs.fetch")
 
-MEMORY = 256 << 20  # bytes that were sent for ahead and are not on the disk yet
-ONE_MORE = 1  # body on the link than it is given, as first bytes come unevenly: 96 % of it is used, not 91
+MEMORY = 256 << 20  # limit of speculative bytes that are not on disk yet
+ONE_MORE = 1  # extra body per link, as first bytes come unevenly: uses 96 % of the link instead of 91 %
 
 
 class SpeculativeRequest(NamedTuple):
-    """One request that would be worth sending. It is sent once, or forgotten.
+    """A request worth sending before a reader needs it. It is sent once, or dropped.
 
-    `size` is the memory that it takes until its blocks are stored; `send` sends it, unless what it brings is here by
-    now, and returns the requests that bring it, at once or, where the object has to be looked up first, later.
+    `size` is the memory in bytes that it takes until its blocks are stored. `send` sends it, unless its blocks are
+    cached by now, and returns the in-flight requests: directly, or as an awaitable if the object must be looked up.
     """
 
-    owner: object  # whose it is; those of one owner go in their order
+    owner: object  # requests of one owner are sent in order
     size: int
     send: Callable[[], Iterable[InflightRequest] | Awaitable[Iterable[InflightRequest]]]
     origin: Callable[[], Origin]
-    is_declared: bool = False  # somebody said that it will be needed; what is inferred goes before
-    is_wanted: Callable[[], bool] = bool  # somebody waits for it by now: then it takes none of these slots
-    is_over: Callable[[], bool] = bool  # somebody fetched it meanwhile: then it is not sent any more
+    is_declared: bool = False  # from a prefetch plan; inferred requests are sent first
+    is_wanted: Callable[[], bool] = bool  # a caller waits for it by now: it uses no speculative slot
+    is_over: Callable[[], bool] = bool  # fetched in the meantime: it is dropped
 
 
 class _Busy:
-    """What is taken of the slots, of the links and of the memory."""
+    """Slots, link capacity and memory that speculative requests use now."""
 
     def __init__(self) -> None:
-        self.requests: Counter[Origin] = Counter()  # that nobody waits for yet
-        self.bodies: dict[Origin, float] = defaultdict(float)  # and how many bodies they are
+        self.requests: Counter[Origin] = Counter()  # requests that no caller waits for
+        self.bodies: dict[Origin, float] = defaultdict(float)  # the sum of their link loads
         self.memory = 0
 
     def add(self, origin: Origin, load: float) -> None:
@@ -134,55 +138,55 @@ class _Busy:
 
 
 class FetchQueue:
-    """Sends wishes while nobody has to wait for it: in slots of their own, no more bodies than fill the link, within a
-    bound of memory, and as their origin has requests to spare. Owners take turns. On the runtime's loop.
+    """Sends speculative requests without delaying the reads that callers wait for.
+
+    Limits: `concurrency` speculative requests per origin, the capacity of the link, MEMORY, and the request rate
+    of the origin. Owners take turns. Use it on the event loop thread only, except for `link_stats` and `bytes_per_s`.
     """
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
         self._spawn = spawn
-        # Inferred and declared ones by the id of their owner, who is in each of them; who was served last is at the end.
-        # Invariant: no queue is empty.
+        # (inferred, declared) requests by id(owner); each request keeps its owner alive. The owner served last is
+        # at the end. Invariant: no deque is empty.
         self._queues: tuple[dict[int, deque[SpeculativeRequest]], dict[int, deque[SpeculativeRequest]]] = (
             {},
             {},
         )
-        # What was sent, until all of it is stored or nobody has it any more.
+        # Sent requests, until all their blocks are stored or no other reference is left.
         self._sent: WeakKeyDictionary[InflightRequest, Origin] = WeakKeyDictionary()
         self._asking: dict[asyncio.Task[Any], tuple[SpeculativeRequest, Origin]] = {}
         self._links: WeakKeyDictionary[Origin, LinkEstimate] = WeakKeyDictionary()
         self._timed: WeakKeyDictionary[Origin, LinkTotals] = WeakKeyDictionary()
-        self.bytes_per_s: int | None = (
-            None  # as measured of the fastest way to an origin; any thread reads it
-        )
+        self.bytes_per_s: int | None = None  # measured rate of the fastest link; read from any thread
         self._timer: asyncio.TimerHandle | None = None
 
     def submit(self, wish: SpeculativeRequest) -> None:
-        """Send `wish` as soon as it may be."""
+        """Queue a request and send it as soon as the limits allow."""
         self._queues[wish.is_declared].setdefault(id(wish.owner), deque()).append(wish)
         self.pump()
 
     def withdraw(self, owner: object) -> None:
-        """Forget the wishes of `owner` that were not sent."""
+        """Drop the unsent requests of `owner`."""
         for queues in self._queues:
             queues.pop(id(owner), None)
 
     @property
     def memory(self) -> int:
-        """Bytes that what was sent takes, or will."""
+        """Bytes that sent requests hold, or will hold once they are received."""
         held = sum(inflight.memory for inflight in list(self._sent))
         return held + sum(wish.size for wish, _ in self._asking.values())
 
     def link(self, origin: Origin) -> LinkEstimate:
-        """Return what was seen of the way to an origin."""
+        """Return the estimate of the link to an origin."""
         return self._links.get(origin) or LinkEstimate()
 
     def link_stats(self, origin: Origin) -> LinkStats:
-        """Return what was measured of the way to an origin, and nothing that is assumed of it. In any thread."""
+        """Return what was measured of the link to an origin, without assumed values. Safe from any thread."""
         timed = self._timed.get(origin) or LinkTotals()
         return LinkStats(timed.n, timed.wait_s, timed.per_s, SPECULATIVE_FACTOR * origin.concurrency)
 
     def saw(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
-        """A body of `size` bytes came, `wait_s` after its request, and took so long."""
+        """Record a finished request: `wait_s` seconds to its first byte, then `took_s` seconds for `size` bytes."""
         n_others = sum(at is origin and not inflight.done for inflight, at in list(self._sent.items()))
         self._links[origin] = self.link(origin).after(
             wait_s=wait_s, size=size, took_s=took_s, n_others=n_others, most=origin.concurrency
@@ -193,7 +197,7 @@ class FetchQueue:
         self.bytes_per_s = max((int(rate) for rate in per_s if rate), default=None)
 
     def pump(self) -> None:
-        """Send what may be sent: to be called whenever a request has ended, or blocks were stored."""
+        """Send what the limits allow. Call it when a request has ended and when blocks were stored."""
         if not any(self._queues):
             return
         for inflight in [inflight for inflight in self._sent if not inflight.memory]:
@@ -206,7 +210,7 @@ class FetchQueue:
                 busy.memory += wish.size
 
     def _next(self, busy: _Busy) -> tuple[SpeculativeRequest, Origin] | None:
-        """Take the next wish that may be sent now, with its origin."""
+        """Remove and return the next request that may be sent now, with its origin."""
         for queues in self._queues:
             for owner in list(queues):
                 found = self._head(queues, owner)
@@ -215,14 +219,14 @@ class FetchQueue:
                 queue = queues.pop(owner)
                 queue.popleft()
                 if queue:
-                    queues[owner] = queue  # behind the others
+                    queues[owner] = queue  # behind the other owners
                 return found
         return None
 
     def _head(
         self, queues: dict[int, deque[SpeculativeRequest]], owner: int
     ) -> tuple[SpeculativeRequest, Origin] | None:
-        """Return the first wish of an owner that is worth sending, with its origin; forget those before it."""
+        """Return the first useful request of an owner, with its origin; drop the ones before it."""
         queue = queues[owner]
         while queue:
             wish = queue[0]
@@ -233,7 +237,7 @@ class FetchQueue:
         return None
 
     def _busy(self) -> _Busy:
-        """Return what is taken now by what was sent."""
+        """Return the resources that sent requests use now."""
         busy = _Busy()
         links = defaultdict(LinkEstimate, self._links)
         for inflight, origin in self._sent.items():
@@ -249,7 +253,7 @@ class FetchQueue:
     def _origin(self, wish: SpeculativeRequest) -> Origin | None:
         try:
             return wish.origin()
-        except Exception as error:  # of any kind: who needs it is told, and the other wishes go on
+        except Exception as error:  # of any kind: a read of these bytes raises it, other requests go on
             logger.debug("not sent ahead: %s", error)
             return None
 
@@ -264,9 +268,9 @@ class FetchQueue:
         return not wait_s
 
     def _has_memory(self, size: int, busy: _Busy) -> bool:
-        """Return whether `size` bytes more may be held, after what could not be stored was let go, oldest first.
+        """Return whether `size` more bytes fit in MEMORY, dropping blocks that could not be stored, oldest first.
 
-        Nobody may come for that any more, and then nothing would ever be sent ahead again.
+        If no reader comes for those blocks, they would otherwise stall the queue for ever.
         """
         most = MEMORY - size
         for inflight in list(self._sent) if busy.memory > most else ():
@@ -286,11 +290,11 @@ class FetchQueue:
         self.pump()
 
     def _send(self, wish: SpeculativeRequest, origin: Origin) -> bool:
-        """Send a wish; return whether anything is on its way because of it."""
+        """Send a request; return whether it started an in-flight request or a lookup."""
         with speculative():
             try:
                 answer = wish.send()
-            except Exception as error:  # of any kind: who needs it is told, and the other wishes go on
+            except Exception as error:  # of any kind: a read of these bytes raises it, other requests go on
                 logger.debug("not sent ahead: %s", error)
                 return False
             if not isinstance(answer, Awaitable):
@@ -309,7 +313,7 @@ class FetchQueue:
         self.pump()
 
     def _note(self, inflight_requests: Iterable[InflightRequest], origin: Origin) -> bool:
-        """Count what was sent, but for requests that are not ours: somebody waited for them before."""
+        """Track the in-flight requests that are speculative; return whether there are any."""
         ours = [inflight for inflight in inflight_requests if inflight.is_speculative]
         self._sent.update(dict.fromkeys(ours, origin))
         return bool(ours)

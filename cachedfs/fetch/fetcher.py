@@ -1,4 +1,4 @@
-"""Requests: which blocks one brings, who may make it, and what becomes of its body."""
+"""Send requests to the origin for missing blocks, and pass the received bytes to readers and to the cache writer."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from cachedfs.origins.request_slots import is_speculative
 
 __all__ = ["OVERDUE_S", "Fetcher"]
 
-BATCH_S = 30.0  # the longest that a put tries to write a batch
-OVERDUE_S = 30.0  # how long one waits for what another process fetches; requests take less, but for one that was stopped
-PATIENCE_S = 0.2  # how long a request waits, unread, for its handle to read on
+BATCH_S = 30.0  # longest wait for the cache writer to finish a batch
+OVERDUE_S = 30.0  # longest wait for another process's fetch; only a stopped process takes longer
+PATIENCE_S = 0.2  # how long a paused response body waits for its reader to go on
 
 
 class Fetcher:
-    """Sends requests and takes their bodies: into flights for those who wait, behind them to the disk.
+    """Sends requests and reads their bodies into in-flight requests; complete blocks go to the cache writer.
 
-    Everything runs on the runtime's loop.
+    Use it on the event loop thread only.
     """
 
     def __init__(self, source: Source) -> None:
@@ -47,13 +47,14 @@ class Fetcher:
         demand: int | None = None,
         overdue: Container[int] = (),
     ) -> dict[int, InflightRequest]:
-        """Send the requests for those blocks that nobody fetches yet; return the flights that bring each block.
+        """Fetch the blocks that no request fetches yet; return the in-flight request of each block.
 
-        `demand`: how far their bodies are read before somebody wants more; all of them where none is given. Blocks that
-        are `overdue` were waited for too long: a process that was stopped (SIGSTOP, Ctrl-Z) keeps its claims.
-        Adjacent blocks share a request. A block that is not in the answer is being fetched by another process, or
-        has just been stored, or its object is being removed because it is wrong. Claims are held from here until the
-        block is stored or given up. On the loop.
+        Adjacent blocks share a request. Bodies are read up to the byte `demand` until a reader wants more, or to their
+        end if it is None. `overdue` blocks are fetched without their fetch lock: a process stopped by SIGSTOP or
+        Ctrl-Z keeps its locks.
+
+        A block is missing from the result if another process fetches it, if it has just been stored, or if its object
+        is being removed because its checksum failed. Each fetch lock is held until the block is stored or given up.
         """
         runtime, info = self.source.runtime, known.info
         if runtime.corrupt_versions.is_removing(key):
@@ -79,14 +80,14 @@ class Fetcher:
         return inflight_requests
 
     def _claimed(self, key: ObjectKey, index: int, *, is_overdue: bool) -> bool:
-        """Take the claim of a block; False when another process fetches it, or it is here already.
+        """Take the fetch lock of a block; return False if another process fetches it or it is cached already.
 
-        What is overdue is fetched without it: at worst it comes twice.
+        An overdue block is fetched without the lock. At worst it is fetched twice.
         """
         cache = self.source.runtime.cache
         if not cache.take_lock(key.hash64(index)) and not is_overdue:
             return False
-        if cache.has(key, index):  # stored between the look and the claim
+        if cache.has(key, index):  # stored before the lock was taken
             cache.release_lock(key.hash64(index))
             return False
         return True
@@ -120,9 +121,10 @@ class Fetcher:
         keep: deque[InflightRequest],
         corruption: ChecksumMismatch | None = None,
     ) -> None:
-        """Send for blocks that a reader will probably want next, as soon as may be; add the requests to `keep`.
+        """Queue speculative requests for blocks that a reader will probably read next; add them to `keep`.
 
-        `refusal`: the last that the reader knows of; after another it will read no further.
+        `corruption` is the last checksum error of this version that the reader knows. If there is a newer one when a
+        request is due, the request is not sent: the reader will fail.
         """
         origin = partial(self.source.origin, known.path)
         for blocks in wanted:
@@ -132,9 +134,9 @@ class Fetcher:
             )
 
     def forget_speculative(self, keep: deque[InflightRequest]) -> None:
-        """The reader of `keep` went elsewhere: send no more for it, and end what is on its way at the next block.
+        """Drop the queued requests of `keep` and stop its sent ones at the end of their current block.
 
-        What brought nothing yet ends at once: a service that is busy is not to be asked again and again for nobody.
+        A request without any bytes yet ends at once, so that a busy service is not retried for no reader.
         """
         self.source.runtime.fetch_queue.withdraw(keep)
         while keep:
@@ -143,7 +145,7 @@ class Fetcher:
                 continue
             if inflight.is_speculative and not inflight.is_wanted:
                 inflight.give_up()
-            else:  # of somebody who reads here himself, and may be about to wait for it
+            else:  # belongs to another reader, which may be about to wait for it
                 inflight.stop_at_block()
 
     def _send_speculative(
@@ -154,26 +156,26 @@ class Fetcher:
         keep: deque[InflightRequest],
         corruption: ChecksumMismatch | None,
     ) -> list[InflightRequest]:
-        """Send for those of the blocks that are not here yet; return the requests that bring them."""
+        """Fetch the blocks that are not cached yet; return their in-flight requests."""
         runtime = self.source.runtime
         if runtime.corrupt_versions.last(key) is not corruption:
             return []
-        kept = [*keep]  # its reader, in another thread, takes from it meanwhile
+        kept = [*keep]  # a copy: the reader's thread removes items meanwhile
         missing = [
             index
             for index in blocks
-            # What came and could not be stored is nowhere else.
+            # Received blocks that could not be stored exist only in these requests.
             if not (runtime.cache.has(key, index) or any(inflight.holds(index) for inflight in kept))
         ]
         inflight_requests = dict.fromkeys(self.launch(known, key, missing).values())
-        # What others stopped ends by itself; what is kept already may also bring these blocks.
+        # Requests that another reader stopped end by themselves; `keep` may already hold some of the others.
         keep.extend(
             inflight for inflight in inflight_requests if not inflight.stopped and inflight not in kept
         )
         return list(inflight_requests)
 
     def launch_uncached(self, known: MetadataEntry, position: int) -> InflightRequest:
-        """Send a request from `position` on for an object that has no fingerprint: one handle's alone."""
+        """Send a request from `position` on for an object without a fingerprint; only one open file uses it."""
         info = known.info
         assert info is not None
         assert info.size is not None
@@ -181,9 +183,9 @@ class Fetcher:
         return self._launch_one(known, None, info, bytes_)
 
     def _make_room_in_the_air(self) -> None:
-        """Stop requests that wait for their handles to read on, when a new one would have to wait for them."""
+        """Stop paused requests if a new request would have to wait for their slots."""
         if is_speculative():
-            return  # it has a slot of its own
+            return  # speculative requests have slots of their own
         inflight_requests = [
             inflight for inflight in self.source.runtime.active_requests if not inflight.is_speculative
         ]
@@ -195,9 +197,9 @@ class Fetcher:
     async def run_request(
         self, inflight: InflightRequest, request: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
-        """Run one request to its end and tell those who wait how it ended.
+        """Run one request to its end and wake its waiters with the result or the error.
 
-        `request` makes the coroutine: one that was made and never begun would be a warning at the end of the process.
+        `request` creates the coroutine. A coroutine that is created and never started would cause a warning at exit.
         """
         self.source.runtime.active_requests.add(inflight)
         inflight.task = asyncio.current_task()
@@ -206,22 +208,22 @@ class Fetcher:
             await request()
         except CachedFSError as failure:
             error = failure
-        except OSError as failure:  # of a kind that no origin names: still an answer, with the URL on top
+        except OSError as failure:  # not translated by the origin: wrap it to add the URL
             error = CachedFSError(
                 f"{self.source.url(inflight.info.path if inflight.info else '')}: {failure}"
             )
             error.__cause__ = failure
-        except Exception as failure:  # a missing package, an option that the target refuses: theirs who wait
+        except Exception as failure:  # e.g. a missing package or a rejected option: the waiters raise it
             error = failure
         finally:
             self.source.runtime.active_requests.discard(inflight)
             self._give_up_the_rest(inflight)
-            if not inflight.refused:  # else those who wait are told when all of its object is gone
+            if not inflight.refused:  # else end_refusal() wakes the waiters once all blocks are removed
                 inflight.finish(error)
             self.source.runtime.fetch_queue.pump()
 
     def _give_up_the_rest(self, inflight: InflightRequest) -> None:
-        """Let go of the blocks that did not arrive."""
+        """Release the fetch locks of the blocks that were not received."""
         if inflight.key is None or inflight.info is None or not inflight.info.size:
             return
         size = inflight.key.block_size
@@ -233,18 +235,18 @@ class Fetcher:
 
     async def _pinned(self, inflight: InflightRequest, path: str, info: ObjectInfo, bytes_: Range) -> None:
         if inflight.stopped and inflight.demand <= inflight.start:
-            return  # given up before it began
+            return  # stopped before it started
         origin, sent_at = self.source.origin(path), time.monotonic()
         async with origin.read(path, bytes_, info) as reply:
             came_at = time.monotonic()
             if (reply.start, reply.stop) != (bytes_.start, bytes_.stop):
-                # Taken as they are, they would be waited for, and asked for, again and again.
+                # Accepting other bytes would make readers wait for the missing ones and request them for ever.
                 raise ObjectChanged(
                     f"{self.source.url(path)}: bytes {reply.start} to {reply.stop} came instead of {bytes_.start} to "
                     f"{bytes_.stop}: it was replaced while it was read; open it again"
                 )
             await self._pump(inflight, reply)
-        # Who is waited for may be paused, or wait for a slot.
+        # Only speculative requests are timed: others may have been paused, or have waited for a slot.
         if inflight.is_speculative and inflight.filled == inflight.stop:
             took_s, size = time.monotonic() - came_at, bytes_.size
             self.source.runtime.fetch_queue.saw(origin, wait_s=came_at - sent_at, size=size, took_s=took_s)
@@ -258,7 +260,7 @@ class Fetcher:
             async with self.source.origin(path).read(path, want, None) as reply:
 
                 def announce(known: MetadataEntry) -> None:
-                    # With the claims: who learns of the object must not find its blocks free, and fetch them too.
+                    # Take the fetch locks before others can see the entry: they would fetch the same blocks.
                     learnt.append(known)
                     key = self.source.key(known)
                     inflight.begin(reply.info, key, Range(reply.start, reply.stop))
@@ -275,15 +277,16 @@ class Fetcher:
             raise
 
     def _register(self, inflight: InflightRequest, key: ObjectKey) -> None:
-        """Announce the whole blocks that a request for an unknown object turned out to bring."""
+        """Register the complete blocks that a request for an unknown object turned out to cover."""
         runtime = self.source.runtime
         for index in covering(Range(inflight.start, inflight.stop), key.block_size):
             if index * key.block_size >= inflight.start and key.name(index) not in runtime.inflight_requests:
-                runtime.cache.take_lock(key.hash64(index))  # taken elsewhere: then it comes twice, once
+                # If another process holds the lock, this block is fetched twice.
+                runtime.cache.take_lock(key.hash64(index))
                 runtime.inflight_requests[key.name(index)] = inflight
 
     async def _pump(self, inflight: InflightRequest, reply: Reply) -> None:
-        """Take the body as fast as somebody wants it, and pass on every block that is whole."""
+        """Read the body as far as readers want it, and pass each complete block to the cache writer."""
         runtime, key, info = self.source.runtime, inflight.key, inflight.info
         assert info is not None
         size = key.block_size if key is not None else self.source.config.block_size
@@ -294,7 +297,7 @@ class Fetcher:
         async for data in reply:
             if inflight.refused:
                 return
-            # Before it is fed: who waits for the last bytes of an object that is wrong must not get them.
+            # Check before feeding: a reader must not get the last bytes of an object whose checksum is wrong.
             if passing is not None and key is not None and (wrong := passing.add(data)):
                 error = ChecksumMismatch(
                     f"{self.source.url(info.path)}: all of the object came, and {wrong}; nothing of it is kept, "
@@ -303,8 +306,8 @@ class Fetcher:
                 await self._refuse(key, info, error)
                 raise error
             while key is not None and begun * size < inflight.filled + len(data):
-                # Before anybody can use it. Not for all blocks at once: what new pages of a mapped file take, the first
-                # byte would wait for.
+                # Before a reader can use the block. One block at a time: touching new pages of a mapped file takes
+                # time, and the first byte would wait for it.
                 if runtime.inflight_requests.get(key.name(begun)) is inflight:
                     runtime.cache.missed(key, begun, self.source.config.bounds, of=info.size)
                 begun += 1
@@ -323,7 +326,7 @@ class Fetcher:
             await runtime.room(inflight)
 
     async def _refuse(self, key: ObjectKey, info: ObjectInfo, error: ChecksumMismatch) -> None:
-        """Drop all of an object version, wherever it is, and only then tell those who read it: they may ask anew."""
+        """Remove all blocks of an object version, then wake its readers, which may fetch it again."""
         runtime = self.source.runtime
         inflight_requests = runtime.begin_corruption(key)
         try:
@@ -332,7 +335,7 @@ class Fetcher:
             runtime.end_refusal(key, inflight_requests, error)
 
     def _remove(self, key: ObjectKey, info: ObjectInfo) -> None:
-        """Remove the blocks of an object that are on the disk, and those that were being written meanwhile."""
+        """Remove the cached blocks of an object, and those that were being written in the meantime."""
         indexes, cache = covering(Range(0, info.size or 0), key.block_size), self.source.runtime.cache
         for index in indexes:
             cache.refuse(key, index)
@@ -342,7 +345,7 @@ class Fetcher:
 
 
 def _whole(index: int, block_size: int, size: int | None, filled: int) -> Range | None:
-    """Return the bytes of block `index` when all of them are below `filled`."""
+    """Return the byte range of block `index` if it ends at or below `filled`, else None."""
     if size is None or index * block_size >= size:
         return None
     bytes_ = block_range(index, block_size, size)

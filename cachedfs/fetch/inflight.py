@@ -1,4 +1,4 @@
-"""A request on its way: who waits for its bytes, and how far it may run ahead of them."""
+"""In-flight requests: buffers that fill from the front, with readers that wait for their bytes."""
 
 from __future__ import annotations
 
@@ -10,88 +10,88 @@ from cachedfs.origins.request_slots import is_speculative
 __all__ = ["InflightRequest", "RequestStopped"]
 
 
-_APART = 1 << 20  # bytes that are held together of what has no blocks
+_APART = 1 << 20  # buffer size in bytes for objects without a key, which have no blocks
 
 
 class RequestStopped(Exception):
-    """The request was stopped before the bytes that somebody waited for: ask for them anew. Internal."""
+    """The request ended before the bytes that a reader waited for; the reader fetches them again. Internal."""
 
 
 class InflightRequest:
     """The bytes `[start, stop)` of one object version, filled from the front by one request.
 
-    Made and fed on the runtime's loop. Any thread may look at `filled` and take bytes below it: no buffer ever
-    moves, and bytes once there never change. Only `began`, `arrival`, `want` and `stop_soon` need the loop.
+    Created and fed on the event loop thread. Any thread may read `filled` and copy bytes below it: buffers never move,
+    and received bytes never change. Methods below "Event loop thread only." need that thread.
 
-    Each block has a buffer of its own, which is made when its first byte comes: one for all is zeros first, and the
-    first byte of eight megabytes would wait for them.
+    Each block gets its own buffer when its first byte arrives. Zeroing one buffer of 8 MiB for the whole request would
+    delay its first byte.
 
-    `demand` is how far the request may read; past it the body is left in the socket until somebody wants more. A
-    flight that nobody wants any more ends at its demand.
+    `demand` is the byte up to which the request may read. Past it, the body stays in the socket until a reader wants
+    more. A stopped request ends at its demand.
     """
 
     def __init__(self, *, demand: int) -> None:
-        self.info: ObjectInfo | None = None  # known at the headers
-        self.key: ObjectKey | None = None  # None as well where the origin gives no fingerprint
+        self.info: ObjectInfo | None = None  # set at the response headers
+        self.key: ObjectKey | None = None  # also None if the origin gives no fingerprint
         self.start = 0
         self.stop = 0
-        self.filled = 0  # Invariant: start <= filled <= stop, and it only grows
+        self.filled = 0  # Invariant: start <= filled <= stop; never decreases
         self.demand = demand
-        self.is_speculative = is_speculative()  # nobody waited for it when it began
-        self.is_wanted = False  # somebody has waited for it since
-        self.task: asyncio.Task[None] | None = None  # that runs it, once it has begun
+        self.is_speculative = is_speculative()  # no caller waited for it when it was created
+        self.is_wanted = False  # a caller has waited for it since then
+        self.task: asyncio.Task[None] | None = None  # the task that runs it, once started
         self.done = False
-        self.stopped = False  # asked to end at `demand`
+        self.stopped = False  # it ends at `demand`
         self.paused = False
         self.error: Exception | None = None
         self.forgotten = False
-        self.refused = False  # its object turned out to be wrong: nothing of it is given or stored any more
-        self.n_received = 0  # blocks that were given to be stored; changed on the loop
-        self._n_stored = 0  # of them, those that were dealt with; changed by the writer
+        self.refused = False  # the object failed its checksum: its bytes are neither served nor stored
+        self.n_received = 0  # blocks passed to the cache writer; changed on the event loop thread
+        self._n_stored = 0  # of these, blocks stored or failed; changed by the writer thread
         self._all_kept = True
         self._block_size = _APART
-        # Invariant: [start, filled), by blocks; or empty, once it is let go.
+        # Invariant: holds [start, filled) block by block, or nothing after let_go().
         self._blocks: list[memoryview] = []
         self._headers = asyncio.Event()
         self._wanted = asyncio.Event()
         self._arrivals: list[tuple[int, asyncio.Future[None]]] = []
 
-    # From any thread.
+    # Any thread.
 
     @property
     def memory(self) -> int:
-        """Bytes that are held, or will be; 0 once all of them are stored, or when none came."""
+        """Bytes of memory held now or once all is received; 0 if all blocks are stored, or if none was received."""
         if self.forgotten:
             return 0
         return (self.filled if self.done else self.stop) - self.start
 
     @property
     def is_settled(self) -> bool:
-        """True once the request is over and each block that it brought was stored, or could not be."""
+        """True once the request is over and the cache writer has stored each of its blocks or failed to."""
         return self.done and self._n_stored >= self.n_received
 
     @property
     def is_kept(self) -> bool:
-        """True while every block that was to be stored could be."""
+        """True while no block failed to be stored."""
         return self._all_kept
 
     @property
     def coming(self) -> range:
-        """The blocks that came, or are on their way: those that a request which is ended now still brings."""
+        """Indexes of the received blocks and the current one: all that a request stopped now delivers."""
         return range(self.start // self._block_size, -(-self.filled // self._block_size))
 
     def covers(self, position: int) -> bool:
-        """True when the byte at `position` is here or is still to come, and not on the disk yet."""
+        """Return whether the byte at `position` is in memory or will be received; False after `let_go`."""
         is_given = not (self.forgotten or self.refused)
         return is_given and self.start <= position < (self.filled if self.done else self.stop)
 
     def holds(self, index: int) -> bool:
-        """True when all of a block came and is in memory."""
+        """Return whether the complete block `index` is in memory."""
         start = index * self._block_size
         return self.covers(start) and min(start + self._block_size, self.stop) <= self.filled
 
     def take(self, position: int, into: memoryview) -> int:
-        """Copy what is here from `position` on into `into`; return the bytes copied, 0 when none is here yet."""
+        """Copy received bytes from `position` on into `into`; return their number, 0 if none is there yet."""
         n = min(len(into), self.filled - position)
         if n <= 0 or position < self.start or self.refused:
             return 0
@@ -102,7 +102,10 @@ class InflightRequest:
         return done
 
     def piece(self, want: Range) -> memoryview:
-        """Return bytes of one block, which must have arrived, without copying; FlightStopped: they are on the disk."""
+        """Return received bytes within one block without copying.
+
+        Raises RequestStopped if they were dropped after being stored on disk.
+        """
         views = self._views(want.start, want.stop)
         if not views and want.size:
             raise RequestStopped
@@ -110,15 +113,15 @@ class InflightRequest:
         return piece
 
     def copy(self, want: Range) -> bytes:
-        """Return the bytes of `want`, which must have arrived; FlightStopped: they are on the disk."""
+        """Return a copy of the received bytes of `want`; raises like `piece`."""
         views = self._views(want.start, want.stop)
         if not views and want.size:
             raise RequestStopped
         return b"".join(views)
 
     def _views(self, start: int, stop: int) -> list[memoryview]:
-        """Return the bytes `[start, stop)`, which are here, by blocks; nothing when they were let go."""
-        size, blocks = self._block_size, self._blocks  # another thread may let them go
+        """Return views of the received bytes `[start, stop)`, one per block; an empty list after `let_go`."""
+        size, blocks = self._block_size, self._blocks  # another thread may call let_go()
         if not blocks or stop <= start:
             return []
         first, views = self.start // size, []
@@ -128,57 +131,64 @@ class InflightRequest:
         return views
 
     def stored(self, is_kept: bool) -> None:
-        """Another block that arrived was stored, or could not be. With all of them on the disk, the bytes here go."""
+        """Record that a block was stored, or failed to be. Drop the buffers once all blocks are on disk."""
         self._n_stored += 1
         self._all_kept &= is_kept
         self._forget_if_stored()
 
-    # On the loop.
+    # Event loop thread only.
 
     async def began(self) -> ObjectInfo:
-        """Wait for the headers and return what they say; raises what the request raised."""
+        """Wait for the response headers and return the object's metadata; raises the request's error."""
         await self._headers.wait()
         if self.info is None:
             raise self.error or RequestStopped
         return self.info
 
     async def arrival(self, position: int) -> None:
-        """Wait until all bytes below `position` are here; raises the request's error, or `FlightStopped`."""
+        """Wait until all bytes below `position` are received; raises the request's error, or RequestStopped."""
         if self.filled >= position and not self.refused:
             return
         if self.done:
             raise self.error or RequestStopped
-        self.is_wanted |= not is_speculative()  # a plan waits for its own requests, too
+        # A prefetch plan that waits for its own request does not count.
+        self.is_wanted |= not is_speculative()
         self.want(position)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals.append((position, future))
         await future
 
     def want(self, position: int) -> None:
-        """Let the request read on up to `position`."""
+        """Let the request read at least up to `position`."""
         if position > self.demand:
             self.demand, self.stopped = position, False
             self._wanted.set()
 
     def stop_soon(self, position: int) -> None:
-        """Nobody wants more than the bytes below `position`, except those who wait for them."""
+        """End the request at `position`, or where the last current waiter needs it."""
         self.demand = min(self.demand, max([position, *(p for p, f in self._arrivals if not f.done())]))
         self.stopped = True
         self._wanted.set()
 
     def stop_at_block(self) -> None:
-        """Nobody wants more than the block that comes now, except those who wait for more."""
+        """End the request after the current block, or where the last current waiter needs it."""
         self.stop_soon(-(-self.filled // self._block_size) * self._block_size)
 
     def give_up(self) -> None:
-        """End at the next block; or at once while nothing came, be it tried for the first time or again, and nobody waits."""
+        """End the request after the current block; cancel it if no byte was received and no reader waits.
+
+        Canceling also ends retries.
+        """
         is_awaited = any(not future.done() for _, future in self._arrivals)
         self.stop_at_block()
         if self.task is not None and self.filled == self.start and not (is_awaited or self.done):
             self.task.cancel()
 
     async def may_go_on(self, patience_s: float) -> bool:
-        """Wait while the body is as far as the demand; False when the request should end there."""
+        """Wait while the request has reached its demand; return False if it should end there.
+
+        It should end if it was stopped, or if no reader wanted more within `patience_s` seconds.
+        """
         while self.demand <= self.filled < self.stop:
             if self.stopped:
                 return False
@@ -193,7 +203,7 @@ class InflightRequest:
         return True
 
     def begin(self, info: ObjectInfo, key: ObjectKey | None, bytes_: Range) -> None:
-        """The version and the range are known."""
+        """Set the object version and the byte range, and wake the tasks waiting in `began`."""
         self.info, self.key, self.start, self.stop, self.filled = (
             info,
             key,
@@ -206,7 +216,7 @@ class InflightRequest:
         self._headers.set()
 
     def feed(self, data: bytes) -> None:
-        """Add bytes at the end of what is here, and wake those who waited for them."""
+        """Append received bytes, and wake the readers waiting for them."""
         if len(data) > self.stop - self.filled:
             raise ValueError(f"{len(data)} bytes at {self.filled} go past the end at {self.stop}")
         view, size = memoryview(data), self._block_size
@@ -222,14 +232,14 @@ class InflightRequest:
         self._wake()
 
     def finish(self, error: Exception | None = None) -> None:
-        """The request is over: complete, stopped, or failed with `error`."""
+        """Mark the request as over (complete, stopped, or failed with `error`), and wake all waiters."""
         self.error, self.done = error, True
         self._headers.set()
         self._wake()
         self._forget_if_stored()
 
     def let_go(self) -> None:
-        """Hold no bytes any more: who still wants some finds them on the disk, or asks for them anew."""
+        """Drop the buffers. Readers take the bytes from disk, or fetch them again."""
         self.forgotten = True
         self._blocks = []
 

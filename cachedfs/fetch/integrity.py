@@ -1,4 +1,4 @@
-"""What came of each object version, as checksums: when all of one has come, is it what the origin says?"""
+"""Checksums of received bytes, compared with the origin's checksum once a whole object was received."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from cachedfs.errors import ChecksumMismatch
 __all__ = ["BlockChecksums", "StreamingChecksum", "CorruptVersions"]
 
 
-MOST_STREAMED = 100_000  # blocks whose checksums are remembered: 10 MB of memory, objects of 100 GB
+MOST_STREAMED = 100_000  # block checksums kept: 10 MB of memory, enough for objects of 100 GB
 
 
 class BlockChecksums:
-    """The CRC-32C of every block that this process fetched of objects that it did not fetch all of yet. On the loop.
+    """CRC-32C checksums of the fetched blocks of objects that are not complete yet. Event loop thread only.
 
-    Blocks that came before, or that other processes fetch, leave an object incomplete here: then nothing is compared.
+    An object is compared only if this process fetched all its blocks. Blocks cached earlier, or fetched by another
+    process, leave it incomplete here.
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, dict[int, int]] = {}  # by digest, the object that came first in front
-        self._n = 0  # Invariant: the number of all sums
+        # Key digest -> block index -> CRC-32C, oldest object first.
+        self._sums: dict[str, dict[int, int]] = {}
+        self._n = 0  # Invariant: the number of checksums in _sums
 
     def block_received(self, key: ObjectKey, info: ObjectInfo, index: int, crc32c: int) -> str | None:
-        """Remember a block; return what is wrong with the whole object, if this was its last block and anything is."""
+        """Record a block's checksum; return an error text if it completes the object and the object is corrupt."""
         stated, size = stated_crc32c(info.details), info.size or 0
         if stated is None:
             return None
@@ -48,17 +50,17 @@ class BlockChecksums:
 
 
 class StreamingChecksum:
-    """The bytes that one request brings, added up to blocks as they pass."""
+    """Computes the CRC-32C of each block while the bytes of one request are received."""
 
     def __init__(self, block_checksums: BlockChecksums, key: ObjectKey, info: ObjectInfo, start: int) -> None:
         self._arrivals, self._key, self._info = block_checksums, key, info
         self._position = start
-        # False: the block at the position began before the request.
+        # False if the request began in the middle of the current block.
         self._is_whole = start % key.block_size == 0
         self._crc32c = 0
 
     def add(self, data: bytes) -> str | None:
-        """Take the next bytes; return what is wrong with the whole object, if they complete it and anything is."""
+        """Add received bytes; return an error text if they complete the object and the object is corrupt."""
         wrong, size = None, self._info.size or 0
         while data and self._position < size:
             index = self._position // self._key.block_size
@@ -73,31 +75,32 @@ class StreamingChecksum:
         return wrong
 
 
-MOST_CORRUPT = 1000  # versions whose open handles are told
+MOST_CORRUPT = 1000  # object versions whose last error is kept for their open files
 
 
 class CorruptVersions:
-    """What a process refused: each time that a version came wrong is another error.
+    """Object versions whose received bytes failed their checksum, with the last error of each.
 
-    Looked at from any thread, changed on the loop. Before a refusal is to be seen, all of the version was removed.
+    Each failure is a new error object. It becomes visible only after all blocks of the version were removed. Read
+    from any thread, changed on the event loop thread.
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, ChecksumMismatch] = {}  # by the digest of the key
+        self._last: dict[str, ChecksumMismatch] = {}  # by key digest
         self._removing: set[str] = set()
 
     def last(self, key: ObjectKey) -> ChecksumMismatch | None:
-        """Return the error of the last time that this version came wrong."""
+        """Return the last checksum error of this version, or None."""
         return self._last.get(key.digest)
 
     def check(self, key: ObjectKey, known: ChecksumMismatch | None) -> None:
-        """Raise WrongBytes if all of a version came and was wrong since its last refusal was the one `known`."""
+        """Raise ChecksumMismatch if this version failed its checksum after the error `known` (None: at any time)."""
         last = self.last(key)
         if last is not None and last is not known:
             raise ChecksumMismatch(last.message)
 
     def is_removing(self, key: ObjectKey) -> bool:
-        """Return whether a version came wrong, and its blocks are just being removed."""
+        """Return whether a version failed its checksum and its blocks are being removed now."""
         return key.digest in self._removing
 
     def begin(self, key: ObjectKey) -> None:

@@ -1,4 +1,4 @@
-"""What one process knows of the objects of one origin: the memory in front of the cache's facts."""
+"""In-memory metadata cache of one origin, in front of the metadata store that all processes share."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cachedfs.origins.registry import is_whole, names_a_version, with_known_deta
 
 __all__ = ["MetadataCache", "MetadataEntry", "folder_of", "key_of"]
 
-MOST = 50_000  # facts in memory, at most 3 kB each with all that GCS tells; the rest is a 15 us query away
+MOST = 50_000  # entries in memory, at most 3 kB each with all GCS metadata; a query for another takes 15 us
 
 
 @dataclasses.dataclass(slots=True)
 class MetadataEntry:
-    """What is known of one path: an object or folder (`info`), or its absence (None), as of `checked_at`.
+    """Metadata of one path as of `checked_at`: an object or folder (`info`), or its absence (`info` is None).
 
-    It holds while the change mark at `slots` still is `mark`. `by_listing`: the absence follows from a complete
-    listing of the folder, not from one 404.
+    Valid while the change counter at `slots` equals `mark`. `by_listing` means that a complete listing of the folder
+    lacks the path, instead of one 404. Times are in seconds since the epoch.
     """
 
     path: str
@@ -30,17 +30,17 @@ class MetadataEntry:
     mark: int
     slots: tuple[int, ...]
     by_listing: bool = False
-    why: str = ""  # in the origin's words, for an absence that it told this process
+    why: str = ""  # the origin's error text, if it reported the absence to this process
     _key: ObjectKey | None = None
 
     @property
     def object(self) -> ObjectInfo:
-        """What exists at the path. REQUIRES: it is no absence."""
+        """The object or folder at the path. Must not be used for an absence."""
         assert self.info is not None
         return self.info
 
     def key(self, identity: str, block_size: int) -> ObjectKey | None:
-        """Return the key of this version's blocks; None for a folder and where there is no fingerprint."""
+        """Return the key of this version's blocks; None in the cases of `key_of`."""
         key = self._key
         if key is not None and key.block_size == block_size:
             return key
@@ -49,22 +49,22 @@ class MetadataEntry:
 
 
 def key_of(info: ObjectInfo | None, identity: str, block_size: int) -> ObjectKey | None:
-    """Return the key of a version's blocks; None for an absence, a folder, and where there is no fingerprint."""
+    """Return the key of a version's blocks; None for an absence, a folder, or if fingerprint or size is unknown."""
     if info is None or info.fingerprint is None or info.kind != "file" or info.size is None:
         return None
     return ObjectKey(identity, info.path, info.fingerprint, block_size)
 
 
 def folder_of(path: str) -> str:
-    """Return the folder that a path is in; "" for what is at the top."""
+    """Return the parent folder of a path; "" for a path at the top level."""
     return path.rpartition("/")[0]
 
 
 class MetadataCache:
-    """The facts of one origin: asked from memory, then from the cache; learnt into both.
+    """Metadata entries of one origin: read from memory, then from the shared metadata store; stored in both.
 
-    Valid in every process at once: a fact carries the change mark that was read before the origin was asked, and
-    counts only while the mark is the same. Safe from any thread; a race costs a query.
+    Invalidation works across processes. An entry carries the change counter that was read before the origin was asked,
+    and is valid only while the counter has that value. Safe from any thread; a race costs one extra query.
     """
 
     def __init__(self, shared: MetadataStore, identity: str, keep: Callable[[MetadataRecord], None]) -> None:
@@ -74,7 +74,7 @@ class MetadataCache:
         self._memory: dict[str, MetadataEntry] = {}
 
     def get(self, path: str) -> MetadataEntry | None:
-        """Return what is known of `path`, of any age; None when nothing valid is."""
+        """Return the valid entry of `path`, of any age; None if there is none."""
         known = self._memory.get(path)
         if known is not None and self._shared.mark_at(known.slots) == known.mark:
             return known
@@ -86,12 +86,12 @@ class MetadataCache:
         return known
 
     def in_memory(self, path: str) -> MetadataEntry | None:
-        """Return what this process remembers of `path`, of any age, without a look at what others learnt."""
+        """Return the valid entry of `path`, of any age, from this process's memory only."""
         known = self._memory.get(path)
         return known if known is not None and self._shared.mark_at(known.slots) == known.mark else None
 
     def renewed(self, path: str) -> MetadataEntry | None:
-        """Return what is known of `path` by the youngest answer: a listing, or another process, may have brought one."""
+        """Return the newest entry of `path`, also from listings and other processes; None if there is none."""
         known, found = self._memory.get(path), self._from_cache(path)
         listed = self._absence_by_listing(path)
         if listed is not None and (found is None or found.checked_at < listed.checked_at):
@@ -102,7 +102,7 @@ class MetadataCache:
         return found
 
     def mark(self, path: str) -> int:
-        """Return the change mark of `path`: to be read before the origin is asked, and given to `learn`."""
+        """Return the change counter of `path`. Read it before asking the origin, and pass it to `learn`."""
         return self._shared.mark_at(self._shared.mark_slots(self._identity, path))
 
     def learn(
@@ -117,10 +117,12 @@ class MetadataCache:
         is_read: bool = False,
         first: Callable[[MetadataEntry], object] = lambda known: None,
     ) -> MetadataEntry:
-        """Remember an answer of the origin that was asked for at `checked_at`, when the change mark was `mark`.
+        """Store an answer of the origin: `info`, or None for an absence. Return its entry.
 
-        `watch`: the feed that tells when it is old. `is_read`: the
-        answer came with a read, and says less of the object than a lookup. `first` is called with it before other processes can see it.
+        `checked_at` and `mark` are the time and the change counter from before the request. `watch` is the change feed
+        that reports changes of the path. `is_read` says that the answer came with a read, which has fewer details than
+        a lookup. `why` is the origin's error text for an absence. `first` is called with the entry before other
+        processes can see it.
         """
         info = self._with_all_details(path, info) if is_read else info
         known = MetadataEntry(
@@ -132,19 +134,19 @@ class MetadataCache:
         return known
 
     def overtaken(self, paths: Iterable[str], checked_at: float) -> None:
-        """Look again in the cache for what was remembered of `paths` before `checked_at`: a younger answer is there."""
+        """Drop the entries of `paths` older than `checked_at` from memory: the metadata store has newer ones."""
         for path in paths:
             old = self._memory.get(path)
             if old is not None and old.checked_at < checked_at:
                 self._memory.pop(path, None)
 
     def expire(self, path: str) -> None:
-        """Forget what is known of `path` and of its folder's listing, in all processes of the machine."""
+        """Invalidate the metadata of `path` and the listing of its folder, in all processes of the machine."""
         self._memory.pop(path, None)
         self._shared.changed(self._identity, [path])
 
     def _with_all_details(self, path: str, info: ObjectInfo | None) -> ObjectInfo | None:
-        """Keep the metadata that a lookup gave before, where a read has fewer."""
+        """Return `info` with the details of an earlier lookup added, since a read gives fewer."""
         old = self._memory.get(path)
         if info is None or old is None or old.info is None or is_whole(self._identity, info):
             return info
@@ -160,10 +162,10 @@ class MetadataCache:
         return self._absence_by_listing(path)
 
     def held_until(self, folder: str, checked_at: float, told: FeedConfirmation | None) -> float:
-        """Return as of when an answer about what is in `folder` holds that was asked for at `checked_at`.
+        """Return the time up to which an answer from `checked_at` about a path in `folder` is confirmed.
 
-        It is as old as its question, or as the last poll of a feed that told nothing of it: if `folder` was, then or
-        later, still the one that it is about.
+        That is the time of the last change feed poll that reported no change of the path (`told`), but only if
+        `folder` still was the same folder (by id) then or later. Otherwise it is `checked_at`.
         """
         if told is None or told.at <= checked_at:
             return checked_at
@@ -181,7 +183,7 @@ class MetadataCache:
         )
 
     def _absence_by_listing(self, path: str) -> MetadataEntry | None:
-        """Return that `path` is absent, where a complete listing of its folder lacks it."""
+        """Return an absence entry for `path` if a valid, complete listing of its folder lacks it."""
         if names_a_version(self._identity, path):
             return None
         slots = self._shared.mark_slots(self._identity, path)
@@ -199,5 +201,5 @@ class MetadataCache:
     def _remember(self, known: MetadataEntry) -> None:
         self._memory[known.path] = known
         while len(self._memory) > MOST:
-            with contextlib.suppress(RuntimeError, StopIteration):  # another thread was at it too
+            with contextlib.suppress(RuntimeError, StopIteration):  # another thread removes entries too
                 self._memory.pop(next(iter(self._memory)), None)

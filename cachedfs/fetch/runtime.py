@@ -1,4 +1,4 @@
-"""What a process has once per cache directory: the loop thread, requests in flight, what is written behind."""
+"""The state that a process keeps per cache directory: event loop thread, in-flight requests, cache writer."""
 
 from __future__ import annotations
 
@@ -40,36 +40,38 @@ logger = logging.getLogger("cachedfs.fetch")
 
 T = TypeVar("T")
 
-BEHIND_BYTES = 64 << 20  # most bytes that wait for the disk before flights are no longer fed
-LOOK_S = 0.05  # how long a request waits for that before it is looked whether somebody wants it by now
-DRAIN_S = 5.0  # longest that a process waits for its last blocks at exit
-WORKERS = 64  # threads for sync origins and for copying many cached blocks; made as they are needed
-AHEAD_SHARE = 4  # a window is at most this part of the cache
-POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at whether another process has done
-AWAY_S = 30.0  # how long an origin that could not be reached is taken as away
+BEHIND_BYTES = 64 << 20  # limit of bytes not stored yet; above it, no response bytes are read
+LOOK_S = 0.05  # while that limit is exceeded: seconds between checks whether a caller waits by now
+DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
+WORKERS = 64  # threads for sync origins and for copying many cached blocks; started on demand
+AHEAD_SHARE = 4  # a readahead window is at most 1 / AHEAD_SHARE of the cache
+POLL_S = 0.002, 0.05  # shortest and longest pause between attempts to take a fetch lock
+AWAY_S = 30.0  # how long an origin counts as unreachable after a failed connection
 
 
 class Runtime(event_log.CounterSource):
-    """One per process and cache directory, shared by all filesystem instances over it; made without requests.
+    """One per process and cache directory, shared by all filesystem instances that use it.
 
-    Its thread and loop start with the first miss: a process that only hits has neither.
+    Creating one sends no request. Its event loop and thread start with the first miss, so a process that only has
+    hits has neither.
     """
 
     def __init__(self, directories: Sequence[str], *, explicit: bool) -> None:
         self.pid = os.getpid()
         self.cache = BlockCache(directories, explicit=explicit)
         self.cache_writer = CacheWriter(self.cache, self._stored)
-        # Invariant: a block's name is here from the moment its request is made until it is on the disk, given up, or
-        # its request failed. Changed on the loop and, for what is stored, in the writer's thread.
+        # By block name. Invariant: holds a block from the creation of its request until the block is on disk, given up,
+        # or its request failed. Changed on the event loop thread and, for stored blocks, in the writer thread.
         self.inflight_requests: dict[str, InflightRequest] = {}
-        self.active_requests: set[InflightRequest] = (
-            set()
-        )  # requests that hold or wait for a permit; loop only
-        self.future_uses: list[FutureUses] = []  # of the plans at work; changed on the loop
+        # Requests that hold a request slot or wait for one. Event loop thread only.
+        self.active_requests: set[InflightRequest] = set()
+        # Of the active prefetch plans. Changed on the event loop thread.
+        self.future_uses: list[FutureUses] = []
         self.fetch_queue = FetchQueue(self.spawn)
         self.lookups = SingleFlight(self.spawn)
         self.block_checksums = BlockChecksums()
-        # Of those objects that are read ahead by ranges: from which byte on reads are to be told. Changed on the loop.
+        # Objects with readahead of ranges: key digest -> byte from which on cached reads are observed. Changed on the
+        # event loop thread.
         self.followed: dict[str, int] = {}
         self.corrupt_versions = CorruptVersions()
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
@@ -77,20 +79,18 @@ class Runtime(event_log.CounterSource):
         self.cache.call_now_and_then(self._statistics.publish_now_and_then)
         self._origins: dict[str, Origin] = {}
         self._metadata_caches: dict[str, MetadataCache] = {}
-        self._lookup_slots: dict[
-            tuple[str, int], asyncio.Semaphore
-        ] = {}  # by identity and how many there are
-        self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is taken as away
+        self._lookup_slots: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and size
+        self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is unreachable
         self._room = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        # Guards the start of the loop, and the two registries; entered itself, by a signal's handler that reads.
+        # Guards the start of the loop, `_origins` and `_metadata_caches`. Reentrant: a signal handler may read.
         self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._workers: DaemonThreadPool
         event_log.watch(self)
 
-    # The loop and the ways into it.
+    # The event loop and calls into it.
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -114,7 +114,7 @@ class Runtime(event_log.CounterSource):
         return loop
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the loop and return its result, from any other thread; an interrupt cancels it."""
+        """Run `coroutine` on the event loop from another thread and return its result; an interrupt cancels it."""
         if self.is_loop_thread(threading.current_thread()):
             coroutine.close()
             raise RuntimeError(
@@ -122,7 +122,7 @@ class Runtime(event_log.CounterSource):
             )
         try:
             loop = self.loop
-        except BaseException:  # whatever it is: a coroutine that nobody runs would warn of it later
+        except BaseException:  # a coroutine that is never run would cause a warning
             coroutine.close()
             raise
         future = None
@@ -133,7 +133,7 @@ class Runtime(event_log.CounterSource):
             raise OriginUnavailable(
                 "cachedfs is shutting down with this process; the read was given up"
             ) from None
-        except BaseException:  # an interrupt of the caller, above all: the work on the loop ends with it
+        except BaseException:  # usually KeyboardInterrupt: cancel the work on the loop
             if future is not None:
                 future.cancel()
             else:
@@ -141,23 +141,23 @@ class Runtime(event_log.CounterSource):
             raise
 
     async def hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await `coroutine` from whatever loop the caller runs on."""
+        """Run `coroutine` on the runtime's event loop, and await it from the caller's event loop."""
         if asyncio.get_running_loop() is self._loop:
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
     def is_loop_thread(self, thread: threading.Thread) -> bool:
-        """Return whether `thread` is the one that the loop runs in: nothing may wait in it for what it does itself."""
+        """Return whether `thread` is the event loop thread, in which a blocking call would wait for itself."""
         return thread is self._thread
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Run `function` on the loop soon, from any thread; not at all once the runtime is closed."""
+        """Schedule `function` on the event loop from any thread; do nothing once the runtime is closed."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has just been closed
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
                 self._loop.call_soon_threadsafe(function, *args)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task that the runtime owns until it ends. On the loop."""
+        """Start a task that the runtime owns until it ends. Event loop thread only."""
         if self.pid == 0:
             coroutine.close()
             raise OriginUnavailable(
@@ -171,12 +171,12 @@ class Runtime(event_log.CounterSource):
     # Shared by the filesystem instances.
 
     def origin(self, protocol: str, options: Mapping[str, Any], *, concurrency: int) -> Origin:
-        """Return the origin for these options: one per process, whatever the number of instances."""
+        """Return the origin for these options; all filesystem instances of the process share it."""
         token = tokenize(protocol, dict(options), concurrency)
         with self._lock:
             if token in self._origins:
                 return self._origins[token]
-        loop = self.loop  # takes the lock itself
+        loop = self.loop  # takes self._lock
         origin = open_origin(
             protocol,
             options,
@@ -190,7 +190,7 @@ class Runtime(event_log.CounterSource):
             return self._origins.setdefault(token, origin)
 
     async def locked(self, hash64: int, *, within_s: float = math.inf) -> bool:
-        """Take a claim as soon as nobody has it; False when that would take longer than `within_s` seconds."""
+        """Take a fetch lock, waiting until it is free; return False after `within_s` seconds."""
         pause, deadline = POLL_S[0], time.monotonic() + within_s
         while not self.cache.take_lock(hash64):
             if time.monotonic() > deadline:
@@ -201,9 +201,9 @@ class Runtime(event_log.CounterSource):
 
     @contextlib.asynccontextmanager
     async def alone(self, identity: str, path: str) -> AsyncIterator[None]:
-        """Have the right to change what `path` names, which one process and task of the machine has at a time.
+        """Hold the machine-wide lock for changing `path`: one task of one process has it at a time.
 
-        It ends with its process, whatever ends that.
+        The kernel releases it when the process ends.
         """
         fetch_lock = ObjectKey(identity, path, "who changes it?", 0).hash64(0)
         await self.locked(fetch_lock)
@@ -213,18 +213,18 @@ class Runtime(event_log.CounterSource):
             self.cache.release_lock(fetch_lock)
 
     def metadata_cache(self, identity: str) -> MetadataCache:
-        """Return what this process knows of the objects of one origin."""
+        """Return this process's metadata cache of the origin with this identity."""
         with self._lock:
             return self._metadata_caches.setdefault(
                 identity, MetadataCache(self.cache.metadata, identity, self.cache_writer.keep)
             )
 
     def lookup_slots(self, identity: str, most: int) -> asyncio.Semaphore:
-        """Return what lets `most` lookups at an origin go on at a time. On the loop."""
+        """Return the semaphore that allows `most` lookups at an origin at a time. Event loop thread only."""
         return self._lookup_slots.setdefault((identity, most), asyncio.Semaphore(most))
 
     def is_unreachable(self, identity: str) -> bool:
-        """True while an origin that could not be reached a moment ago is not asked again."""
+        """Return whether an origin counts as unreachable: for AWAY_S seconds after it could not be reached."""
         return time.monotonic() < self._unreachable.get(identity, 0.0)
 
     def mark_unreachable(self, identity: str) -> None:
@@ -246,7 +246,7 @@ class Runtime(event_log.CounterSource):
         )
 
     def sums(self) -> dict[str, Any]:
-        """Return the sums of `stats` that need no look at the disk, and what was measured of the link."""
+        """Return the counters of `stats` that need no disk access, and the measured speed of the link."""
         return {
             "hits": self.hits,
             "misses": self.misses,
@@ -261,31 +261,31 @@ class Runtime(event_log.CounterSource):
         self.requests += 1
 
     def window(self, config: Config) -> int:
-        """Return how many bytes may be read ahead for one file: `read_ahead`, less where the cache is small.
+        """Return the size in bytes of the readahead window of one file: `read_ahead`, or less if the cache is small.
 
-        A block is used twice, when it is stored and when its reader comes; in between the same happens to all that is
-        between the reader and the end of the window. More than a quarter of the cache, with other readers and requests
-        under way, and what goes to make room is what was read ahead and not yet used.
+        A block is used twice: when it is stored and when its reader reads it. In between, the rest of the window goes
+        through the cache. If a window took more than a quarter of the cache, eviction would remove blocks that were
+        read ahead and not read yet, as other readers and requests need space too.
         """
         if self.cache.cannot_store is not None:
-            return config.read_ahead  # what is read ahead waits in memory
+            return config.read_ahead  # blocks stay in memory until they are read
         allowed = self.cache.allowed
-        if allowed is None:  # asking takes a transaction: the writer does, and for now it is a little
+        if allowed is None:  # finding out takes a transaction: leave it to the writer, use a small window now
             self.cache_writer.after_facts(lambda: self.cache.allowance(config.bounds))
             allowed = AHEAD_SHARE * 2 * config.whole_request
         return min(config.read_ahead, max(allowed // AHEAD_SHARE, config.block_size))
 
     def fits(self, config: Config, size: int) -> bool:
-        """Return whether an object of `size` bytes may be fetched for what may be read of it: it takes half at most."""
+        """Return whether an object of `size` bytes may be fetched as a whole: it must fit in half of the cache."""
         if self.cache.cannot_store is not None:
             return False
-        self.window(config)  # which has the allowance looked up
+        self.window(config)  # called to look up `cache.allowed`
         return size <= (self.cache.allowed or 2 * config.whole_request) // 2
 
-    # Write-behind, as seen from the loop.
+    # Storing blocks.
 
     def block_received(self, block: FetchedBlock) -> None:
-        """A block arrived in full: store it; until it is stored its flight serves it."""
+        """Queue a complete block for storing; its in-flight request serves it until then."""
         self.misses += 1
         block.inflight.n_received += 1
         if self.future_uses:
@@ -293,12 +293,12 @@ class Runtime(event_log.CounterSource):
         self.cache_writer.add(block)
 
     async def room(self, inflight: InflightRequest) -> None:
-        """Wait until the blocks that are not on the disk yet are few enough for another piece of this request."""
+        """Wait until few enough bytes are waiting to be stored to read more of this request's body."""
         while self.cache_writer.behind > _behind(inflight):
             self._room.clear()
             if self.cache_writer.behind > _behind(inflight):
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):  # somebody may wait for it by now
+                    async with asyncio.timeout(LOOK_S):  # a caller may wait by now: see _behind
                         await self._room.wait()
 
     def _stored(self, blocks: Sequence[FetchedBlock], are_kept: bool) -> None:
@@ -308,9 +308,8 @@ class Runtime(event_log.CounterSource):
                 tell((block.key.object, block.key.index) for block in blocks)
             for block in blocks:
                 block.inflight.stored(are_kept)
-                if (
-                    self.inflight_requests.get(block.key.name) is block.inflight
-                ):  # not another's that came after it
+                # The name may belong to a newer request by now.
+                if self.inflight_requests.get(block.key.name) is block.inflight:
                     self.give_up(block.key.name, block.key.hash64)
         finally:
             self.call_soon(self._made_room)
@@ -321,12 +320,12 @@ class Runtime(event_log.CounterSource):
         self.fetch_queue.pump()
 
     def give_up(self, name: str, hash64: int) -> None:
-        """The block is on the disk, or nobody is fetching it any more: other processes may see for themselves."""
+        """Unregister a block that is on disk or no longer fetched, and release its fetch lock."""
         self.inflight_requests.pop(name, None)
         self.cache.release_lock(hash64)
 
     def begin_corruption(self, key: ObjectKey) -> set[InflightRequest]:
-        """Give, store and fetch nothing more of an object version that came whole and wrong; return its requests."""
+        """Stop serving, storing and fetching an object version that failed its checksum; return its requests."""
         self.corrupt_versions.begin(key)
         inflight_requests = {
             inflight
@@ -340,7 +339,10 @@ class Runtime(event_log.CounterSource):
     def end_refusal(
         self, key: ObjectKey, inflight_requests: Iterable[InflightRequest], error: ChecksumMismatch
     ) -> None:
-        """Tell all who read an object version, or wait for it: nothing of it is here now, and it may be asked for anew."""
+        """Fail the requests of a corrupt object version with `error`, once its blocks are removed.
+
+        The version may be fetched again from then on.
+        """
         self.corrupt_versions.end(key, error)
         for inflight in inflight_requests:
             for index in covering(Range(inflight.start, inflight.stop), key.block_size):
@@ -348,17 +350,17 @@ class Runtime(event_log.CounterSource):
                     self.give_up(key.name(index), key.hash64(index))
             inflight.finish(error)
 
-    # The end.
+    # Shutdown.
 
     def drain(self, timeout_s: float = DRAIN_S) -> bool:
-        """Wait until everything that arrived is on the disk; False when it took too long."""
+        """Wait until all received blocks are on disk; return False if that takes longer than `timeout_s` seconds."""
         return self.cache_writer.drain(timeout_s)
 
     def close(self) -> None:
-        """Store what arrived, close sessions, end both threads. For the end of the process."""
-        self.pid = 0  # whoever still holds this runtime gets a new one
+        """Store received blocks, close the origins' sessions and end both threads. Called at process exit."""
+        self.pid = 0  # makes holders of this runtime get a new one
         if self._loop is not None:
-            # What is given up here has lost its reader with the process: asyncio need not report it.
+            # Canceled tasks have no reader left: keep asyncio from reporting them.
             self._loop.set_exception_handler(lambda loop, context: None)
         self.drain()
         self.cache_writer.close()
@@ -371,27 +373,26 @@ class Runtime(event_log.CounterSource):
     def _end_loop(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         try:
             asyncio.run_coroutine_threadsafe(self._wind_up(), loop).result(DRAIN_S)
-        except Exception as error:  # whatever a session says at its end: the others still have to end
+        except Exception as error:  # the remaining steps must run whatever fails here
             logger.debug("requests did not end in time: %s", error)
-        self._workers.shutdown(
-            wait=False, cancel_futures=True
-        )  # which tells the loop: it must still be there
+        # Before the loop stops: canceled futures notify it.
+        self._workers.shutdown(wait=False, cancel_futures=True)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(1.0)
 
     async def _wind_up(self) -> None:
-        """Cancel everything that runs here, readers of other threads included: they get an error, not silence."""
+        """Cancel all tasks, so that reads from other threads get an error instead of hanging; close the origins."""
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         for origin in self._origins.values():
-            with contextlib.suppress(Exception):  # see above
+            with contextlib.suppress(Exception):  # the other origins must still be closed
                 await origin.aclose()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Be the thread of a loop, and close it: whoever ends it waits for a second, and a machine may pause for longer."""
+    """Run an event loop in this thread, and close it here, as `_end_loop` waits only one second for its end."""
     try:
         loop.run_forever()
     finally:
@@ -399,7 +400,10 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _end(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
-    """End what was perhaps given to the loop: an interrupt came before anybody could tell. Not here, as it may be at work."""
+    """Cancel a coroutine if an interrupt left it unknown whether the loop has it.
+
+    Done on the loop, because the coroutine may be running.
+    """
 
     def end() -> None:
         task = next((task for task in asyncio.all_tasks() if task.get_coro() is coroutine), None)
@@ -409,14 +413,15 @@ def _end(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -
             coroutine.close()
 
     try:
-        loop.call_soon_threadsafe(end)  # behind what gave it, if anything did
-    except RuntimeError:  # the loop is closed, and was before
+        loop.call_soon_threadsafe(end)  # runs after the call that submitted the coroutine, if any
+    except RuntimeError:  # the loop is closed: it never got the coroutine
         coroutine.close()
 
 
 def _behind(inflight: InflightRequest) -> int:
-    """Return how many bytes may wait for the disk before a request is no longer fed.
+    """Return how many bytes may wait to be stored while this request still reads.
 
-    Half of them belongs to those who are waited for: on a disk slower than the link, all would be taken by what nobody waits for.
+    Speculative requests get half. With a disk slower than the link, they would otherwise delay the reads that callers
+    wait for.
     """
     return BEHIND_BYTES // 2 if inflight.is_speculative and not inflight.is_wanted else BEHIND_BYTES

@@ -1,4 +1,4 @@
-"""The runtimes of this process: one per cache directory, closed with the process, and left behind by a fork."""
+"""Registry of this process's runtimes: one per set of cache directories, closed at exit, not used after a fork."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["runtime_for", "settle"]
 
 logger = logging.getLogger("cachedfs.fetch")
 
-# One runtime per (real paths of the cache directories); a child process starts with none.
+# By the real paths of the cache directories. A forked child starts with none.
 _runtimes: dict[tuple[str, ...], Runtime] = {}
-_runtimes_lock = threading.RLock()  # entered itself, by a signal's handler that reads
+_runtimes_lock = threading.RLock()  # reentrant: a signal handler may read
 _inherited: list[Runtime] = []
 _warned = False
 
@@ -34,13 +34,13 @@ def runtime_for(config: Config) -> Runtime:
             runtime = _runtimes.get(key)
             if runtime is None:
                 made = Runtime(key, explicit=config.cache_dir is not None)
-                runtime = _runtimes.setdefault(key, made)  # a signal's handler that read meanwhile made one
+                runtime = _runtimes.setdefault(key, made)  # a signal handler may have added one meanwhile
                 _close_with_process()
     return runtime
 
 
 def _default_directory() -> str:
-    import platformdirs  # here: most processes name their cache_dir, or have it configured
+    import platformdirs  # imported lazily: most processes set cache_dir
 
     global _warned
     directory = platformdirs.user_cache_dir()
@@ -56,25 +56,25 @@ def _default_directory() -> str:
 
 
 def settle() -> None:
-    """Wait until what was read is stored, 5 s at most: what is wrong with that is said by then."""
+    """Wait up to 5 s per runtime until received blocks are stored, so that storage warnings are logged by then."""
     for runtime in list(_runtimes.values()):
         runtime.drain()
 
 
 def _close_all() -> None:
     global _closing_in
-    _closing_in = None  # an runtime that is made after this is closed as well
+    _closing_in = None  # a runtime created after this is closed as well
     for runtime in list(_runtimes.values()):
         runtime.close()
     _runtimes.clear()
 
 
-_closing_in: int | None = None  # the process that will close its runtimes at its end
+_closing_in: int | None = None  # id of the process that has registered _close_all
 _at_exit = False
 
 
 def _close_with_process() -> None:
-    """Close the runtimes when this process ends: also a worker of multiprocessing, which skips atexit."""
+    """Close the runtimes when this process ends. Workers of multiprocessing skip atexit and need a finalizer."""
     global _closing_in, _at_exit
     if _closing_in == os.getpid():
         return
@@ -90,8 +90,8 @@ def _close_with_process() -> None:
 
 
 def _after_fork() -> None:
-    # The parent's runtimes are not touched again, nor ever collected: their threads do not exist here, and closing their
-    # connections and descriptors would act on what the parent still uses; but for those of blocks, which hold room on the disk.
+    # Keep the parent's runtimes, unused and never garbage-collected: their threads do not exist here, and closing their
+    # connections would disturb the parent. Only open block files are closed, as they keep disk space occupied.
     global _runtimes_lock
     _runtimes_lock = threading.RLock()
     for runtime in _runtimes.values():

@@ -1,4 +1,4 @@
-"""How long what we know of an object or a listing counts."""
+"""One origin under one configuration, with this process's metadata of it and the rules for its freshness."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["ABSENCE_S", "Source", "is_fresh"]
 
 
 ABSENCE_S = 10.0
-"""Longest life of an absence learnt from one 404: objects appear more often than they change (gcsfuse: 5 s)."""
+"""Maximum age in seconds of an absence known from a 404: objects appear more often than they change (gcsfuse: 5 s)."""
 
 
 def is_fresh(checked_at: float, now: float, *, lifetime_s: float, absence: bool = False) -> bool:
-    """Return whether an answer from `checked_at` counts at `now`, both in seconds since the epoch.
+    """Return whether an answer from `checked_at` is fresh at `now`, both in seconds since the epoch.
 
-    A lifetime of 0 counts for nobody, an infinite one for ever. An answer from the future (the clock was set
-    back) does not count.
+    With a lifetime of 0 no answer is fresh, with an infinite one every answer is. An answer from the future (the clock
+    was set back) is not fresh. `absence` limits the lifetime to ABSENCE_S.
     """
     if math.isinf(lifetime_s):
         return True
@@ -41,9 +41,9 @@ def is_fresh(checked_at: float, now: float, *, lifetime_s: float, absence: bool 
 
 
 class Source:
-    """Where objects come from: an origin behind an runtime, under one config.
+    """One origin under one configuration, as this process sees it.
 
-    Cheap to make: runtime, origin and inner filesystem come with the first need, and anew after a fork.
+    Cheap to create: runtime, origin and inner filesystem are created on first use, and again after a fork.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Source:
         self.protocol = protocol
         self.options = options
         self.config = config
-        self.url = url  # a path's full URL, for messages
+        self.url = url  # returns the full URL of a path, for messages
         self.identity = identity_of(protocol, options)
         self._runtime: Runtime | None = None
         self._metadata: MetadataCache | None = None
@@ -60,7 +60,7 @@ class Source:
 
     @functools.cached_property
     def asker(self) -> str:
-        """Who asks, as far as answers differ by it: credentials, and what may be answered although nobody was asked just now."""
+        """Key of the callers that may share a lookup: same credentials, and same options for stale answers."""
         config = self.config
         told = (config.offline, config.stale_if_error, config.lifetime_s)
         return str(tokenize(self.protocol, dict(self.options), *told))
@@ -70,7 +70,7 @@ class Source:
         runtime = self._runtime
         if runtime is None or runtime.pid != os.getpid():
             runtime = runtime_for(self.config)
-            # The runtime last: another thread that sees it must find what belongs to it.
+            # Assign the runtime last: a thread that sees it must also see its metadata cache.
             self._origin = None
             self._metadata = runtime.metadata_cache(self.identity)
             self._runtime = runtime
@@ -83,7 +83,7 @@ class Source:
         return self._metadata
 
     def origin(self, path: str) -> Origin:
-        """Return the origin, to be called about `path`; raises OriginUnavailable where offline forbids it."""
+        """Return the origin; raises OriginUnavailable, naming `path`, if `offline` is set."""
         if self.config.offline:
             raise self.offline(path)
         runtime = self.runtime
@@ -93,36 +93,36 @@ class Source:
         return self._origin[1]
 
     def link_stats(self) -> LinkStats:
-        """Return what was measured of the way to the origin; nobody is asked, and nothing is made."""
+        """Return the measurements of the link to the origin, without a request and without opening the origin."""
         runtime, made = self.runtime, self._origin
         if made is None or made[0] is not runtime:
             return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.concurrency)
         return runtime.fetch_queue.link_stats(made[1])
 
     def last_known(self, path: str) -> MetadataEntry | None:
-        """Return what is known of `path`, of any age; None when nothing valid is."""
+        """Return the valid metadata entry of `path`, of any age; None if there is none."""
         known = self.metadata.get(path)
         return known if known is None or self.is_fresh(known) else self.metadata.renewed(path)
 
     def fresh(self, path: str) -> MetadataEntry | None:
-        """Return what is known of `path` and young enough to count."""
+        """Return the fresh metadata entry of `path`; None if there is none."""
         known = self.last_known(path)
         return known if known is not None and self.is_fresh(known) else None
 
     def existing(self, path: str) -> MetadataEntry | None:
-        """Return what is known of the object or folder; raises ObjectNotFound for a known absence."""
+        """Return the fresh metadata entry of `path` or None; raises ObjectNotFound if it is known to be absent."""
         known = self.fresh(path)
         if known is not None and known.info is None:
             raise self.not_found(path, known)
         return known
 
     def described(self, path: str) -> MetadataEntry | None:
-        """Return what is known of the object or folder when that is all its metadata; raises like `existing`."""
+        """Return the fresh entry of `path` if it has all the details of a lookup, else None; raises like `existing`."""
         known = self.existing(path)
         return known if known is not None and is_whole(self.identity, known.object) else None
 
     def key(self, known: MetadataEntry) -> ObjectKey | None:
-        """Return the key of the version known; None for what cannot be cached."""
+        """Return the key of this version's blocks; None if it cannot be cached."""
         return known.key(self.identity, self.config.block_size)
 
     def is_fresh(self, known: MetadataEntry) -> bool:
@@ -134,7 +134,7 @@ class Source:
         )
 
     def not_found(self, path: str, known: MetadataEntry) -> ObjectNotFound:
-        """Return the error for an absence, in the origin's own words where it told us: they may name a remedy."""
+        """Return the error for an absent path, with the origin's error text if known: it may name a remedy."""
         where = "the folder it is in" if self.protocol == "drive" else "its bucket"
         why = known.why or f"no such object or folder; check the name, and that of {where}, with ls"
         return ObjectNotFound(f"{self.url(path)}: {why}")

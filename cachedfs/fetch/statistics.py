@@ -1,4 +1,4 @@
-"""When a process tells all others what it counted: about once a second while it reads, and at its end."""
+"""Publish this process's statistics to shared memory, about once a second while it reads, and at exit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = Counted._fields[:-1]
 
 
 class StatisticsPublisher:
-    """Adds what `source` counts to the counts of all processes. In any thread; a thread that finds another at it goes on."""
+    """Adds the counters of `source` to those of all processes. Any thread may call it; a busy lock is skipped."""
 
     def __init__(self, source: Source, counts: SharedCounters) -> None:
         self._source, self._counts = source, counts
@@ -28,23 +28,23 @@ class StatisticsPublisher:
         self._lock = threading.Lock()
 
     def publish_now_and_then(self) -> None:
-        """Tell if that was a second ago."""
+        """Publish if the last time was at least a second ago."""
         if time.monotonic() >= self._again_at:
             self.tell()
 
     def close(self) -> None:
-        """Tell a last time; what another thread is telling is told before, so that the end of the process breaks off nothing."""
+        """Publish a last time; wait up to a second for another thread that is publishing."""
         self.tell(wait_s=EVERY_S)
         self._again_at = math.inf
 
     def tell(self, *, wait_s: float = 0.0) -> None:
-        """Tell what was counted since the last time."""
+        """Publish the increase since the last time; skip it if the lock is not free within `wait_s` seconds."""
         if not self._lock.acquire(timeout=wait_s):
             return
         try:
             self._again_at = time.monotonic() + EVERY_S
             told, self._told = self._told, self._source.sums()
-            # Less than before where a part of what counts was made anew.
+            # A counter may decrease if its owner was recreated.
             self._counts.add([max(0, self._told[name] - told.get(name, 0)) for name in NAMES])
         finally:
             self._lock.release()

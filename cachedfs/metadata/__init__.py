@@ -1,1 +1,1 @@
-"""TODO: metadata."""
+"""Object and folder metadata: lookups, listings, change feeds and the stale fallback."""

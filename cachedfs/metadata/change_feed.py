@@ -1,4 +1,7 @@
-"""What an origin tells by itself: one question about all that changed, in place of one about each thing that is old."""
+"""Change feeds: one request lists everything that changed, instead of revalidating each expired entry.
+
+A feed covers one part of an origin, the first name of a path: for Google Drive, My Drive or one shared drive.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,28 @@ __all__ = ["WAIT_S", "ChangeFeeds", "claim_of", "is_told"]
 
 logger = logging.getLogger("cachedfs.metadata")
 
-WAIT_S = 10.0  # longest wait for a poll of another process
+WAIT_S = 10.0  # longest wait for another process's poll
 
 
 class ChangeFeeds:
-    """The feeds of one origin, one for each part that has one. On the runtime's loop.
+    """The change feeds of one origin, at most one per part. Use it on the event loop thread only.
 
-    A feed is polled when something that is known has grown old, once for all who ask and at most once in `max_age`.
+    A feed is polled when a metadata entry has expired, once for all callers in all processes, and at most once per
+    `max_age`.
     """
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        # By part, of those without a feed, or whose feed failed: when to try again.
+        # Parts without a feed, or with a failed one -> monotonic time of the next try.
         self._not_before: dict[str, float] = {}
 
     async def begin(self, path: str) -> None:
-        """Have what is asked for from now on watched, where that can be: once, and *before* it is asked for."""
+        """Start the feed for `path` if there is none yet, so that it covers requests made *after* this call."""
         if self._may_follow(path) and self._feed(path) is None:
             await self._once(path, lambda feed: feed is not None, self._begin)
 
     async def catch_up(self, path: str) -> bool:
-        """Ask what changed, if that was not asked for longer than `max_age`; return whether it was asked now."""
+        """Poll the feed for `path` if the last poll is older than `max_age`; return whether a poll was due."""
         feed = self._feed(path) if self._may_follow(path) else None
         if feed is None or self._is_fresh(feed):
             return False
@@ -46,19 +50,20 @@ class ChangeFeeds:
         return True
 
     def seen(self, path: str) -> FeedPosition | None:
-        """Return the feed that watches an answer about `path` which is asked for after this."""
+        """Return the position of the feed that covers answers about `path` requested after this call, or None."""
         return self._feed(path) if self._may_follow(path) else None
 
     def watch(self, seen: FeedPosition | None, folder: ObjectInfo | None) -> FeedSnapshot | None:
-        """Return how an answer about what is in `folder` is watched (None: the top); None where no feed tells all about it.
+        """Return the feed snapshot to store with an answer about a path in `folder` (None: the top level).
 
-        REQUIRES: the folders above are known, and that they were is as old as the answer at most.
+        Return None if no feed reports all changes of the path. The parent folders must have metadata entries that are
+        not older than the answer.
         """
         if seen is None:
             return None
         way, info = list[tuple[str, str]](), folder
         while info is not None:
-            is_file = info.kind != "directory"  # it may have the name of a folder
+            is_file = info.kind != "directory"  # a file may have the same name as the folder
             if info.id is None or is_file or not is_told(info):
                 return None
             way.append((info.path, info.id))
@@ -87,20 +92,20 @@ class ChangeFeeds:
     async def _once(
         self, path: str, is_done: Callable[[FeedPosition | None], bool], ask: Callable[[str], Awaitable[None]]
     ) -> None:
-        """Ask, or wait until somebody else in this process, or in another, has."""
+        """Call `ask`, or wait until another caller in this or another process has done so."""
         part = _part_of(path)
 
         async def question() -> None:
             cache = self._source.runtime.cache
             fetch_lock = claim_of(self._source.identity, part)
             if not await self._source.runtime.locked(fetch_lock, within_s=WAIT_S):
-                return  # what is spared is not worth waiting for longer
+                return  # asking the origin directly is cheaper than waiting longer
             try:
                 if not is_done(self._feed(path)):
                     await ask(part)
             except OriginUnreachable:
-                pass  # the question itself meets it, and knows what to do
-            except CachedFSError as error:  # a feed spares questions: without one they are asked
+                pass  # the request that follows fails too, and handles it
+            except CachedFSError as error:  # a feed only saves requests: go on without it
                 logger.info("%s: the changes are not known: %s", self._source.url(part), error)
                 self._not_before[part] = time.monotonic() + self._source.config.lifetime_s
             finally:
@@ -131,12 +136,12 @@ class ChangeFeeds:
 
 
 def claim_of(identity: str, part: str) -> int:
-    """Return what who polls a feed, or puts it elsewhere, has claimed."""
+    """Return the hash of the lock to hold while polling or moving the feed of a part."""
     return ObjectKey(identity, part, "what changed?", 0).hash64(0)
 
 
 def is_told(info: ObjectInfo) -> bool:
-    """Return whether the feed of the part that a path is in tells of all that changes this: not what a shortcut is."""
+    """Return whether the feed of its part reports all changes of an item: False for shortcuts."""
     return "shortcut" not in info.details
 
 

@@ -1,4 +1,4 @@
-"""The complete listings of one origin that are known: kept in the cache, for all processes of the machine."""
+"""Cached folder listings of one origin, shared by all processes of the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ by_path = operator.attrgetter("path")
 
 
 class Listings:
-    """What folders hold, as far as that is known and young enough. A long listing takes its time: not on the loop."""
+    """Complete listings of folders in the metadata store. Long listings take time: call it off the event loop."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -28,9 +28,10 @@ class Listings:
     def keep(
         self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: FeedSnapshot | None
     ) -> None:
-        """Remember complete listings as of `now`, unless something was written since `epoch` was read.
+        """Store complete listings as of `now`, unless a write to the origin changed `epoch` since it was read.
 
-        Not where a child is two things, or has no name: one of a name is remembered, and would stand for all.
+        A listing is not stored if it has a child without a name, or an object and a folder of the same name: the store
+        keeps one entry per name, which would hide the other.
         """
         listings = {
             folder: found for folder, found in listings.items() if not _is_odd(folder, found, listings)
@@ -41,19 +42,18 @@ class Listings:
         }
         folder_marks = {folder: shared.listing_mark(identity, folder) for folder in listings}
         if shared.epoch(identity) != epoch:
-            return  # something was written while the origin answered: the answer is given, not kept
+            return  # a write happened during the request: return the listing, but do not cache it
         try:
             shared.keep_listings(
                 identity, listings, checked_at=now, marks=marks, folder_marks=folder_marks, watch=watch
             )
         except CacheError as error:
-            logger.debug("not kept: %s", error)  # the cache says it aloud, once; a listing never fails for it
-        self._source.metadata.overtaken(
-            marks, now
-        )  # else what was just listed might be absent for who reads it
+            logger.debug("not kept: %s", error)  # the cache warns once; a listing never fails because of it
+        # Otherwise an older absence in memory would hide a path that was just listed.
+        self._source.metadata.overtaken(marks, now)
 
     def of(self, folder: str, lifetime_s: float | None = None) -> list[ObjectInfo] | None:
-        """Return a listing that is here and young enough: for `max_age`, if nothing else is said."""
+        """Return the cached listing of `folder`, sorted by path; None if older than `lifetime_s` (or `max_age`)."""
         shared, identity = self._source.runtime.cache.metadata, self._source.identity
         listing = shared.listing(identity, folder)
         if listing is None or listing.mark != shared.listing_mark(identity, folder):
@@ -67,7 +67,10 @@ class Listings:
     def below(
         self, folder: str, lifetime_s: float | None = None, above: frozenset[str | None] = frozenset()
     ) -> list[ObjectInfo] | None:
-        """Return all that is below `folder` when every listing of it is here; `above`: ids of the folders on the way."""
+        """Return all objects and folders below `folder`, if every listing is cached; else None.
+
+        `above` has the ids of the parent folders, to stop at cycles.
+        """
         here = self._source.metadata.get(folder)
         above |= {here.info.id} if here is not None and here.info is not None else set()
         found = self.of(folder, lifetime_s)
@@ -80,12 +83,12 @@ class Listings:
 
 
 def is_nameless(info: ObjectInfo, folder: str) -> bool:
-    """Return whether this is the folder without a name that is in `a` where there is `a//b`: it is no path of its own."""
+    """Return whether `info` is the unnamed folder that an object `a//b` implies in `a`; it has no path of its own."""
     return info.path == f"{folder}/"
 
 
 def _is_odd(folder: str, found: list[ObjectInfo], listings: Container[str]) -> bool:
-    """Return whether one of what was found has no name, or is an object and a folder too."""
+    """Return whether a child has no name, or is both an object and a folder."""
     kinds: dict[str, str] = {}
     return any(
         is_nameless(info, folder)
@@ -96,7 +99,7 @@ def _is_odd(folder: str, found: list[ObjectInfo], listings: Container[str]) -> b
 
 
 def by_folder(folder: str, found: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
-    """Return the complete listings that a listing of all that is below `folder` amounts to."""
+    """Split a recursive listing of `folder` into the complete listing of each folder."""
     listings: dict[str, dict[str, ObjectInfo]] = {folder: {}}
     for info in found:
         child = info

@@ -1,4 +1,4 @@
-"""What stands in for an answer of the origin while it is away, or may not be asked: the last one that is known."""
+"""Serve stale metadata while the origin is unreachable (`stale_if_error`) or `offline` is set."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ logger = logging.getLogger("cachedfs.metadata")
 
 
 class StaleFallback:
-    """Answers about an origin that cannot be asked: of any age with `stale_if_error`, and where `offline` forbids it.
+    """Metadata entries and listings of any age, for an origin that is unreachable or that `offline` forbids to ask.
 
-    The first that is older than `max_age` allows is told in a warning.
+    The first stale answer for an unreachable origin logs a warning.
     """
 
     def __init__(self, source: Source, listings: Listings) -> None:
@@ -28,7 +28,10 @@ class StaleFallback:
         self._warned = False
 
     def of(self, path: str, old: MetadataEntry | None) -> MetadataEntry | None:
-        """Return the old fact while the origin may not or cannot be asked; raises when there is none."""
+        """Return `old` if the origin must not be asked now, else None.
+
+        Raises OriginUnavailable if `offline` is set and `old` is not an existing object or folder.
+        """
         config, source = self._source.config, self._source
         if config.offline:
             if old is None or old.info is None:
@@ -40,7 +43,7 @@ class StaleFallback:
         return old
 
     def despite(self, error: OriginUnreachable, old: MetadataEntry | None) -> MetadataEntry:
-        """Return the known version although the origin is away, or raise that it is."""
+        """Return `old` after the origin turned out to be unreachable; raise `error` if that is not possible."""
         self._source.runtime.mark_unreachable(self._source.identity)
         if old is None or old.info is None or not self._source.config.stale_if_error:
             raise error
@@ -48,7 +51,7 @@ class StaleFallback:
         return old
 
     def listing(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
-        """Return an older listing while the origin was away a moment ago."""
+        """Return a stale listing if the origin was unreachable a moment ago, else None."""
         if not self._is_of_use():
             return None
         old = self._listed(folder, deep=deep)
@@ -57,7 +60,7 @@ class StaleFallback:
         return old
 
     def listed_before(self, folder: str, error: OriginUnreachable, *, deep: bool) -> list[ObjectInfo]:
-        """Return an older listing although the origin is away, or raise that it is."""
+        """Return a stale listing after the origin turned out to be unreachable; raise `error` if there is none."""
         self._source.runtime.mark_unreachable(self._source.identity)
         old = self._listed(folder, deep=deep) if self._source.config.stale_if_error else None
         if old is None:
@@ -66,7 +69,7 @@ class StaleFallback:
         return old
 
     def _is_of_use(self) -> bool:
-        """Return whether the origin was away a moment ago, and old answers may be given then."""
+        """Return whether the origin was unreachable a moment ago and `stale_if_error` is set."""
         source = self._source
         return source.config.stale_if_error and source.runtime.is_unreachable(source.identity)
 

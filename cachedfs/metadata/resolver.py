@@ -1,4 +1,4 @@
-"""What the objects and listings of an origin are: known, or asked for, once."""
+"""Look up objects and list folders: from cached metadata, or with one request to the origin."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = ["MetadataResolver"]
 
 T = TypeVar("T")
 
-AT_ONCE = 8  # sibling folders listed at once; a listing costs 100 units of 325,000 a minute
-NAMES_FIRST = 3  # names that are asked for one by one in a folder that changed since it was listed
-MOST_FOLDERS = 1000  # of which that is counted
-PAGE = 1000  # names in one answer of a listing: the most that Drive and GCS give
-POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at what another process asks
+AT_ONCE = 8  # folders listed in parallel; a Drive listing costs 100 of 325,000 quota units a minute
+NAMES_FIRST = 3  # single lookups in a folder that changed since it was listed, before listing it again
+MOST_FOLDERS = 1000  # folders for which these lookups are counted
+PAGE = 1000  # names per page of a listing: the maximum of Drive and GCS
+POLL_S = 0.002, 0.05  # shortest and longest pause between checks for another process's answer
 
 
 class MetadataResolver:
-    """Answers what a path is and what a folder holds: from what is known, else from the origin, which is asked once.
+    """Looks up paths and lists folders, from cached metadata or else from the origin.
 
-    The coroutines run on the runtime's loop.
+    Concurrent callers share one request. The coroutines run on the runtime's event loop.
     """
 
     def __init__(self, source: Source, fetcher: Fetcher) -> None:
@@ -43,22 +43,25 @@ class MetadataResolver:
         self._change_feeds = ChangeFeeds(source)
         self._listings = Listings(source)
         self._stale_fallback = StaleFallback(source, self._listings)
-        # Folders in whose present state names were asked for one by one: the mark of their listing, and how many.
+        # Folder -> (change counter of its listing, single lookups in it since the counter changed).
         self._asked_in: dict[str, tuple[int, int]] = {}
 
     async def know(self, path: str) -> ObjectInfo:
-        """Return what `path` is; asks when that is unknown or too old. Raises ObjectNotFound."""
+        """Return the metadata of `path`, asking the origin if it is unknown or expired. Raises ObjectNotFound."""
         known = self.source.fresh(path) or await self.ask(path)
         if known.info is None:
             raise self.source.not_found(path, known)
         return known.info
 
     async def describe(self, path: str) -> ObjectInfo:
-        """Return what `path` is with all its metadata, as `know` does; asks also when only a read told of it so far."""
+        """Return the metadata of `path` with all details of a lookup; otherwise like `know`.
+
+        Metadata from the headers of a read has fewer details, so the origin is asked again then.
+        """
         info = await self.know(path)
         if is_whole(self.source.identity, info):
             return info
-        self.source.metadata.renewed(path)  # another process may have asked
+        self.source.metadata.renewed(path)  # another process may have looked it up
         known = self.source.described(path) or await self.ask(path)
         if known.info is None:
             raise self.source.not_found(path, known)
@@ -67,13 +70,14 @@ class MetadataResolver:
     async def resolve(
         self, path: str, want: Range | Suffix, *, demand: int
     ) -> tuple[MetadataEntry, InflightRequest | None]:
-        """Return what `path` is; the question is the read of `want` itself where that is cheapest.
+        """Return the metadata entry of `path` and, if it was found by reading `want`, the in-flight request.
 
-        `demand`: how far into the object that read may go by itself.
+        A read is the cheapest lookup of an unknown object: its headers carry the metadata. `demand` is the byte up to
+        which that request may read before a reader wants more.
         """
         by_reading = partial(self._ask_by_reading, path, want, demand)
         if self._is_asked(path) or self._is_new(path):
-            # What others may have learnt is of no use where the answer is on its way, and is looked up before it is asked.
+            # Skip the metadata store: the answer is already in flight, or `_ask_by_reading` looks there first.
             return await self._once(path, by_reading)
         old = self.source.last_known(path)
         if self._is_asked_without_body(path, old):
@@ -83,39 +87,39 @@ class MetadataResolver:
         return await self._once(path, by_reading)
 
     def _is_new(self, path: str) -> bool:
-        """Return whether this process never heard of `path`, and would ask what it is by reading it."""
+        """Return whether this process has no entry of `path`, and would look it up by reading it."""
         return self.source.metadata.in_memory(path) is None and not self._by_parent(path)
 
     def _is_asked_without_body(self, path: str, old: MetadataEntry | None) -> bool:
-        """Return whether to ask what `path` is although something is known, or can be had for less than a read."""
+        """Return whether a lookup without a body is needed for `path`, or cheaper than a read."""
         if old is not None and self.source.is_fresh(old):
-            # What a listing calls a folder may be an object as well.
+            # A folder of a listing may be an object as well.
             return old.info is not None and old.info.kind != "file" and not self._by_parent(path)
         key = None if old is None else self.source.key(old)
         is_here = key is not None and self.source.runtime.cache.has(key, 0)
-        return is_here or self._by_parent(path)  # too old, but probably unchanged
+        return is_here or self._by_parent(path)  # expired, but probably unchanged: no need to fetch a body
 
     def _is_asked(self, path: str) -> bool:
-        """Return whether somebody in this process asked what `path` is, and waits for the answer."""
+        """Return whether a valid lookup of `path` is in flight in this process."""
         if self.source.config.lifetime_s == 0:
             return False
         slot = (self.source.asker, path)
         return self.source.runtime.lookups.is_asked(slot, self.source.metadata.mark(path))
 
     def _by_parent(self, path: str) -> bool:
-        """Return whether a lookup is all that there is to ask: by the origin's nature, or because nobody may be asked."""
+        """Return whether a read cannot serve as a lookup: the origin looks names up by folder, or `offline` is set."""
         return self.source.config.offline or self.source.origin(path).by_parent
 
     async def ask(self, path: str) -> MetadataEntry:
-        """Ask the origin what `path` is now."""
+        """Ask the origin for the current metadata of `path`."""
         known, _ = await self._once(path, lambda: self._lookup(path, self.source.last_known(path)))
         return known
 
     async def _once(self, path: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Ask, or wait for the answer to the same question that the same asker in this process asked already.
+        """Call `ask`, or wait for the lookup of `path` that is already in flight for the same credentials and options.
 
-        Not when something was written to the path since that was asked, and never with max_age=0: then the answer on its
-        way may be older than this question.
+        A lookup in flight is not shared if the path was written since it began, and never with `max_age=0`: its answer
+        may be older than this call.
         """
         if self.source.config.lifetime_s == 0:
             return await ask()
@@ -132,16 +136,16 @@ class MetadataResolver:
         if (listed := await self._by_listing(path)) is not None:
             return listed, None
         async with self._turn(path):
-            if (
-                stale := self._stale_fallback.of(path, old)
-            ) is not None:  # another learnt it while this one waited
+            # Another lookup may have found the origin unreachable while this one waited.
+            if (stale := self._stale_fallback.of(path, old)) is not None:
                 return stale, None
             return await self._looked_up(path, old), None
 
     def _turn(self, path: str) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return what a lookup waits in for its turn, so that few are sent to an origin before it is known to be away.
+        """Return the semaphore for a lookup, so that few are sent before the origin is known to be unreachable.
 
-        None is to be waited for where a lookup may first have to look up its folder, which takes a turn as well.
+        There is none for an origin that looks names up by folder: a lookup waits for the lookup of its folder, and
+        would hold a slot that the other one needs.
         """
         if self._by_parent(path):
             return contextlib.nullcontext()
@@ -155,8 +159,8 @@ class MetadataResolver:
         try:
             info = await self._look_at(path, way)
         except ObjectNotFound as error:
-            if self._by_parent(path):  # what is missing may be a folder, or a permission: the origin knows
-                why = error.message.partition(": ")[2]  # the URL in front is its own
+            if self._by_parent(path):  # a folder or a permission may be missing: keep the origin's text
+                why = error.message.partition(": ")[2]  # without the URL in front
         except OriginUnreachable as error:
             return self._stale_fallback.despite(error, old)
         at = self._age_of_way(path, now)
@@ -166,7 +170,7 @@ class MetadataResolver:
         return self.source.metadata.learn(path, info, checked_at=at, mark=mark, watch=watch, why=why)
 
     async def _by_feed(self, path: str, old: MetadataEntry | None) -> MetadataEntry | None:
-        """Return what was known of `path` and has grown old, where the origin tells that it still holds."""
+        """Return the expired entry of `path` if a poll of its change feed confirms it, else None."""
         if old is None:
             return None
         if await self._change_feeds.catch_up(path):
@@ -175,16 +179,16 @@ class MetadataResolver:
         return None
 
     def _age_of_way(self, path: str, now: float) -> float:
-        """Return since when an answer about `path` counts that was asked for at `now`: it is as old as what led to it."""
+        """Return the `checked_at` of an answer requested at `now`: not later than that of the folder used for it."""
         folder = path.rpartition("/")[0]
         known = self.source.metadata.get(folder) if folder and self.source.origin(path).by_parent else None
         return now if known is None else min(now, known.checked_at)
 
     async def _by_listing(self, path: str) -> MetadataEntry | None:
-        """Return what is known of `path` after its folder was listed again; None where that would cost more than asking.
+        """Return the entry of `path` after listing its folder again; None if a lookup is cheaper.
 
-        Where names are looked up in their folder, a question about one name costs as much as one page of a listing, which
-        answers for all neighbours: an epoch over known files costs a request a folder then, not one a file.
+        If the origin looks names up by folder, a lookup costs as much as one page of a listing, which renews all
+        neighbors. An epoch over known files then costs one request per folder instead of one per file.
         """
         folder = path.rpartition("/")[0]
         if not folder or not self.source.origin(path).by_parent or self.source.config.lifetime_s == 0:
@@ -195,14 +199,15 @@ class MetadataResolver:
             return None
         if (shared.listing_size(identity, folder, most=PAGE + 1) or 0) > PAGE:
             return None
-        with contextlib.suppress(ObjectNotFound):  # the folder is gone: the question itself will tell
+        with contextlib.suppress(ObjectNotFound):  # the folder is gone: the lookup will report it
             await self._once(f"{folder}/", lambda: self._listed_anew(folder))
         return self.source.fresh(path)
 
     def _is_worth_listing(self, folder: str, listed_mark: int) -> bool:
-        """Return whether to list a folder again rather than ask for one more name in it.
+        """Return whether to list a folder again instead of looking up one more name in it.
 
-        Not at once where it changed since it was listed, as it will again: nobody knows how much a listing would bring.
+        If the folder changed since it was listed, the first NAMES_FIRST names are looked up singly: it will probably
+        change again, and the listing might renew few entries that are needed.
         """
         mark = self.source.runtime.cache.metadata.listing_mark(self.source.identity, folder)
         at, n_asked = self._asked_in.pop(folder, (mark, 0))
@@ -216,9 +221,9 @@ class MetadataResolver:
         await self._list(folder, deep=False)
 
     async def _look_at(self, path: str, way: list[ObjectInfo]) -> ObjectInfo:
-        """Ask the origin what `path` is; one that looks names up in their folder is told the folder, which becomes known.
+        """Look up `path` at the origin; for origins that look names up by folder, look up the folder first.
 
-        The folder that the answer is about goes into `way`, also when there is no such name in it.
+        The folder that was used is appended to `way`, even if the name is not in it.
         """
         origin, folder = self.source.origin(path), path.rpartition("/")[0]
         if not origin.by_parent or not folder:
@@ -227,7 +232,7 @@ class MetadataResolver:
         if before is None or before.info is None or self.source.is_fresh(before):
             way.append(await self.know(folder))
             return await origin.lookup(path, way[0])
-        # The way to a path is asked for at once, not one folder after another: its folders rarely change.
+        # Look up expired parent folders in parallel with the path, assuming them unchanged: they rarely change.
         asked = self.source.runtime.spawn(self.know(folder))
         info = None
         try:
@@ -244,16 +249,17 @@ class MetadataResolver:
     async def _ask_by_reading(
         self, path: str, want: Range | Suffix, demand: int
     ) -> tuple[MetadataEntry, InflightRequest | None]:
-        """Send the read of `want` and learn from its headers what the object is.
+        """Read `want` and take the metadata of the object from the response headers.
 
-        Across processes one asks, the others wait for the fact: their reads then meet the claims on its blocks.
+        One process of the machine asks; the others wait for its metadata entry. Their reads then find the fetch locks
+        of the blocks taken.
         """
         fetch_lock = ObjectKey(self.source.identity, path, "what is it?", 0).hash64(0)
         cache = self.source.runtime.cache
         pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
         while self.source.config.lifetime_s > 0 and not cache.take_lock(fetch_lock):
             if time.monotonic() > overdue_at:
-                break  # who has it was stopped: then it is asked twice
+                break  # the lock's holder was stopped: ask a second time
             await asyncio.sleep(pause)
             pause = min(2 * pause, POLL_S[1])
             if (known := self.source.fresh(path)) is not None:
@@ -277,7 +283,7 @@ class MetadataResolver:
                 await inflight.began()
             except asyncio.CancelledError:
                 if inflight.info is None:
-                    request.cancel()  # before its headers nobody else knows of it, and nobody could wait for it again
+                    request.cancel()  # no other reader knows the request before its headers
                 raise
             except ObjectNotFound:
                 return learnt[0], None
@@ -289,8 +295,8 @@ class MetadataResolver:
                 self.source.runtime.cache_writer.after_facts(lambda: cache.release_lock(fetch_lock))
 
     async def listing(self, folder: str) -> list[ObjectInfo]:
-        """Return the children of `folder` by name; the object itself for an object. Raises ObjectNotFound."""
-        # A long one takes its time: not on the loop.
+        """Return the children of `folder`, sorted by path; for an object, the object itself. Raises ObjectNotFound."""
+        # In a thread: a long listing would block the event loop.
         here = await asyncio.to_thread(self._listings.of, folder)
         if here is not None:
             return here
@@ -310,7 +316,7 @@ class MetadataResolver:
         return children
 
     async def find(self, folder: str) -> list[ObjectInfo]:
-        """Return all objects below `folder`, and the folders between, by name."""
+        """Return all objects and folders below `folder`, sorted by path."""
         here = await asyncio.to_thread(self._listings.below, folder)
         if here is not None:
             return here
@@ -321,7 +327,7 @@ class MetadataResolver:
         return here if here is not None else await self._walk(folder)
 
     async def _walk(self, folder: str) -> list[ObjectInfo]:
-        """Return all that is below `folder`; listings that are known are not asked for, sibling folders side by side."""
+        """Return all below `folder`, from cached listings where possible, with up to AT_ONCE listings in parallel."""
         gate = asyncio.Semaphore(AT_ONCE)
         found: list[ObjectInfo] = []
 
@@ -329,7 +335,7 @@ class MetadataResolver:
             async with gate:
                 children = await asyncio.to_thread(self._listings.of, here)
                 if children is None:
-                    # It went while its siblings were listed: an origin says so of nothing that is there.
+                    # A folder that is missing, or was removed during the walk, counts as empty.
                     with contextlib.suppress(ObjectNotFound):
                         children = await self._list(here, deep=False)
             known = self.source.metadata.get(here)
@@ -342,7 +348,7 @@ class MetadataResolver:
 
         try:
             await visit(folder, frozenset())
-        except* Exception as group:  # one failure, whatever the others
+        except* Exception as group:  # raise one error as it is, not a group
             failure: BaseException = group
             while isinstance(failure, BaseExceptionGroup):
                 failure = failure.exceptions[0]
@@ -350,7 +356,7 @@ class MetadataResolver:
         return sorted(found, key=by_path)
 
     async def _list(self, folder: str, *, deep: bool) -> list[ObjectInfo]:
-        """Ask for a listing, one level or all, and remember it with every child it names."""
+        """Request a listing of one level, or of all levels if `deep`, and store it with every child it names."""
         if not deep:
             await self._change_feeds.begin(folder)
         shared, now = self.source.runtime.cache.metadata, time.time()
@@ -370,14 +376,14 @@ class MetadataResolver:
         except OriginUnreachable as error:
             return self._stale_fallback.listed_before(folder, error, deep=deep)
         except ObjectNotFound as error:
-            if deep and not isinstance(error, NoSuchBucket):  # a misspelt bucket is no empty data set
+            if deep and not isinstance(error, NoSuchBucket):  # a misspelled bucket is not an empty folder
                 return []
             raise
         listings = by_folder(folder, found) if deep else {folder: found}
         is_folder = here is not None and here.kind == "directory"
-        if found or is_folder:  # nothing at all may also be an object, or absence: only a lookup can tell
+        if found or is_folder:  # an empty answer may also mean an object or an absence: needs a lookup
             known = self.source.fresh(folder)
-            # GCS may have both: the object counts.
+            # GCS may have an object and a folder of the same name: the object counts.
             if not is_folder and (known is None or known.info is None or known.info.kind != "file"):
                 self.source.metadata.learn(
                     folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark
@@ -391,7 +397,7 @@ class MetadataResolver:
         return sorted(named, key=by_path)
 
     async def is_folder(self, path: str) -> bool:
-        """Return whether something is below `path`, of which no object is known; asks the origin, remembers a folder."""
+        """Return whether `path`, which is not an object, is a folder; asks the origin and stores a folder it finds."""
         if self._by_parent(path):
             return False
         now, mark = time.time(), self.source.metadata.mark(path)

@@ -1,1 +1,1 @@
-"""TODO: read."""
+"""Reading objects: cached reads, reads with fetches, open files and verification of cached blocks."""

@@ -1,4 +1,4 @@
-"""The bytes of one read, put together from blocks in whatever order they come."""
+"""Fast path: serve reads that are fully cached, in the calling thread, without the event loop."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["ReadBuffer", "CachedReads", "note_version", "versions_read"]
 
 
 class ReadBuffer:
-    """The bytes of one read, put together in place."""
+    """Buffer for the bytes of one read, filled block by block in any order."""
 
     def __init__(self, want: Range) -> None:
         self._want = want
-        # A BytesIO gives its bytes away without copying them once more; seek and write size it in one step.
+        # BytesIO.getvalue() does not copy. Seeking and writing one byte allocates it in one step.
         self._bytes = io.BytesIO()
         if want.size:
             self._bytes.seek(want.size - 1)
             self._bytes.write(b"\0")
 
     def part(self, index: int, block_size: int) -> Range:
-        """Return the bytes of block `index` that are wanted."""
+        """Return the byte range of the object that is both in block `index` and wanted."""
         return Range(
             max(self._want.start, index * block_size), min(self._want.stop, (index + 1) * block_size)
         )
 
     def place(self, index: int, block_size: int) -> tuple[memoryview, int]:
-        """Return where the wanted bytes of block `index` belong, and their offset in the block."""
+        """Return the buffer for the wanted bytes of block `index`, and their offset in the block."""
         part = self.part(index, block_size)
         start = part.start - self._want.start
         return self._bytes.getbuffer()[start : start + part.size], part.start - index * block_size
@@ -58,9 +58,10 @@ _noted: ContextVar[_Versions | None] = ContextVar("cachedfs_versions_read", defa
 
 @contextmanager
 def versions_read() -> Iterator[_Versions]:
-    """Give a dictionary that gets, by path, the fingerprints of the versions that reads in here return bytes of.
+    """Yield a dictionary from path to the fingerprints of the versions that reads in this context return bytes of.
 
-    In this thread, and what it waits for. What is known of a path afterwards may already be a newer version.
+    It records the reads of this thread and of the coroutines it waits for. Use it instead of the metadata after the
+    read, which may be of a newer version already.
     """
     versions: _Versions = {}
     token = _noted.set(versions)
@@ -71,14 +72,14 @@ def versions_read() -> Iterator[_Versions]:
 
 
 def note_version(known: MetadataEntry) -> None:
-    """Tell `versions_read` of a version whose bytes are returned."""
+    """Record for `versions_read` that bytes of this version are returned."""
     versions = _noted.get()
     if versions is not None and known.info is not None:
         versions.setdefault(known.path, set()).add(known.info.fingerprint)
 
 
 class _Version(NamedTuple):
-    """An object that is known well enough to be cached."""
+    """An object version that can be cached: it has a key and a size."""
 
     known: MetadataEntry
     key: ObjectKey
@@ -86,21 +87,21 @@ class _Version(NamedTuple):
 
 
 class CachedReads:
-    """The objects of one source as far as they are in the cache."""
+    """Reads of cached objects of one source, without requests; safe from any thread."""
 
     def __init__(self, source: Source, chunks: ChunkPrefetch, habits: AccessPatterns) -> None:
         self._source, self._chunk_prefetch, self._access_patterns = source, chunks, habits
         self._awaited = chunks.awaited
 
     def read(self, path: str, start: int | None, stop: int | None, *, nowait: bool = False) -> bytes | None:
-        """Return `[start:stop]` of an object when all of it is here; None when the origin must be asked.
+        """Return the bytes `[start:stop]` of an object if all are cached; None if the origin must be asked.
 
-        `nowait`: raise BlockingIOError instead of waiting for the disk.
+        With `nowait`, raise BlockingIOError instead of waiting for the disk. Raises ObjectNotFound for a known absence.
         """
         if is_awaited := path in self._awaited:
             self._chunk_prefetch.reached(path, start, stop)
             if self._source.metadata.in_memory(path) is None:
-                return None  # asked for by this process, and not answered yet
+                return None  # prefetched by this process, and not answered yet
         version = self._version(path)
         if version is None:
             return None
@@ -114,7 +115,7 @@ class CachedReads:
         return data
 
     def read_many(self, wanted: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | OSError | None]:
-        """Return what `read` does of each `(path, start, stop)`, and errors in their places: every object looked up once."""
+        """Return the result of `read` for each `(path, start, stop)`, or its error; look up each object once."""
         found: list[bytes | OSError | None] = [None] * len(wanted)
         by_path: dict[str, list[int]] = {}
         for i, (path, _, _) in enumerate(wanted):
@@ -159,7 +160,7 @@ class CachedReads:
             return error
 
     def opened(self, path: str) -> None:
-        """Note that a handle will read an object that is known."""
+        """Note that an open file will read an object whose metadata is cached."""
         if path in self._awaited:
             self._chunk_prefetch.reached(path, 0, self._source.config.block_size)
 
@@ -169,17 +170,17 @@ class CachedReads:
         if known is None or key is None:
             return None
         size = known.object.size
-        assert size is not None  # what has a key has a size
+        assert size is not None  # key_of gives no key without a size
         return _Version(known, key, size)
 
     def _follow(self, version: _Version, want: Range) -> None:
-        """Tell of a read where one is waited for, beyond which more is sent for."""
+        """Report a read to the access patterns if it passes the byte offset in `runtime.followed`."""
         runtime, (known, key, size) = self._source.runtime, version
         if runtime.followed and want.stop > runtime.followed.get(key.digest, size):
             runtime.call_soon(self._access_patterns.observe_hit, known, key, want)
 
     def _landed(self, key: ObjectKey, want: Range) -> bytes | None:
-        """Return the bytes of `want` when a request that is over brought all of them and they are not on the disk yet."""
+        """Return the bytes of `want` from a finished request whose blocks are not on disk yet, else None."""
         runtime = self._source.runtime
         inflight = runtime.inflight_requests.get(key.name(want.start // key.block_size))
         if inflight is None or not inflight.done or inflight.error is not None or inflight.refused:
@@ -188,7 +189,7 @@ class CachedReads:
             return None
         try:
             data = inflight.copy(want)
-        except RequestStopped:  # they have just been stored
+        except RequestStopped:  # just stored on disk, and dropped from memory
             return None
         blocks = covering(want, key.block_size)
         for index in blocks:
@@ -198,7 +199,7 @@ class CachedReads:
         return data
 
     def of_version(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
-        """Return the bytes of `want` when all of them are here; see `read`."""
+        """Return the bytes of `want` of one version if all are cached, else None; see `read`."""
         runtime, size = self._source.runtime, key.block_size
         first = want.start // size
         if want.stop <= (first + 1) * size:
@@ -228,15 +229,14 @@ class CachedReads:
         return out.finish()
 
     def copy(self, key: ObjectKey, index: int, out: ReadBuffer, *, nowait: bool = False) -> bool:
-        """Copy one block into place; False for a miss."""
+        """Copy the wanted bytes of one cached block into `out`; return False for a miss."""
         place, offset = out.place(index, key.block_size)
-        # Let go of here: a view that is collected with the frames of an error, after its BytesIO, is an error
-        # itself in Python 3.13.
+        # Release the view here: Python 3.13 raises if a traceback keeps it alive longer than its BytesIO.
         with place:
             n = self._source.runtime.cache.read_into(
                 key, index, offset, place, nowait=nowait, verify=self._source.config.verify_always
             )
             if 0 <= n < len(place):
-                # Sound, but shorter than the object says: it would be found, and found too short, for ever.
+                # Valid, but too short for its object: drop it, or every read would find it again.
                 self._source.runtime.cache.refuse(key, index)
             return n == len(place)

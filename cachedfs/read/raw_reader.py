@@ -1,4 +1,4 @@
-"""The block that an open file reads from: borrowed from the cache until the next one is taken."""
+"""The raw reader under an open file, and the cached block it keeps open between reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ __all__ = ["BUFFER_SIZE", "CurrentBlock", "RawReader"]
 
 
 class CurrentBlock:
-    """One block of an object at most: `[start, stop)` of the object are the bytes that it holds. Not locked: its file is."""
+    """The cached block an open file is currently reading, kept open between reads; or none.
+
+    `[start, stop)` is its byte range in the object, empty without a block. Not thread-safe: the file is locked.
+    """
 
     __slots__ = ("_block", "_cache", "_key", "_size", "_verify", "start", "stop")
 
@@ -35,7 +38,7 @@ class CurrentBlock:
         self.start = self.stop = 0
 
     def copy(self, position: int, into: memoryview) -> int:
-        """Copy from `position` on, and return how many bytes; 0 where it holds none, or is bad: then it is put down."""
+        """Copy bytes from `position` on; return their number, 0 without a block. A damaged block is given back."""
         block = self._block
         if block is None:
             return 0
@@ -46,18 +49,18 @@ class CurrentBlock:
             return 0
 
     def take(self, index: int) -> bool:
-        """Take a block in the place of the last one; False when it is not here, and then there is none."""
+        """Replace the block by block `index`; return False, and hold no block, if that is not cached."""
         key = self._key
         if key is None:
             return False
         size = key.block_size
         old = None if self._block is None else (self.start // size, self._block)
-        # Let go before giving back: an interrupt in between loses a descriptor, but never leaves it in two hands.
+        # Clear before giving back: an interrupt in between may leak a descriptor, but it never has two users.
         self._let_go()
         block = self._cache.borrow(key, index, old)
         if block is None:
             return False
-        # A short block in the middle would be found, and found too short, for ever.
+        # Too short for its object: drop it, or every read would find it again.
         if block.length < size and block.length < self._size - index * size:
             self._cache.give_back(key, index, block, BadBlock("it is shorter than its object"))
             return False
@@ -65,14 +68,14 @@ class CurrentBlock:
         return True
 
     def put_down(self, error: BaseException | None = None) -> None:
-        """Give the block back to the cache, which drops it where it is bad."""
+        """Give the block back to the cache, which drops it if `error` shows that it is damaged."""
         block, start = self._block, self.start
         self._let_go()
         if block is not None and self._key is not None:
             self._cache.give_back(self._key, start // self._key.block_size, block, error)
 
     def leave(self, cache: BlockCache) -> None:
-        """Go on with another cache, as after a fork; it gets the block."""
+        """Switch to another cache, as after a fork, and give the block back to it."""
         self._cache = cache
         self.put_down()
 
@@ -80,17 +83,17 @@ class CurrentBlock:
         self._block, self.start, self.stop = None, 0, 0
 
 
-BUFFER_SIZE = 32 * 1024  # half a checksum page: small reads in Python's C code, without reading far too much
-JUMP_SIZE = 4 * 1024  # read into the buffer after a jump: most random reads want less than all of it
+BUFFER_SIZE = 32 * 1024  # half a checksum page: serves small reads in C without reading far too much
+JUMP_SIZE = 4 * 1024  # buffered by the first read after a seek: random reads rarely need more
 _CLOSED = "I/O operation on closed file"
-AT_HOME = 64  # other blocks in a row from the disk, and nothing of ours on its way: this file is here
-FIRST_DEMAND = 2  # the request that opened a file runs this many times ahead of its reader
+AT_HOME = 64  # after as many blocks in a row from disk, with no readahead in flight, a file counts as cached
+FIRST_DEMAND = 2  # the request that opened a file reads to this multiple of its reader's progress
 
 
 class RawReader(io.RawIOBase):
-    """Read position and history of one open file; every read is answered by a block or a request in flight.
+    """Read position and read history of one open file; reads come from a cached block or an in-flight request.
 
-    Not locked: the BufferedReader over it is.
+    Not thread-safe: the BufferedReader around it has a lock.
     """
 
     def __init__(self, reader: Reader, known: MetadataEntry, inflight: InflightRequest | None) -> None:
@@ -106,19 +109,20 @@ class RawReader(io.RawIOBase):
         self._position = 0
         verify = reader.source.config.verify_always
         self._hand = CurrentBlock(self._runtime.cache, self._key, known.info.size or 0, verify=verify)
-        self._jumped = False  # the next read is not where the last one ended,
-        self._left = self._landed = 0  # which was here; and where the last read after a jump began
-        self._last = -1  # the block that was read last
-        self._history = ReadHistory(self._block_size)  # kept up to date once something had to be fetched
-        self._n_reads = 0  # of other blocks, since something had to be waited for
-        # Blocks that we sent for: that they come from the disk then is not another hit.
+        self._jumped = False  # a seek moved the position since the last read
+        self._left = self._landed = 0  # position before the last seek; start of the first read after it
+        self._last = -1  # index of the block read last
+        self._history = ReadHistory(self._block_size)  # kept up to date only while `_cold`
+        self._n_reads = 0  # reads that moved to another block since the last wait
+        # Blocks that this file requested: reading them from disk later does not count as a hit.
         self._asked: set[int] = set()
         if inflight is not None:
             self._ask(inflight.start, inflight.stop)
-        self._cold = inflight is not None  # something of this file had to be fetched lately: then look ahead
-        self._n_here = 0  # other blocks that came from the disk, since anything came from elsewhere
-        self._opening = inflight  # the request that open() sent; ours to stop
-        self._inflight = inflight  # the last request that served us
+        # This file needed a fetch recently: check in-flight requests and read ahead.
+        self._cold = inflight is not None
+        self._n_here = 0  # blocks read from disk since one came from elsewhere
+        self._opening = inflight  # the request sent by open(); this file may stop it
+        self._inflight = inflight  # the request that served the last read
         self._sent = OutstandingReadahead()
         if known.info.size is None:
             data = reader.source.runtime.run(reader.collect(known, None, None))
@@ -168,17 +172,17 @@ class RawReader(io.RawIOBase):
             raise ValueError(_CLOSED)
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill `buffer` with what comes first: at least a byte, unless the file ends here."""
+        """Read up to `len(buffer)` bytes as soon as some are available; return 0 only at the end of the file."""
         into = buffer if type(buffer) is memoryview else memoryview(buffer).cast("B")
         position, hand = self._position, self._hand
         if self._jumped:
             self._jumped, self._landed = False, position
             if len(into) == BUFFER_SIZE:
                 into = into[:JUMP_SIZE]
-        # The commonest case first: more of the block in hand.
+        # The most common case first: more of the current block.
         if hand.start <= position < hand.stop:
             n = hand.copy(position, into)
-        elif self.closed:  # by another thread, while the BufferedReader over us waited for it
+        elif self.closed:  # by another thread while this one waited for the BufferedReader's lock
             raise ValueError(_CLOSED)
         elif self._cold or self._runtime.pid != getpid():
             n = 0
@@ -193,7 +197,7 @@ class RawReader(io.RawIOBase):
         return n
 
     def readall(self) -> bytes:
-        """Return everything from here to the end, fetched at once."""
+        """Return all bytes from the position to the end, fetched together."""
         if self.closed:
             raise ValueError(_CLOSED)
         if self._position >= self.size:
@@ -220,7 +224,7 @@ class RawReader(io.RawIOBase):
                 self._forget(self._sent.clear())
         super().close()
 
-    # Where the bytes come from.
+    # Sources of the bytes.
 
     def _read(self, position: int, into: memoryview) -> int:
         if self._whole is not None:
@@ -256,15 +260,15 @@ class RawReader(io.RawIOBase):
         return None if self._key is None else self._runtime.corrupt_versions.last(self._key)
 
     def _refuse_wrong(self) -> None:
-        """Raise WrongBytes if all of the object came meanwhile and was wrong: what was read of it may be, too.
+        """Raise ChecksumMismatch if the object failed its checksum since it was opened: bytes read before may be wrong.
 
-        The request that brought the last bytes was perhaps nobody's: one that reads ahead.
+        The request that completed the object may be a speculative one, whose error no read raises.
         """
         if self._key is not None:
             self._runtime.corrupt_versions.check(self._key, self._refusal)
 
     def _from_cache(self, position: int, into: memoryview) -> int:
-        """Copy from the block at `position`, which becomes the one in hand; 0 for a miss."""
+        """Make the cached block at `position` the current block, and copy from it; return 0 for a miss."""
         index = position // self._block_size
         if not self._hand.take(index):
             return 0
@@ -277,7 +281,7 @@ class RawReader(io.RawIOBase):
         return n
 
     def _from_requests(self, index: int, position: int, into: memoryview) -> int:
-        """Copy from a request in flight; another block also moves the history of this file, and what is sent ahead."""
+        """Copy from an in-flight request; on a new block, first update the history and read ahead."""
         if index != self._history.last:
             left = self._left if self._landed == position else position
             stop = min(position + len(into), (index + 1) * self._block_size)
@@ -288,9 +292,9 @@ class RawReader(io.RawIOBase):
         return self._from_inflight(position, into)
 
     def _find_here(self) -> None:
-        """Note a block that was here; after many of them nothing is looked for anywhere else, until one is missing.
+        """Count a cached block; after AT_HOME of them, read from the cache only until a block is missing.
 
-        What is looked for at each block costs more than all the rest of a small read.
+        Checking in-flight requests at each block costs more than the rest of a small read.
         """
         self._n_here = 0 if next(iter(self._sent), None) else self._n_here + 1
         if self._n_here >= AT_HOME:
@@ -298,7 +302,7 @@ class RawReader(io.RawIOBase):
             self._cold, self._n_here, self._inflight = False, 0, None
 
     def _begin_history(self, position: int) -> None:
-        """Begin, or go on, with the block that was read last, which was here."""
+        """Update the history with the block read last, which was cached, and with `position`."""
         size, last = self._block_size, self._last
         history = self._history
         if last >= 0:
@@ -306,12 +310,12 @@ class RawReader(io.RawIOBase):
         self._history = history.after(position, position + 1)
 
     def _from_inflight(self, position: int, into: memoryview) -> int:
-        """Copy what a request in flight has at `position`; 0 when none covers it, or it is not there yet."""
+        """Copy what an in-flight request has received at `position`; return 0 if there is nothing yet."""
         inflight = self._inflight = self._inflight_at(position)
         if inflight is None:
             self._let_go()
             return 0
-        # Never past the block: each that is read has to be seen, or reading on looks like a jump.
+        # Never past the block: the history must see each block, or a sequential read looks like a seek.
         n = inflight.take(position, into[: self._block_size - position % self._block_size])
         self._n_here = 0
         if n and position // self._block_size != self._last and self._key is not None:
@@ -326,7 +330,7 @@ class RawReader(io.RawIOBase):
         return n
 
     def _inflight_at(self, position: int) -> InflightRequest | None:
-        """Return the request that brings the byte at `position`: ours, or anybody's."""
+        """Return an in-flight request that covers `position`, of this file or of any other reader."""
         if self._inflight is not None and self._inflight.covers(position):
             return self._inflight
         name = self._key.name(position // self._block_size) if self._key is not None else ""
@@ -336,22 +340,23 @@ class RawReader(io.RawIOBase):
         return next((inflight for inflight in self._sent if inflight.covers(position)), None)
 
     async def _fetch(self, position: int, size: int) -> InflightRequest | None:
-        """Wait for the bytes at `position`; None when they are in the cache now. On the loop."""
+        """Wait for bytes at `position`; return None if they are cached now. Event loop thread only."""
         reader, key, known = self._reader, self._key, self._known
         index, offset = divmod(position, self._block_size)
         if key is not None and size <= BUFFER_SIZE and key.name(index) in self._runtime.inflight_requests:
-            # To fill the buffer is more than was asked for: what is behind the block that comes is sent for when it is
-            # read, or the pace of the bytes would decide which blocks are.
+            # A full buffer is more than the caller asked for. Do not request the next block for it: otherwise the
+            # speed of the link would decide which blocks are fetched.
             size = min(size, self._block_size - offset)
-        # Not the block that is being read: it was told when it began to be.
+        # Without the current block: it was counted when its reading began.
         self._ask((index + (index == self._last)) * self._block_size, position + size)
         if key is None:
             return await self._fetch_uncached(position, size)
         if (here := self._inflight_at(position)) is not None and here.filled > position:
-            return here  # it came since we looked: where nothing can be stored, nobody else would find it
+            return here  # received since the last check; may exist only here if it could not be stored
         want = Range(position, min(position + size, self.size))
         up_to = 0
-        # As the request of an unknown object, whose opening is one; not another's, as we stop it when we go elsewhere.
+        # Request more, as open() does for an unknown object. Not if another reader requested block 0: this file may
+        # only stop its own request.
         if position == 0 and self._last < 0 and key.name(0) not in self._runtime.inflight_requests:
             up_to = min(self.size, reader.source.config.whole_request)
         inflight = await reader.fetch(
@@ -362,7 +367,7 @@ class RawReader(io.RawIOBase):
         return inflight
 
     async def _fetch_uncached(self, position: int, size: int) -> InflightRequest:
-        """Wait for bytes at `position` of an object that is not cached: from our request, or a new one when that ended."""
+        """Wait for bytes at `position` of an object without a key: from this file's request, or else from a new one."""
         inflight = self._inflight
         while True:
             if inflight is None or not inflight.covers(position):
@@ -375,13 +380,13 @@ class RawReader(io.RawIOBase):
                 inflight = None
 
     def _look_ahead(self) -> None:
-        """Send what the history of this file says will be read next."""
+        """Request the blocks that the read history predicts."""
         config = self._reader.source.config
         window = self._runtime.window(config)
         self._history, wanted = ahead(
             self._history,
             n_blocks=-(-self.size // self._block_size),
-            # Two requests at least make a window, so that one comes while the other is read.
+            # At least two requests per window: one is received while the other is read.
             blocks_per_request=max(1, min(config.request_size, window // 2) // self._block_size),
             most=window // self._block_size,
         )
@@ -399,12 +404,12 @@ class RawReader(io.RawIOBase):
             )
 
     def _forget(self, unwanted: Iterable[deque[InflightRequest]]) -> None:
-        """Nothing of what was sent ahead so is wanted."""
+        """Cancel readahead requests that are no longer needed."""
         for inflight_requests in unwanted:
             self._runtime.call_soon(self._reader.fetcher.forget_speculative, inflight_requests)
 
     def _ask(self, start: int, stop: int) -> None:
-        """Note that we send for these bytes."""
+        """Record that this file requests the bytes `[start, stop)`."""
         if start < stop:
             self._asked.update(covering(Range(start, stop), self._block_size))
 
@@ -412,14 +417,14 @@ class RawReader(io.RawIOBase):
         return self._runtime.run(self._reader.collect(self._known, start, None, self._inflight))
 
     def _let_go(self) -> None:
-        """The request that opened the file is not what is read: it ends after the block in flight."""
+        """Stop the request of open() after its current block, because the reads are elsewhere."""
         inflight, self._opening = self._opening, None
         if inflight is not None and not inflight.done and self._runtime.pid == getpid():
             block_end = -(-max(inflight.filled, 1) // self._block_size) * self._block_size
             self._runtime.call_soon(inflight.stop_soon, block_end)
 
     def _leave_parent(self) -> None:
-        """After a fork: requests in flight stayed with the parent."""
+        """Switch to the child's runtime after a fork, without the in-flight requests, which the parent keeps."""
         self._runtime = self._reader.source.runtime
         self._cache = self._runtime.cache
         self._hand.leave(self._cache)

@@ -1,4 +1,4 @@
-"""The only orchestrator of a read: is it known? is it here? else fetch once, hand out what arrives."""
+"""Read and write objects: resolve the path, take cached blocks, fetch the missing ones once."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["TRIES", "Reader"]
 
 logger = logging.getLogger("cachedfs.read")
 
-TRIES = 3  # versions that a read in one call begins with: what was known may be old, and the next one be replaced too
-POLL_S = 0.002, 0.05  # shortest and longest wait between two looks at a block that another process fetches
-HITS_INLINE = 4  # more cached blocks than this are copied in a thread, so that the loop serves others
+TRIES = 3  # attempts of one read: cached metadata may be stale, and the next version may be replaced too
+POLL_S = 0.002, 0.05  # shortest and longest pause between checks for a block that another process fetches
+HITS_INLINE = 4  # more cached blocks than this are copied in a thread, to keep the event loop free
 
 
 class Reader:
     """Reads and writes the objects of one source.
 
-    `hits` answer at once from what is here, in any thread: no loop, no request. The coroutines run on the runtime's loop only
-    (`runtime.run`, `runtime.hop`).
+    `cached_reads` serves cached objects in any thread, without the event loop. The coroutines run on the runtime's
+    event loop only (`runtime.run`, `runtime.hop`).
     """
 
     def __init__(self, source: Source) -> None:
@@ -46,12 +46,13 @@ class Reader:
         self.access_patterns = AccessPatterns(source, self.fetcher)
         self.cached_reads = CachedReads(source, self.chunk_prefetch, self.access_patterns)
 
-    # What has to be fetched.
+    # Reads.
 
     async def open(self, path: str) -> tuple[MetadataEntry, InflightRequest | None]:
-        """Return the version that a new handle reads, and the request that already brings its first bytes, if any.
+        """Return the version that a new open file reads, and the in-flight request for its first bytes, if any.
 
-        Returns at the headers: one request for an unknown object, none for a known one.
+        Costs one request for an unknown object and returns at its response headers. Costs none for an object with
+        fresh metadata. Raises ObjectNotFound and IsAFolder.
         """
         want, block_size = Range(0, self.source.config.whole_request), self.source.config.block_size
         self.chunk_prefetch.observe(path, 0, block_size)
@@ -64,9 +65,10 @@ class Reader:
         return known, inflight
 
     async def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
-        """Return `[start:stop]` of one version of an object, fetching what is not here.
+        """Return the bytes `[start:stop]` of one version of an object, fetching blocks that are not cached.
 
-        A version that is replaced between the question and the read, or that came with wrong bytes, is asked for again.
+        Look the object up again and retry, up to TRIES attempts, if the version was replaced meanwhile or failed its
+        checksum.
         """
         with waiting(path, start, stop):
             return await self._read(path, start, stop)
@@ -96,10 +98,10 @@ class Reader:
         stop: int | None,
         inflight: InflightRequest | None = None,
     ) -> bytes:
-        """Return `[start:stop]` of exactly the version known: blocks from the cache, from requests in flight, or new ones.
+        """Return the bytes `[start:stop]` of exactly this version, from the cache, in-flight requests or new ones.
 
-        Raises ObjectChanged when a block that is not here is not to be had any more, and WrongBytes when all of the
-        object came meanwhile and is not what its checksum says.
+        Raises ObjectChanged if a missing block is of a version that no longer exists, and ChecksumMismatch if the
+        object was completed meanwhile and failed its checksum.
         """
         self.chunk_prefetch.observe(known.path, start, stop)
         with waiting(known.path, start, stop):
@@ -126,7 +128,7 @@ class Reader:
         )
         if 0 < want.size < info.size:
             self.access_patterns.observe_range(known, key, want, is_first=inflight is not None)
-        gate = asyncio.Semaphore(2 * self.source.config.concurrency)  # bounds the buffers of one huge read
+        gate = asyncio.Semaphore(2 * self.source.config.concurrency)  # limits the buffers of one huge read
 
         async def one(run: range) -> None:
             async with gate:
@@ -143,13 +145,13 @@ class Reader:
     async def _gather(
         self, known: MetadataEntry, key: ObjectKey, run: Iterable[int], out: ReadBuffer, fetched: set[int]
     ) -> None:
-        """Copy the blocks of `run` into place, from wherever they come first; those that are `fetched` are no hits."""
+        """Copy the blocks of `run` into `out`, cached or fetched; blocks in `fetched` do not count as hits."""
         runtime, pending, pause = self.source.runtime, list(run), POLL_S[0]
         overdue_at = time.monotonic() + OVERDUE_S
         while pending:
             taken = await self._take_cached(key, pending, out)
             pending = [index for index in pending if index not in taken]
-            if taken:  # who fetches them is not stopped
+            if taken:  # the process that fetches them is not stopped
                 overdue_at = time.monotonic() + OVERDUE_S
             overdue = pending if time.monotonic() > overdue_at else ()
             inflight_requests = self.fetcher.launch(known, key, pending, overdue=overdue)
@@ -178,7 +180,7 @@ class Reader:
                 pause = min(2 * pause, POLL_S[1])
 
     async def _take_cached(self, key: ObjectKey, indexes: list[int], out: ReadBuffer) -> set[int]:
-        """Copy the blocks that are on the disk into place; return which these are."""
+        """Copy the blocks that are on disk into `out`; return their indexes."""
         cache = self.source.runtime.cache
         here = [
             i
@@ -199,11 +201,11 @@ class Reader:
         stop: int | None,
         inflight: InflightRequest | None,
     ) -> bytes:
-        """Read an object that has no fingerprint, or no size, past the cache."""
+        """Read an object without a fingerprint or a size, bypassing the cache."""
         if info.size is not None:
             want = clip(start, stop, info.size)
             if inflight is not None and inflight.start <= want.start and want.stop <= inflight.stop:
-                with contextlib.suppress(RequestStopped):  # it ended unread, before these bytes
+                with contextlib.suppress(RequestStopped):  # it was stopped before these bytes
                     await inflight.arrival(want.stop)
                     return inflight.copy(want)
             if want.size == 0:
@@ -225,10 +227,11 @@ class Reader:
         n_reads: int = 1,
         up_to: int = 0,
     ) -> InflightRequest | None:
-        """Wait for the first bytes of `want`, and send for all of it; None when they are in the cache now.
+        """Request `want` and return the in-flight request once the first block's bytes are there.
 
-        `check` is called before anything is sent; it raises where the reader may not go on. `n_reads` of the object came
-        since its last wait. `up_to`: send for more than `want`, whose bodies are read further when that is wanted.
+        Return None if they are cached now. `check` is called before each request and raises if the reader must stop.
+        `n_reads` is the number of reads of the object since its last wait. `up_to` requests bytes beyond `want`: those
+        are received only when a reader wants them.
         """
         blocks = covering(want, key.block_size)
         pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
@@ -237,7 +240,7 @@ class Reader:
         if not blocks[0]:
             self.chunk_prefetch.observe(known.path, 0, key.block_size)
         if key.name(blocks[0]) in self.source.runtime.inflight_requests:
-            up_to = 0  # it is on its way: what follows is somebody's already, or will be asked for
+            up_to = 0  # another request brings the block: do not request what follows it
         with waiting(known.path, want.start, want.stop):
             while True:
                 check()
@@ -269,7 +272,8 @@ class Reader:
     ) -> Any:
         """Call a method of the inner filesystem that changes `paths`; all processes of the machine see it at once.
 
-        The marks move before and after: an answer that the origin gave before or during the write never counts.
+        The change counters change before and after the call, so that metadata requested before or during the write
+        is never valid. `tree` includes everything below `paths`.
         """
         shared, paths = self.source.runtime.cache.metadata, list(paths)
         origin = self.source.origin(paths[0])
@@ -282,12 +286,12 @@ class Reader:
     # Errors.
 
     async def _missing(self, known: MetadataEntry) -> CachedFSError:
-        """Return why what is absent cannot be opened: it may be a folder, which only a second question tells."""
+        """Return the error for opening an absent object: a second request tells whether it is a folder."""
         path = known.path
         try:
             folder = await self.resolver.is_folder(path)
         except CachedFSError as error:
-            logger.debug("not listed: %s", error)  # the first answer, that there is no such object, stands
+            logger.debug("not listed: %s", error)  # keep the first answer: there is no such object
             folder = False
         return self.source.is_a_folder(path) if folder else self.source.not_found(path, known)
 
@@ -297,11 +301,11 @@ def _runs(indexes: range, length: int) -> list[range]:
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all; the first error is raised, plain, after the others were cancelled."""
+    """Run all coroutines; if one fails, cancel the others and raise its error, not an exception group."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
-    except BaseException:  # a cancellation too: no task goes on that nobody awaits
+    except BaseException:  # also a cancellation: leave no task running unawaited
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

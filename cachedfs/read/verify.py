@@ -1,4 +1,4 @@
-"""The verdict on what is cached: is it sound, and is it what the origin has? What is not is dropped, and fetched again."""
+"""Verify cached blocks against their own checksums and the origin's, and drop the wrong ones."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ logger = logging.getLogger("cachedfs.read")
 
 
 class Verifier:
-    """Looks over the cached blocks of one source; blocking, for a thread that may wait for the disk.
+    """Verifies the cached blocks of one source. Its methods block on the disk: call them off the event loop.
 
-    The origin is asked only for what is not known of an object: its version, or its checksum when all of it is here.
+    The origin is asked only if the version of an object is unknown, or if the object is completely cached and its
+    checksum is unknown.
     """
 
     def __init__(self, source: Source, reader: Reader) -> None:
         self._source, self._reader = source, reader
 
     def paths(self, path: str) -> list[str]:
-        """Return what there is to look over: the object, or those below a folder that have blocks here, by name.
+        """Return the sorted paths to verify: the object `path`, and the objects below it that have cached blocks.
 
-        Raises ObjectNotFound for what is neither, and what the origin raises when only it can tell.
+        Raises ObjectNotFound if there are none and `path` is known to be absent. Asks the origin, and raises its
+        errors, if nothing is known about `path`.
         """
         found = self._source.runtime.cache.paths_below(self._source.identity, path)
         known = self._source.last_known(path)
@@ -43,7 +45,7 @@ class Verifier:
         return sorted({*found, path}) if is_object else found
 
     def extent(self, key: ObjectKey, info: ObjectInfo) -> list[tuple[int, int]]:
-        """Return the byte ranges `(start, stop)` of a version that are in the cache, merged; nothing is looked into."""
+        """Return the cached byte ranges `(start, stop)` of a version, merged, without reading the blocks."""
         extent: list[tuple[int, int]] = []
         for index in _blocks(key, info):
             if self._source.runtime.cache.has(key, index):
@@ -53,7 +55,7 @@ class Verifier:
         return extent
 
     def verify(self, path: str, advance: Callable[[int], object]) -> Verified:
-        """Look over one object; `advance` is told the bytes of each block that was read."""
+        """Verify one object and return the result; call `advance` with the size in bytes of each block read."""
         try:
             known = self._source.last_known(path) or self._ask(path)
         except CachedFSError as error:
@@ -74,11 +76,11 @@ class Verifier:
         return all(self._source.runtime.cache.has(key, index) for index in _blocks(key, info))
 
     def _asked_again(self, info: ObjectInfo) -> ObjectInfo:
-        """Return the same version with the checksum that the origin states when it is asked; as it was without."""
+        """Return the metadata with the origin's checksum if the version is unchanged, else `info` itself."""
         try:
             now = self._ask(info.path).info
         except CachedFSError as error:
-            logger.debug("no checksum: %s", error)  # the blocks are looked over without
+            logger.debug("no checksum: %s", error)  # the blocks are verified without it
             return info
         return now if now is not None and now.fingerprint == info.fingerprint else info
 
@@ -109,7 +111,7 @@ class Verifier:
         return self._compared(key, found, stated, whole)
 
     def _block(self, key: ObjectKey, index: int, info: ObjectInfo) -> bytes | None:
-        """Return a block, all of it read and checked; None: absent. Raises BadBlock, also for one of another length."""
+        """Return a block after checking all of it, None if absent; raises BadBlock for damage or a wrong length."""
         cache = self._source.runtime.cache
         data = cache.read_anew(key, index)
         expected = block_range(index, key.block_size, info.size or 0).size
@@ -121,7 +123,7 @@ class Verifier:
     def _compared(
         self, key: ObjectKey, found: Verified, stated: StatedChecksum | None, whole: RunningChecksum | None
     ) -> Verified:
-        """Return the verdict on an object of which everything is here and sound."""
+        """Return the result for a completely cached object without damaged blocks: compare the whole checksum."""
         if stated is None or whole is None:
             return found._replace(reason="the origin states no checksum that could be compared")
         wrong = whole.contradiction()
