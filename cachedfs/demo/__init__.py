@@ -1,1 +1,1 @@
-"""The demo: simulated clouds read with and without cachedfs, side by side."""
+"""The demo: read simulated clouds with and without cachedfs, and compare the times."""

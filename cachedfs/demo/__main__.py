@@ -1,4 +1,4 @@
-"""`python -m cachedfs.demo`."""
+"""Entry point of `python -m cachedfs.demo`."""
 
 import sys
 

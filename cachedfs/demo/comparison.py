@@ -1,6 +1,6 @@
-"""The main job on real data, against simulated clouds on this machine: `python -m cachedfs.demo.comparison`.
+"""Measure reads of real data from simulated clouds, with and without cachedfs, and print a table.
 
-The parent starts the clouds, counts their requests and prints. Whatever is read is read by a `Session`.
+This process starts the simulated clouds and counts their requests. Child processes (`Session`) do all reads.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 __all__ = ["Block", "Client", "Data", "Line", "main", "profiles", "run", "on_a_mount"]
 
 NEEDED = {"rich": "rich", "sklearn": "scikit-learn", "xarray": "xarray", "zarr": "zarr", "gcsfs": "gcsfs"}
-NEEDED |= {"pydrive2": "pydrive2", "google_auth_httplib2": "google-auth-httplib2"}  # what drive:// needs
-NEEDED |= {"google_crc32c": "google-crc32c"}  # the simulated clouds' checksums
+NEEDED |= {"pydrive2": "pydrive2", "google_auth_httplib2": "google-auth-httplib2"}  # for drive://
+NEEDED |= {"google_crc32c": "google-crc32c"}  # checksums of the simulated clouds
 TEXTS, IMAGES = "demo/stdlib", "demo/digits.zarr"
 WIDTH = 80
 PASSES = ("first pass", "second pass", "new process")
-# Google Drive mounted in Colab, as its users measured it.
-MOUNT_LIST_S, MOUNT_BIG = 20.0, 600  # the first listing of a folder of so many files
-MOUNT_FILE_S = 0.18  # before the first byte of a file
-MOUNT_COLD, MOUNT_WARM = 60e6, 125e6  # bytes a second: from Drive, from the mount's cache
+# Model of Google Drive mounted in Colab, from measurements that users published.
+MOUNT_LIST_S, MOUNT_BIG = 20.0, 600  # seconds for the first listing of a folder of at least 600 files
+MOUNT_FILE_S = 0.18  # seconds before the first byte of a file
+MOUNT_COLD, MOUNT_WARM = 60e6, 125e6  # bytes/s: from Drive, and from the mount's own cache
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who reads without cachedfs, and how."""
+    """A client that reads without cachedfs, to compare with."""
 
     name: str
     job: str
-    part: int = 1  # reads one item in so many, where all would take minutes
-    needs: tuple[str, ...] = ()  # modules without which it cannot be measured
+    part: int = 1  # it reads 1/part of the items, if all would take minutes
+    needs: tuple[str, ...] = ()  # modules that must be installed to measure it
 
     @property
     def is_here(self) -> bool:
@@ -83,28 +83,28 @@ Python's start and imports are not counted. The images are scikit-learn's digits
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A data set, as it is on this machine."""
+    """A local dataset, and its place in the cloud."""
 
     what: str
-    path: str  # in the cloud
+    path: str  # path in the cloud
     items: Sequence[Any]
     size: int
-    n_files: int  # in the cloud
+    n_files: int  # number of files in the cloud
 
     def digest(self, seed: int = 0, part: int = 1) -> str:
-        """Return the digest of all items, or of the one in `part` that are drawn."""
+        """Return the SHA-256 of all items, or of the 1/`part` of them that `drawn` selects."""
         return digest(self.items[index] for index in sorted(drawn(len(self.items), seed, part)))
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the table: somebody reads a data set."""
+    """One line of the table: one pass of one client over a dataset."""
 
     who: str
-    seconds: float | None = None  # None: could not be measured here
+    seconds: float | None = None  # None: a module that it needs is missing
     reading: Reading | None = None  # None: computed, not measured
-    expected: str = ""  # the digest of the local data
-    part: int = 1  # read one item in so many
+    expected: str = ""  # SHA-256 of the local data
+    part: int = 1  # it read 1/part of the items
 
     @property
     def is_right(self) -> bool:
@@ -113,7 +113,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One data set in one cloud: read without cachedfs, and by the three passes with it."""
+    """One dataset in one cloud: a pass without cachedfs, and three passes with it."""
 
     what: str
     plain: Line
@@ -125,15 +125,15 @@ class Block:
         return (self.plain, *self.modelled, *self.cached)
 
     def times_faster(self, line: Line) -> float | None:
-        """Return how many times as long the measured client without cachedfs took."""
+        """Return the time without cachedfs, divided by the time of `line`; None if one is unknown."""
         return self.plain.seconds / line.seconds if self.plain.seconds and line.seconds else None
 
 
 def profiles() -> dict[str, Profile]:
-    """Return the profiles of the two clouds."""
+    """Return the profiles of the two simulated clouds, by protocol."""
     from cachedfs.sim import PROFILES
 
-    # A stall of 30 s strikes one download in 5,000: one in a sample would be scaled to an hour.
+    # No stalls (30 s in one download of 5,000): one in the sample of PyDrive2 would be scaled to an hour.
     return {"drive": dataclasses.replace(PROFILES["drive-typical"], stall_rate=0.0), "gs": PROFILES["table"]}
 
 
@@ -146,9 +146,10 @@ def run(
     side: int = 336,
     say: Callable[[str], object] = lambda text: None,
 ) -> Iterator[tuple[str, Block]]:
-    """Yield protocol and block as they are measured; `folder` is filled, and the caller's to remove.
+    """Yield (protocol, block) after each measurement.
 
-    `profile` takes the place of both clouds' own.
+    The demo fills `folder`, and the caller removes it. `profile` names a profile of the simulator to use for both
+    clouds. `n_texts` and `n_images` limit the datasets, `side` is the width and height of an image in pixels.
     """
     from cachedfs.sim import DriveServer, GCSServer
 
@@ -175,7 +176,7 @@ def run(
 
 
 def put_texts(folder: Path, count: int | None) -> Data:
-    """Return the standard library's sources, copied to one folder."""
+    """Copy the sources of the standard library to one folder, and return them as a dataset."""
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(file for file in library.rglob("*.py") if "site-packages" not in file.parts)[:count]
     folder.mkdir(parents=True)
@@ -190,13 +191,13 @@ def put_texts(folder: Path, count: int | None) -> Data:
 
 
 def images(found: Any, how: str) -> Data:
-    """Return images as they are stored in a cloud."""
+    """Return images as a dataset in the cloud; `how` describes the client."""
     what = f"{len(found):,} digit images, {found.nbytes / 1e6:.0f} MB,\n{how}"
     return Data(what, IMAGES, found, found.nbytes, -(-len(found) // SHARD))
 
 
 def store(folder: Path, found: dict[Cloud, Any]) -> None:
-    """Store images in each cloud, in all at the same time, through cachedfs."""
+    """Store images in all clouds at the same time, through cachedfs."""
     with contextlib.ExitStack() as stack:
         writers = {
             cloud: stack.enter_context(Session(cloud, folder / f"{cloud.protocol}-writer", "store"))
@@ -211,9 +212,9 @@ def store(folder: Path, found: dict[Cloud, Any]) -> None:
 
 
 def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) -> Block:
-    """Return the three passes of one job with a cache that is empty at first, beside a client without cachedfs."""
+    """Measure three passes of one job with an empty cache at the start, and one pass without cachedfs."""
     cache_dir, url = folder / f"{cloud.protocol}-{job}", f"cachedfs::{cloud.url(data.path)}"
-    # All import at the same time, and before anything is measured.
+    # All sessions import at the same time, before the first measurement.
     with contextlib.ExitStack() as later:
         with Session(cloud, cache_dir, job) as first:
             new = later.enter_context(Session(cloud, cache_dir, job))
@@ -233,7 +234,7 @@ def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) ->
 
 
 def read_plainly(session: Session, cloud: Cloud, data: Data, client: Client) -> Line:
-    """Return one pass without cachedfs, over a part of the data where all would take minutes."""
+    """Measure one pass without cachedfs, over a part of the data if all would take minutes."""
     n_drawn = len(drawn(len(data.items), 1, client.part))
     sampled = {"part": client.part} if client.part > 1 else {}
     reading = session.read(cloud.url(data.path), scale=len(data.items) / n_drawn, seed=1, **sampled)
@@ -241,7 +242,7 @@ def read_plainly(session: Session, cloud: Cloud, data: Data, client: Client) -> 
 
 
 def on_a_mount(data: Data) -> tuple[Line, Line]:
-    """Return what Drive mounted in Colab would take, by a model: the first time, and from its cache."""
+    """Return the modeled times of Drive mounted in Colab: the first pass, and a pass from its cache."""
     cold = data.n_files * MOUNT_FILE_S + data.size / MOUNT_COLD
     cold += MOUNT_LIST_S if data.n_files >= MOUNT_BIG else 0.0
     return Line("Colab's mount (model), first pass", cold), Line(
@@ -250,7 +251,7 @@ def on_a_mount(data: Data) -> tuple[Line, Line]:
 
 
 def table_of(cloud: str, blocks: list[Block]) -> Table:
-    """Return the table of one cloud, 80 columns wide at most."""
+    """Return the table of one cloud, at most 80 columns wide."""
     from rich import box
     from rich.table import Table
 
@@ -269,7 +270,7 @@ def table_of(cloud: str, blocks: list[Block]) -> Table:
 
 
 def cells(block: Block, line: Line) -> list[str]:
-    """Return the numbers of a line; what is not known of it is left out."""
+    """Return the cells of a line, as far as its numbers are known."""
     if line.seconds is None:
         return ["-"] * 2
     reading, times = line.reading, block.times_faster(line)
@@ -284,7 +285,7 @@ def cells(block: Block, line: Line) -> list[str]:
 
 
 def describe(cloud: str, profile: Profile) -> str:
-    """Return a simulated cloud in words."""
+    """Return a description of a simulated cloud."""
     from cachedfs.sim import PROFILES
 
     usual = PROFILES[profile.name]
@@ -303,13 +304,13 @@ def describe(cloud: str, profile: Profile) -> str:
 
 
 def spread(delay: Delay) -> str:
-    """Return median and 95th percentile in milliseconds."""
+    """Return the median and the 95th percentile in milliseconds, as text."""
     p95 = delay.median_s * math.exp(delay.sigma * NormalDist().inv_cdf(0.95))
     return f"{delay.median_s * 1e3:.0f} / {p95 * 1e3:.0f}"
 
 
 def show(console: Console) -> int:
-    """Run and print everything; return the exit status."""
+    """Run the demo and print its results; return the exit status (1: wrong bytes)."""
     start = time.perf_counter()
     for protocol, profile in profiles().items():
         console.print(describe(CLOUDS[protocol], profile), highlight=False)
@@ -334,13 +335,13 @@ def show(console: Console) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit status: 1 when bytes were wrong."""
+    """Run the demo from the command line; return the exit status (1: wrong bytes)."""
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         sys.exit(f"The demo needs {', '.join(missing)}: pip install {' '.join(missing)}")
     from rich.console import Console
 
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # an exit removes the temporary files
     try:
         return show(Console())
     except KeyboardInterrupt:

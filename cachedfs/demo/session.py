@@ -1,4 +1,4 @@
-"""Who reads in the demo: Python processes of their own, which are configured by their environment and know only URLs."""
+"""The readers of the demo: child processes that open URLs, configured by environment variables."""
 
 from __future__ import annotations
 
@@ -26,59 +26,59 @@ if TYPE_CHECKING:
 
 __all__ = ["BATCH", "MAX_AGE_S", "SHARD", "Cloud", "Reading", "Session", "digest", "digits", "drawn", "main"]
 
-BATCH = 64  # files that one call asks for
-MAX_AGE_S = 3600  # the first pass over a data set may take longer than the default of 60 s
-SHARD = 128  # images: some 14 MB
-TRIES = 3
+BATCH = 64  # files in one call
+MAX_AGE_S = 3600  # the first pass may take longer than the default of 60 s
+SHARD = 128  # images in a shard, about 14 MB
+TRIES = 3  # attempts of each PyDrive2 call
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One pass over a data set, by one client."""
+    """The measurements of one pass of one client over a dataset."""
 
     seconds: float
-    requests: int  # of any kind, as the server logged them
-    sent: int  # bytes of content, as the server logged them
+    requests: int  # all requests in the server's log
+    sent: int  # bytes of content in the server's log
     hits: int  # blocks served from the cache
-    digest: str  # SHA-256 of what was read
+    digest: str  # SHA-256 of the items
 
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """A simulated cloud, and how its URLs begin."""
+    """A simulated cloud, with the protocol and prefix of its URLs."""
 
     server: GCSServer | DriveServer
     protocol: str
     top: str = ""
 
     def url(self, path: str) -> str:
-        """Return the URL without cachedfs of a path."""
+        """Return the URL of a path, without `cachedfs::`."""
         return f"{self.protocol}://{self.top}{path}"
 
     @property
     def settings(self) -> dict[str, str]:
-        """The environment variables that lead fsspec here."""
+        """Environment variables that direct fsspec to the simulated cloud."""
         prefix = f"FSSPEC_{self.protocol.upper()}_"
         return {f"{prefix}TOKEN": "anon", f"{prefix}ENDPOINT_URL": self.server.endpoint_url}
 
 
-# What a user would write. What opens takes a URL; what reads takes what was opened, and returns the items that it
-# drew in their own order, so that it does not depend on the seed.
+# Jobs, as a user would write them. `open_*` takes a URL; `read_*` takes its result and returns the items it drew, in
+# the order of the dataset, so that their digest does not depend on the order of reading.
 
 
 def drawn(count: int, seed: int, part: int = 1) -> list[int]:
-    """Return the numbers below `count` (one in `part`, but at least one) in random order."""
+    """Return 1/`part` of the numbers below `count`, but at least one, in random order."""
     return random.Random(seed).sample(range(count), max(1, count // part))
 
 
 def open_texts(url: str) -> tuple[Any, list[str]]:
-    """Return the filesystem, and the names of the files below `url`."""
+    """Return the filesystem and the paths of all files below `url`."""
     fs, folder = fsspec.url_to_fs(url)
     return fs, sorted(fs.find(folder))
 
 
 def read_texts(opened: tuple[Any, list[str]], seed: int) -> list[bytes]:
-    """Return names and contents of all files; read in random order, a batch at a time."""
+    """Read all files in random order, in batches; return their names and contents."""
     fs, names = opened
     order = [names[index] for index in drawn(len(names), seed)]
     found: dict[str, bytes] = {}
@@ -88,7 +88,7 @@ def read_texts(opened: tuple[Any, list[str]], seed: int) -> list[bytes]:
 
 
 def open_by_pydrive2(url: str) -> tuple[Any, list[str]]:
-    """Return PyDrive2's filesystem, and the names of the files below `url`."""
+    """Return PyDrive2's filesystem and the paths of all files below `url`."""
     from pydrive2.auth import GoogleAuth
     from pydrive2.fs import GDriveFileSystem
 
@@ -99,19 +99,22 @@ def open_by_pydrive2(url: str) -> tuple[Any, list[str]]:
 
 
 def read_by_pydrive2(opened: tuple[Any, list[str]], seed: int, part: int = 1) -> list[bytes]:
-    """Return names and contents of the files (one in `part`); read one after the other, as it has no other way."""
+    """Read 1/`part` of the files, one by one (PyDrive2 has no batch call); return names and contents."""
     fs, names = opened
     found = {index: stubborn(fs.cat_file, names[index]) for index in drawn(len(names), seed, part)}
     return [named(names[index], found[index]) for index in sorted(found)]
 
 
 def named(path: str, content: bytes) -> bytes:
-    """Return a file's name and content as one item."""
+    """Return the name and content of a file as one item."""
     return path.rpartition("/")[2].encode() + content
 
 
 def stubborn(call: Callable[[str], Any], path: str) -> Any:
-    """Return what `call` returns, at the third try at last: PyDrive2 gives up at a 429, its user does not."""
+    """Return `call(path)`, with up to `TRIES` attempts.
+
+    PyDrive2 raises on HTTP 429, and a user would call it again.
+    """
     for _ in range(TRIES - 1):
         with contextlib.suppress(OSError):
             return call(path)
@@ -119,7 +122,7 @@ def stubborn(call: Callable[[str], Any], path: str) -> Any:
 
 
 class Redirected:
-    """Credentials that PyDrive2 takes, which send its requests to another server than Google's."""
+    """Credentials for PyDrive2 that redirect its requests to the simulated server."""
 
     access_token_expired, invalid, refresh_token = False, False, None
 
@@ -127,7 +130,7 @@ class Redirected:
         self._endpoint_url = endpoint_url
 
     def authorize(self, http: Any) -> Any:
-        """Return the http object, sending what is for Google to the other server."""
+        """Patch an httplib2 object to send Google's requests to the simulated server; return it."""
         ask = http.request
 
         def request(uri: str, *args: Any, **options: Any) -> Any:
@@ -140,36 +143,39 @@ class Redirected:
 
 
 def open_by_xarray(url: str) -> Any:
+    """Return the images as a lazy xarray array."""
     import xarray
 
     return xarray.open_zarr(url, chunks=None, consolidated=False)["images"]
 
 
 def read_by_xarray(images: Any, seed: int) -> list[Any]:
-    """Return all images, read at once: there is no order to draw."""
+    """Read all images in one call, without a random order."""
     return list(images.to_numpy())
 
 
 def open_by_zarr(url: str) -> Any:
+    """Return the images as a Zarr array."""
     import zarr
 
     return zarr.open_group(url, mode="r", zarr_format=3)["images"]
 
 
 def read_by_zarr(images: Any, seed: int, part: int = 1) -> list[Any]:
-    """Return the images (one in `part`), read as a training does: one at a time, in random order."""
+    """Read 1/`part` of the images, one at a time in random order, as training does."""
     found = {index: images[index] for index in drawn(images.shape[0], seed, part)}
     return [found[index] for index in sorted(found)]
 
 
 def open_to_store(url: str) -> Any:
+    """Create an empty Zarr group and return it."""
     import zarr
 
     return zarr.open_group(url, mode="w")
 
 
 def store_digits(group: Any, side: int, count: int) -> list[Any]:
-    """Store the digits as a sharded Zarr v3 array: a chunk is one image, a shard some 14 MB."""
+    """Store the digits as a sharded Zarr v3 array: one image a chunk, about 14 MB a shard."""
     images = digits(side, count)
     array = group.create_array(
         "images",
@@ -178,8 +184,8 @@ def store_digits(group: Any, side: int, count: int) -> list[Any]:
         dimension_names=["image", "y", "x"],
         chunks=(1, side, side),
         shards=(SHARD, side, side),
-        chunk_key_encoding={"name": "default", "separator": "."},  # no folders: Drive makes 3 items a second
-        compressors=None,  # enlarged pixels would pack to nothing, and nothing would cross the link
+        chunk_key_encoding={"name": "default", "separator": "."},  # no folders: Drive creates 3 items/s
+        compressors=None,  # enlarged pixels would compress to nearly nothing
     )
     array[:] = images
     return []
@@ -204,7 +210,7 @@ def digest(items: Iterable[Any]) -> str:
 
 JOBS: dict[
     str, tuple[Callable[[str], Any], Callable[..., list[Any]], list[str]]
-] = {  # and what to import before
+] = {  # open, read, and modules to import first
     "texts": (open_texts, read_texts, ["cachedfs.filesystem"]),
     "pydrive2": (open_by_pydrive2, read_by_pydrive2, ["pydrive2.fs"]),
     "xarray": (open_by_xarray, read_by_xarray, ["zarr", "xarray"]),
@@ -214,19 +220,22 @@ JOBS: dict[
 
 
 class Session:
-    """A Python process that does one job when told: through a cache directory, or (None) without cachedfs."""
+    """A child process that runs one of `JOBS` on request.
+
+    With `cache_dir` it caches there; with None it reads without cachedfs.
+    """
 
     def __init__(self, cloud: Cloud, cache_dir: Path | None, job: str) -> None:
         self._server, self._job, self._doing = cloud.server, job, "importing"
-        package = str(Path(__file__).parents[1])
+        package = str(Path(__file__).parents[2])
         settings = {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
         settings |= cloud.settings
         if cache_dir:
             settings |= {"FSSPEC_CACHEDFS_CACHE_DIR": str(cache_dir), "FSSPEC_CACHEDFS_KEEP_FREE": "0"}
             settings |= {"FSSPEC_CACHEDFS_CONCURRENCY": str(BATCH), "FSSPEC_CACHEDFS_MAX_AGE": str(MAX_AGE_S)}
-        else:  # gcsfs asks for a bucket's layout by gRPC over TLS, which the simulated cloud does not speak
+        else:  # gcsfs would query the bucket layout by gRPC over TLS, which the simulator lacks
             settings |= {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
-        settings |= {"FSSPEC_CONFIG_DIR": os.devnull}  # the user's own settings stay out
+        settings |= {"FSSPEC_CONFIG_DIR": os.devnull}  # ignore the user's fsspec settings
         own = ("FSSPEC_", "GCSFS_", "STORAGE_EMULATOR_HOST")
         environ = {name: value for name, value in os.environ.items() if not name.startswith(own)} | settings
         command, pipe = [sys.executable, "-m", "cachedfs.demo.session", job], subprocess.PIPE
@@ -236,9 +245,9 @@ class Session:
         )
 
     def hear(self) -> dict[str, Any]:
-        """Return the next answer; the first says that all is imported.
+        """Wait for the next answer of the process and return it. The first one follows its imports.
 
-        RuntimeError with the process's own words when it failed.
+        Raises RuntimeError with the error output of the process if it failed.
         """
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
@@ -248,7 +257,7 @@ class Session:
         return dict(json.loads(answer))
 
     def tell(self, **order: Any) -> None:
-        """Let it `open` a URL, or `read` with some options."""
+        """Send a request: `open=url`, or `read=options`."""
         assert self._process.stdin is not None
         self._doing = order.get("open", self._doing)
         with contextlib.suppress(BrokenPipeError):
@@ -256,7 +265,10 @@ class Session:
             self._process.stdin.flush()
 
     def read(self, url: str, *, scale: float = 1.0, **options: int) -> Reading:
-        """Return what one pass took, all but its opening times `scale`."""
+        """Open `url`, make one pass with `options`, and return its measurements.
+
+        `scale` multiplies all numbers but those of opening.
+        """
         self._server.reset()
         self.tell(open=url)
         opened = self.hear()
@@ -278,13 +290,13 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         if kind:
             self._process.kill()
-        self._process.communicate()  # it ends when its orders end
+        self._process.communicate()  # closes stdin, which ends the process
         self._errors.close()
 
 
 def main(job: str, orders: TextIO, answers: TextIO) -> None:
-    """Do what a `Session` tells this process, until there are no more orders."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    """Run in the child process: answer the requests of a `Session` until its input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     to_open, to_read, modules = JOBS[job]
     for module in modules:
         importlib.import_module(module)
@@ -308,7 +320,7 @@ def main(job: str, orders: TextIO, answers: TextIO) -> None:
 
 
 def timed(act: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, float]:
-    """Return what `act` returns, and the seconds that it took."""
+    """Return the result of `act`, and its duration in seconds."""
     start = time.perf_counter()
     result = act(*args, **options)
     return result, time.perf_counter() - start

@@ -1,7 +1,7 @@
-"""Packing: many files, lines, rows or members of archives into one sharded Zarr store. The door is `pack`.
+"""Pack many files, lines, rows or tar members into one sharded Zarr store, with `pack`.
 
-A plan is made from a listing and some samples (`plan`, with `sizes`). `run` hands out the work: `job.measure` finds out what
-is in a piece of the source, `job.write` makes one shard, which is one object. `store` is where they go.
+`array_plan` chooses the arrays, chunks and codecs from a listing and some samples. `shard_runner` schedules the work:
+`PackTask.measure` counts the samples in a piece of the source, and `PackTask.write` writes one shard as one object.
 """
 
 from cachedfs.packing.api import Packed, Packing, pack

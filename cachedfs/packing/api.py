@@ -1,4 +1,4 @@
-"""What a pack will read is fetched ahead, in that order, where the filesystem does so."""
+"""Public entry points of packing: `pack`, `Packing` (a planned pack) and `Packed` (its result)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ from cachedfs.packing.task import PackTask
 __all__ = ["Packed", "Packing", "ahead", "pack", "part_size"]
 
 
-WINDOW = "96MiB"  # ahead of what is read: more than a shard, and little memory
+WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
 
 
 @contextlib.contextmanager
 def ahead(source: SampleSource, there: Collection[str], *, is_on: bool) -> Iterator[None]:
-    """Fetch ahead while the `with` block lasts; `there`: what is stored already, of which pieces nothing is fetched."""
+    """Prefetch the source in reading order inside the `with` block, if its filesystem can prefetch.
+
+    `there` names the objects in the store. Pieces that an earlier run has counted are not prefetched.
+    """
     begin = getattr(source.files.fs, "prefetch", None) if is_on else None
     if begin is None:
         yield
@@ -46,42 +49,42 @@ def ahead(source: SampleSource, there: Collection[str], *, is_on: bool) -> Itera
 
 def _items(source: SampleSource, there: Collection[str]) -> Iterator[Item]:
     for piece in source.pieces():
-        # What was measured by an earlier run is mostly stored too; what is not is fetched when it is read.
+        # A piece that an earlier run counted is mostly packed already. Its missing shards fetch on demand.
         if f"{BESIDE}/{piece.name}.npz" not in there:
             yield from source.items(piece)
 
 
 logger = logging.getLogger("cachedfs.packing")
-THREADS = 2, 4  # fewest and most where nothing is said,
-AT_ONCE = 256 << 20  # and bytes of the shards that they make: each may be in memory twice
+THREADS = 2, 4  # fewest and most threads when `n_workers` is None
+AT_ONCE = 256 << 20  # most bytes of shards in work then: each may be in memory twice
 
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """What `pack` made; as text, one line about it."""
+    """The result of `pack`; `str()` of it is a one-line summary."""
 
     url: str
-    """Where it is."""
+    """URL of the Zarr store."""
     kind: str
-    """What the source was taken for: "files", "jsonl" and so on."""
+    """Kind of the source: "files", "jsonl" and so on."""
     samples: int
-    """How many there are."""
+    """Number of samples."""
     shapes: dict[str, tuple[int, ...]]
-    """Of the arrays, by name."""
+    """Shape of each array, by name."""
     layout: list[str]
-    """How each array is cut and encoded, and why, in words."""
+    """Chunks, shards and codec of each array, with the reasons; one line for each array."""
     objects: int
-    """How many objects the samples are in; beside them are the metadata, a `zarr.json` of the group and of each array."""
+    """Number of objects (shards) with samples, without the `zarr.json` metadata."""
     resumed: int
-    """How many of them an earlier run had written."""
+    """Number of those objects that an earlier, interrupted run had written."""
     source_size: int
-    """Bytes of the source."""
+    """Size of the source, in bytes."""
     size: int
-    """Bytes of the objects."""
+    """Size of the objects, in bytes."""
     seconds: float
-    """How long it took, with the look at the source before."""
+    """Duration of planning and packing, in seconds."""
     verified: str
-    """How many objects were compared with a checksum of the origin, and how many were read back, in words."""
+    """Number of objects verified by checksum, and by reading them back, as text."""
 
     def __str__(self) -> str:
         rate = f", {text.size(self.source_size / self.seconds)}/s" if self.seconds else ""
@@ -109,23 +112,35 @@ def pack(
     callback: Any = DEFAULT_CALLBACK,
     overwrite: bool = False,
 ) -> Packed:
-    """Pack many samples into one sharded group of Zarr's third version at `target`, and verify it.
+    """Pack many samples into one sharded Zarr v3 group at `target`, and verify it.
 
-    `source`: a folder, pattern, file or list of URLs. `kind` is one of files (a sample for each, its bytes or with
-    `decode="image"` its pixels), lines, jsonl, csv, parquet, hdf5 and tar (WebDataset's form); None: by names and first bytes.
-    `columns`: which names to pack of those that have names, in a dictionary also as what ("float32", "float32[768]",
-    "ragged int64", "utf8", "bytes", "json").
+    For example, pack a folder of images as pixels:
 
-    Samples of one shape are an array; others lie one behind the other in an array of elements, and `<name>_offsets`, one
-    longer than there are samples, says where each begins. Sizes of chunks and shards ("64MiB") and `codec` ("none", "lz4",
-    "zstd") are chosen from some of the samples and from where they go; `Packed.layout` says why.
+        packed = pack("cachedfs::gs://bucket/cats", "gs://bucket/cats.zarr", decode="image")
+        print(packed)
 
-    A shard is written whole by one of `n_workers` threads, or by the workers of a Dask `client`, or of the scheduler at an
-    address. Run again after it was interrupted or killed, it goes on with the shards that are missing; nothing looks
-    finished before all is there. `overwrite`: what is at `target` is removed first, unless it is this very pack, half done.
+    `source` is a folder, a pattern, a file or a list of URLs. `kind` is "files" (one sample for each file), "lines",
+    "jsonl", "csv", "parquet", "hdf5" or "tar" (WebDataset). None detects it from file names and first bytes. Files are
+    packed as bytes; `decode="image"` packs their pixels. `columns` lists the columns, endings or datasets to pack. For
+    lines, jsonl, csv and parquet it may be a dictionary from name to type: "float32", "float32[768]", "ragged int64",
+    "utf8", "bytes", "json" or None (detect it). For images, `{"image": "ragged"}` allows any mix of shapes.
 
-    Raises ValueError for options that make no sense and for samples that cannot be packed, naming them; FileExistsError
-    where something is at `target`; what the filesystems raise.
+    Samples of one shape become an array of shape `(samples, *shape)`. Samples of different lengths are concatenated
+    into one 1-D array of elements: sample `i` is `data[offsets[i]:offsets[i + 1]]`, where `<name>_offsets` has one
+    entry more than there are samples. `chunk_bytes` and `shard_bytes` are sizes before compression, in bytes or as
+    text ("64MiB"), from 1 KiB to 1 GiB. `codec` is "none", "lz4" or "zstd". None chooses them from some samples and
+    from the protocol of `target`; `Packed.layout` gives the reasons.
+
+    `n_workers` threads write the shards (up to 4 by default). With `client`, a Dask client or the address of a Dask
+    scheduler, the workers of that cluster write them. `storage_options` are the fsspec options of `source`,
+    `target_options` those of `target`. `callback` is an fsspec callback that counts bytes of samples.
+
+    A second run after an interrupted one writes only the missing shards. The group's `zarr.json` is written last, so a
+    group that opens is complete. `overwrite=True` first removes a Zarr store at `target`, unless it is the same
+    pack, incomplete.
+
+    Raises ValueError for invalid options and for samples that cannot be packed, FileExistsError if `target` is not
+    empty, OSError if the written bytes fail verification, and any error of the filesystems.
     """
     packing = Packing(
         source,
@@ -145,7 +160,7 @@ def pack(
 
 
 class Packing:
-    """A pack that is decided, and not begun: `plan` says what will be, and why."""
+    """A planned pack: `plan` describes the arrays to write and the reasons, `run` writes them."""
 
     def __init__(
         self,
@@ -161,7 +176,10 @@ class Packing:
         storage_options: Mapping[str, Any] | None = None,
         target_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Look at the source: its listing, and some of its samples. Nothing is written."""
+        """List the source, read some samples and plan the arrays. Nothing is written.
+
+        The parameters and errors are those of `pack`.
+        """
         started = time.perf_counter()
         if kind is not None and kind not in KINDS:
             raise ValueError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
@@ -191,7 +209,10 @@ class Packing:
         callback: Any = DEFAULT_CALLBACK,
         overwrite: bool = False,
     ) -> Packed:
-        """Write the store, or what is missing of it."""
+        """Write the store, or the missing shards of it, and verify it.
+
+        The parameters are those of `pack`.
+        """
         started = time.perf_counter()
         there = self._begun(overwrite=overwrite)
         job = PackTask(self.source, self.store, self.plan.big)
@@ -206,7 +227,7 @@ class Packing:
 
     @contextlib.contextmanager
     def _pool(self, job: PackTask, n_workers: int | None, client: Any) -> Iterator[TaskPool]:
-        """Give those who work, for as long as the `with` block lasts."""
+        """Return a context manager for the task pool; it closes the pool at the end."""
         n_workers = _n_workers(n_workers, self.plan)
         with client_of(client) if isinstance(client, str) else contextlib.nullcontext(client) as known:
             pool: TaskPool = ThreadTaskPool(job, n_workers) if known is None else DaskTaskPool(job, known)
@@ -216,7 +237,10 @@ class Packing:
                 pool.close(wait=not isinstance(sys.exception(), KeyboardInterrupt))
 
     def _begun(self, *, overwrite: bool) -> dict[str, StoredObject]:
-        """Return what is there of this pack already, which is nothing for a new one."""
+        """Return the objects of an earlier run of this pack; prepare an empty store for a new pack.
+
+        Raises FileExistsError if anything else is at the target and may not be removed.
+        """
         store = self.store
         settle(store)
         store.is_given_up = False
@@ -264,9 +288,9 @@ class Packing:
         )
 
     def _verify(self, stored: Mapping[str, StoredObject], lengths: Mapping[str, int], n: int) -> None:
-        """Raise OSError unless all objects are there, of their size, and all arrays have as many samples.
+        """Raise OSError unless all objects exist in their size and all arrays have `n` samples.
 
-        The bytes of each were compared when it was written, with the origin's checksum or by reading them back.
+        The bytes were verified when each object was written, by the origin's checksum or by reading them back.
         """
         there = self.store.listing()
         for name, each in stored.items():
@@ -290,9 +314,9 @@ def _why_not(url: str, is_begun: bool, *, is_ours: bool) -> str:
 
 
 def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
-    """Raise ValueError for a target inside the folder that is packed, and for a source inside the target.
+    """Raise ValueError if the target is inside the source or the source is inside the target.
 
-    It would be a part of itself, or be removed with what is there.
+    The store would be packed into itself, or the source would be removed with `overwrite`.
     """
     if protocols_of(files.fs).isdisjoint(protocols_of(store.fs)):
         return
@@ -312,7 +336,10 @@ def _n_workers(given: int | None, plan: StorePlan) -> int:
 
 
 def part_size(**given: Any) -> int | None:
-    """Return the bytes of a chunk or a shard that an argument names; None for None. Raises ValueError."""
+    """Return the bytes of a size argument, given by name; None for None.
+
+    Raises ValueError for anything but a size from 1 KiB to 1 GiB.
+    """
     [(name, value)] = given.items()
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""What is decided before anything is written: which fields there are, and how each array is cut and encoded."""
+"""Plan a store: its fields, and the chunks, shards and codec of each array."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from cachedfs.packing.store import ArrayPlan
 
 __all__ = ["ATTRIBUTE", "FORMAT", "StorePlan", "attributes_of", "array_plans", "plan_of"]
 
-ATTRIBUTE = "cachedfs_pack"  # of the group: what its arrays are
+ATTRIBUTE = "cachedfs_pack"  # name of the group attribute that describes the source
 FORMAT = 1
-SMALL_SHARD = 16 << 20  # bytes: all small arrays are made at the same time
+SMALL_SHARD = 16 << 20  # bytes of a shard: all small arrays are built at the same time
 
 
 @dataclasses.dataclass(frozen=True)
 class StorePlan:
-    """How the arrays of a store will be: by name, those of big fields and small ones, and why."""
+    """The planned arrays of a store: the encodings of big and small ones by name, and the reasons."""
 
     fields: tuple[Field, ...]
     big: Mapping[str, ChunkEncoding]
     small: Mapping[str, ChunkEncoding]
-    reasons: Mapping[str, str]  # of the codecs of big fields
+    reasons: Mapping[str, str]  # for the codec of each big field
 
     def as_json(self, source: SampleSource, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what has to be the same for a run to go on where an earlier one ended."""
+        """Return the plan as JSON. A run continues an earlier one only if their JSON is equal."""
         return {
             "format": FORMAT,
             "source": {"digest": source.files.digest, "kind": source.kind, **options},
@@ -42,7 +42,7 @@ class StorePlan:
         }
 
     def lines(self) -> list[str]:
-        """Return for people what each array will be, and why."""
+        """Return one line of text for each array: its chunks, shards and codec, with the reasons."""
         found = []
         for name, encoding in self.big.items():
             grid, reason = encoding.grid, self.reasons[name]
@@ -62,7 +62,10 @@ def plan_of(
     shard: int | None,
     codec: str | None,
 ) -> StorePlan:
-    """Return the plan for a source of which some samples are known; `protocol` is that of the target's origin."""
+    """Return the plan for a source, from some of its samples.
+
+    `protocol` is that of the target's origin. `chunk` and `shard` are sizes in bytes. None: choose here.
+    """
     n = sum(batch.n for batch in sampled)
     means = {field.name: _mean(field, sampled, n) for field in source.fields}
     small_ones = small_of({field.name: means[field.name] for field in source.fields if not field.is_small})
@@ -72,7 +75,7 @@ def plan_of(
     )
     most, why = (shard, "as asked for") if shard is not None else shard_size(protocol)
     big_means = {field.name: means[field.name] for field in fields if not field.is_small}
-    # Sources that are read by range need nothing at hand.
+    # Sources read by byte range hold no decoded pieces, so their shards need not cover the same samples.
     by_field = shares(big_means, most) if source.is_decoded else dict.fromkeys(big_means, most)
     big, small, reasons = {}, {}, {}
     for field in fields:
@@ -91,7 +94,7 @@ def plan_of(
 
 
 def array_plans(plan: StorePlan, lengths: Mapping[str, int]) -> list[ArrayPlan]:
-    """Return the arrays as they are when all is written, by what `lengths` says of how long each is."""
+    """Return the finished arrays; `lengths` has the length of each along the first axis."""
     fields = {field.name: field for field in (*plan.fields, *small_arrays(plan.fields))}
     ragged = {field.name for field in plan.fields if field.is_ragged}
     found = []
@@ -105,19 +108,19 @@ def array_plans(plan: StorePlan, lengths: Mapping[str, int]) -> list[ArrayPlan]:
                 if name.removesuffix(OFFSETS) in ragged and name.endswith(OFFSETS)
                 else "sample"
             )
-        # xarray takes no two axes of one name.
+        # xarray rejects an array with two axes of the same name.
         axes = (first, *(f"{name}_axis_{i}" for i in range(1, len(field.shape) + 1)))
         found.append(ArrayPlan(name, (lengths[name], *field.shape), encoding, axes, _attributes(field)))
     return found
 
 
 def attributes_of(plan: StorePlan, source: SampleSource, n: int) -> dict[str, Any]:
-    """Return the attributes of the group: where it is from."""
+    """Return the attributes of the group: source, kind and number of samples."""
     return {ATTRIBUTE: {"format": FORMAT, "source": source.files.url, "kind": source.kind, "samples": n}}
 
 
 def _attributes(field: Field) -> dict[str, Any]:
-    """Return the attributes of a field's array: by them samples are found in what is ragged."""
+    """Return the attributes of an array: its time units, or the arrays that locate ragged samples."""
     if not field.is_ragged:
         return {"units": field.means} if field.means else {}
     told = {"offsets": _beside(field.name + OFFSETS), "means": field.means, "shapes": _beside(field.shapes)}
@@ -125,7 +128,7 @@ def _attributes(field: Field) -> dict[str, Any]:
 
 
 def _beside(name: str) -> str:
-    """Return what an array is called in its own group: whoever opens that alone finds it."""
+    """Return the name of an array inside its own group, so that the group can be opened alone."""
     return name.rpartition("/")[2]
 
 

@@ -1,4 +1,4 @@
-"""How large chunks and shards are, and how they are encoded: pure functions, each with the reason that is printed."""
+"""Choose the sizes of chunks and shards, and codecs, each with a reason as text. No I/O."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from cachedfs.packing.pack_types import Field
 __all__ = ["CODECS", "ChunkGridPlan", "choose_codec", "grid_of", "shard_size", "shares", "small_of"]
 
 KiB, MiB = 1 << 10, 1 << 20
-CHUNK = 256 * KiB  # decoded in 0.1 ms, which is what a random sample of it waits for
-CHUNKS = 64 * KiB, 1 * MiB  # smallest and largest; the latter is the unit in which the cache fetches
-SHARD = 64 * MiB  # 1 s of a link of 500 Mbit/s; built in memory by each worker
-DRIVE_SHARD = 128 * MiB  # Drive makes some two new files a second, and gives 27 to 200
-SMALL = 0.1  # share of the bytes of a sample that small fields may have together
-AT_ONCE = 64 * MiB  # shards of all fields that are made of the same samples, of sources that are decoded
-CODECS = ("none", "lz4", "zstd")  # in the order of their speed
-WORTH = 0.9  # a slower codec has to make it this much smaller
+CHUNK = 256 * KiB  # decoding takes 0.1 ms, the delay of one random sample
+CHUNKS = 64 * KiB, 1 * MiB  # smallest and largest; the cache fetches blocks of 1 MiB
+SHARD = 64 * MiB  # 1 s at 500 Mbit/s; each worker builds one in memory
+DRIVE_SHARD = 128 * MiB  # Drive creates about 2 files/s, and serves 27 to 200 downloads/s
+SMALL = 0.1  # largest share of a sample's bytes for all small fields together
+AT_ONCE = 64 * MiB  # most bytes of shards of all fields that cover the same samples (decoded sources)
+CODECS = ("none", "lz4", "zstd")  # fastest first
+WORTH = 0.9  # a slower codec must shrink the data to this share of the faster one
 
 
 @dataclass(frozen=True)
 class ChunkGridPlan:
-    """The shapes of chunks and shards of an array, and why."""
+    """The shapes of the chunks and shards of an array, and the reason for them."""
 
     chunk: tuple[int, ...]
     shard: tuple[int, ...]
@@ -31,14 +31,17 @@ class ChunkGridPlan:
 
 
 def shard_size(protocol: str) -> tuple[int, str]:
-    """Return the bytes of a shard at an origin, and why."""
+    """Return the bytes of a shard for an origin's protocol, and the reason."""
     if protocol in ("drive", "gdrive"):
         return DRIVE_SHARD, "Drive makes few new files a second, so there are fewer and larger ones"
     return SHARD, "large enough for the speed of a link, and several fit in memory"
 
 
 def small_of(means: Mapping[str, float]) -> set[str]:
-    """Return the fields that are next to nothing beside the others, all together, by the mean bytes of each in a sample."""
+    """Return the names of the small fields: together they have at most `SMALL` of a sample's bytes.
+
+    `means` are the mean bytes of each field in a sample. The largest field is never small.
+    """
     found, left = set(), SMALL * sum(means.values())
     for name in sorted(means, key=lambda name: means[name])[:-1]:
         left -= means[name]
@@ -49,9 +52,9 @@ def small_of(means: Mapping[str, float]) -> set[str]:
 
 
 def shares(means: Mapping[str, float], size: int) -> dict[str, int]:
-    """Return the bytes of a shard of each field such that shards of all fields are about the same samples.
+    """Return the shard size of each field, in bytes; `size` is the largest.
 
-    What is read for one of them is then at hand for the others, and fits in memory.
+    The shards of all fields then cover about the same samples, so each sample is decoded once for all its fields.
     """
     largest, total = max(means.values(), default=1) or 1, max(1.0, sum(means.values()))
     most = min(size, AT_ONCE * largest / total)
@@ -59,7 +62,11 @@ def shares(means: Mapping[str, float], size: int) -> dict[str, int]:
 
 
 def grid_of(field: Field, mean: float, *, chunk: int | None, shard: int, why: str) -> ChunkGridPlan:
-    """Return the grid of a field's array: `mean` bytes a sample, `chunk` and `shard` bytes (None: chosen here)."""
+    """Return the chunk and shard shapes of a field's array.
+
+    `mean` is the mean bytes of a sample. `chunk` and `shard` are sizes in bytes; for `chunk`, None chooses one.
+    `why` is the reason for the shard size.
+    """
     if field.is_ragged:
         return _ragged(field, mean, chunk, shard, why)
     return _fixed(field, chunk, shard, why)
@@ -80,7 +87,7 @@ def _ragged(field: Field, mean: float, chunk: int | None, shard: int, why: str) 
 def _fixed(field: Field, chunk: int | None, shard: int, why: str) -> ChunkGridPlan:
     given, chunk = chunk, chunk or CHUNK
     size = max(1, field.row_size)
-    if size > shard:  # one sample is more than a shard: its own first axes are cut, too
+    if size > shard:  # one sample exceeds a shard: cut it along its own first axes, too
         inner, outer = _cut(field, given or CHUNKS[1], shard)
         reason = f"a sample has {_size(size)}, more than a shard: it is cut along its axes; {why}"
         return ChunkGridPlan((1, *inner), (1, *outer), reason)
@@ -93,7 +100,7 @@ def _fixed(field: Field, chunk: int | None, shard: int, why: str) -> ChunkGridPl
 
 
 def _cut(field: Field, chunk: int, shard: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return how a sample is cut into chunks and these gathered in shards, along its own axes."""
+    """Return the chunk shape and the shard shape of one large sample, along its own axes."""
     item = field.row_size // math.prod(field.shape)
     inner = list(field.shape)
     for axis in range(len(inner)):
@@ -107,7 +114,7 @@ def _cut(field: Field, chunk: int, shard: int) -> tuple[tuple[int, ...], tuple[i
 
 
 def choose_codec(measured: Mapping[str, float], *, is_given: bool = False) -> tuple[str, str]:
-    """Return a codec and why, by the share of the bytes that each leaves of some samples."""
+    """Return a codec and the reason; `measured` has the compressed share of some samples, by codec."""
     if is_given or not measured:
         return next(iter(measured), "none"), "as asked for" if is_given else "nothing to measure"
     best = "none"

@@ -1,4 +1,4 @@
-"""Who does the work: threads of this process, or the processes of a Dask cluster. Both do the same jobs."""
+"""Task pools that run a `PackTask`: threads of this process, or the workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -15,25 +15,32 @@ __all__ = ["DaskTaskPool", "TaskPool", "ThreadTaskPool", "client_of", "settle"]
 
 
 class TaskPool(Protocol):
-    """Runs methods of a job, several at a time."""
+    """Runs methods of a `PackTask`, up to `n_workers` at a time."""
 
     n_workers: int
 
     def submit(self, method: str, *args: Any) -> Any:
-        """Begin one; return what stands for it."""
+        """Start a method of the task; return a handle of the call."""
         ...
 
     def finished(self) -> Iterable[tuple[Any, Any]]:
-        """Wait until any has ended; return those that have, each with its result. Raises what one raised."""
+        """Wait for the next calls to end; return (handle, result) pairs.
+
+        Raises the error of a failed call.
+        """
         ...
 
     def close(self, *, wait: bool) -> None:
-        """Give up what has not begun, and wait for what has, so that nothing is written afterwards; unless it may hang."""
+        """Cancel all calls that have not started.
+
+        With `wait`, also wait for the running calls to end, so that nothing is written afterwards. An interrupt passes
+        False, because a call may hang.
+        """
         ...
 
 
 class ThreadTaskPool:
-    """Threads: reading, codecs and Arrow let go of the interpreter's lock."""
+    """Threads of this process. Reads, codecs and Arrow release the GIL."""
 
     def __init__(self, job: PackTask, n_workers: int) -> None:
         self.n_workers, self._job = n_workers, job
@@ -54,29 +61,33 @@ class ThreadTaskPool:
     def close(self, *, wait: bool) -> None:
         store = self._job.store
         store.is_given_up = not wait
-        _left.setdefault(store.place, set()).update(self._going)  # first: to wait may be interrupted, too
+        # Before `shutdown`: an interrupt may end that wait, too.
+        _left.setdefault(store.place, set()).update(self._going)
         self._threads.shutdown(wait=wait, cancel_futures=True)
         if wait:
             _left.pop(store.place, None)
 
 
-# What interrupted packs of this process still do, by the place that they write to.
+# Calls of interrupted packs that still run in this process, by target (`ZarrTarget.place`).
 _left: dict[tuple[str, str], set[concurrent.futures.Future[Any]]] = {}
 os.register_at_fork(after_in_child=_left.clear)  # the child has none of these threads
 
 
 def settle(store: ZarrTarget) -> None:
-    """Wait until nothing that was interrupted can write to a place any more: an upload that was begun may end late."""
+    """Wait for running calls of an interrupted pack to the same target.
+
+    A late upload could otherwise overwrite a new shard.
+    """
     if going := _left.pop(store.place, None):
         try:
             concurrent.futures.wait(going)
-        except BaseException:  # an interrupt: it is still so
+        except BaseException:  # an interrupt: the calls still run
             _left.setdefault(store.place, set()).update(going)
             raise
 
 
 class DaskTaskPool:
-    """The workers of a Dask cluster. What one of them did not finish when it was lost is done by another."""
+    """The workers of a Dask cluster. Dask runs the calls of a lost worker again on another one."""
 
     def __init__(self, job: PackTask, client: Any) -> None:
         import dask
@@ -88,16 +99,16 @@ class DaskTaskPool:
         threads = sum(each["nthreads"] for each in workers.values())
         if not threads:
             raise ValueError(f"{client}: has no workers; start some, or pack without client=")
-        self.n_workers = 2 * threads  # one waits while another is done
-        # Once to each worker: the list of a source's files may be long. As a task's result, which the scheduler can have made
-        # again: of what is scattered to all, Dask drops all copies but one, and that is gone with its worker.
+        self.n_workers = 2 * threads  # each worker thread has one call queued while it runs another
+        # The job goes to each worker once, since its file list may be long. It is the result of a task, because the
+        # scheduler can compute a lost result again. Scattered data is lost with the one worker where Dask keeps a copy.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"}):
             self._job = client.submit(_same, job, pure=False)
         self._going: set[Any] = set()
         self._done = as_completed(loop=client.loop)
 
     def submit(self, method: str, *args: Any) -> Any:
-        # The pieces of one file at one worker, if it is free: it has the file open where the piece before ended.
+        # Prefer one worker for all pieces of a file: it has the file open at the end of the previous piece.
         at = self._addresses[args[0].file % len(self._addresses)] if method == "measure" else None
         future = self._client.submit(
             _do, self._job, method, args, workers=at, allow_other_workers=at is not None, pure=False
@@ -115,13 +126,16 @@ class DaskTaskPool:
         from distributed import wait as wait_for
 
         if wait and self._going:
-            wait_for(list(self._going))  # a task that is cancelled goes on where it runs
+            wait_for(list(self._going))  # `cancel` does not stop a running task
         for future in self._going:
             future.cancel()
 
 
 def client_of(address: str) -> Any:
-    """Return a client of the Dask scheduler at an address. Raises ImportError saying what to install."""
+    """Return a client of the Dask scheduler at an address.
+
+    Raises ImportError if distributed is not installed.
+    """
     try:
         from distributed import Client
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What packing is about, as frozen values: fields of samples, pieces of a source, and what is known of a piece."""
+"""Value types of packing: fields, pieces of a source, sample batches, and piece counts."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import numpy.typing as npt
 __all__ = ["END", "OFFSETS", "Array", "SampleBatch", "Field", "SourcePiece", "FieldSpan", "PieceCounts"]
 
 Array = npt.NDArray[Any]
-END = -1  # where a piece stops that ends when it is large enough
-OFFSETS = "_offsets"  # behind the name of a ragged field: where in it each sample begins
+END = -1  # `stop` of a piece that ends where reading finds it large enough
+OFFSETS = "_offsets"  # suffix of the array with the start of each sample of a ragged field
 
 
 @dataclass(frozen=True)
 class Field:
-    """What each sample has under one name: an array of one shape and type, or elements of which each has its own number."""
+    """A named part of every sample: an array of one shape, or (ragged) a list of any length."""
 
     name: str
-    dtype: str  # as NumPy names it
-    shape: tuple[int, ...] = ()  # of a sample, where all have the same
+    dtype: str  # NumPy name of the type
+    shape: tuple[int, ...] = ()  # shape of one sample, if all have the same
     is_ragged: bool = False
-    # What the elements are: "bytes", "utf-8" or "json", all uint8; "" for numbers; else units of time, as CF writes them.
+    # Meaning of the elements: "bytes", "utf-8" or "json" (all uint8), "" for numbers, else time units (CF conventions).
     means: str = ""
-    shapes: str = ""  # the field with the shape of each sample, where a ragged one has several axes
-    is_small: bool = False  # next to nothing beside the others: kept with what is known of a piece
+    shapes: str = ""  # name of the field with the shape of each sample, if a ragged field has several axes
+    is_small: bool = False  # tiny beside the others: its values are stored in `PieceCounts`
 
     @cached_property
     def row_size(self) -> int:
-        """Bytes of a sample, or of an element."""
+        """Bytes of one sample, or of one element of a ragged field."""
         return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
 
     def __str__(self) -> str:
@@ -43,7 +43,10 @@ class Field:
 
 
 class SourcePiece(NamedTuple):
-    """A part of a source that is read at once, in the source's own numbers: bytes, rows or files of its `file`-th file."""
+    """A part of a source that is read as a unit.
+
+    `start` and `stop` count bytes or rows of the file number `file`, or number files, by the kind of source.
+    """
 
     file: int
     start: int
@@ -56,14 +59,17 @@ class SourcePiece(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Samples that were read: by field all values or elements along the first axis, of ragged ones also how many each has."""
+    """Decoded samples.
+
+    `values` has the rows or elements of each field, concatenated along the first axis. `sizes` has the number of
+    elements of each sample, for ragged fields. `stop` is used for a piece that stops at END: the start of the piece
+    that continues it, or END if nothing follows.
+    """
 
     n: int
     values: Mapping[str, Array]
     sizes: Mapping[str, Array]
-    stop: int = (
-        END  # of a piece that was to end when it is large enough: where the next begins; END: it was the last
-    )
+    stop: int = END
 
     @property
     def nbytes(self) -> int:
@@ -72,9 +78,10 @@ class SampleBatch:
 
 @dataclass(frozen=True)
 class PieceCounts:
-    """What has to be known of a piece before its samples have a place: their sizes, and all of its small fields.
+    """The counts of a piece: its number of samples, their sizes, and all values of small fields.
 
-    `places` is what else a source wants to find them again.
+    They are needed before the samples of later pieces can be placed. `places` holds the byte positions that a source
+    needs to find the samples again.
     """
 
     n: int
@@ -84,11 +91,14 @@ class PieceCounts:
     stop: int = END
 
     def length(self, of: Field) -> int:
-        """Return how many values or elements of a field the piece has."""
+        """Return the number of rows, or of elements of a ragged field, in the piece."""
         return int(self.sizes[of.name].sum()) if of.is_ragged else self.n
 
     def as_bytes(self) -> bytes:
-        """Return it as NumPy's npz, whose arrays have numbers: of names it takes `a` and `a.npy` for one."""
+        """Return the counts as a NumPy npz file.
+
+        Its arrays are numbered: npz confuses the names `a` and `a.npy`.
+        """
         parts = {"small": self.small, "sizes": self.sizes, "places": self.places}
         names = [(part, name) for part, named in parts.items() for name in named]
         told = json.dumps({"n": self.n, "stop": self.stop, "names": names})
@@ -98,7 +108,7 @@ class PieceCounts:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PieceCounts | None:
-        """Return what `as_bytes` wrote; None for anything else, as a write that was cut off leaves."""
+        """Return the counts that `as_bytes` encoded; None for other data, such as a truncated file."""
         parts: dict[str, dict[str, Array]] = {"small": {}, "sizes": {}, "places": {}}
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as stored:
@@ -107,12 +117,12 @@ class PieceCounts:
             for (part, name), array in zip(known["names"], arrays, strict=True):
                 parts[part][name] = array
             return cls(known["n"], **parts, stop=known["stop"])
-        except Exception:  # of any kind: zip, zlib and NumPy's header each have their own for damaged bytes
+        except Exception:  # zip, zlib and NumPy raise different errors for damaged bytes
             return None
 
 
 class FieldSpan(NamedTuple):
-    """Some of the values or elements of a field, counted from the start of a piece."""
+    """A range of rows, or of elements of a ragged field, counted from the start of a piece."""
 
     piece: SourcePiece
     start: int

@@ -1,6 +1,6 @@
-"""A shard of Zarr's third version as bytes: chunks one by one, each with its checksum, and the index behind them. Pure.
+"""Encode a Zarr v3 shard: chunks one by one, each with its CRC-32C, then the index. No I/O.
 
-Zarr's own writer would take all of a shard in memory before it encodes, and its store does not tell what was sent.
+zarr's own writer needs the whole shard in memory before it encodes, and does not return the bytes that it sent.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from cachedfs.packing.pack_types import Array, Field
 
 __all__ = ["ChunkEncoding", "ShardBytes", "measured", "places", "wrong_with"]
 
-numcodecs.blosc.use_threads = False  # its own threads stop those of others: shards are encoded side by side
+# Blosc's global threads block all other callers, and shards are encoded in parallel.
+numcodecs.blosc.use_threads = False
 
 LEVELS = {"lz4": 5, "zstd": 3}
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
-NOTHING = 0xFFFF_FFFF_FFFF_FFFF  # offset and length of a chunk that a shard does not have
-MEASURED = 4 << 20  # bytes of samples by which a codec is chosen
+NOTHING = 0xFFFF_FFFF_FFFF_FFFF  # offset and length of a missing chunk in the index
+MEASURED = 4 << 20  # bytes of samples that are compressed to choose a codec
 
 
 @dataclass(frozen=True)
 class ChunkEncoding:
-    """How the chunks of one array become bytes: its type, little-endian, a codec of `CODECS`, and a checksum."""
+    """The chunk encoding of one array: little-endian values, a codec of `CODECS`, and CRC-32C."""
 
     dtype: str
     grid: ChunkGridPlan
@@ -44,16 +45,19 @@ class ChunkEncoding:
 
     @cached_property
     def per_shard(self) -> tuple[int, ...]:
-        """Chunks of a shard, along each axis."""
+        """Number of chunks in a shard along each axis."""
         return tuple(whole // part for whole, part in zip(self.grid.shard, self.grid.chunk, strict=True))
 
     @property
     def shard_size(self) -> int:
-        """Bytes of a shard before they are encoded."""
+        """Bytes of a full shard before encoding."""
         return int(np.dtype(self.dtype).itemsize * math.prod(self.grid.shard))
 
     def chunk(self, values: Array) -> Any:
-        """Return the bytes of a chunk; what lacks of it at the edge of the array is zero. It may be a view of `values`."""
+        """Return the encoded chunk, padded with zeros at the edge of the array.
+
+        It may be a view of `values`.
+        """
         whole = values
         if values.shape != self.grid.chunk:
             whole = np.zeros(self.grid.chunk, self.dtype)
@@ -62,7 +66,7 @@ class ChunkEncoding:
 
     @property
     def described(self) -> list[dict[str, Any]]:
-        """The codecs behind `bytes`, as Zarr's metadata name them."""
+        """The codecs after `bytes`, in the form of Zarr metadata."""
         compressors: list[dict[str, Any]] = [{"name": "crc32c"}]
         if self.codec != "none":
             settings = {
@@ -77,7 +81,10 @@ class ChunkEncoding:
 
 
 class ShardBytes:
-    """The bytes of one shard as they come together. REQUIRES: chunks in the order of `places`, each once."""
+    """The growing bytes of one shard.
+
+    The caller must add the chunks in the order of `places`, each once.
+    """
 
     def __init__(self, encoding: ChunkEncoding) -> None:
         self._encoding = encoding
@@ -85,28 +92,28 @@ class ShardBytes:
         self._data = bytearray()
 
     def put(self, place: tuple[int, ...], values: Array) -> None:
-        """Encode the chunk at a place in the shard."""
+        """Encode the chunk with the index `place` in the shard and append it."""
         data = self._encoding.chunk(values)
         number = int(np.ravel_multi_index(place, self._encoding.per_shard))
         self._index[number] = len(self._data), len(data) + 4
-        self._data += memoryview(data)  # of an array: it would add itself to the bytes as numbers
+        self._data += memoryview(data)  # a plain ndarray would add its numbers element by element
         self._data += crc32c_of(data).to_bytes(4, "little")
 
     def finish(self) -> bytearray:
-        """Return all of the shard, its index at the end."""
+        """Append the index and return the complete shard."""
         index = self._index.tobytes()
         self._data += index + crc32c_of(index).to_bytes(4, "little")
         return self._data
 
 
 def places(encoding: ChunkEncoding, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the places of the chunks of a shard of which so much is in the array."""
+    """Yield the indexes of the chunks of a shard; `shape` is the part of the shard inside the array."""
     counts = (-(-n // part) for n, part in zip(shape, encoding.grid.chunk, strict=True))
     yield from itertools.product(*map(range, counts))
 
 
 def wrong_with(data: bytes, encoding: ChunkEncoding, n_chunks: int) -> str | None:
-    """Return what is wrong with the stored bytes of a shard that has so many chunks; None when each is what was encoded."""
+    """Return the defect of a stored shard as text; None if all `n_chunks` checksums match."""
     n = math.prod(encoding.per_shard)
     size = 16 * n + 4
     index = data[len(data) - size : -4] if len(data) >= size else b""
@@ -124,7 +131,7 @@ def wrong_with(data: bytes, encoding: ChunkEncoding, n_chunks: int) -> str | Non
 
 
 def measured(field: Field, samples: Array) -> Mapping[str, float]:
-    """Return the share of their size that each codec leaves of some samples."""
+    """Return the compressed size of some samples for each codec, as a share of their size."""
     flat = np.ascontiguousarray(samples).reshape(-1)[: MEASURED // np.dtype(field.dtype).itemsize]
     if not flat.nbytes:
         return {}
@@ -136,17 +143,17 @@ def measured(field: Field, samples: Array) -> Mapping[str, float]:
 
 
 def shuffle_of(field: Field) -> int:
-    """Return Blosc's shuffle: bits of pixels, which are smooth; bytes of wider numbers; nothing of text."""
+    """Return Blosc's shuffle mode: bits (2) for pixels, bytes (1) for wider numbers, else none (0)."""
     if np.dtype(field.dtype).itemsize > 1:
         return 1
     return 2 if field.shapes or field.shape else 0
 
 
 def encoded(values: Array, codec: str, shuffle: int) -> Any:
-    """Return the bytes of contiguous values, which may be their own."""
+    """Return contiguous values encoded by a codec; "none" returns a view of them."""
     if codec == "none":
         flat = values.reshape(-1).view("u1")
-        flat.flags.writeable = False  # which the checksum asks for
+        flat.flags.writeable = False  # read-only, as the checksum expects
         return flat
     blosc = numcodecs.blosc.Blosc(cname=codec, clevel=LEVELS[codec], shuffle=shuffle)
     return blosc.encode(values)

@@ -1,4 +1,4 @@
-"""The order of the work: pieces are measured as they follow one another, and a shard is written as soon as all of it has a place."""
+"""Schedule a pack: count pieces in source order, and write each shard once its samples are counted."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ from cachedfs.packing.task import PackTask, PieceInfo, object_name
 
 __all__ = ["ShardRunner"]
 
-MEASURED = 96 << 20  # decoded bytes that may wait for the rest of their shards
-NOTED_S = 10.0  # between two notes of what is done
+MEASURED = 96 << 20  # decoded bytes that may wait in memory until their shards are complete
+NOTED_S = 10.0  # seconds between two writes of the checksums of finished shards
 Place = tuple[int, ...]
 
 
 class ShardRunner:
-    """Hands out measuring and writing until every shard of every big field is in the store.
+    """Submits counting and writing calls until every shard of every big field is in the store.
 
-    Which samples are in a shard follows from the source alone, so a shard that an earlier run wrote is the one that this
-    run would write.
+    The samples of a shard depend only on the source, so a shard of an earlier run equals the one this run would write.
     """
 
     def __init__(
         self, job: PackTask, pool: TaskPool, there: Mapping[str, StoredObject], told: Callable[[int], object]
     ) -> None:
-        """`there`: what the store has; `told` is called with the bytes of samples that were stored."""
+        """`there` has the objects in the store.
+
+        `told(n)` is called after `n` bytes of samples are stored.
+        """
         self._job, self._pool, self._there, self._told = job, pool, there, told
         self._checksums = job.store.kept_done(there)
         self._fields = job.source.big
         self._coming = iter(job.source.pieces())
-        # In the order of the pieces; the first of them is next to be placed.
+        # In source order; the first piece is the next one to get its position in the arrays.
         self._slots: deque[_Slot] = deque()
         self._writing: dict[Any, tuple[Field, int]] = {}
         self._measuring: dict[Any, _Slot] = {}
         self._begins: dict[str, list[int]] = {field.name: [0] for field in self._fields}
-        self._next: dict[str, int] = {field.name: 0 for field in self._fields}  # row of shards
+        # Index of the next shard along the first axis.
+        self._next: dict[str, int] = {field.name: 0 for field in self._fields}
         self._ready: deque[tuple[Field, Place, list[FieldSpan], int]] = deque()
-        self._held = 0  # bytes that are measured and not written
+        self._held = 0  # bytes that are counted and not written yet
         self._noted = time.monotonic()
         self._notes: dict[str, str] = {}
         self._is_placed = False
@@ -53,7 +56,7 @@ class ShardRunner:
         self.stored: dict[str, StoredObject] = {}
 
     def __call__(self) -> None:
-        """Do all of it. Raises what a worker raised."""
+        """Run the pack to its end. Raises the error of a failed worker."""
         while True:
             self._hand_out()
             if not (self._writing or self._measuring):
@@ -71,10 +74,10 @@ class ShardRunner:
         return sum(known.n for _, known in self.pieces)
 
     def length(self, name: str) -> int:
-        """Return how many values or elements of a big field there are."""
+        """Return the number of rows, or of elements of a ragged field, counted so far in a big field."""
         return self._begins[name][-1]
 
-    # Measuring.
+    # Counting pieces.
 
     def _hand_out(self) -> None:
         while len(self._writing) + len(self._measuring) < self._pool.n_workers:
@@ -84,7 +87,7 @@ class ShardRunner:
                 return
 
     def _measure(self) -> bool:
-        """Begin to measure another piece; False when there is none, or enough waits to be written."""
+        """Start counting the next piece; return False if none is left or too many bytes are held."""
         if self._is_placed:
             return False
         is_enough = self._job.source.is_decoded and self._held > MEASURED
@@ -108,7 +111,7 @@ class ShardRunner:
         return True
 
     def _place(self) -> None:
-        """Give the samples of measured pieces their places, in order."""
+        """Give the samples of counted pieces their positions in the arrays, in source order."""
         while self._slots and (known := self._slots[0].known) is not None:
             piece = self._slots.popleft().piece
             self.pieces.append((piece, known))
@@ -129,7 +132,7 @@ class ShardRunner:
             self._slots.append(_Slot(piece))
         return piece is None
 
-    # Writing.
+    # Writing shards.
 
     def _find_shards(self, *, is_last: bool) -> None:
         for field in self._fields:
@@ -154,13 +157,13 @@ class ShardRunner:
         return found
 
     def _write(self, field: Field, place: Place, spans: list[FieldSpan], n_chunks: int) -> None:
-        # Of a sample that is cut, about its share.
+        # If samples are cut along their own axes, this shard has about an equal share of their bytes.
         n_beside = math.prod(_counts(field, self._job.encodings[field.name].grid.shard))
         size = sum(span.stop - span.start for span in spans) * field.row_size // n_beside
         name = object_name(field.name, place)
         old = self._there.get(name)
         if old is not None and old.checksum is not None and self._checksums.get(name) == old.checksum:
-            self._note(field, size, old)  # as it was when it was found to be right
+            self._note(field, size, old)  # unchanged since it was verified
             return
         method, more = ("write", ()) if old is None else ("ensure", (n_chunks,))
         self._writing[self._pool.submit(method, field.name, place, spans, *more)] = field, size
@@ -183,7 +186,7 @@ class ShardRunner:
 
 
 class _Slot:
-    """A piece on its way to its place."""
+    """A queued piece: waiting, being counted, or counted (`known`)."""
 
     def __init__(self, piece: SourcePiece) -> None:
         self.piece = piece
@@ -192,7 +195,7 @@ class _Slot:
 
 
 def _places(field: Field, chunk: Place, shard: Place, rows: int) -> Iterator[tuple[Place, int]]:
-    """Yield the shards beside one another that hold so many rows, by their places along the other axes, with their numbers of chunks."""
+    """Yield the shards of `rows` rows: their index along the other axes, and their number of chunks."""
     for place in np.ndindex(*_counts(field, shard)):
         there = [
             min((at + 1) * part, whole) - at * part
@@ -202,5 +205,5 @@ def _places(field: Field, chunk: Place, shard: Place, rows: int) -> Iterator[tup
 
 
 def _counts(field: Field, shard: Place) -> list[int]:
-    """Return how many shards are beside one another, along each axis but the first."""
+    """Return the number of shards along each axis but the first."""
     return [-(-whole // part) for whole, part in zip(field.shape, shard[1:], strict=True)]

@@ -1,4 +1,4 @@
-"""Arrays that are next to nothing: made in one pass over what is known of the pieces, when all are measured."""
+"""Write small arrays and offsets at the end of a pack, from the counts of all pieces."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cachedfs.packing.task import PackTask, chunks_of, object_name
 
 __all__ = ["small_arrays", "write_small"]
 
-AT_ONCE = 8  # arrays that are written at the same time
+AT_ONCE = 8  # arrays whose last shards are written at the same time
 
 
 def small_arrays(fields: tuple[Field, ...]) -> list[Field]:
-    """Return the arrays that are written here: small fields, and the offsets of all ragged ones."""
+    """Return the small fields, and a field for the offsets of each ragged field."""
     found = [field for field in fields if field.is_small]
     return found + [Field(field.name + OFFSETS, "int64") for field in fields if field.is_ragged]
 
@@ -25,7 +25,7 @@ def small_arrays(fields: tuple[Field, ...]) -> list[Field]:
 def write_small(
     job: PackTask, pieces: list[SourcePiece], encodings: dict[str, ChunkEncoding]
 ) -> tuple[list[StoredObject], dict[str, int]]:
-    """Write them, from what was kept of each piece; return the objects, and how long each array is."""
+    """Write the small arrays and the offsets; return the objects, and the length of each array."""
     fields = job.source.fields
     growing = {name: _Growing(job.store, name, encoding) for name, encoding in encodings.items()}
     ends = {field.name: 0 for field in fields if field.is_ragged}
@@ -49,14 +49,14 @@ def write_small(
 
 
 class _Growing:
-    """An array that grows along its first axis; a shard is written when it is full."""
+    """An array that grows along its first axis and writes each shard when it is full."""
 
     def __init__(self, store: ZarrTarget, name: str, encoding: ChunkEncoding) -> None:
         self._store, self._name, self._encoding = store, name, encoding
         self._parts: list[Array] = []
-        self._have = 0  # rows of them
+        self._have = 0  # rows in `_parts`
         self._shard: ShardBytes | None = None
-        self._row = 0  # of the next chunk
+        self._row = 0  # index of the next chunk along the first axis
         self.length = 0
         self.stored: list[StoredObject] = []
 

@@ -1,4 +1,4 @@
-"""Where the packed arrays go: objects that appear whole, what was sent compared with what is there, the group's metadata last."""
+"""The target of a pack: atomic writes, verification, and metadata that are written last."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from cachedfs.packing.shard_encoder import ChunkEncoding
 
 __all__ = ["BESIDE", "ZARR", "ArrayPlan", "ZarrTarget", "StoredObject", "protocols_of"]
 
-BESIDE = ".cachedfs-pack"  # the folder of what only packing needs: gone when it is done
-ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # by which others find a store
-AT_ONCE = 8  # documents that are written at the same time
-STEP = 8 << 20  # bytes that are read back, or summed up, at once
-# Where an object is there when it is complete, and not before: it is written where it is to be.
+BESIDE = ".cachedfs-pack"  # folder with the working files of a pack, removed at its end
+ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # metadata files by which readers find a Zarr store
+AT_ONCE = 8  # metadata files that are written at the same time
+STEP = 8 << 20  # bytes that are read back, or checksummed, at a time
+# Protocols whose objects appear only when complete: no temporary name is needed.
 WHOLE = {
     "gs",
     "gcs",
@@ -44,7 +44,7 @@ WHOLE = {
 
 
 class StoredObject(NamedTuple):
-    """An object that is there as it was sent. `checksum`: what the origin states of it; None: nothing, so it was read back."""
+    """An object in the store. `checksum` is the one that the origin states; None if it states none."""
 
     name: str
     size: int
@@ -53,7 +53,7 @@ class StoredObject(NamedTuple):
 
 
 class ArrayPlan(NamedTuple):
-    """One array of the store."""
+    """One array of the store, as its metadata describe it."""
 
     name: str
     shape: tuple[int, ...]
@@ -63,26 +63,26 @@ class ArrayPlan(NamedTuple):
 
 
 class ZarrTarget:
-    """A Zarr group at a URL that is being made. It pickles as URL and options."""
+    """The Zarr group that a pack writes at a URL. It pickles as URL and options."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url, self._options = url, dict(options or {})
         self.fs, path = url_to_fs(url, **self._options)
         self.path = str(path).rstrip("/")
         self._folders: set[str] = set()
-        self.is_given_up = False  # nothing is written any more
+        self.is_given_up = False  # True: `put` raises CancelledError
 
     def __reduce__(self) -> Any:
         return type(self), (self.url, self._options)
 
     @property
     def _origin(self) -> Any:
-        """The origin itself: what is verified is not what a cache has of it."""
+        """The origin's filesystem: verification must not read from the cache."""
         return self.fs.origin_fs if isinstance(self.fs, CachedFileSystem) else self.fs
 
     @cached_property
     def protocol(self) -> str:
-        """That of the origin: `gs`, `drive`, `file`, ..."""
+        """Protocol of the origin: `gs`, `drive`, `file`, ..."""
         fs = self.fs
         name = fs.target_protocol if isinstance(fs, CachedFileSystem) else fs.protocol
         return str(name if isinstance(name, str) else name[0])
@@ -91,7 +91,7 @@ class ZarrTarget:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Where it is, whatever is in front of the URL."""
+        """Protocol and path, equal for a URL with and without `cachedfs::`."""
         return self.protocol, self.path
 
     def at(self, name: str) -> str:
@@ -101,7 +101,7 @@ class ZarrTarget:
         return str(self.fs.unstrip_protocol(self.at(name)))
 
     def put(self, name: str, data: bytes | bytearray) -> None:
-        """Write an object so that nobody ever sees a part of it under its name. Raises CancelledError once that is given up."""
+        """Write an object atomically. Raises CancelledError after an interrupt (`is_given_up`)."""
         path = self.at(name)
         self._must_go_on()
         if self.protocol in WHOLE:
@@ -121,10 +121,10 @@ class ZarrTarget:
             raise CancelledError(f"{self.url}: this pack was interrupted")
 
     def put_checked(self, name: str, data: bytes | bytearray) -> StoredObject:
-        """Write an object and make sure that it is there as it was sent.
+        """Write an object and verify it.
 
-        By the checksum that the origin states of it, which is one request; where there is none it is read back.
-        Raises OSError for one that is not: it is removed.
+        One request gets the origin's checksum of it. If the origin states none, the object is read back.
+        Raises OSError if the stored bytes differ; the object is then removed.
         """
         self.put(name, data)
         path = self.at(name)
@@ -146,30 +146,30 @@ class ZarrTarget:
         return StoredObject(name, len(data), None if stated is None else stated.value)
 
     def _contradiction(self, path: str, data: memoryview) -> str | None:
-        """Return where an object differs from what was sent; None where it does not."""
+        """Read an object back from the origin; return the first difference from `data` as text, or None."""
         for start in range(0, len(data), STEP):
             stop = min(start + STEP, len(data))
-            # Copied: bytes are compared ten times as fast as views of them.
+            # Copied: comparing bytes is ten times as fast as comparing memoryviews.
             if self._origin.cat_file(path, start, stop) != bytes(data[start:stop]):
                 return f"bytes {start:,} to {stop:,} are others when they are read back"
         return None
 
     def read(self, name: str) -> bytes | None:
-        """Return an object; None when it is not there."""
+        """Return the bytes of an object; None if it does not exist."""
         try:
             return bytes(self.fs.cat_file(self.at(name)))
         except FileNotFoundError:
             return None
 
     def read_back(self, name: str) -> bytes | None:
-        """Return an object as the origin has it now; None when it is not there."""
+        """Return the bytes of an object from the origin, past the cache; None if it does not exist."""
         try:
             return bytes(self._origin.cat_file(self.at(name)))
         except FileNotFoundError:
             return None
 
     def listing(self) -> dict[str, StoredObject]:
-        """Return what is there, as the origin has it now: one listing."""
+        """Return all objects of the store by name, from one new listing."""
         with contextlib.suppress(FileNotFoundError):
             self.fs.invalidate_cache(self.path)
             found = self.fs.find(self.path, detail=True)
@@ -178,10 +178,10 @@ class ZarrTarget:
         return {}
 
     def remove(self, name: str = "") -> None:
-        """Remove a folder with all in it; without a name all that is here."""
+        """Remove a folder and its content; without a name, the whole store."""
         path = self.at(name).rstrip("/")
         with contextlib.suppress(FileNotFoundError):
-            if has_magic(path):  # which `rm` would take for a pattern, and remove what matches it
+            if has_magic(path):  # `rm` would expand it as a pattern
                 self._remove_each(path)
             else:
                 self.fs.rm(path, recursive=True)
@@ -192,12 +192,15 @@ class ZarrTarget:
         files = {each for each, info in found.items() if info["type"] == "file"}
         for each in files:
             self.fs.rm_file(each)
-        for folder in sorted({path, *found} - files, reverse=True):  # what is in a folder before it
-            with contextlib.suppress(OSError):  # where folders are names, none is left
+        for folder in sorted({path, *found} - files, reverse=True):  # subfolders before their parents
+            with contextlib.suppress(OSError):  # object stores have no real folders
                 self.fs.rmdir(folder)
 
     def clear(self) -> None:
-        """Remove all that is here. Killed at any moment, it leaves what nobody takes for a store, and a pack for its own."""
+        """Remove the whole store, metadata first.
+
+        If the process is killed, the rest cannot be opened as a store, and a later pack knows it as its own to remove.
+        """
         self.put(f"{BESIDE}/removing", b"")
         there = self.listing()
         for name in ZARR:
@@ -208,7 +211,7 @@ class ZarrTarget:
         self.remove()
         self._folders.clear()
 
-    # What is known of pieces, while it is being made.
+    # Counts and checksums, kept in `BESIDE` until the pack is complete.
 
     def keep(self, piece: str, tally: PieceCounts) -> None:
         self.put(f"{BESIDE}/{piece}.npz", tally.as_bytes())
@@ -218,11 +221,11 @@ class ZarrTarget:
         return None if data is None else PieceCounts.from_bytes(data)
 
     def keep_done(self, done: Mapping[str, str]) -> None:
-        """Write down the checksums of objects that were found to be as they were sent."""
+        """Store the checksums of verified objects."""
         self.put(f"{BESIDE}/done-{uuid.uuid4().hex}.json", json.dumps(done).encode())
 
     def kept_done(self, names: Iterable[str]) -> dict[str, str]:
-        """Return what was written down, by earlier runs too; `names`: all that is there."""
+        """Return the checksums that all runs stored; `names` are the names of all objects in the store."""
         found: dict[str, str] = {}
         for name in names:
             if name.startswith(f"{BESIDE}/done-"):
@@ -243,17 +246,23 @@ class ZarrTarget:
     # Metadata.
 
     def finish(self, arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> None:
-        """Write the metadata: those of the group last, with all others in them, so that what opens is complete."""
+        """Write the metadata, those of the group last.
+
+        The group's `zarr.json` contains the metadata of all arrays, so a group that opens is complete.
+        """
         documents = metadata_of(arrays, attributes)
         others = [name for name in documents if name != "zarr.json"]
-        with ThreadPoolExecutor(AT_ONCE) as threads:  # small ones: what takes time is the way there
+        with ThreadPoolExecutor(AT_ONCE) as threads:  # small files: latency dominates
             for _ in threads.map(lambda name: self.put(name, documents[name]), others):
                 pass
         self.put("zarr.json", documents["zarr.json"])
 
 
 def protocols_of(fs: Any) -> set[str]:
-    """Return the names of the origin's protocol. The filesystem behind a cache is not made for it: offline it cannot be."""
+    """Return the names of the origin's protocol.
+
+    It does not create the origin's filesystem, which fails offline.
+    """
     if isinstance(fs, CachedFileSystem):
         return url_names.protocols_of(fs.target_protocol)
     return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
@@ -267,7 +276,10 @@ def _stored(name: str, info: Mapping[str, Any]) -> StoredObject:
 
 
 def metadata_of(arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the documents of a group and its arrays, by name, as zarr writes them; the group's have all in them."""
+    """Return the `zarr.json` files of a group and its arrays, by name.
+
+    The group's file has the consolidated metadata.
+    """
     import zarr
     from zarr.storage import MemoryStore
 
@@ -283,7 +295,7 @@ def metadata_of(arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> dict[
             shards=encoding.grid.shard,
             compressors=encoding.described,
             fill_value=0,
-            # Flat names: each further axis would be another folder, which Drive makes two or three of in a second.
+            # Flat names: `/` would need a folder for each axis, and Drive creates 2 to 3 folders a second.
             chunk_key_encoding={"name": "default", "separator": "."},
             dimension_names=each.dimensions,
             attributes=dict(each.attributes),

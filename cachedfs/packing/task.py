@@ -1,4 +1,4 @@
-"""What one worker does, in whatever thread, process or machine: measure a piece, write a shard, check one."""
+"""The work of one packing worker: count the samples of a piece, write a shard, check a shard."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from cachedfs.packing.store import StoredObject, ZarrTarget
 
 __all__ = ["PackTask", "PieceInfo", "object_name"]
 
-SLAB = 8 << 20  # bytes of samples that are read before they are encoded
-TALLIES = 32  # pieces of which it is remembered what is known
+SLAB = 8 << 20  # bytes of samples that are read, then encoded, in one step
+TALLIES = 32  # pieces whose counts stay in memory
 
 
 class PieceInfo(NamedTuple):
-    """What the one who hands out the work has to know of a piece."""
+    """The counts of a piece that `ShardRunner` needs: samples, length by field, and end."""
 
     n: int
-    lengths: Mapping[str, int]  # values or elements, by field
+    lengths: Mapping[str, int]  # rows, or elements of a ragged field, by field name
     stop: int
 
 
 class PackTask:
-    """All that a worker needs. It pickles; what is read of a source stays with the worker."""
+    """The methods and data of a worker. Pickling drops the cached counts and decoded batches."""
 
     def __init__(
         self, source: SampleSource, store: ZarrTarget, encodings: Mapping[str, ChunkEncoding]
@@ -50,7 +50,10 @@ class PackTask:
         self._begin()
 
     def measure(self, piece: SourcePiece, is_kept: bool = False) -> PieceInfo:
-        """Find out what is in a piece; `is_kept`: an earlier run did, and wrote it down."""
+        """Count the samples of a piece and store the counts.
+
+        `is_kept`: an earlier run may have stored them.
+        """
         tally = self.store.kept(piece.name) if is_kept else None
         if tally is None:
             tally = self.source.measure(piece)
@@ -62,7 +65,7 @@ class PackTask:
         )
 
     def tally(self, piece: SourcePiece) -> PieceCounts:
-        """Return what was found out of a piece."""
+        """Return the counts of a piece: from memory, from the store, or by counting again."""
         with self._lock:
             tally = self._tallies.get(piece)
         if tally is None:
@@ -78,7 +81,10 @@ class PackTask:
                 self._tallies.popitem(last=False)
 
     def write(self, name: str, place: tuple[int, ...], spans: Sequence[FieldSpan]) -> StoredObject:
-        """Write a shard of a field: what of the source is in these spans, in order; all of it is sent by one request."""
+        """Write the shard at `place` of the field `name` with one request.
+
+        `place` is the index of the shard along each axis. `spans` are its rows or elements, in order.
+        """
         field, encoding = self._fields[name], self.encodings[name]
         chunk, shard = encoding.grid.chunk, encoding.grid.shard
         box = tuple(
@@ -100,7 +106,7 @@ class PackTask:
     def ensure(
         self, name: str, place: tuple[int, ...], spans: Sequence[FieldSpan], n_chunks: int
     ) -> StoredObject:
-        """Read back a shard that an earlier run wrote; write it again unless it has all its chunks, as they were encoded."""
+        """Read back a shard of an earlier run; write it again if a chunk is missing or damaged."""
         stored = self.store.read_back(object_name(name, place))
         if stored is None or wrong_with(stored, self.encodings[name], n_chunks) is not None:
             return self.write(name, place, spans)
@@ -120,18 +126,18 @@ class PackTask:
 
 
 def object_name(name: str, place: tuple[int, ...]) -> str:
-    """Return the name of a shard's object in the store."""
+    """Return the object name of the shard at `place` of the array `name`."""
     return f"{name}/c.{'.'.join(map(str, place))}"
 
 
 def chunks_of(values: Array, chunk: tuple[int, ...]) -> Any:
-    """Yield the chunks of some values, each with its place among them."""
+    """Yield the chunks of an array, each with its index along each axis."""
     for at in np.ndindex(*(-(-n // part) for n, part in zip(values.shape, chunk, strict=True))):
         yield at, values[tuple(slice(i * part, (i + 1) * part) for i, part in zip(at, chunk, strict=True))]
 
 
 def _cut(spans: Sequence[FieldSpan], start: int, stop: int) -> list[FieldSpan]:
-    """Return what of spans is from `start` to `stop`, counted over all of them."""
+    """Return the part of the concatenated spans from `start` to `stop`."""
     found, begin = [], 0
     for piece, first, last in spans:
         low, high = max(start, begin), min(stop, begin + last - first)

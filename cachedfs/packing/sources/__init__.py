@@ -1,1 +1,1 @@
-"""The kinds of sources, a module each; each is imported where it is asked for, with the library that it needs."""
+"""Sources of samples, one module for each kind; `detect` imports them, and their libraries, on demand."""

@@ -1,4 +1,4 @@
-"""Columns of Arrow as fields: of what type each is, and their values. Pure."""
+"""Convert Arrow columns: their types to fields, and their values to NumPy arrays. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
     "unfolded_types",
 ]
 
-# Names with what each is to be; None: as found. `columns=` as users give it.
+# The parsed `columns` argument: a type as text for each name; None keeps the type of the column.
 Columns = Mapping[str, str | None] | None
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 TYPE = re.compile(r"(ragged )?([a-z]+[0-9]*)(?:\[([0-9, ]+)\])?")
@@ -38,7 +38,10 @@ TEXTS = {"utf8": "utf-8", "bytes": "bytes", "json": "json"}
 
 
 def chosen(columns: Any) -> Columns:
-    """Return what users give as `columns`: names, or names with types. Raises ValueError for what is neither."""
+    """Parse the user's `columns` argument: names, or names with types.
+
+    Raises ValueError for an invalid type.
+    """
     if columns is None:
         return None
     if isinstance(columns, str):
@@ -51,7 +54,7 @@ def chosen(columns: Any) -> Columns:
 
 
 def arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType:
-    """Return the type of a column that is to be `given`, where it was found to be `found`."""
+    """Return the Arrow type of a column: by the user's type (`given`), else as `found`."""
     if given is None or given == "json":
         if pa.types.is_timestamp(found) and found.tz is None:
             return found
@@ -66,7 +69,10 @@ def arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType:
 
 
 def fields_of(schema: pa.Schema, columns: Columns) -> tuple[Field, ...]:
-    """Return the fields of these columns. Raises ValueError for names that cannot be those of arrays, and bytes in JSON."""
+    """Return the fields of the columns.
+
+    Raises ValueError for invalid array names and for bytes inside JSON.
+    """
     fields = tuple(field_of(column.name, column.type, (columns or {}).get(column.name)) for column in schema)
     for column, field in zip(schema, fields, strict=True):
         if field.means == "json" and _holds_bytes(stored_type(column.type)):
@@ -77,7 +83,7 @@ def fields_of(schema: pa.Schema, columns: Columns) -> tuple[Field, ...]:
 
 
 def field_of(name: str, type_: pa.DataType, given: str | None = None) -> Field:
-    """Return the field of a column. Raises ValueError for tensors whose axes are not in the order of their numbers."""
+    """Return the field of a column. Raises ValueError for a tensor whose axes are permuted."""
     if given is not None:
         return _parsed(name, given)
     if isinstance(type_, pa.FixedShapeTensorType):
@@ -111,7 +117,10 @@ def _tensor(name: str, type_: pa.FixedShapeTensorType) -> Field:
 
 
 def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> SampleBatch:
-    """Return samples from a table that has these columns. Raises ValueError for values that do not fit, naming the column."""
+    """Return the rows of a table as samples.
+
+    Raises ValueError, with the column, for values that do not fit its field.
+    """
     values: dict[str, Array] = {}
     sizes: dict[str, Array] = {}
     for field in fields:
@@ -128,7 +137,10 @@ def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> Sampl
 
 
 def whole_type(name: str, least: int, largest: int, other: str = "json") -> pa.DataType:
-    """Return the type of integers in this range. Raises ValueError where there is none; `other`: what has all digits."""
+    """Return int64 or uint64, by the range of the integers.
+
+    Raises ValueError if neither fits; the message suggests the type `other`, which keeps all digits.
+    """
     if least >= -(2**63) and largest < 2**63:
         return pa.int64()
     if least >= 0 and largest < 2**64:
@@ -140,7 +152,7 @@ def whole_type(name: str, least: int, largest: int, other: str = "json") -> pa.D
 
 
 def stored_type(type_: pa.DataType) -> pa.DataType:
-    """Return the type with that of their storage in the place of all extension types in it."""
+    """Return the type with each extension type in it replaced by its storage type."""
     if isinstance(type_, pa.BaseExtensionType):
         return stored_type(type_.storage_type)
     if pa.types.is_struct(type_):
@@ -160,7 +172,10 @@ def _stored(field: pa.Field) -> pa.Field:
 
 
 def structs_of(schema: pa.Schema) -> frozenset[str]:
-    """Return the names of the structs that are unfolded, `image`, also of those in others: they hold bytes, lost as JSON."""
+    """Return the names of the structs that hold bytes, nested ones included, such as `image`.
+
+    They are split into columns (`image.bytes`), because JSON cannot hold bytes.
+    """
     return frozenset(each for column in schema for each in _structs(column.name, stored_type(column.type)))
 
 
@@ -175,7 +190,10 @@ def _is_unfolded(stored: pa.DataType) -> bool:
 
 
 def unfolded_types(schema: pa.Schema) -> pa.Schema:
-    """Return the columns that `unfolded` makes of these. They are of its types, but for tensors, whose shape storage has not."""
+    """Return the schema after `unfolded`.
+
+    Tensors keep their extension type: their storage type has no shape.
+    """
     return pa.schema([each for column in schema for each in _part_types(column.name, column.type)])
 
 
@@ -188,9 +206,10 @@ def _part_types(name: str, type_: pa.DataType) -> list[tuple[str, pa.DataType]]:
 
 
 def unfolded(table: pa.Table, structs: frozenset[str]) -> pa.Table:
-    """Return columns as they are stored, and of their own, `image.path`, what is in these structs, which `structs_of` names.
+    """Convert extension columns to their storage type, and split the named structs into columns (`image.path`).
 
-    Their types do not tell it here: of a struct of which some is read, Arrow gives that, perhaps without its bytes.
+    `structs` is the result of `structs_of` for the whole file: if only some fields of a struct are read, the type of
+    the column may lack the bytes.
     """
     found = [
         each
@@ -206,20 +225,20 @@ def _as_stored(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _parts(name: str, column: pa.ChunkedArray, structs: frozenset[str]) -> list[tuple[str, pa.ChunkedArray]]:
-    if name not in structs or not pa.types.is_struct(column.type):  # another column may be called like one
+    if name not in structs or not pa.types.is_struct(column.type):  # another column may have the same name
         return [(name, column)]
-    # Where a struct is missing, all in it is.
+    # `flatten` makes the fields of a null struct null.
     inner = zip(column.type, column.flatten(), strict=True)
     return [each for field, part in inner for each in _parts(f"{name}.{field.name}", part, structs)]
 
 
 def text_of(texts: Sequence[bytes]) -> tuple[Array, Array]:
-    """Return texts as elements, and how many each has."""
+    """Return texts as one array of bytes, and the length of each."""
     return np.frombuffer(b"".join(texts), "u1"), np.fromiter(map(len, texts), np.int64, len(texts))
 
 
 def merged(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return one schema for tables that have these. Raises ValueError where there is none."""
+    """Return one schema for tables with these schemas. Raises ValueError if their types conflict."""
     try:
         return pa.unify_schemas(list(schemas), promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -241,12 +260,12 @@ def _values(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
 
 
 def _numbers(column: pa.Array, dtype: str) -> Array:
-    """Return values as numbers of this type, NaN where a float is missing.
+    """Return values as numbers of type `dtype`, with NaN for a missing float. Floats may be rounded.
 
-    Raises ArrowInvalid for what is missing or has no such number; a float may be rounded, as whoever asked for it knows.
+    Raises ArrowInvalid for a missing integer and for a value that the type cannot hold.
     """
     type_ = pa.from_numpy_dtype(np.dtype(dtype))
-    if _units(column.type) is not None:  # Arrow makes int64 of no date
+    if _units(column.type) is not None:  # Arrow cannot cast a date to int64
         column = column.cast(_integer(column.type))
     column = column.cast(type_, safe=not pa.types.is_floating(type_))
     if pa.types.is_floating(type_):
@@ -261,12 +280,12 @@ def _text(column: pa.Array, field: Field) -> tuple[Array, Array]:
         return text_of([b"" if value is None else as_json(value) for value in column.to_pylist()])
     if field.means == "utf-8" or not (_is_text(column.type) or _is_bytes(column.type)):
         column = column.cast(pa.large_string())
-        column.validate(full=True)  # of what Parquet or JSON call text, nobody has looked whether it is UTF-8
+        column.validate(full=True)  # Arrow's readers do not check that text is UTF-8
     column = _filled(column.cast(pa.large_binary()), b"")
     offsets = np.frombuffer(column.buffers()[1], "i8")[column.offset : column.offset + len(column) + 1]
     data = column.buffers()[2]
     flat = np.frombuffer(data, "u1") if data is not None and data.size else np.empty(0, "u1")
-    # Copied: Arrow's own buffers are up to twice as large as what is in them, and a view keeps all of one.
+    # Copied: a view keeps the whole Arrow buffer alive, which may be twice as large as its content.
     return flat[offsets[0] : offsets[-1]].copy(), np.diff(offsets)
 
 
@@ -286,7 +305,7 @@ def _lists(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
 
 
 def _parsed(name: str, given: str) -> Field:
-    """Return the field that a type in words is: int64, float32[768], ragged float32, utf8, bytes, json."""
+    """Return the field of a type as text: int64, float32[768], ragged float32, utf8, bytes or json."""
     match = TYPE.fullmatch(given)
     if match and given in TEXTS:
         return Field(name, "uint8", is_ragged=True, means=TEXTS[given])
@@ -314,7 +333,7 @@ def _filled(column: pa.Array, value: Any) -> pa.Array:
 
 
 def _units(type_: pa.DataType) -> str | None:
-    """Return what the numbers of a time are, as CF writes it; None for other types."""
+    """Return the units of a time type in the form of the CF conventions; None for other types."""
     if pa.types.is_date32(type_):
         return "days since 1970-01-01"
     if pa.types.is_date64(type_):

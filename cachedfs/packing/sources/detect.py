@@ -1,4 +1,4 @@
-"""Which kind of source it is: by the names of its files, and by their first bytes."""
+"""Detect the kind of a source from file names and first bytes, and create the source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "kind_of", "source_of"]
 
-# Kind: its module and class, and what that needs besides zarr.
+# Kind -> module, class, and the optional library that it needs besides zarr.
 _SOURCES = {
     "files": ("file_samples", "FileSource", None),
     "lines": ("text_lines", "LineSource", "pyarrow"),
@@ -32,15 +32,16 @@ HEAD = 512
 
 
 def kind_of(paths: Sequence[str], head: bytes) -> str:
-    """Return the kind of files with these names, the first of which begins with `head` (512 bytes).
+    """Return the kind of a source; `head` has the first 512 bytes of the file if there is only one.
 
-    Files of one ending that says so are read as what they are; many text files, or anything else, are samples themselves.
+    Files with one known ending have the kind of that ending. Several .txt files, mixed endings and unknown endings are
+    "files": one sample for each file. A single file with an unknown ending is detected by its first bytes.
     """
     endings = {_ending(path) for path in paths}
     kind = ENDINGS.get(endings.pop(), "files") if len(endings) == 1 else "files"
     if kind == "lines" and len(paths) > 1:
         return "files"
-    if kind == "files" and len(paths) == 1:  # one file that is all of the source, whatever it is called
+    if kind == "files" and len(paths) == 1:  # a single file: detect it by its first bytes
         return next(
             (name for name, magic in MAGIC.items() if head.startswith(magic)),
             "tar" if _is_tar(head) else kind,
@@ -49,7 +50,10 @@ def kind_of(paths: Sequence[str], head: bytes) -> str:
 
 
 def source_of(kind: str, files: SourceFiles, *, decode: str | None, columns: Any) -> SampleSource:
-    """Return the source of a kind. Raises ValueError for what it cannot do, ImportError for what it lacks, saying what to install."""
+    """Return the source of a kind.
+
+    Raises ValueError for options that the kind does not support, and ImportError if its library is not installed.
+    """
     if decode is not None and (kind != "files" or decode != "image"):
         raise ValueError(f"decode={decode!r} of {kind}: only files are decoded, by decode='image'")
     module, name, needs = _SOURCES[kind]
@@ -68,7 +72,7 @@ def source_of(kind: str, files: SourceFiles, *, decode: str | None, columns: Any
 def _ending(path: str) -> str:
     base = path.rpartition("/")[2].lower()
     stem, _, ending = base.rpartition(".")
-    if ending in PACKED:  # what is compressed, not how
+    if ending in PACKED:  # `x.csv.gz` has the ending `csv`
         ending = stem.rpartition(".")[2]
     return ending
 

@@ -1,4 +1,4 @@
-"""Which fields can be arrays of one group: none in the place of another, or of what Zarr and packing keep there. Pure."""
+"""Check that fields can be arrays of one Zarr group, without name conflicts. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["checked"]
 
 
 def checked(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """Return fields that can be. Raises ValueError for others, naming one."""
+    """Return the fields.
+
+    Raises ValueError for an invalid or duplicate name, or a field without values.
+    """
     taken = Counter(
         name
         for field in fields
@@ -40,7 +43,7 @@ def _is_name(name: str) -> bool:
     parts = name.split("/")
     return (
         all(part and set(part) != {"."} and not part.startswith("__") for part in parts)
-        and "\\" not in name  # a folder, where it is Windows that keeps it
+        and "\\" not in name  # a path separator on Windows
         and parts[-1] != "zarr.json"
         and parts[0] != BESIDE
     )

@@ -1,4 +1,4 @@
-"""Files as samples: their bytes as they are, or images, decoded."""
+"""Files as samples: their bytes unchanged, or the pixels of images."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from cachedfs.packing.sources.sample_source import (
 
 __all__ = ["FileSource", "ImageSource", "as_text", "decoded_image", "spread"]
 
-PER_PIECE = 4096  # files
-SAMPLED = 32  # files that are looked at
-IMAGES = 64  # the same, where pixels are packed: are all of one shape?
-SAMPLED_SIZE = 256 << 10  # bytes of each that tell how well they compress
-DECODED = 24 << 20  # bytes of the images of a piece, about
+PER_PIECE = 4096  # files in a piece
+SAMPLED = 32  # files that `look` reads
+IMAGES = 64  # image files that `look` decodes, to see if all have one shape
+SAMPLED_SIZE = 256 << 10  # bytes of each file that are compressed to choose a codec
+DECODED = 24 << 20  # approximate bytes of the decoded images of a piece
 AXES = ("height", "width", "channels")
 
 
 class FileSource(SampleSource):
-    """A sample for each file, its bytes; what its listing says is all there is to know."""
+    """A source with one sample for each file: its bytes. Counting needs only the listing."""
 
     kind = "files"
     is_known = True
@@ -49,7 +49,7 @@ class FileSource(SampleSource):
         chosen = spread(len(self.files), SAMPLED)
         wanted = [(i, 0, min(SAMPLED_SIZE, int(self.files.sizes[i]))) for i in chosen if self.files.sizes[i]]
         data = b"".join(self.files.ranges(wanted)) if wanted else b""
-        # Sizes are known of all of them.
+        # The sizes are those of all files.
         names = self.measure(SourcePiece(0, 0, min(PER_PIECE, len(self.files))))
         return [
             SampleBatch(
@@ -77,7 +77,7 @@ class FileSource(SampleSource):
         return np.frombuffer(b"".join(self.files.ranges(list(self._within(*span)))), "u1")
 
     def _within(self, piece: SourcePiece, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the ranges of files that are some of the bytes of a piece."""
+        """Yield the file ranges of the bytes from `start` to `stop` of a piece."""
         ends = np.cumsum(self.files.sizes[piece.start : piece.stop])
         at = int(np.searchsorted(ends, start, side="right"))
         while start < stop:
@@ -101,12 +101,18 @@ class FileSource(SampleSource):
 
 
 class ImageSource(DecodedSource):
-    """A sample for each image file: its pixels, all of one shape, or ragged with the shape beside."""
+    """A source with one sample for each image file: its pixels.
+
+    If the images differ in shape, `image` is ragged, and `image_shape` has the shape of each.
+    """
 
     kind = "files"
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
-        """`columns={"image": "ragged"}`: not of one shape, whatever the first ones are."""
+        """Create the source.
+
+        `columns={"image": "ragged"}` makes `image` ragged even if all images that `look` decodes have one shape.
+        """
         super().__init__(files)
         if columns not in (None, {"image": "ragged"}):
             raise ValueError(
@@ -121,7 +127,7 @@ class ImageSource(DecodedSource):
         dtypes: set[str] = set()
         kept: list[tuple[int, Array]] = []
         n_bytes = 0
-        for number in chosen:  # one by one: they may be large
+        for number in chosen:  # one by one, to limit memory
             (image,) = self._images([number])
             shapes.add(image.shape)
             dtypes.add(image.dtype.name)
@@ -157,7 +163,7 @@ class ImageSource(DecodedSource):
     def _images(self, chosen: Iterable[int]) -> list[Array]:
         numbers = list(chosen)
         datas = self.files.ranges([(i, 0, int(self.files.sizes[i])) for i in numbers])
-        with ThreadPoolExecutor(2) as pool:  # Pillow lets go of the interpreter's lock where it decodes
+        with ThreadPoolExecutor(2) as pool:  # Pillow releases the GIL while it decodes
             return list(
                 pool.map(
                     lambda each: decoded_image(each[1], self.files.shown(each[0])),
@@ -193,14 +199,17 @@ class ImageSource(DecodedSource):
 
 
 def decoded_image(data: bytes, name: str) -> Array:
-    """Return the pixels of an image: (height, width), or (height, width, channels). Raises ValueError that names it."""
+    """Return the pixels of an image: (height, width), or (height, width, channels).
+
+    Raises ValueError, with the name, for data that Pillow cannot decode and for images over `LARGEST` bytes.
+    """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise ImportError("decode='image' needs Pillow: pip install pillow") from error
     try:
         with Image.open(io.BytesIO(data)) as image:
-            if image.mode in ("P", "PA"):  # colours by number say nothing
+            if image.mode in ("P", "PA"):  # palette indexes have no meaning alone
                 image = image.convert("RGBA" if "transparency" in image.info or image.mode == "PA" else "RGB")
             elif image.mode in ("CMYK", "YCbCr", "LAB", "HSV", "1"):
                 image = image.convert("L" if image.mode == "1" else "RGB")
@@ -217,13 +226,13 @@ def decoded_image(data: bytes, name: str) -> Array:
 
 
 def as_text(words: Iterable[str]) -> tuple[Array, Array]:
-    """Return words as elements in UTF-8, and how many each has."""
+    """Return strings as one array of UTF-8 bytes, and the length of each."""
     encoded = [word.encode("utf-8", "surrogatepass") for word in words]
     return np.frombuffer(b"".join(encoded), "u1"), np.fromiter(map(len, encoded), np.int64, len(encoded))
 
 
 def spread(n: int, most: int) -> list[int]:
-    """Return up to `most` of n numbers, the first and the last of them and others evenly between."""
+    """Return up to `most` numbers below `n`, evenly spaced, with the first and the last."""
     return (
         sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(min(n, most))})
         if n > most

@@ -1,4 +1,4 @@
-"""Datasets of HDF5 files, along their first axis; several files one after the other."""
+"""HDF5 files as a source: rows of datasets along the first axis, several files in sequence."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from cachedfs.packing.sources.sample_source import PIECE, Item, SampleSource, So
 
 __all__ = ["HDF5Source"]
 
-SAMPLED_SIZE = 4 << 20  # bytes of each dataset by which a codec is chosen
-ROWS = 1024  # rows of their own lengths that are read at once, at most: how long they are, only reading them tells,
-READ_SIZE = 1 << 20  # and bytes of them, as long as those that follow are like them
-OPEN = 4  # files that stay open
-NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}  # bytes of the largest that Zarr has, by NumPy's kinds
+SAMPLED_SIZE = 4 << 20  # bytes of each dataset that `look` reads
+ROWS = 1024  # most variable-length rows in one read: their size is unknown before it
+READ_SIZE = 1 << 20  # bytes of such a read, estimated from the rows before it
+OPEN = 4  # largest number of open files
+NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}  # largest item size that Zarr supports, by NumPy kind
 
 
 class HDF5Source(SampleSource):
-    """Sample `i` is row `i` of each dataset; the array of a dataset in a group is in a group of that name."""
+    """A source with one field for each dataset; sample `i` is row `i` of all of them.
+
+    HDF5 groups become Zarr groups.
+    """
 
     kind = "hdf5"
 
@@ -82,9 +85,9 @@ class HDF5Source(SampleSource):
     def _look_at_ragged(
         self, file: Any, number: int, n: int
     ) -> tuple[int, dict[str, Array], dict[str, Array]]:
-        """Return how many of the first rows were looked at, and of the ragged fields their elements, and how many each has.
+        """Read some first rows of the ragged fields; return their number, the elements and the sizes.
 
-        Where no field is ragged, `n`.
+        Elements and sizes are by field name. If no field is ragged, the number of rows is `n`.
         """
         ragged = [field for field in self.fields if field.is_ragged]
         parts = {field.name: [(np.empty(0, field.dtype), np.empty(0, np.int64))] for field in ragged}
@@ -101,7 +104,7 @@ class HDF5Source(SampleSource):
         return stop, values, sizes
 
     def _first(self) -> int:
-        """Return the first file that has rows; 0, if none has."""
+        """Return the number of the first file with rows; 0 if none has rows."""
         for number in range(len(self.files)):
             with self._opened.file(self.files, number) as file:
                 found = _datasets(file)
@@ -114,7 +117,7 @@ class HDF5Source(SampleSource):
             with self._opened.file(self.files, number) as file:
                 n = self._checked(file, number)
                 row = sum(self._row_sizes.values())
-                # Whole chunks of the dataset that has the most bytes: each is decoded once.
+                # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
                 chunks = file[max(self._row_sizes, key=lambda name: self._row_sizes[name])].chunks
                 rows = max(1, PIECE // max(1, row))
                 step = max(chunks[0], rows // chunks[0] * chunks[0]) if chunks else rows
@@ -135,7 +138,10 @@ class HDF5Source(SampleSource):
         return PieceCounts(piece.stop - piece.start, small, sizes)
 
     def _measured(self, file: Any, field: Field, piece: SourcePiece) -> tuple[Array, Array]:
-        """Return the elements of a ragged field, where they are kept, and how many each sample has: a few samples at a time."""
+        """Read a ragged field a few samples at a time; return its elements and the size of each sample.
+
+        The elements are empty unless the field is small.
+        """
         kept, sizes = [np.empty(0, field.dtype)], [np.empty(0, np.int64)]
         at, n, step = 0, piece.stop - piece.start, 1
         while at < n:
@@ -156,7 +162,7 @@ class HDF5Source(SampleSource):
         with self._opened.file(self.files, piece.file) as file:
             if not field.is_ragged:
                 return self._values(file, field, piece, start, stop, box)[0]
-            # Elements: those of the samples that have any of them.
+            # The samples that contain the elements from `start` to `stop`.
             edges = np.concatenate([[0], np.cumsum(tally().sizes[field.name])])
             first = int(np.searchsorted(edges, start, side="right")) - 1
             last = int(np.searchsorted(edges, stop, side="left"))
@@ -172,7 +178,7 @@ class HDF5Source(SampleSource):
             raise ValueError(
                 f"{self.shown(piece)}: dataset {field.name!r} is to be UTF-8, and is not: {error}; leave it out: columns=[...]"
             ) from error
-        except Exception as error:  # of any kind: HDF5 has its own, and the filesystem
+        except Exception as error:  # h5py and the filesystem raise errors of many types
             error.add_note(f"in {self.shown(piece)}, dataset {field.name!r}")
             raise
 
@@ -184,7 +190,10 @@ class HDF5Source(SampleSource):
         return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
 
     def _checked(self, file: Any, number: int) -> int:
-        """Return how many rows a file has. Raises ValueError for one that is not like the first."""
+        """Return the number of rows of a file.
+
+        Raises ValueError if its datasets differ from the first file's.
+        """
         found = _datasets(file)
         for field in self.fields:
             name = field.name
@@ -204,7 +213,10 @@ class HDF5Source(SampleSource):
 
 
 class _Opened:
-    """Files that are open, in this process. HDF5 does one thing at a time, so one lock is for all. It pickles empty."""
+    """The open HDF5 files of this process, under one lock: the HDF5 library runs one call at a time.
+
+    It pickles empty.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -218,7 +230,7 @@ class _Opened:
 
 
 class _Lent:
-    """An open file, nobody else's while the `with` block lasts."""
+    """Context manager for an open file, with the lock held. It opens the file if needed."""
 
     def __init__(self, opened: _Opened, files: SourceFiles, number: int) -> None:
         self._opened, self._files, self._number = opened, files, number
@@ -240,7 +252,7 @@ class _Lent:
                         f"{self._files.shown(number)}: no HDF5 file that h5py can read: {error}"
                     ) from error
             return opened._files[number][0]
-        except BaseException:  # an interrupt, too: there is no `__exit__` after it
+        except BaseException:  # an interrupt, too: `__exit__` does not run after this
             opened._lock.release()
             raise
 
@@ -249,7 +261,7 @@ class _Lent:
 
 
 def _datasets(file: Any) -> dict[str, Any]:
-    """Return the datasets that have rows, by name."""
+    """Return the datasets with at least one axis, by name."""
     found: dict[str, Any] = {}
     file.visititems(
         lambda name, what: (
@@ -260,7 +272,7 @@ def _datasets(file: Any) -> dict[str, Any]:
 
 
 def _field(name: str, data: Any, where: str) -> Field:
-    """Return the field of a dataset. Raises ValueError for types that Zarr has not."""
+    """Return the field of a dataset. Raises ValueError for types that cannot be packed."""
     base = h5py.check_vlen_dtype(data.dtype)
     text = h5py.check_string_dtype(data.dtype)
     if wrong := unreadable(data):
@@ -297,5 +309,5 @@ def _values(
                 text.decode()
         return np.frombuffer(b"".join(texts), "u1"), np.fromiter(map(len, texts), np.int64, len(texts))
     sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-    # One of that type among them, so that there is one, and none becomes a float, which has not all integers.
+    # The empty array sets the type if there are no rows. NumPy's default, float64, cannot hold all integers.
     return np.concatenate([np.empty(0, field.dtype), *rows]), sizes

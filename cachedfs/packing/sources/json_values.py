@@ -1,4 +1,4 @@
-"""Lines of JSON as Python's objects: for what Arrow would guess, fill up or drop. Pure."""
+"""Parse JSON lines into Python objects, where Arrow would guess, fill in or drop values. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ __all__ = ["as_json", "objects_of", "only", "texts_of", "whole_ranges", "why"]
 
 
 def objects_of(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the object of each line that is not empty. Raises ValueError for a line that is none, saying which."""
+    """Yield the object of each line that is not empty.
+
+    Raises ValueError, with the number of the line, for a line that is not a JSON object.
+    """
     for number, line in enumerate(filter(None, (line.strip() for line in data.split(b"\n")))):
         try:
             found = json.loads(line)
@@ -24,14 +27,14 @@ def objects_of(data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def only(objects: Iterable[dict[str, Any]], names: Sequence[str]) -> bytes:
-    """Return lines that have of objects what is under these names."""
+    """Return the objects as JSON lines with only the keys in `names`."""
     return b"".join(as_json({name: each[name] for name in names if name in each}) + b"\n" for each in objects)
 
 
 def texts_of(data: bytes, names: Iterable[str], known: Set[str] | None = None) -> dict[str, list[bytes]]:
-    """Return what lines have under these names, as JSON; b"" for null, and where there is nothing.
+    """Return the values of each name as JSON, one for each line; b"" for null and for a missing key.
 
-    Raises ValueError for a line with other names than those known; None: there may be any.
+    Raises ValueError for a line with a key that is not in `known`. None allows any key.
     """
     found: dict[str, list[bytes]] = {name: [] for name in names}
     for number, each in enumerate(objects_of(data)):
@@ -44,13 +47,13 @@ def texts_of(data: bytes, names: Iterable[str], known: Set[str] | None = None) -
 
 
 def as_json(value: Any) -> bytes:
-    """Return a value as JSON in UTF-8; what JSON has no word for as a text."""
-    # A lone surrogate, which UTF-8 has not, stays the escape that JSON has for it.
+    """Return a value as JSON in UTF-8. Types that JSON lacks become text."""
+    # UTF-8 cannot encode a lone surrogate: it stays a JSON escape.
     return json.dumps(value, default=str, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def whole_ranges(objects: Iterable[dict[str, Any]], names: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return the least and the largest number under each of these names that has integers alone, or lists of them."""
+    """Return (least, largest) for each name whose values are all integers or lists of integers."""
     found: dict[str, list[Any]] = {name: [] for name in names}
     for each in objects:
         for name, values in found.items():
@@ -64,7 +67,7 @@ def whole_ranges(objects: Iterable[dict[str, Any]], names: Iterable[str]) -> dic
 
 
 def why(data: bytes, known: Set[str] | None, otherwise: str) -> str:
-    """Return in words which line is wrong, as `texts_of` finds it; `otherwise`, where none is."""
+    """Return the error of `texts_of` for the first wrong line; `otherwise` if it finds none."""
     try:
         texts_of(data, (), known)
     except ValueError as wrong:

@@ -1,4 +1,4 @@
-"""Columns of Parquet files: a piece is a row group, or some rows of a large one."""
+"""Parquet files as a source: a piece is a row group, or some rows of a large one."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from cachedfs.packing.sources.sample_source import PIECE, DecodedSource, Item, S
 
 __all__ = ["ParquetSource"]
 
-SAMPLED = 4  # files of which some rows are looked at
-ROWS = 16  # rows that are read at once of them,
-SAMPLED_SIZE = 1 << 20  # until there are so many bytes,
-SAMPLED_BATCHES = 512  # or so often: of narrow rows that is enough, and each time takes some
+SAMPLED = 4  # files that `look` reads
+ROWS = 16  # rows in one read of `look`
+SAMPLED_SIZE = 1 << 20  # bytes of a file after which it stops
+SAMPLED_BATCHES = 512  # reads after which it stops: enough for narrow rows
 
 
 class ParquetSource(DecodedSource):
-    """A sample for each row, an array for each column. The rows of a piece count from the start of its file.
+    """A source with one sample for each row, and one field for each column.
 
-    Structs that hold bytes, as Hugging Face keeps images, are unfolded: `image.bytes` is a column.
+    Pieces count rows from the start of their file. Structs that hold bytes, such as Hugging Face images, are split:
+    `image.bytes` is a column.
     """
 
     kind = "parquet"
@@ -61,12 +62,12 @@ class ParquetSource(DecodedSource):
             raise ValueError(f"{self.files.shown(first)}: {error}") from error
         found = [self._sampled(number) for number in sorted({first, *spread(len(self.files), SAMPLED)})]
         n = sum(batch.n for batch in found)
-        # Of words that are the same again and again, a file has each once.
+        # Decoded bytes: the file stores repeated values only once.
         self._row_size = max(1, sum(batch.nbytes for batch in found) // max(1, n))
         return found
 
     def _asked_for(self) -> pa.Schema:
-        """Return the columns, each of the type that it was given, or else of its own."""
+        """Return the schema with the types that the user gave."""
         given = self.columns or {}
         return pa.schema(
             [
@@ -78,7 +79,10 @@ class ParquetSource(DecodedSource):
         )
 
     def _first(self) -> tuple[int, pa.Schema]:
-        """Return the first file that has rows, and its columns as they are: of columns without rows pandas knows no types."""
+        """Return the number and schema of the first file with rows.
+
+        Files without rows are skipped, because pandas writes their columns without types.
+        """
         for number in range(len(self.files)):
             with self._file(number) as file:
                 if file.metadata.num_rows:
@@ -99,7 +103,7 @@ class ParquetSource(DecodedSource):
                     if size > SAMPLED_SIZE or len(tables) > SAMPLED_BATCHES:
                         break
                 return batch_of(pa.concat_tables(tables), self.fields)
-            except Exception as error:  # of any kind, as of Arrow or of the filesystem
+            except Exception as error:  # Arrow and the filesystem raise errors of many types
                 error.add_note(f"in {self.files.shown(number)}")
                 raise
 
@@ -113,7 +117,7 @@ class ParquetSource(DecodedSource):
                 group = metadata.row_group(i)
                 if not group.num_rows:
                     continue
-                # The pieces of a large one follow one another: each goes on where the reader of the one before stands.
+                # A large row group becomes several pieces, each read by the reader of the one before it.
                 yield SourcePiece(
                     number, row, END if self._step(group) < group.num_rows else row + group.num_rows
                 )
@@ -129,7 +133,7 @@ class ParquetSource(DecodedSource):
             )
             table = unfolded(reader.read(stop - piece.start), self._structs)
             batch = batch_of(table, self.fields, END if stop == end else stop)
-        except Exception as error:  # of any kind, as of Arrow or of the filesystem
+        except Exception as error:  # Arrow and the filesystem raise errors of many types
             error.add_note(f"in {self.shown(piece)}")
             raise
         self._readers.put(piece.file, stop, reader)
@@ -143,14 +147,14 @@ class ParquetSource(DecodedSource):
         return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
 
     def _step(self, group: Any) -> int:
-        """Return how many rows of a row group are a piece."""
+        """Return the number of rows in a piece of a row group."""
         n_pieces = max(1, -(-group.total_byte_size // PIECE))
         return int(max(1, min(-(-group.num_rows // n_pieces), PIECE // self._row_size)))
 
     def _file(self, number: int) -> pq.ParquetFile:
         raw = self.files.fs.open(self.files.paths[number], "rb")
         try:
-            # In pieces, as rows are asked for: a row group may be larger than memory.
+            # No pre-buffering: a row group may be larger than memory.
             return pq.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
         except pa.ArrowInvalid as error:
             raw.close()
@@ -159,7 +163,7 @@ class ParquetSource(DecodedSource):
             ) from error
 
     def _check(self, number: int, file: pq.ParquetFile) -> None:
-        """Raise ValueError for a file that has rows, and not of these columns."""
+        """Raise ValueError for a file with rows whose columns differ from the schema."""
         schema = unfolded_types(file.schema_arrow)
         for each in self._schema if file.metadata.num_rows else ():
             index = schema.get_field_index(each.name)
@@ -172,7 +176,7 @@ class ParquetSource(DecodedSource):
 
 
 class _Rows:
-    """The rows of an open file, in order from some row on."""
+    """Reads the rows of an open file in order, from row `start` on."""
 
     def __init__(self, file: pq.ParquetFile, start: int, columns: list[str]) -> None:
         self._file, metadata = file, file.metadata
@@ -187,7 +191,7 @@ class _Rows:
         self._skip = start - self.position
 
     def span(self, start: int, step: Callable[[Any], int]) -> tuple[int, int]:
-        """Return where the piece ends that begins here, and where its row group does."""
+        """Return the end of the piece that begins at row `start`, and the end of its row group."""
         metadata, end, i = self._file.metadata, 0, -1
         while end <= start:
             i += 1
@@ -207,7 +211,7 @@ class _Rows:
             if batch is None:
                 raise ValueError("the file has fewer rows than it says")
             table = pa.Table.from_batches([batch])
-            if have + table.num_rows <= self._skip:  # all of it comes before what is wanted
+            if have + table.num_rows <= self._skip:  # the whole batch is before the first row
                 self._skip -= table.num_rows
                 continue
             tables.append(table)
@@ -223,7 +227,10 @@ class _Rows:
 
 
 class _Readers:
-    """Files that are open where the piece before ended; the rows of a large row group are decoded once. It pickles empty."""
+    """Open files, by the row where their last piece ended, so that a large row group is decoded once.
+
+    It pickles empty.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -237,7 +244,7 @@ class _Readers:
             return self._at.pop((file, row), None)
 
     def put(self, file: int, row: int, reader: _Rows) -> None:
-        """Keep a reader that stands at a row; of all the last few."""
+        """Keep a reader whose next row is `row`, and close all but the last four readers."""
         with self._lock:
             self._at[file, row] = reader
             old = [self._at.pop(key) for key in list(self._at)[:-4]]

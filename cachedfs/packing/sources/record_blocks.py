@@ -1,4 +1,4 @@
-"""Whole records of text files, a block at a time: ranges of bytes where lines are records, else one block after the other."""
+"""Read text files in blocks of complete records, by byte range or in sequence."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from cachedfs.packing.sources.sample_source import LARGEST, PIECE, SourceFiles
 
 __all__ = ["RecordBlocks", "last_line"]
 
-TAIL = 64 << 10  # bytes read at a time for the end of a record
+TAIL = 64 << 10  # bytes in one read while searching for the end of a record
 
 
 class RecordBlocks:
-    """The blocks of some files. `cut` returns how many bytes of some data are whole records.
+    """Reads blocks of complete records. `cut` returns the length of the complete records in some data.
 
-    Of a file that is read in sequence one reader stays open, where the block before ended: who goes on there decompresses
-    nothing twice. It pickles without its readers.
+    `by_range`: each line is a record, so that a block may start at any byte. Compressed files are still read in
+    sequence. One reader of each sequential file stays open at the end of its last block, so that nothing is
+    decompressed twice. It pickles without its readers.
     """
 
     def __init__(self, files: SourceFiles, cut: Callable[[bytes], int], *, by_range: bool) -> None:
@@ -41,9 +42,9 @@ class RecordBlocks:
                 yield from (SourcePiece(file, at, min(at + PIECE, size)) for at in range(0, size, PIECE))
 
     def read(self, piece: SourcePiece) -> tuple[bytes, int]:
-        """Return the records that begin in a piece, and where the next piece begins; END: nowhere.
+        """Return the records that begin in a piece, and the start of the next piece, or END.
 
-        Raises ValueError for a record that is too large to be in memory, naming the file.
+        Raises ValueError, with the file, for a record of more than `LARGEST` bytes.
         """
         if self._by_range and not is_compressed(self._files.paths[piece.file]):
             return self._lines(piece), END
@@ -57,7 +58,7 @@ class RecordBlocks:
             data = (
                 reader.read(self._cut, PIECE) if piece.stop == END else reader.take(piece.stop - piece.start)
             )
-        except BaseException:  # an interrupt, too: nobody else knows of it
+        except BaseException:  # an interrupt, too: no other code closes this reader
             reader.close()
             raise
         stop = END if reader.is_over else reader.position
@@ -70,7 +71,7 @@ class RecordBlocks:
         return data, stop
 
     def head(self, file: int, n: int) -> bytes:
-        """Return the first records of a file, about `n` bytes."""
+        """Return the first complete records of a file, about `n` bytes."""
         reader = _Reader(self._files, file, 0)
         try:
             return reader.read(self._cut, n)
@@ -100,7 +101,7 @@ class RecordBlocks:
 
 
 class _Reader:
-    """One file, decompressed, from some place on."""
+    """Reads one file in sequence, decompressed, from byte `start` of its content on."""
 
     def __init__(self, files: SourceFiles, file: int, start: int) -> None:
         self._files, self._file = files, file
@@ -113,7 +114,7 @@ class _Reader:
         self.is_over = False
 
     def read(self, cut: Callable[[bytes], int], n: int) -> bytes:
-        """Return whole records of about `n` bytes."""
+        """Return the next complete records, about `n` bytes."""
         data, want = self._more(b"", n), n
         while not self.is_over and not (end := cut(data)):
             if len(data) > LARGEST:
@@ -127,7 +128,7 @@ class _Reader:
         return data[:end]
 
     def take(self, n: int) -> bytes:
-        """Return so many bytes, or what is left."""
+        """Return the next `n` bytes, or fewer at the end of the file."""
         data = self._more(b"", n)
         self._over = data[n:]
         self.is_over = self.is_over and not self._over
@@ -146,7 +147,7 @@ class _Reader:
                     break
                 parts.append(part)
                 size += len(part)
-        except Exception as error:  # of any kind: each library has its own for data that it cannot read
+        except Exception as error:  # each library raises its own errors for damaged data
             error.add_note(f"while packing {self._files.shown(self._file)}")
             raise
         return b"".join(parts)
@@ -158,7 +159,7 @@ class _Reader:
 
 
 def last_line(data: bytes) -> int:
-    """Return how many bytes are whole lines."""
+    """Return the length of all complete lines."""
     return data.rfind(b"\n") + 1
 
 

@@ -1,4 +1,4 @@
-"""What every kind of source has in common: its files, what it is asked, and decoded samples that are held until they are written."""
+"""Base classes of sources, the listing of their files, and a cache of decoded batches."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
 ]
 
 Item = str | tuple[str, int, int]
-PIECE = 16 << 20  # bytes of a source that are read, and decoded, at once
-# Bytes of a sample that has to be in memory as a whole; one whose bytes are kept may have any size.
+PIECE = 16 << 20  # bytes of a source that are read and decoded as one piece
+# Largest sample in bytes, if it must fit in memory. Samples that are copied as bytes may have any size.
 LARGEST = 128 << 20
-HELD = 128 << 20  # decoded bytes that wait to be written
-NAMES = "names"  # the field with what a source calls each sample
-# What changes with the bytes of a file, by the names that listings have for it.
+HELD = 128 << 20  # decoded bytes that stay in memory until they are written
+NAMES = "names"  # field with the name of each sample in the source
+# Listing keys, in order of preference, whose value changes with the content of a file.
 VERSIONS = (
     "generation",
     "md5Checksum",
@@ -48,17 +48,20 @@ VERSIONS = (
 
 
 class SourceFiles:
-    """The files of a source, listed once; `digest` tells whether a later listing is the same."""
+    """The files of a source, listed once. `digest` is equal for two listings of unchanged files."""
 
     def __init__(self, urls: URLs, options: Mapping[str, Any] | None = None) -> None:
-        """Raises ObjectNotFound where there is none, and ValueError for one without bytes."""
+        """List the files.
+
+        Raises ObjectNotFound if there is none, and ValueError for a file without bytes, such as a Google document.
+        """
         self._urls, self._options = urls if isinstance(urls, str) else _listed(urls), dict(options or {})
         self.url, given = as_urls(self._urls)
         self.fs, path = url_to_fs(self.url, **self._options)
         if given is None:
             found = infos_of(self.fs, self.url, path)
             paths, infos = list(found), list(found.values())
-        else:  # which may name a file twice
+        else:  # a list may name a file twice
             paths = paths_of(self.fs, given)
             infos = infos_at(self.fs, paths)
         for name, info in zip(paths, infos, strict=True):
@@ -80,28 +83,28 @@ class SourceFiles:
         return int(self.sizes.sum())
 
     def name(self, number: int) -> str:
-        """Return what a file is called below the folder that all are in."""
+        """Return the path of a file relative to the common folder of all files."""
         return self.paths[number].removeprefix(self._head)
 
     def shown(self, number: int) -> str:
         return str(self.fs.unstrip_protocol(self.paths[number]))
 
     def again(self) -> SourceFiles:
-        """Return what is there now; offline nobody can say that, and what is known stays known."""
+        """List the files again. An offline filesystem keeps its metadata, since it cannot list anew."""
         is_offline = isinstance(self.fs, CachedFileSystem) and self.fs.config.offline
         if hasattr(self.fs, "invalidate_cache") and not is_offline:
             self.fs.invalidate_cache()
         return SourceFiles(self._urls, self._options)
 
     def head(self, number: int, n: int) -> bytes:
-        """Return the first bytes of a file."""
+        """Return the first `n` bytes of a file."""
         size = int(self.sizes[number])
         return bytes(self.fs.cat_file(self.paths[number], 0, min(n, size))) if size else b""
 
     def ranges(self, wanted: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        """Return ranges of files, (number, start, stop), in one round trip.
+        """Read byte ranges `(file number, start, stop)` with one `cat_ranges` call.
 
-        Raises what the filesystem does, naming the file, and ValueError for one that is shorter than it was listed.
+        Raises the filesystem's error with a note that names the file, and ValueError for a file shorter than listed.
         """
         wanted_paths = [self.paths[number] for number, _, _ in wanted]
         starts, stops = [start for _, start, _ in wanted], [stop for _, _, stop in wanted]
@@ -119,47 +122,55 @@ class SourceFiles:
 
 
 class SampleSource:
-    """Samples of one kind of source, by piece. It pickles, and is asked from any thread.
+    """Base class of sources, which read samples piece by piece.
 
-    `look` finds the fields; then `fields` may be replaced by the same ones with `is_small` settled.
+    Sources pickle, and any thread may call them. `look` sets `fields`. The plan then replaces them by the same
+    fields with `is_small` set.
     """
 
     kind: ClassVar[str]
-    is_known: ClassVar[bool] = False  # True: to measure is to ask nobody
-    is_decoded: ClassVar[bool] = False  # True: a piece is read as a whole, with all its fields
+    is_known: ClassVar[bool] = False  # True: `measure` needs no request
+    is_decoded: ClassVar[bool] = False  # True: reading a piece decodes all its fields
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         self.files, self.columns = files, columns
         self.fields: tuple[Field, ...] = ()
 
     def look(self) -> list[SampleBatch]:
-        """Set `fields`, and return some of the samples. REQUIRES: called once, before all else."""
+        """Set `fields`, and return some samples. The caller must call it once, before any other method."""
         raise NotImplementedError
 
     def pieces(self) -> Iterable[SourcePiece]:
-        """Return all pieces, in the order of the samples; one that stops at END is followed by what is behind it."""
+        """Return the pieces in sample order.
+
+        If a piece stops at END, `measure` returns the start of the piece that continues it, or END.
+        """
         raise NotImplementedError
 
     def measure(self, piece: SourcePiece) -> PieceCounts:
+        """Count the samples of a piece, and read its small fields."""
         raise NotImplementedError
 
     def rows(
         self, field: Field, span: FieldSpan, box: tuple[slice, ...], tally: Callable[[], PieceCounts]
     ) -> Array:
-        """Return values or elements of a field; `box`: what of each, along its own axes. `tally` gives that of the piece."""
+        """Return rows, or elements of a ragged field.
+
+        `box` slices each sample along its own axes. `tally` returns the counts of the piece.
+        """
         raise NotImplementedError
 
     def items(self, piece: SourcePiece) -> Iterator[Item]:
-        """Yield what reading a piece asks for, as `fs.prefetch` takes it."""
+        """Yield the `fs.prefetch` items of a piece: paths or (path, start, stop)."""
         raise NotImplementedError
 
     @property
     def total_size(self) -> int | None:
-        """Bytes of all big fields, where that is the size of the files; None where nobody knows."""
+        """Bytes of all big fields, if they are the files' bytes; None if unknown before reading."""
         return None
 
     def shown(self, piece: SourcePiece) -> str:
-        """Return what to call a piece in an error."""
+        """Return the name of a piece for error messages."""
         return self.files.shown(piece.file)
 
     @property
@@ -168,7 +179,10 @@ class SampleSource:
 
 
 class DecodedSource(SampleSource):
-    """A source whose pieces are decoded as a whole: `read` has all fields of its samples."""
+    """Base class of sources that decode a piece at once, with all its fields.
+
+    Decoded batches are cached.
+    """
 
     is_decoded = True
 
@@ -183,6 +197,7 @@ class DecodedSource(SampleSource):
         self.__dict__.update(state, _held=BatchCache(HELD))
 
     def read(self, piece: SourcePiece) -> SampleBatch:
+        """Read and decode a piece."""
         raise NotImplementedError
 
     def measure(self, piece: SourcePiece) -> PieceCounts:
@@ -198,9 +213,9 @@ class DecodedSource(SampleSource):
 
 
 class BatchCache:
-    """Batches that were made lately, up to `size` bytes; each is made once at a time.
+    """A cache of decoded batches, up to `size` bytes. Concurrent calls for one piece decode it once.
 
-    They are written in order, so what goes first is what comes first in the source: the last use would tell nothing.
+    It evicts batches in source order, and not by last use, because batches are written in source order.
     """
 
     def __init__(self, size: int) -> None:
@@ -217,7 +232,7 @@ class BatchCache:
             return future.result()
         try:
             batch = make()
-        except BaseException as error:  # an interrupt, too: others wait for it
+        except BaseException as error:  # an interrupt, too: other threads wait for this future
             with self._lock:
                 self._batches.pop(piece, None)
             mine.set_exception(error)
@@ -241,7 +256,7 @@ class BatchCache:
 
 
 def tally_of(batch: SampleBatch, fields: Sequence[Field]) -> PieceCounts:
-    """Return what has to be known of samples before they have a place."""
+    """Return the counts and small fields of a batch."""
     small = {field.name: batch.values[field.name] for field in fields if field.is_small}
     sizes = {field.name: batch.sizes[field.name] for field in fields if field.is_ragged}
     return PieceCounts(batch.n, small, sizes, stop=batch.stop)
@@ -260,7 +275,7 @@ def _digest(paths: Sequence[str], infos: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _common_folder(names: Sequence[str]) -> str:
-    """Return the folder that all are in, with the slash at its end."""
+    """Return the common folder of all names, with its trailing slash."""
     first, last = min(names), max(names)
     n = next(
         (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))

@@ -1,4 +1,4 @@
-"""Members of tar files, in WebDataset's form: what has one name up to its first dot is one sample, a field for each ending."""
+"""Tar files in WebDataset format: adjacent members of one base name are one sample."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from cachedfs.packing.sources.sample_source import LARGEST, NAMES, Item, SampleS
 
 __all__ = ["TarSource"]
 
-SAMPLED = 8  # tar files that are looked at
-SAMPLED_SIZE = 2 << 20  # bytes of each of them,
-MEMBER_SIZE = 256 << 10  # and of one member
-# Bytes of small fields, and numbers of places, of a piece: those of 32 pieces may be in memory.
+SAMPLED = 8  # tar files that `look` reads
+SAMPLED_SIZE = 2 << 20  # bytes of each of them that it reads
+MEMBER_SIZE = 256 << 10  # bytes of each member that it reads
+# Largest size of the counts of a piece, in bytes. Those of 32 pieces (`task.TALLIES`) may be in memory.
 KEPT = 4 << 20
 
 
 class TarSource(SampleSource):
-    """A sample for each run of members that are called alike, the bytes of a member as it is.
+    """A source with one field of bytes for each ending, such as "jpg" and "cls".
 
-    A piece is a tar file, or of a large one so much that what is kept of it is little; it starts at the header of a member.
+    A piece is a tar file, or a part of a large one whose counts stay below `KEPT` bytes. It starts at a member's
+    header.
     """
 
     kind = "tar"
@@ -82,7 +83,7 @@ class TarSource(SampleSource):
         return [SourcePiece(number, 0, END) for number in range(len(self.files))]
 
     def measure(self, piece: SourcePiece) -> PieceCounts:
-        """Read the headers, and what is small; where all else is, is in `places`."""
+        """Read the headers and the small members. `places` has the byte positions of all other members."""
         endings = [field.name for field in self.fields if field.name != NAMES]
         small = {field.name for field in self.fields if field.is_small}
         names: list[str] = []
@@ -121,7 +122,10 @@ class TarSource(SampleSource):
         )
 
     def _small(self, piece: SourcePiece, member: TarMember) -> bytes:
-        """Return all bytes of a member of a small field. Raises ValueError for one that is too large to be kept."""
+        """Return the bytes of a member of a small field.
+
+        Raises ValueError if it has more than `LARGEST` bytes.
+        """
         if member.size > LARGEST:
             raise ValueError(
                 f"{self.files.shown(piece.file)}: {member.name!r} has {member.size:,} bytes, more than {LARGEST:,}, where those of its "
@@ -154,7 +158,7 @@ class TarSource(SampleSource):
 
 
 class TarMember(NamedTuple):
-    """A file in a tar: its name, and where its header and its bytes are."""
+    """A file in a tar: its name, the positions of its header and content, and the open tar."""
 
     name: str
     header: int
@@ -163,27 +167,30 @@ class TarMember(NamedTuple):
     file: Any
 
     def data(self, most: int) -> bytes:
-        """Return its first bytes."""
+        """Return its first `most` bytes."""
         self.file.seek(self.start)
         return bytes(self.file.read(min(self.size, most)))
 
 
 class TarSample(NamedTuple):
+    """A sample: its name, and its members by lower-case ending."""
+
     name: str
     members: dict[str, TarMember]
 
 
 def samples_of(members: Iterable[TarMember], where: str) -> Iterator[TarSample]:
-    """Yield samples as WebDataset does: members that follow one another and have one name, up to the first dot behind the folder.
+    """Yield the samples as WebDataset does.
 
-    Raises ValueError for an ending that comes twice in one sample.
+    Adjacent members are one sample if their paths are equal up to the first dot of the file name. Raises ValueError
+    for an ending that comes twice in one sample.
     """
     sample: TarSample | None = None
     for member in members:
         folder, slash, base = member.name.rpartition("/")
         stem, dot, ending = base.partition(".")
         if not dot or base.startswith("."):
-            continue  # no ending says what it is: WebDataset passes it over
+            continue  # WebDataset skips members without an ending
         name = folder + slash + stem
         if sample is not None and sample.name != name:
             yield sample
@@ -198,14 +205,14 @@ def samples_of(members: Iterable[TarMember], where: str) -> Iterator[TarSample]:
 
 
 class _members:
-    """The files in a tar, in their order, from a header on; all is read in sequence, once."""
+    """Context manager that iterates over the files in a tar, from the header at byte `start` on."""
 
     def __init__(self, files: SourceFiles, number: int, start: int = 0) -> None:
         self._files, self._number, self._start = files, number, start
 
     def __enter__(self) -> Iterator[TarMember]:
         self._raw = self._files.fs.open(self._files.paths[self._number], "rb")
-        self._raw.seek(self._start)  # from where it is, tarfile counts
+        self._raw.seek(self._start)  # tarfile reports positions of the file object itself
         try:
             self._tar = tarfile.open(fileobj=self._raw, mode="r:")
         except tarfile.TarError as error:
@@ -235,7 +242,7 @@ class _members:
         if last > int(self._files.sizes[self._number]):
             raise self._wrong(EOFError("it is cut off"))
         self._raw.seek(self._tar.offset)
-        if any(self._raw.read(tarfile.BLOCKSIZE)):  # tarfile takes a damaged header for the end
+        if any(self._raw.read(tarfile.BLOCKSIZE)):  # tarfile treats a damaged header as the end
             raise self._wrong(tarfile.ReadError(f"there is no header at byte {self._tar.offset:,}"))
 
     def _wrong(self, error: Exception) -> ValueError:

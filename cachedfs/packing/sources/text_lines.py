@@ -1,4 +1,4 @@
-"""Lines of text files: as they are, as JSON, as CSV."""
+"""Text files as sources: plain lines, JSON lines and CSV."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from cachedfs.packing.sources.sample_source import DecodedSource, Item, SourceFi
 
 __all__ = ["CSVSource", "JSONSource", "LineSource"]
 
-SAMPLED = 16  # files whose first lines are looked at
-SAMPLED_SIZE = 1 << 20  # bytes of each
-HEADER = 64 << 10  # bytes read for the first record of CSV
+SAMPLED = 16  # files that `look` reads
+SAMPLED_SIZE = 1 << 20  # first bytes of each that it reads
+HEADER = 64 << 10  # first bytes that are read for the header of CSV
 DELIMITERS = b",;\t|"
 INTEGER = re.compile("-?[0-9]+")
 MEANS = {
     None: "",
     "utf8": "utf-8",
     "bytes": "bytes",
-}  # what lines may be, as it is given; "": as they are found
+}  # `Field.means` of lines, by the user's type; "": detect it
 
 
 class _Text(DecodedSource):
-    """Records of text files, block by block."""
+    """Base class of text sources, which read complete records block by block."""
 
     by_range = True
 
@@ -54,7 +54,7 @@ class _Text(DecodedSource):
         self._blocks = RecordBlocks(files, self.cut, by_range=self.by_range)
 
     def cut(self, data: bytes) -> int:
-        """Return how many bytes are whole records."""
+        """Return the length of all complete records in `data`."""
         return last_line(data)
 
     def pieces(self) -> Iterable[SourcePiece]:
@@ -72,7 +72,7 @@ class _Text(DecodedSource):
         return f"{self.files.shown(piece.file)}, the lines from byte {piece.start:,} on"
 
     def _looked_at(self) -> list[int]:
-        """Return the files whose first records are looked at."""
+        """Return the numbers of the files that `look` reads."""
         there = [file for file, size in enumerate(self.files.sizes.tolist()) if size]
         if not there:
             raise ValueError(f"{self.files.url}: nothing to pack: all files are empty")
@@ -84,7 +84,7 @@ class _Text(DecodedSource):
 
 
 class LineSource(_Text):
-    """A sample for each line, its bytes without the line's end; empty ones are left out."""
+    """A source with one sample for each line that is not empty: its bytes without the line end."""
 
     kind = "lines"
 
@@ -114,7 +114,7 @@ class LineSource(_Text):
 
 
 class JSONSource(_Text):
-    """A sample for each line of JSON, an array for each name in it."""
+    """A source with one sample for each JSON line, and one field for each key."""
 
     kind = "jsonl"
 
@@ -144,7 +144,7 @@ class JSONSource(_Text):
         return self._samples(_without_mark(data, piece), piece, stop)
 
     def _whole(self, schema: pa.Schema, heads: list[tuple[bytes, SourcePiece]]) -> dict[str, pa.DataType]:
-        """Return the types of integers that Arrow takes for floats, as they are no int64: floats have not all of them."""
+        """Return integer types for columns of large integers, which Arrow reads as floats and rounds."""
         lists = {
             each.name
             for each in schema
@@ -156,7 +156,10 @@ class JSONSource(_Text):
         return {name: pa.list_(type_) if name in lists else type_ for name, type_ in found.items()}
 
     def _guessed(self, data: bytes, piece: SourcePiece) -> pa.Schema:
-        """Return what type Arrow takes each name for; null where it is given. Raises ValueError that names the file."""
+        """Return Arrow's guess of each type; null for a type that the user gave.
+
+        Raises ValueError with the file.
+        """
         try:
             if self.columns is None:
                 return self._table(data, None).schema
@@ -169,9 +172,10 @@ class JSONSource(_Text):
         return pa.schema([*schema, *((name, pa.null()) for name in others)])
 
     def _samples(self, data: bytes, piece: SourcePiece, stop: int = END) -> SampleBatch:
-        """Return samples: what is to be JSON as it is in the lines, all else by Arrow, which would fill up and guess.
+        """Parse lines into samples.
 
-        Raises ValueError that names the file.
+        Python parses the JSON fields, because Arrow would guess or fill in their values. Raises ValueError with the
+        file.
         """
         try:
             texts = texts_of(data, self._as_it_is, self._known) if self._as_it_is else {}
@@ -180,21 +184,24 @@ class JSONSource(_Text):
             batch = batch_of(table, fields, stop)
         except ValueError as error:
             raise ValueError(f"{self.shown(piece)}: {error}") from error
-        n = max([batch.n, *map(len, texts.values())])  # Arrow counts no rows of no columns
+        n = max([batch.n, *map(len, texts.values())])  # an Arrow table without columns has no rows
         joined = {name: text_of(found) for name, found in texts.items()}
         values = {name: elements for name, (elements, _) in joined.items()}
         sizes = {name: lengths for name, (_, lengths) in joined.items()}
         return SampleBatch(n, {**batch.values, **values}, {**batch.sizes, **sizes}, stop)
 
     def _table(self, data: bytes, schema: pa.Schema | None) -> pa.Table:
-        """Return what Arrow makes of lines; without a schema as it guesses, but no time of a text."""
+        """Parse lines with Arrow.
+
+        Without a schema, Arrow guesses the types, except that texts that look like times stay texts.
+        """
         if not data.strip() or (schema is not None and not schema.names):
             return (schema or pa.schema([])).empty_table()
         known = None if schema is None else self._known
-        # `texts_of` has looked for what is not expected where there is anything for it to do.
+        # If there are JSON fields, `texts_of` has already rejected unexpected keys.
         unexpected = "infer" if schema is None else "error" if known and not self._as_it_is else "ignore"
         parse = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
-        # One block: pieces are what is done side by side.
+        # One block, no threads: pieces already run in parallel.
         read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
             table = pyarrow.json.read_json(pa.py_buffer(data), read_options=read, parse_options=parse)
@@ -205,7 +212,7 @@ class JSONSource(_Text):
         return table.cast(pa.schema([(each.name, _plain(each.type)) for each in table.schema]))
 
     def _advice(self) -> str:
-        """Return what else to ask for; what was given already is no help."""
+        """Return the advice of an error message: types that the user has not tried yet."""
         others = [name for name in ("float64", "json") if name not in (self.columns or {}).values()]
         return (
             f"columns={{...}} can give a name another type{', such as ' * bool(others)}{' or '.join(others)}"
@@ -213,11 +220,14 @@ class JSONSource(_Text):
 
 
 class CSVSource(_Text):
-    """A sample for each record of CSV, an array for each column; the first record of each file has their names."""
+    """A source with one sample for each CSV record, and one field for each column.
+
+    Each file starts with a header.
+    """
 
     kind = "csv"
-    by_range = False  # where a record begins follows from all the quotes before it
-    _delimiters = DELIMITERS  # which may be the one, until the header was looked at
+    by_range = False  # the start of a record depends on all quotes before it
+    _delimiters = DELIMITERS  # the candidates, until `look` has read the header
 
     def cut(self, data: bytes) -> int:
         return last_record(data, self._delimiters)
@@ -252,7 +262,7 @@ class CSVSource(_Text):
         return [batch_of(self._parsed(head, piece), self.fields) for head, piece in heads]
 
     def _whole(self, names: list[str], heads: list[tuple[bytes, SourcePiece]]) -> dict[str, pa.DataType]:
-        """Return the types of integers that Arrow takes for floats, as they are no int64: floats have not all of them."""
+        """Return integer types for columns of large integers, which Arrow reads as floats and rounds."""
         found: dict[str, list[int]] = {name: [] for name in names}
         for head, piece in heads if names else ():
             table = self._parsed(head, piece, dict.fromkeys(names, pa.string()), has_null=True)
@@ -265,7 +275,7 @@ class CSVSource(_Text):
         return {name: whole_type(name, min(each), max(each), "utf8") for name, each in found.items() if each}
 
     def _columns_of(self, header: bytes, where: str) -> list[str]:
-        """Return the names in the first record. Raises ValueError where Arrow finds more than one in it."""
+        """Return the column names in the header. Raises ValueError if Arrow finds a second record in it."""
         others: list[Any] = []
 
         def passed_over(row: Any) -> str:
@@ -278,7 +288,7 @@ class CSVSource(_Text):
             newlines_in_values=True,
             invalid_row_handler=passed_over,
         )
-        ended = pa.py_buffer(header + b"\n")  # of a line without its end Arrow says that it is empty
+        ended = pa.py_buffer(header + b"\n")  # Arrow reports a header without a line end as empty
         table = pyarrow.csv.read_csv(ended, read_options=read, parse_options=parse)
         if table.num_rows or others:
             raise ValueError(f"{where}: its lines end with \\r alone; make that \\n, or \\r\\n")
@@ -300,7 +310,11 @@ class CSVSource(_Text):
         *,
         has_null: bool = False,
     ) -> pa.Table:
-        """Return what is in records; `types`: of which Arrow does not guess them. `has_null`: of texts, too, a word may say that."""
+        """Parse records with Arrow.
+
+        Arrow guesses the types of columns that are not in `types`. If `types` is None, the schema gives all types.
+        With `has_null`, words such as "NA" are null in text columns, too.
+        """
         data = _without_mark(data, piece)
         if not piece.start:
             header = data[: first_record(data, self._delimiters)]
@@ -340,7 +354,7 @@ def _lines_of(data: bytes, stop: int) -> SampleBatch:
 
 
 def _no_text(data: bytes) -> str:
-    """Return which line is no UTF-8, in words; "" where all are."""
+    """Return a description of the first line that is not UTF-8; "" if all are."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -350,7 +364,10 @@ def _no_text(data: bytes) -> str:
 
 
 def _lenient(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the objects of lines to be looked at. What is no UTF-8 is told by who reads it, or may be bytes."""
+    """Yield the objects of lines.
+
+    It replaces invalid UTF-8. `read` reports it later, unless the field is bytes.
+    """
     return objects_of(data.decode(errors="replace").encode())
 
 
@@ -359,7 +376,7 @@ def _without_mark(data: bytes, piece: SourcePiece) -> bytes:
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
-    """Return the type without what Arrow guesses from words: a text that looks like a date is a text."""
+    """Return string for the time types that Arrow guesses from text, else the type itself."""
     if pa.types.is_timestamp(type_) or pa.types.is_date(type_) or pa.types.is_time(type_):
         return pa.string()
     return type_
