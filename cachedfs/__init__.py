@@ -1,6 +1,7 @@
-"""Put `cachedfs::` in front of a URL, and the cloud reads like the local disk.
+"""An fsspec filesystem that reads remote files through a persistent block cache on local disk.
 
-The filesystems register themselves with fsspec (`cachedfs`, `cgs`, `cdrive`, `drive`); this module holds what a user may want by name.
+Put `cachedfs::` in front of a URL, as in `fsspec.open("cachedfs::gs://bucket/key")`. The protocols `cachedfs`, `cgs`,
+`cdrive` and `drive` are registered with fsspec. This module exports the filesystem classes and the exceptions.
 """
 
 from importlib import import_module
@@ -21,7 +22,7 @@ from cachedfs.errors import (
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 
-__version__ = "0.1.0"  # the one place: pyproject.toml takes it from here
+__version__ = "0.1.0"  # pyproject.toml reads it from here
 
 __all__ = [
     "AccessDenied",
@@ -41,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The filesystems import fsspec and aiohttp; the errors do not.
+    # Lazy, because the filesystems import fsspec and aiohttp.
     if name in ("CachedDriveFileSystem", "CachedFileSystem", "CachedGCSFileSystem"):
         return getattr(import_module("cachedfs.filesystem"), name)
     raise AttributeError(f"module 'cachedfs' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m cachedfs` is `cachedfs`."""
+"""Run the command line interface: `python -m cachedfs` does the same as `cachedfs`."""
 
 from cachedfs.cli import main
 

@@ -1,4 +1,4 @@
-"""Options: one frozen `Config`, resolved once per filesystem and passed down."""
+"""Options of a filesystem: an immutable `Config`, and the parsing of option values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS = {
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 
-# Keywords that fsspec itself gives to any filesystem's constructor.
+# Keywords that fsspec accepts for the constructor of any filesystem.
 FSSPEC_KEYWORDS = frozenset(
     {"asynchronous", "loop", "batch_size", "skip_instance_cache", "use_listings_cache", "listings_expiry_time",
      "max_paths", "add_docs", "add_aliases"}
@@ -33,52 +33,53 @@ FSSPEC_KEYWORDS = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Config:
-    """All options of one filesystem, as they count; immutable. Made of keywords, environment and files by `Config.resolve`."""
+    """The options of one filesystem, after resolving keywords, environment variables and configuration files."""
 
     cache_dir: tuple[str, ...] | None = None
-    """First directory is written, the others are read-only layers; None: the platform's user cache folder."""
+    """Cache directories: the first is written, the others are read-only. None: the platform's user cache folder."""
     cache_size: int | float | None = None
-    """Upper bound of the cache: bytes, or a share of the disk; None ("auto"): half of what is free at first use."""
+    """Maximum size: bytes (int) or fraction of the disk (float). None ("auto"): half of the free space at first use."""
     keep_free: int | float = 0.1
-    """How much of the disk stays free: bytes, or a share of the disk."""
+    """Disk space to keep free: bytes (int) or a fraction of the disk (float)."""
     block_size: int = MiB
-    """Bytes of one block: the unit of caching and evicting, and part of the key. Leave alone."""
+    """Bytes per block, the unit of caching and eviction. Part of every cache key: a new value starts a new cache."""
     request_size: int = 8 * MiB
-    """Adjacent missing blocks are fetched in requests of up to this many bytes."""
+    """Maximum bytes per request: adjacent missing blocks are fetched together up to this size."""
     concurrency: int = 16
-    """Requests in flight per origin in one process that somebody waits for, beside up to twice as many that were sent ahead."""
+    """Maximum concurrent requests per origin and process, beside up to twice as many speculative requests."""
     read_ahead: int = 64 * MiB
-    """Largest window in bytes that is read ahead for one open file or across the chunks of one array; 0 turns it off."""
+    """Largest readahead window in bytes, for one open file or across the chunks of one array. 0 disables readahead."""
     max_age: float = 60.0
-    """Seconds for which what is known of an object or a listing counts; 0: check at every open; inf: never check."""
+    """Seconds until the metadata of an object or a listing expires. 0: check at every open. inf: never check."""
     stale_if_error: bool = True
-    """While the origin is away, serve the known versions that are in the cache, with one warning."""
+    """While the origin is unreachable, serve cached data with expired metadata, and log one warning."""
     offline: bool = False
-    """Never call the origin; what is not in the cache is `OriginUnavailable` at once."""
+    """Never send requests to the origin. Reading data that is not cached raises `OriginUnavailable` at once."""
     verify_always: bool = False
-    """Check the checksums of the touched pages on every read, not once per process."""
+    """Verify the checksums of cached pages on every read, instead of once per process."""
 
     @property
     def bounds(self) -> CacheBounds:
-        """`cache_size` and `keep_free`, as the cache takes them."""
+        """`cache_size` and `keep_free` as one value."""
         return CacheBounds(size=self.cache_size, keep_free=self.keep_free)
 
     @property
     def whole_request(self) -> int:
-        """Bytes of the largest request: `request_size` in whole blocks, at least one."""
+        """Bytes of the largest request: `request_size` rounded down to whole blocks, but at least one block."""
         return max(1, self.request_size // self.block_size) * self.block_size
 
     @property
     def lifetime_s(self) -> float:
-        """Seconds for which a known fact counts: `max_age`, for ever when offline."""
+        """Seconds until metadata expires: `max_age`, or infinity if `offline` is set."""
         return math.inf if self.offline else self.max_age
 
     @classmethod
     def resolve(cls, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Config:
-        """Return the config of `given` options over `defaults` (fsspec's configuration) over ours.
+        """Return the config from the `given` options, then `defaults` (fsspec's configuration), then our defaults.
 
-        Values may be text, as environment variables are. An unknown name or a value that does not fit is a
-        ValueError that names the option, the value and what is accepted.
+        Values may be text, as in environment variables. Unknown names in `defaults` are ignored. Raises ValueError for
+        an unknown option in `given` and for an invalid value. The message names the option, the value and the accepted
+        values. Example: `Config.resolve({"cache_size": "200GB"})`.
         """
         unknown = [name for name in given if name not in _PARSERS]
         if unknown:
@@ -88,7 +89,10 @@ class Config:
 
 
 def parse_size(value: Any) -> int | float:
-    """Return bytes (an int) for `8388608`, `"8MiB"`, `"200GB"`, or a share of the disk (a float) for `"10%"`."""
+    """Return bytes (int) for `8388608`, `"8MiB"` or `"200GB"`, or a fraction of the disk (float) for `"10%"`.
+
+    Raises ValueError for anything else.
+    """
     if isinstance(value, bool) or value is None:
         raise ValueError("expected a size")
     if isinstance(value, int):
@@ -185,7 +189,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# What fsspec's own caches call it.
+# Options of fsspec's own caches, and ours with the same meaning.
 _ELSEWHERE = {"cache_storage": "cache_dir", "expiry_time": "max_age", "check_files": "max_age"}
 
 
@@ -197,7 +201,7 @@ def _parsed(name: str, value: Any) -> Any:
 
 
 def _unknown_option(name: str) -> str:
-    import difflib  # here: for a mistake only
+    import difflib  # imported here, because only mistakes need it
 
     if name in _ELSEWHERE:
         near = [_ELSEWHERE[name]]

@@ -1,8 +1,8 @@
-"""The errors of cachedfs: few, builtin-compatible, one message each, with errno set.
+"""The exceptions of cachedfs.
 
-Every error is the builtin class that callers already catch (`FileNotFoundError`, `PermissionError`, ...)
-and a `CachedFSError`. The message names the URL, what was tried and what to do. They pickle: an error
-raised in a worker process arrives in its parent as itself.
+Each is a `CachedFSError`, and also the builtin exception that fits, such as `FileNotFoundError` or `PermissionError`.
+Each has `errno` set, and a message with the URL, the failed operation and what to do. Exceptions can be pickled, so one
+raised in a worker process reaches its parent unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class CachedFSError(OSError):
-    """Base of all errors that cachedfs raises for an origin or an object; `errno` is set."""
+    """Base class of all errors that cachedfs raises for an origin or an object. `errno` is set."""
 
     code = _errno.EIO
 
@@ -40,7 +40,7 @@ class CachedFSError(OSError):
 
     @property
     def message(self) -> str:
-        """The one sentence that says which URL, what was tried and what to do."""
+        """The error message: the URL, the failed operation and what to do."""
         return str(self.args[1])
 
     def __str__(self) -> str:
@@ -48,33 +48,33 @@ class CachedFSError(OSError):
 
 
 class ObjectNotFound(CachedFSError, FileNotFoundError):
-    """The origin answered that no object has this name. Raised for a true 404 only."""
+    """The object does not exist (ENOENT). Raised only for a real 404 answer of the origin."""
 
     code = _errno.ENOENT
 
 
 class NoSuchBucket(ObjectNotFound):
-    """A listing said so: of a folder that is missing it would have been empty."""
+    """The bucket does not exist (ENOENT). Raised by listings, where a missing folder would be an empty listing."""
 
 
 class IsAFolder(CachedFSError, IsADirectoryError):
-    """A folder was opened or read as if it were an object."""
+    """A folder was opened or read like an object (EISDIR)."""
 
     code = _errno.EISDIR
 
 
 class AccessDenied(CachedFSError, PermissionError):
-    """The origin refused the credentials (401) or the permission (403)."""
+    """The origin rejected the credentials (401) or denied permission (403). `errno` is EACCES."""
 
     code = _errno.EACCES
 
 
 class SignInRefused(AccessDenied):
-    """The account itself was refused, or has no token: what was asked for need not be out of its reach, nor anything else."""
+    """Sign-in failed: the credentials were rejected or have no token. The object itself may be accessible to others."""
 
 
 class NotDownloadable(CachedFSError):
-    """The object has no bytes to read: a native document of Google Drive (ENOTSUP)."""
+    """The object has no bytes to download, like a native Google Drive document (ENOTSUP)."""
 
     code = _errno.ENOTSUP
 
@@ -86,26 +86,32 @@ class ObjectChanged(CachedFSError):
 
 
 class OriginUnavailable(CachedFSError):
-    """No usable answer from the origin, after retries; or `offline` is set and the cache has no answer."""
+    """The origin gave no usable response after retries, or `offline` is set and the data is not cached.
+
+    `errno` is EHOSTUNREACH.
+    """
 
     code = _errno.EHOSTUNREACH
 
 
 class OriginUnreachable(OriginUnavailable):
-    """The origin could not be reached at all: refused, unresolved, not connected within 2 s, or in its place somebody untrusted."""
+    """The origin could not be reached.
+
+    The connection was refused or not made within 2 s, the host name was not found, or the certificate is not trusted.
+    """
 
 
 class ChecksumMismatch(OriginUnavailable):
-    """All of an object came, and it has not the checksum that the origin states; nothing of it is kept."""
+    """The downloaded object does not have the checksum that the origin states. None of it stays in the cache."""
 
 
 class QuotaExceeded(CachedFSError):
-    """The origin's quota is used up; the message says which and for how long (EDQUOT)."""
+    """A quota of the origin is used up (EDQUOT). The message says which one and for how long."""
 
     code = _errno.EDQUOT
 
 
 class CacheError(CachedFSError):
-    """The local cache could not do something. Internal: a read never raises it."""
+    """An operation of the local cache failed (EIO). Reads never raise it."""
 
     code = _errno.EIO

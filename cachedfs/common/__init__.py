@@ -1,1 +1,1 @@
-"""TODO: common."""
+"""Types and helpers used by all other packages; this package depends on none of them."""

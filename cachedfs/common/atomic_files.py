@@ -1,6 +1,6 @@
-"""Local files that are there when they are complete, and not before: a reader never meets half of one.
+"""Atomic writes of local files: write a temporary file, then rename it, so that no reader sees a partial file.
 
-Only what cannot be replaced, a device or a pipe, is written into as the bytes come.
+Devices and pipes cannot be replaced and are written directly.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["filled"]
 
 
 async def filled(target: Any, fill: Callable[[Any], Awaitable[None]]) -> None:
-    """Have `fill` write into `target`: into an open file as it is, at a path into a file that then takes the name.
+    """Let `fill` write to `target`, an open file or a local path. A file at a path appears only when it is complete.
 
-    A link is followed, and the file that is replaced leaves its mode. A device or a pipe is written into, and so is a
-    file in a folder that we cannot write in. The folders on the way to it are made. An OSError of the local disk names
-    `target`.
+    `fill` gets an open binary file. Symbolic links are followed, missing parent folders are created, and a replaced
+    file's mode is kept. A device, a pipe, and a file in a folder without write permission are written directly. An
+    OSError from the local disk names `target`.
     """
     if isfilelike(target):
         await fill(target)
@@ -39,7 +39,7 @@ async def filled(target: Any, fill: Callable[[Any], Awaitable[None]]) -> None:
         else:
             await _fill_anew(path, temporary, mode, fill)
     except OSError as error:
-        # Nobody knows the temporary name, and a full disk says none at all.
+        # The error names the temporary file, or none if the disk is full; the user knows only `path`.
         if isinstance(error, CachedFSError) or not error.errno or error.filename not in (None, temporary):
             raise
         raise OSError(error.errno, os.strerror(error.errno), path) from error
@@ -50,26 +50,26 @@ async def _fill_anew(
 ) -> None:
     os.makedirs(os.path.dirname(temporary), exist_ok=True)
     try:
-        # Not in a thread: one that is cancelled would make the file all the same, when it is too late to remove it.
+        # Not in a thread: after a cancellation the thread could still create the file, too late to remove it.
         with open(temporary, "wb") as file:  # noqa: ASYNC230
-            if mode is not None:  # before the first byte: what was private is so all the time
+            if mode is not None:  # before the first byte, so that private data is never readable by others
                 os.chmod(temporary, mode & 0o777)
             await fill(file)
         _put_in_place(temporary, path)
-    except BaseException:  # an interrupt or a cancellation too leaves no half file behind
+    except BaseException:  # an interrupt or a cancellation must not leave a partial file behind either
         _remove(temporary)
         raise
 
 
 async def _fill_in_place(path: str, fill: Callable[[Any], Awaitable[None]]) -> None:
-    # In threads: a pipe is open when somebody reads it, and takes the last bytes when there is room.
+    # In threads: opening a pipe blocks until it has a reader, and flushing blocks while it is full.
     with await asyncio.to_thread(open, path, "wb") as file:
         await fill(file)
         await asyncio.to_thread(file.flush)
 
 
 def _mode(path: str) -> int | None:
-    """Return what is at `path`, and who may do what with it; None: nothing is there."""
+    """Return the type and permissions (`st_mode`) of the file at `path`; None if there is none."""
     try:
         return os.stat(path).st_mode
     except FileNotFoundError:
@@ -77,15 +77,14 @@ def _mode(path: str) -> int | None:
 
 
 def _temporary(path: str, mode: int | None) -> str | None:
-    """Return a name for a file that can take the place of what is at `path`; None: that is to be written into."""
+    """Return the path of a temporary file that can replace `path`; None if `path` must be written directly."""
     folder = os.path.dirname(os.path.realpath(path))
-    if not os.path.basename(path):  # a folder's name, which no file can have: to open it says so
+    if not os.path.basename(path):  # the path ends in "/": opening it raises the right error
         return None
     if mode is not None and not (stat.S_ISREG(mode) and os.access(folder, os.W_OK | os.X_OK)):
         return None
-    return os.path.join(
-        folder, f".{uuid.uuid4().hex[:8]}.part"
-    )  # short: the name itself may be as long as can be
+    # Short and independent of the file's own name, which may have the maximum length already.
+    return os.path.join(folder, f".{uuid.uuid4().hex[:8]}.part")
 
 
 def _put_in_place(temporary: str, path: str) -> None:
@@ -93,5 +92,5 @@ def _put_in_place(temporary: str, path: str) -> None:
 
 
 def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):  # what is not there, or was in no folder
+    with contextlib.suppress(OSError):  # the file or its folder may not exist
         os.unlink(path)

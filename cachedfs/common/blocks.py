@@ -1,4 +1,4 @@
-"""Ranges of bytes to blocks and back; missing blocks to requests."""
+"""Conversions between byte ranges and blocks, and the merging of missing blocks into requests."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ __all__ = ["align", "beginning", "block_range", "clip", "covering", "merge"]
 
 
 def clip(start: int | None, stop: int | None, size: int) -> Range:
-    """Return the bytes that Python's slice `[start:stop]` takes of an object of `size` bytes."""
+    """Return the byte range that Python's slice `[start:stop]` selects in an object of `size` bytes."""
     if start is not None and stop is not None and 0 <= start <= stop <= size:
-        return Range(start, stop)  # as most are
+        return Range(start, stop)  # fast path for most calls
     first, last, _ = slice(start, stop).indices(size)
     return Range(first, max(first, last))
 
 
 def covering(want: Range, block_size: int) -> range:
-    """Return the indexes of the blocks that hold `want`; empty for an empty range."""
+    """Return the indexes of the blocks that contain `want`; empty for an empty range."""
     if want.size == 0:
         return range(0)
     return range(want.start // block_size, (want.stop - 1) // block_size + 1)
 
 
 def block_range(index: int, block_size: int, size: int) -> Range:
-    """Return the bytes of block `index` of an object of `size` bytes; only the last block may be short."""
+    """Return the byte range of block `index` in an object of `size` bytes; only the last block may be short.
+
+    Raises ValueError if the object has no such block. An empty object has block 0.
+    """
     start = index * block_size
     if not 0 <= start < max(size, 1):
         raise ValueError(f"block {index} of {block_size} bytes is not in an object of {size} bytes")
@@ -33,14 +36,15 @@ def block_range(index: int, block_size: int, size: int) -> Range:
 
 
 def align(want: Range, block_size: int) -> Range:
-    """Return `want` widened to whole blocks; the end may pass the object's."""
+    """Return `want` extended to whole blocks; the result may end beyond the object."""
     return Range(want.start - want.start % block_size, -(-want.stop // block_size) * block_size)
 
 
 def beginning(start: int | None, stop: int | None, *, block_size: int, most: int) -> Range:
-    """Return the first blocks of the slice `[start:stop]` of an object of unknown size: one, or up to `most` bytes.
+    """Return the range of the first blocks of slice `[start:stop]` of an object of unknown size.
 
-    A bound that counts from the end says nothing yet: then they are those that the slice could begin with.
+    The range has up to `most` bytes, but at least one block. A negative `start` counts as 0, and a `stop` that is not
+    positive is ignored, because the object's end is unknown.
     """
     first = max(start or 0, 0) // block_size
     n = max(1, most // block_size)
@@ -50,10 +54,10 @@ def beginning(start: int | None, stop: int | None, *, block_size: int, most: int
 
 
 def merge(missing: Iterable[int], block_size: int, *, size: int, request_size: int) -> Iterator[Range]:
-    """Yield the requests for `missing` blocks (ascending): adjacent ones joined, up to `request_size` each.
+    """Yield the byte ranges to request for `missing` blocks (ascending indexes), merging adjacent blocks.
 
-    Every request is whole blocks, clipped to the object's `size`; nothing that is not missing is asked for.
-    A `request_size` below `block_size` counts as one block.
+    A range covers whole missing blocks only, has at most `request_size` bytes, and ends at the object's `size` at the
+    latest. A `request_size` below `block_size` counts as one block.
     """
     limit = max(1, request_size // block_size)
     first = count = 0

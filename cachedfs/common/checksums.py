@@ -1,8 +1,8 @@
-"""Checksums that origins state of whole objects, and those of the bytes that came. Pure.
+"""Checksums of whole objects: reading the one that an origin states, and computing it over received bytes.
 
-CRC-32C is preferred to MD5: every object of Google Cloud Storage has one, it costs 0.06 s of CPU a GB, and those of
-the parts of an object combine to that of the whole. It needs google-crc32c in its compiled form, which comes with gcsfs;
-in pure Python a GB would take minutes.
+CRC-32C is preferred to MD5: every object of Google Cloud Storage has one, it takes 0.06 s of CPU per GB, and the
+checksums of parts combine into that of the whole. It requires the compiled google-crc32c, which gcsfs installs; in pure
+Python, one GB would take minutes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = [
 
 
 class StatedChecksum(NamedTuple):
-    """What an origin says of all bytes of an object: the name of a checksum, and its value in hex."""
+    """A checksum of a whole object as stated by its origin: algorithm ("crc32c" or "md5") and value in hex."""
 
     name: str
     value: str
 
 
 def stated_of(details: Mapping[str, Any]) -> StatedChecksum | None:
-    """Return the checksum that the details of an object state and that can be computed here; None without one."""
+    """Return the checksum in an object's `details`, CRC-32C first; None if none can be computed here."""
     crc32c = stated_crc32c(details)
     if crc32c is not None:
         return StatedChecksum("crc32c", f"{crc32c:08x}")
@@ -44,13 +44,13 @@ def stated_of(details: Mapping[str, Any]) -> StatedChecksum | None:
 
 
 def stated_crc32c(details: Mapping[str, Any]) -> int | None:
-    """Return the CRC-32C that the details of an object state; None without one, and where it cannot be computed."""
+    """Return the CRC-32C in an object's `details`; None if there is none or it cannot be computed here."""
     value = _hex(details.get("crc32c"), 4)
     return int(value, 16) if value is not None and has_crc32c() else None
 
 
 def _hex(text: object, size: int) -> str | None:
-    """Return in hex what Google gives in base64; None for what is not `size` bytes."""
+    """Convert a checksum from base64, as Google states it, to hex; None if it is not `size` bytes."""
     try:
         data = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
     except binascii.Error:
@@ -59,7 +59,7 @@ def _hex(text: object, size: int) -> str | None:
 
 
 class RunningChecksum:
-    """The checksum of bytes as they pass, to be compared with the stated one."""
+    """A checksum computed incrementally, to be compared with the stated one."""
 
     def __init__(self, stated: StatedChecksum) -> None:
         self._stated = stated
@@ -67,20 +67,23 @@ class RunningChecksum:
         self._md5 = hashlib.md5(usedforsecurity=False)
 
     def add(self, data: bytes) -> None:
+        """Add the next bytes of the object."""
         if self._stated.name == "crc32c":
             self._crc32c = crc32c_of(data, self._crc32c)
         else:
             self._md5.update(data)
 
     def copy(self) -> RunningChecksum:
+        """Return an independent copy of the current state."""
         other = RunningChecksum(self._stated)
         other._crc32c, other._md5 = self._crc32c, self._md5.copy()
         return other
 
     def contradiction(self, stated: StatedChecksum | None = None) -> str | None:
-        """Return what is wrong with all the bytes that were added, with both values; None when they are right.
+        """Return a message with both values if the added bytes do not have the stated checksum, else None.
 
-        `stated` is of the same name, and was not known before.
+        `stated` replaces the checksum given to the constructor, for one that is known only now. It must use the same
+        algorithm; otherwise the returned message says that it does not.
         """
         name, value = stated or self._stated
         if name != self._stated.name:
@@ -93,35 +96,42 @@ class RunningChecksum:
 
 @cache
 def has_crc32c() -> bool:
-    """Return whether CRC-32C can be computed at the speed of a disk."""
+    """Return whether the compiled google-crc32c is installed, so that CRC-32C is fast enough to use."""
     try:
         with importing():
             import google_crc32c
-    except (ImportError, RuntimeWarning):  # it warns where it is pure Python, which some make an error
+    except (ImportError, RuntimeWarning):  # the pure Python version warns, and warnings may be errors
         return False
     return bool(google_crc32c.implementation == "c")
 
 
 def crc32c_of(data: bytes, before: int = 0) -> int:
-    """Return the CRC-32C of `data`, or of it behind bytes that have the CRC-32C `before`. REQUIRES: has_crc32c()."""
+    """Return the CRC-32C of `data`, appended to bytes whose CRC-32C is `before`. Requires `has_crc32c()`."""
     from google_crc32c import extend
 
     return int(extend(before, data))
 
 
 def combined(first: int, second: int, size: int) -> int:
-    """Return the CRC-32C of two parts of which the second, of `size` bytes, follows the first. REQUIRES: has_crc32c()."""
+    """Return the CRC-32C of two adjacent parts with the CRC-32Cs `first` and `second`; the second has `size` bytes.
+
+    Requires `has_crc32c()`.
+    """
     if first == 0:
-        return second  # nothing is before it, as in every object of one block; no two of those need be of one size
+        # Nothing precedes it, as in every object of one block. Their sizes differ, so they would fill the cache below.
+        return second
     for bit, moved in enumerate(_moved_by(size)):
         if first >> bit & 1:
             second ^= moved
     return second
 
 
-@lru_cache(8)  # sizes: of a block, and of last blocks
+@lru_cache(8)  # by size: the block size, and sizes of last blocks
 def _moved_by(size: int) -> list[int]:
-    """Return what each bit of a CRC-32C becomes behind `size` more bytes; what many become is the exclusive or of these."""
+    """Return, for each bit of a CRC-32C, how it changes the CRC-32C after `size` more bytes.
+
+    CRCs are linear: the changes by several bits combine by exclusive or.
+    """
     zeros = bytes(size)
     nothing = crc32c_of(zeros)
     return [crc32c_of(zeros, 1 << bit) ^ nothing for bit in range(32)]

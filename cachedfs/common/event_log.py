@@ -1,8 +1,8 @@
-"""What happens in a process, an event a line, in a file of its own: for `cachedfs report`. Off until somebody asks for it.
+"""Event log for `cachedfs report`: one JSON-lines file per process. Off by default.
 
-Requests and waits are noted when they are over. What is read and hit is not noted one by one: `Engine` counts it anyway. Four
-times a second a thread writes what was noted, and the sums where they changed, a line of JSON each: who reads does nothing for it
-but note what he waited for, and who reads the file of a process that was killed has all but its last quarter of a second.
+Requests and waits are logged one by one, when they end. Reads and hits are not: `Runtime` counts them, and a thread
+writes the changed counters together with the buffered events four times a second. A killed process loses at most the
+last quarter of a second.
 """
 
 from __future__ import annotations
@@ -39,25 +39,28 @@ logger = logging.getLogger("cachedfs.events")
 
 FORMAT = 1
 VARIABLE = "CACHEDFS_EVENTS"
-MOST_BYTES = 64 << 20  # of one file: some 300,000 requests
-EVERY_S = 0.25  # between two times that it is written
-MOST_NOTED = 512  # events that wait for it, where they come so fast
-LEAST_S = 1e-3  # a wait that is worth an event: shorter ones are turns of the loop
+MOST_BYTES = 64 << 20  # maximum size of one file: about 300,000 requests
+EVERY_S = 0.25  # seconds between writes
+MOST_NOTED = 512  # buffered events at which the log is written at once
+LEAST_S = 1e-3  # shortest wait that is logged: shorter ones are just turns of the event loop
 
-# Made once: json.dumps would make one for every line.
+# Created once, because json.dumps would create an encoder for every line.
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class CounterSource:
-    """Whoever counts what it does."""
+    """Interface of an object whose counters go into the event log."""
 
     def sums(self) -> Mapping[str, Any]:
-        """Return the sums since it began: JSON values. In any thread, without I/O."""
+        """Return the counters since the object was created, as JSON values. Called from any thread; must not do I/O."""
         raise NotImplementedError
 
 
 class EventLog:
-    """The file of one process, made with its first events, at most `most` bytes long. In any thread; never an error."""
+    """The log file of one process, created with its first events, of at most `most` bytes.
+
+    Methods work in any thread and never raise: if the file cannot be written, logging ends with a warning.
+    """
 
     def __init__(self, folder: str, *, most: int = MOST_BYTES) -> None:
         self.folder = os.path.abspath(os.path.expanduser(folder))
@@ -65,18 +68,18 @@ class EventLog:
         self._file: int | None = None
         self._is_over = False
         self._noted: deque[dict[str, Any]] = deque()
-        # Locks that a signal's handler finds taken by what it interrupted are taken once more, or it would wait for ever.
+        # Reentrant, because a signal handler may need a lock that the interrupted code holds.
         self._lock, self._sampling = threading.RLock(), threading.RLock()
-        # Times within a process are a monotonic clock's, so that none runs backwards when the wall clock is set.
+        # Event times are based on the monotonic clock, so that they stay in order when the wall clock is set.
         self._began, self._zero = time.time(), time.monotonic()
-        # By who counts: its number here, when its sums were looked at last, and those that were written last.
+        # By source: its number in this file, when its counters were last read, and their values then.
         self._told: weakref.WeakKeyDictionary[CounterSource, tuple[int, float, Mapping[str, Any]]]
         self._told = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
     def note(self, kind: str, began: float, **fields: Any) -> None:
-        """Add one event, to be written soon; `began` is a time of the monotonic clock."""
+        """Buffer one event, to be written soon; `began` is its start time on the monotonic clock."""
         if self._is_over:
             return
         self._noted.append({"kind": kind, "at": round(self._began + began - self._zero, 6), **fields})
@@ -86,16 +89,16 @@ class EventLog:
             self.start()
 
     def write(self) -> None:
-        """Write what was noted so far."""
+        """Write the buffered events."""
         with self._lock:
-            # One by one, as others add to it meanwhile.
+            # One by one, because other threads append at the same time.
             noted = [self._noted.popleft() for _ in range(len(self._noted))]
             if noted and not self._is_over:
                 self._add([_encoded(event).encode() + b"\n" for event in noted])
 
     def sample(self, source: CounterSource) -> None:
-        """Add the sums of `source`, unless they are those that were written last; the first say where counting begins."""
-        with self._sampling:  # or older sums could come last
+        """Log the counters of `source` if they changed. Its first event sets the values that counting starts from."""
+        with self._sampling:  # otherwise an older sample could be logged after a newer one
             sums, now = source.sums(), time.monotonic()
             number, looked, last = self._told.get(source) or (next(self._numbers), now, None)
             self._told[source] = number, now, sums
@@ -103,30 +106,30 @@ class EventLog:
                 self.note("sums", now, of=number, over_s=round(now - looked, 6), **sums)
 
     def sample_all(self) -> None:
-        """Add the sums of all who count, where they changed."""
+        """Log the counters of all watched sources that changed."""
         for source in (each() for each in _watched):
             if source is not None:
                 self.sample(source)
 
     def after_fork(self) -> EventLog:
-        """Return the log of a child: its file and thread are its own, and no lock of the parent's is waited for."""
+        """Return a log for the child of a fork, with its own file, thread and locks."""
         if self._file is not None:
             os.close(self._file)
         return EventLog(self.folder, most=self._most)
 
     def start(self) -> None:
-        """Write from now on, in a thread of its own."""
+        """Start the thread that writes the log, unless it runs already."""
         with self._lock:
             if self._thread is not None or self._is_over:
                 return
             thread = threading.Thread(target=self._run, name="cachedfs-events", daemon=True)
-            # Too many threads: it is written at the end, and when there is much.
+            # Without a thread the log is still written when many events are buffered, and at exit.
             with contextlib.suppress(RuntimeError):
                 thread.start()
                 self._thread = thread
 
     def close(self) -> None:
-        """Write what was noted, and nothing more."""
+        """Write the buffered events and end the log."""
         self.write()
         with self._lock:
             self._is_over = True
@@ -150,7 +153,7 @@ class EventLog:
                 lines, self._is_over = [*lines[:n_fit], b'{"kind":"full"}\n'], True
             data = b"".join(lines)
             self._size += len(data)
-            while data:  # a full disk takes a part of it first
+            while data:  # a disk that is almost full may take only a part
                 data = data[os.write(self._file, data) :]
         except OSError as error:
             self._is_over = True
@@ -158,7 +161,8 @@ class EventLog:
 
     def _open(self) -> int:
         os.makedirs(self.folder, exist_ok=True)
-        name = f"events-{os.getpid()}-{int(self._began * 1e6):x}.jsonl"  # a number may come back, not within a microsecond
+        # With the time in microseconds, because process ids are reused.
+        name = f"events-{os.getpid()}-{int(self._began * 1e6):x}.jsonl"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
         file = os.open(os.path.join(self.folder, name), flags, 0o600)
         head = {"kind": "process", "at": self._began, "format": FORMAT, "pid": os.getpid()}
@@ -166,22 +170,24 @@ class EventLog:
         return file
 
 
-# Replaced as a whole, as it is looked through in a thread of its own.
+# Replaced, never changed, because the writing thread iterates over it.
 _watched: tuple[weakref.ref[CounterSource], ...] = ()
 _log: EventLog | None = None
 
 
 def current() -> EventLog | None:
-    """Return where events go now; None: nowhere."""
+    """Return the event log of this process; None if logging is off."""
     return _log
 
 
 def log_events(folder: str | os.PathLike[str] | None) -> None:
-    """Write what happens in this process into a file of its own in `folder`, which is made; None: not any more.
+    """Start writing this process's event log to a new file in `folder`, which is created if needed; None stops it.
 
-    `cachedfs report FOLDER` draws it. Processes that are started from here on write too, each its own file, as the environment
-    variable `CACHEDFS_EVENTS=FOLDER` has it for all. A file takes 64 MiB at most. In it are addresses, ranges, times and
-    sizes; no bytes of objects, no credentials, no query of any address.
+    `cachedfs report FOLDER` turns the log into a page of charts. Processes started from here on write a file each, as
+    with `CACHEDFS_EVENTS=FOLDER` in their environment. A file is at most 64 MiB. It contains URLs without their query,
+    byte ranges, times and sizes, but no data and no credentials.
+
+    Example: `cachedfs.log_events("events")`.
     """
     global _log
     old, _log = _log, None
@@ -200,7 +206,7 @@ def log_events(folder: str | os.PathLike[str] | None) -> None:
 
 
 def watch(source: CounterSource) -> None:
-    """Have the sums of `source` written, whenever events are."""
+    """Log the counters of `source` from now on, whenever logging is on."""
     global _watched
     _watched = (*(each for each in _watched if each() is not None), weakref.ref(source))
     if _log is not None:
@@ -209,7 +215,7 @@ def watch(source: CounterSource) -> None:
 
 
 def unwatch(source: CounterSource) -> None:
-    """Write the sums of `source` a last time."""
+    """Log the counters of `source` a last time."""
     global _watched
     _watched = tuple(each for each in _watched if each() not in (None, source))
     if _log is not None:
@@ -219,7 +225,10 @@ def unwatch(source: CounterSource) -> None:
 
 @contextlib.contextmanager
 def waiting(path: str, start: int | None = None, stop: int | None = None) -> Iterator[None]:
-    """Somebody waits for bytes of an object, or for what it is, as long as the block runs."""
+    """Log that a caller waits for bytes or metadata of an object while the `with` block runs.
+
+    `start` and `stop` are the byte range. Waits below `LEAST_S` are not logged.
+    """
     log, began = _log, time.monotonic()
     try:
         yield
@@ -229,7 +238,7 @@ def waiting(path: str, start: int | None = None, stop: int | None = None) -> Ite
 
 
 def _after_fork() -> None:
-    # The parent's file and thread are the parent's; its runtimes count nothing here.
+    # File, thread and runtimes belong to the parent.
     global _log, _watched
     _watched = ()
     if _log is not None:

@@ -1,4 +1,4 @@
-"""Threads for what blocks: calls of synchronous origins, long copies, questions to the disk."""
+"""A pool of daemon threads for blocking calls: synchronous origins, long copies, disk access."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 class DaemonThreadPool(ThreadPoolExecutor):
-    """At most `most` threads, started as they are needed; an executor that the end of a process does not touch.
+    """A pool of at most `most` daemon threads, started on demand.
 
-    The standard library's refuses all work as soon as the main thread has ended, though a program goes on while one of
-    its own threads still reads; and no process ends before the last call in it has. These threads serve until the
-    interpreter goes away, and go with it. It is a subclass because no event loop takes anything else.
+    It accepts work until the interpreter exits and does not delay the exit. The standard `ThreadPoolExecutor` refuses
+    work once the main thread has ended, although other threads may still read, and the process cannot exit before its
+    last call returns. This is a subclass of it because event loops accept no other class.
     """
 
     def __init__(self, most: int, name: str) -> None:
-        super().__init__(max_workers=most, thread_name_prefix=name)  # which starts no thread by itself
+        super().__init__(max_workers=most, thread_name_prefix=name)  # starts no threads
         self._most, self._name = most, name
-        # Entered itself, and not by its condition: that one's `__enter__` is Python, and a Ctrl-C that comes in there leaves
-        # the lock taken for ever, and its threads waiting for it.
+        # Enter this lock instead of the condition: `Condition.__enter__` is Python code, and a Ctrl-C inside it
+        # would leave the lock held forever.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
@@ -36,6 +36,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
         self._is_over = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run `fn` in a thread and return its future. Raises RuntimeError after `shutdown`."""
         future: Future[T] = Future()
         with self._lock:
             if self._is_over:
@@ -47,6 +48,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Accept no more jobs. Queued jobs still run, unless `cancel_futures`; `wait` joins the threads."""
         with self._lock:
             self._is_over = True
             given_up = list(self._jobs) if cancel_futures else []
@@ -54,7 +56,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
             self._changed.notify_all()
         for future, _ in given_up:
             if future.cancel():
-                future.set_running_or_notify_cancel()  # else `concurrent.futures.wait` waits for it for ever
+                future.set_running_or_notify_cancel()  # otherwise `concurrent.futures.wait` never returns
         for thread in self._started if wait else ():
             thread.join()
 
@@ -62,7 +64,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
         thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._started)}", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # too many of them, or the interpreter is going away: those that run will do
+        except RuntimeError:  # too many threads, or the interpreter exits: the running ones must do
             if not self._started:
                 self._jobs.pop()
                 raise
@@ -74,7 +76,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
             pass
 
     def _do_next(self) -> bool:
-        """Wait for a job and do it; False when there will be none any more."""
+        """Wait for a job and run it; return False after shutdown, when no job is left."""
         with self._lock:
             self._n_idle += 1
             self._changed.wait_for(lambda: self._jobs or self._is_over)
@@ -85,7 +87,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(job())
-            except BaseException as error:  # whatever it is: the one who waits for it is told
+            except BaseException as error:  # of any kind: `future.result()` raises it
                 future.set_exception(error)
-                del future  # else its error and this frame would keep each other
+                del future  # breaks a reference cycle between the error and this frame
         return True

@@ -26,15 +26,15 @@ PACKAGES = (
 )
 
 _NAMES = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
-_NAMED = ("gs", "gcs", "drive", "file")  # where "?" and "#" are letters of a name
+_NAMED = ("gs", "gcs", "drive", "file")  # protocols whose paths may contain "?" and "#"
 _QUERY = re.compile("(" + "".join(f"(?<!{each})" for each in _NAMED) + r"://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]")
 
 
 def public_url(url: str) -> str:
-    """Return an address without what may be secret in it: who asks, query and fragment. A bare path stays as it is."""
+    """Return a URL without user name, password, query and fragment, which may be secret. A bare path stays as is."""
     if "://" not in url:
         return url
-    # By hand: urlsplit refuses names that are no host's, as the first folder of an archive may be.
+    # Not with urlsplit, which rejects invalid host names, such as the first folder inside an archive may look like.
     scheme, _, rest = url.partition("://")
     kept = rest if scheme.endswith(_NAMED) else rest.partition("?")[0].partition("#")[0]
     netloc, slash, path = kept.partition("/")
@@ -42,12 +42,12 @@ def public_url(url: str) -> str:
 
 
 def public_text(text: str) -> str:
-    """Return a message with its addresses as `public_url` has them; where a query was, it says so."""
+    """Return a message with its URLs stripped as by `public_url`; a removed query or fragment shows as "?..."."""
     return _QUERY.sub(r"\1?...", _NAMES.sub("", text)) if "://" in text else text
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:
-    # An error names what was read by the address that its reader gave, and that may be a signed one.
+    # Errors contain the URL as the caller gave it, which may be a signed URL.
     record.msg, record.args = public_text(record.getMessage()), None
     return True
 
@@ -62,18 +62,18 @@ _NOTHING, _SLOWER, _NOT_STORED = range(3)
 
 
 class WarnOnce:
-    """Warns of the first trouble of one cache, and once more when it gets worse."""
+    """Log a warning for the first problem of one cache, and one more if it gets worse."""
 
     def __init__(self) -> None:
-        self._said = _NOTHING  # the worst so far
+        self._said = _NOTHING  # the worst problem logged so far
 
     def slower(self, trouble: str | None) -> None:
-        """Warn of what makes us slower and no more, unless that or worse was said before; None: there is no trouble."""
+        """Warn of a problem that only makes reads slower, unless it or a worse one was logged. None: no problem."""
         if trouble is not None:
             self._say(_SLOWER, trouble)
 
     def not_stored(self, trouble: str) -> None:
-        """Warn that blocks are not cached, unless that was said before."""
+        """Warn that blocks are not cached, unless that was logged already."""
         self._say(_NOT_STORED, f"blocks are not cached: {trouble}")
 
     def _say(self, how_bad: int, trouble: str) -> None:

@@ -1,4 +1,7 @@
-"""Imports that a fork waits for: a child that inherits a module half imported by another thread waits for it for ever."""
+"""Imports that delay forks.
+
+A child process that inherits a module half imported by another thread would wait forever for that import to finish.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,20 @@ from collections.abc import Iterable, Iterator
 
 __all__ = ["importing", "preload"]
 
-_MOST_WAIT_S = 10.0  # of a fork: an import that takes longer may itself wait for the thread that forks
+_MOST_WAIT_S = 10.0  # longest delay of a fork: a longer import may itself be waiting for the forking thread
 
 _lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Hold back forks of this process while modules are imported, in whatever thread that is."""
+    """Delay forks of this process, by any thread, while the `with` block imports modules."""
     with _lock:
         yield
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import modules that libraries import in the middle of a call; one that is not installed is passed over."""
+    """Import modules that libraries import lazily during calls, so that forks wait for it. Skip missing modules."""
     with importing():
         for name in names:
             with contextlib.suppress(ImportError):
@@ -35,7 +38,7 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_parent() -> None:
-    with contextlib.suppress(RuntimeError):  # it waited in vain
+    with contextlib.suppress(RuntimeError):  # `_before_fork` timed out
         _lock.release()
 
 

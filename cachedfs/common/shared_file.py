@@ -1,4 +1,4 @@
-"""Files that several threads use: each reads where it sought itself."""
+"""A mixin for file objects shared by threads: each thread reads where it called `seek` itself."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, TypeVar, cast
 __all__ = ["SharedFile", "at_own_seek"]
 
 _Read = TypeVar("_Read", bound=Callable[..., Any])
-_SIZE = -1  # in the place of a position: the thread asked for the size
+_SIZE = -1  # marks a seek(0, 2), which queries the size, in place of a position
 
 
 class SharedFile:
-    """Mixin for readable files: a read begins where its own thread sought, whatever other threads do in between.
+    """Mixin for readable files: a read starts where its own thread called `seek`, regardless of other threads.
 
-    A thread that has not sought since it last read goes on where the last thread left the file. The file was passed on
-    then, so seeks that no read of their thread has followed are dropped. `seek(0, 2)` asks for the size: it moves the file,
-    but a thread that finds it moved by another thread does not go back to the end.
+    A thread that has not called `seek` since its last read continues where the last thread left the file. If that was
+    another thread, the file was handed over, and the read drops the pending seeks of all threads. `seek(0, 2)` is taken
+    as a query of the size: a later read does not return to the end if another thread moved the file in between.
 
-    A class with this mixin sets `_seek` and `_tell` to the methods of its other base, and wraps those that read in
-    `at_own_seek`. Threads are told apart by `get_ident`: a C++ thread loses a `threading.local` between two calls.
+    A class with this mixin sets `_seek` and `_tell` to the methods of its other base, and wraps its read methods in
+    `at_own_seek`. Threads are identified by `get_ident`, because a C++ thread loses a `threading.local` between calls.
     """
 
     _seek: Callable[..., int]
@@ -29,13 +29,13 @@ class SharedFile:
     size: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._lock = RLock()  # a signal handler may use the file that it interrupts
+        self._lock = RLock()  # reentrant, because a signal handler may use the file it interrupts
         self._mover: int | None = None  # the thread that moved the file last
-        self._sought: dict[int, int] = {}  # by thread: where its last seek went, until it reads
+        self._sought: dict[int, int] = {}  # target of each thread's last seek, until its next read
         super().__init__(*args, **kwargs)
 
     def seek(self, loc: int, whence: int = 0) -> int:
-        """Move to `loc`. The next read of this thread begins there."""
+        """Move to `loc`, relative to `whence`, and return the position. This thread's next read starts there."""
         with self._lock:
             if (thread := get_ident()) != self._mover and whence == 1:
                 loc, whence = self.tell() + loc, 0
@@ -45,16 +45,16 @@ class SharedFile:
             return position
 
     def tell(self) -> int:
-        """Return where the next read of this thread begins."""
+        """Return the position at which this thread's next read starts."""
         with self._lock:
-            now = self._tell()  # raises where the file is closed
+            now = self._tell()  # raises ValueError if the file is closed
             if (thread := get_ident()) == self._mover or thread not in self._sought:
                 return now
             position = self._sought[thread]
             return int(self.size) if position == _SIZE else position
 
     def _take_over(self, thread: int) -> None:
-        """Go where `thread` sought, or stay where another thread left the file. The lock is held."""
+        """Move to the target of `thread`'s last seek, or stay where another thread left the file. Needs the lock."""
         position = self._sought.get(thread, _SIZE)
         if position == _SIZE:
             self._sought.clear()
@@ -64,7 +64,7 @@ class SharedFile:
 
 
 def at_own_seek(read: _Read) -> _Read:
-    """Wrap a method that reads, of at most one argument: it begins where its thread sought, and no other moves the file meanwhile."""
+    """Wrap a read method with at most one argument: it starts at its thread's last seek and holds the file's lock."""
 
     @functools.wraps(read)
     def reading(self: SharedFile, size: Any = -1, /) -> Any:
@@ -72,7 +72,7 @@ def at_own_seek(read: _Read) -> _Read:
             if (thread := get_ident()) != self._mover:
                 self._take_over(thread)
             data = read(self, size)
-            self._sought.pop(thread, None)  # not after an error: the next try reads there too
+            self._sought.pop(thread, None)  # kept after an error, so that a retry reads at the same position
             return data
 
     reading.__doc__ = f"As `{read.__qualname__}`, from where the calling thread sought."

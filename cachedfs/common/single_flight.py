@@ -1,4 +1,4 @@
-"""Questions to an origin that are under way, each asked once for all who want to know."""
+"""Single-flight lookups: concurrent callers with the same question share one request to the origin."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ class _Question:
 
 
 class SingleFlight:
-    """The questions of one process. One that nobody waits for any more is given up. On the loop only."""
+    """The running lookups of one process. A lookup without waiting callers is canceled. Event loop thread only.
+
+    A lookup is identified by its slot and a change counter, so that a lookup started before a write is not shared with
+    callers that ask after the write.
+    """
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
         self._spawn = spawn
-        # Invariant: a question is here only while its task runs and somebody waits for it.
+        # Invariant: contains a lookup only while its task runs and a caller waits for it.
         self._asked: dict[tuple[str, str], _Question] = {}
 
     def is_asked(self, slot: tuple[str, str], mark: int) -> bool:
-        """True while the question in `slot` is under way, asked at that change mark."""
+        """Return whether a lookup in `slot` with this change counter is running."""
         asked = self._asked.get(slot)
         return asked is not None and asked.mark == mark
 
     async def ask(
         self, slot: tuple[str, str], mark: int, question: Callable[[], Coroutine[Any, Any, Any]]
     ) -> Any:
-        """Return the answer of `question`, or of the one in `slot` if that was asked at the same change mark."""
+        """Return the result of the running lookup in `slot` if its change counter is equal; else run `question`."""
         asked = self._asked.get(slot)
         if asked is None or asked.mark != mark:
             asked = self._asked[slot] = _Question(mark, self._spawn(question()))
@@ -43,11 +47,11 @@ class SingleFlight:
         finally:
             asked.n_waiting -= 1
             if not asked.n_waiting:
-                self._forget(slot, asked)  # who asks from now on gets an answer of their own
+                self._forget(slot, asked)  # later callers start a new lookup
                 asked.task.cancel()
 
     def under_way(self, slot: tuple[str, str]) -> asyncio.Task[Any] | None:
-        """Return the question that is asked now, if any: to look whether it has ended, not to wait for its answer."""
+        """Return the task of the lookup in `slot`, or None. Only check whether it is done; do not await it."""
         asked = self._asked.get(slot)
         return None if asked is None else asked.task
 

@@ -1,4 +1,4 @@
-"""Times, sizes and shares in words, as short as they say something. Pure."""
+"""Formatting of times, sizes, percentages and small charts as short text or HTML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def seconds(value: float) -> str:
-    """Return a time with about three digits: "1.23 s", "45 ms", "3 min 20 s"."""
+    """Format seconds with about three digits: "1.23 s", "45 ms", "3 min 20 s"."""
     if value >= 120:
         minutes, rest = divmod(round(value), 60)
         return f"{minutes:,} min {rest} s"
@@ -22,7 +22,7 @@ def seconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Return bytes with three digits: "12.3 kB"."""
+    """Format a number of bytes with three digits, in decimal units: "12.3 kB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5:
             return f"{value:.3g} {unit}"
@@ -31,32 +31,35 @@ def size(value: float) -> str:
 
 
 def per_cent(share: float) -> str:
-    """Return a share as "97.3 %"."""
+    """Format a fraction as a percentage: 0.973 is "97.3 %"."""
     return f"{share:.1%}".replace("%", " %")
 
 
 def counted(n: int, what: str, several: str | None = None) -> str:
-    """Return how many there are of what: "1 batch", "1,000 batches"."""
+    """Format a count with its noun: "1 batch", "1,000 batches". `several`: the plural, if not `what` plus "s"."""
     return f"{n:,} {what if n == 1 else several or f'{what}s'}"
 
 
 def columns(values: Sequence[float], n: int) -> list[float]:
-    """Return at most `n` values in the place of many: each the mean of neighbours, as many for every one as can be."""
+    """Downsample to at most `n` values, each the mean of about equally many neighbors."""
     n = min(n, len(values))
     edges = [len(values) * at // n for at in range(n + 1)] if n else []
     return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
 
 
 def bars(values: Sequence[float], n: int) -> str:
-    """Return values as a line of bars as high as they are, beside the highest; empty where all are nothing."""
+    """Format values as a line of `n` block characters, scaled to the largest value; empty if all values are 0."""
     shown = columns(values, n)
     most = max(shown, default=0.0)
     return "".join(BLOCKS[min(7, int(8 * value / most))] for value in shown) if most else ""
 
 
 def shown(title: str, sentence: str, rows: Iterable[tuple[str, str]], drawn: str = "") -> str:
-    """Return the HTML of a value, with a picture `drawn` over its table; rows that say nothing are left out."""
-    from html import escape  # here: most processes show nothing, and its table of entities takes a while
+    """Format a title, a sentence and a table as HTML, with a picture `drawn` (HTML) above the table.
+
+    Rows whose second text is empty are left out.
+    """
+    from html import escape  # imported here, because it is slow to import and most processes show no HTML
 
     left = 'style="text-align:left"'
     body = "".join(

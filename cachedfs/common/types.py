@@ -1,4 +1,4 @@
-"""The values that travel between the rooms: all frozen, none of them does anything."""
+"""Immutable value types shared by all packages: ranges, keys, object metadata, statistics and results."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
 
 Kind = Literal["file", "directory"]
 
-_CONTAINERS = frozenset({dict, list})  # in which values of JSON may be nested
+_CONTAINERS = frozenset({dict, list})  # the mutable JSON types
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads consecutive block indexes over all slots
 _MASK64 = (1 << 64) - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Range:
-    """Half-open range of bytes `[start, stop)`."""
+    """A half-open range of bytes, `[start, stop)`."""
 
     start: int
     stop: int
@@ -53,7 +53,7 @@ class Range:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Suffix:
-    """The last `size` bytes of an object of any size (all of it when it is shorter)."""
+    """The last `size` bytes of an object, or the whole object if it is shorter."""
 
     size: int
 
@@ -64,11 +64,11 @@ class Suffix:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What is known of one object in one version, or of one folder.
+    """Metadata of one version of an object, or of a folder.
 
-    `fingerprint` differs whenever the bytes may differ; None says that the origin offers no evidence,
-    and then nothing of the object is stored. `id` is the origin's own name for it where that is not the
-    path (Drive). `details` is what fsspec's `info` shows beyond name, size and type: JSON values and datetimes.
+    `fingerprint` differs whenever the bytes may differ. None means that the origin cannot identify versions, and the
+    object is not cached. `id` is the origin's own identifier if that is not the path (Google Drive). `details` are the
+    further entries of fsspec's `info`, beside name, size and type: JSON values and datetimes.
     """
 
     path: str
@@ -79,19 +79,19 @@ class ObjectInfo:
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, hash=False)
 
     def as_info(self) -> dict[str, Any]:
-        """Return the dictionary that fsspec's `info` and `ls(detail=True)` give, a fresh one each time, all of it."""
+        """Return the dictionary of fsspec's `info` and `ls(detail=True)`. The caller may modify it, at any depth."""
         size = 0 if self.kind == "directory" and self.size is None else self.size
         details = self.details
-        if not _CONTAINERS.isdisjoint(map(type, details.values())):  # few have some, and 0.5 us tell
+        if not _CONTAINERS.isdisjoint(map(type, details.values())):  # rare, and the check takes 0.5 us
             details = copy.deepcopy(dict(details))
         return {**details, "name": self.path, "size": size, "type": self.kind}
 
 
 class Change(NamedTuple):
-    """An item of an origin that knows items by ids, after something happened to it.
+    """One entry of a change feed: an item after a change, at an origin that identifies items by id.
 
-    `places`: the id of each folder that it lies in now, and its name there, as far as anybody may know. `info` is what it
-    is, with no path; None when it is gone or out of sight.
+    `places`: (folder id, name) for each folder that contains the item now, as far as the account can see. `info`: its
+    metadata with an empty path; None if it was deleted or is no longer visible to the account.
     """
 
     id: str
@@ -100,17 +100,17 @@ class Change(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """All that happened at a part of an origin since a token was given, and the token to ask with next."""
+    """The changes at one part of an origin since a token was issued, and the token for the next call."""
 
     token: str
     items: tuple[Change, ...] = ()
 
 
 class ObjectKey:
-    """What all blocks of one object version share in their keys; makes their names without hashing again.
+    """The common part of the keys of all blocks of one object version. Hashes once, for all block names.
 
-    `digest` is 32 hex digits: blake2b-128 over the length-prefixed fields, so that no two field lists
-    can run into each other.
+    `digest`: 32 hex digits, the blake2b-128 of identity, path, fingerprint and block size. Each field is prefixed with
+    its length, so that different fields never give the same bytes.
     """
 
     __slots__ = ("_number", "block_size", "digest", "fingerprint", "identity", "path")
@@ -142,35 +142,37 @@ class ObjectKey:
         return BlockKey(self, index)
 
     def name(self, index: int) -> str:
-        """Return the name of block `index`: unique, and made of hex digits and one hyphen."""
+        """Return the unique name of block `index`: hex digits and one hyphen."""
         return f"{self.digest}-{index:x}"
 
     def hash64(self, index: int) -> int:
-        """Return 64 well-spread bits for block `index`: its touch record and its claim."""
+        """Return a 64-bit hash of block `index`, which selects its access record and its fetch lock."""
         return (self._number + index * _GOLDEN) & _MASK64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockKey:
-    """The whole key of one block: object version, block size and index."""
+    """The complete key of one block: object version, block size and index."""
 
     object: ObjectKey
     index: int
 
     @property
     def name(self) -> str:
+        """The block's unique name: see `ObjectKey.name`."""
         return self.object.name(self.index)
 
     @property
     def hash64(self) -> int:
+        """The block's 64-bit hash: see `ObjectKey.hash64`."""
         return self.object.hash64(self.index)
 
 
 class CacheBounds(NamedTuple):
-    """How much the cache may hold, and how much of the disk it leaves free.
+    """The maximum size of the cache, and how much of the disk it keeps free.
 
-    An int is bytes, a float a share of the whole disk (0.1: ten per cent). `size` None is half of what was
-    free when this cache directory was used first.
+    An int is bytes, a float is a fraction of the whole disk (0.1: ten percent). `size` None: half of the space that was
+    free when the cache directory was first used.
     """
 
     size: int | float | None = None
@@ -178,11 +180,11 @@ class CacheBounds(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """Counters of one process since its start, and what its cache holds now.
+    """Counters of one process since its start, and the current contents of its cache.
 
-    hits, misses: blocks. requests, bytes_fetched: to the origin. bytes_served: to callers.
-    blocks, bytes_cached: in the cache, of all processes. evictions: blocks that this process dropped.
-    cannot_store: why the last block could not be kept; None when the last attempt worked.
+    hits, misses: blocks read from the cache, and blocks fetched. requests, bytes_fetched: sent to and received from the
+    origin. bytes_served: returned to callers. blocks, bytes_cached: currently in the cache, stored by any process.
+    evictions: blocks that this process removed. cannot_store: why the last block could not be stored; None if it could.
     """
 
     hits: int = 0
@@ -200,7 +202,7 @@ class Stats(NamedTuple):
         return shown("The cache, and this process", self.cannot_store or "", self.rows())
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the lines of a table of it, each what it is about and what is said of it."""
+        """Return the statistics as rows of a table, each a label and a text."""
         n_blocks = self.hits + self.misses
         share = per_cent(self.hits / n_blocks) if n_blocks else ""
         return [
@@ -217,10 +219,10 @@ class Stats(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What all processes counted of one cache directory since `since`, a time in seconds; 0: nothing yet.
+    """Counters of all processes that use one cache directory, since the Unix time `since`; 0: nothing counted yet.
 
-    The names are those of `Stats`. What a process counts is here within a second of its use of the cache, and at its end; what a
-    killed one did not write down is missing, and all of it begins anew when the directory is deleted.
+    The names are those of `Stats`. A process adds its counters about once a second while it uses the cache, and when it
+    exits. A killed process loses the rest. Deleting the directory resets the counters.
     """
 
     hits: int = 0
@@ -233,21 +235,21 @@ class Counted(NamedTuple):
 
     @property
     def hit_ratio(self) -> float | None:
-        """Hits of all blocks that were read or fetched; None where there were none."""
+        """Hits divided by hits plus misses; None if both are 0."""
         return self.hits / (self.hits + self.misses) if self.hits + self.misses else None
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes that were read beyond all that came, whatever it came for: none before what was prefetched was read."""
+        """Bytes served minus bytes fetched, at least 0. Prefetched bytes count as fetched before they are read."""
         return max(0, self.bytes_served - self.bytes_fetched)
 
     @property
     def requests_saved(self) -> int:
-        """About how many requests the hits would have been: at as many for a block as there were for those fetched."""
+        """About how many requests the hits avoided, assuming the requests per block of the misses, at most 1."""
         return round(self.hits * min(1.0, self.requests / self.misses)) if self.misses else self.hits
 
     def since_then(self, before: Counted) -> Counted:
-        """Return what came after `before`; nothing where counting began anew."""
+        """Return the difference to an earlier value `before`; all zeros if the counters were reset in between."""
         if before.since != self.since:
             return self._replace(since=self.since)
         came = [max(0, now - then) for now, then in zip(self[:-1], before[:-1], strict=True)]
@@ -255,11 +257,11 @@ class Counted(NamedTuple):
 
 
 class LinkStats(NamedTuple):
-    """What one process saw of the way to an origin since its start, by the requests that it sent ahead.
+    """Network statistics of one origin in one process since its start, measured with its speculative requests.
 
-    `n_timed` of them were answered, and waited `wait_s` seconds in all for their first byte. `bytes_per_s`: what came in a
-    second, of all bodies that shared the link; None while no body of a MiB or more was timed. `n_at_once`: requests
-    that may be in flight ahead of their readers.
+    n_timed: requests that were answered. wait_s: their total time until the first byte, in seconds. bytes_per_s: bytes
+    per second over all response bodies that shared the link; None until a body of at least 1 MiB was measured.
+    n_at_once: how many speculative requests may be in flight.
     """
 
     n_timed: int = 0
@@ -269,12 +271,12 @@ class LinkStats(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What a look over all cached blocks of one object, in the version that is known, found.
+    """Result of `fs.verify` for one object, in the version that the cache knows.
 
-    `blocks` are here and right, `bad` (their indexes) were not and are dropped, `missing` are not here. `whole`: True when
-    all of the object is here and has the checksum that the origin states of it; False when it has another one, and then
-    all blocks are bad, though each is sound in itself; None when that could not be compared. `reason` says in words what
-    was compared, what is wrong, or why nothing was compared.
+    path: of the object. size: of the object in bytes, None if unknown. blocks: how many cached blocks are intact. bad:
+    indexes of blocks that were not, and were dropped. missing: how many blocks are not cached. whole: True if the
+    complete object is cached and has the checksum that the origin states; False if its checksum differs, and then all
+    blocks count as bad and were dropped; None if there was nothing to compare. reason: the finding in words.
     """
 
     path: str
@@ -287,14 +289,15 @@ class Verified(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """True when nothing that was here was wrong."""
+        """True if no cached block was wrong."""
         return not self.bad and self.whole is not False
 
 
 class Exported(NamedTuple):
-    """What an export is made of: blocks of so many objects, with their bytes, in so many bundles.
+    """Result of `fs.export_cache`: the contents of the export.
 
-    `sent`: bytes of the bundles that were not there yet.
+    objects, blocks: how many were exported. bytes: their total size. sent: bytes uploaded, in bundle files that were
+    not at the target yet. bundles: how many bundle files the export has.
     """
 
     objects: int
@@ -305,10 +308,11 @@ class Exported(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """What an import did: `blocks` and their `bytes` came and are in the cache, `here` blocks were before.
+    """Result of `fs.import_cache`.
 
-    `facts`: how many objects and folders are known by it. `left` blocks stayed where they are: the cache has no room for
-    them beside what is pinned. `bad` names, with the reason, each object of the export of which something was wrong and is not taken.
+    blocks, bytes: imported blocks that are now in the cache, and their size. here: blocks that were cached before.
+    facts: imported metadata entries of objects and folders. left: blocks that were not imported, because the cache has
+    no space for them beside pinned blocks. bad: a message for each file of the export that is damaged and was skipped.
     """
 
     blocks: int
@@ -320,5 +324,5 @@ class Imported(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """True when all that was asked for is in the cache."""
+        """True if everything in the export is now in the cache."""
         return not self.bad and not self.left

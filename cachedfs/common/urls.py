@@ -1,4 +1,4 @@
-"""URLs, paths and options: what a user writes, as the target filesystem takes it."""
+"""Conversion of URLs, paths and options, as a user gives them, to those of the target filesystem."""
 
 from __future__ import annotations
 
@@ -27,18 +27,22 @@ __all__ = [
 ]
 
 GCS_PROTOCOLS = ("gs", "gcs")
-ORIGINS = {"cgs": "gs", "cdrive": "drive"}  # what is behind our protocols of one word
+ORIGINS = {"cgs": "gs", "cdrive": "drive"}  # target protocols of our short protocols
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 _LOCAL = ("file", "local")
-# Of a path of files: what leads nowhere, in `a//b`, `a/./b` and `a/.`.
+# Redundant parts of a local path: the repeated "/" and the "/." of `a//b`, `a/./b` and `a/.`.
 _NOTHING = re.compile(r"(?:/\.?)+(?=/|$)")
-_SLASHED = (*GCS_PROTOCOLS, "drive")  # whose paths are names with slashes between, and nothing else
+_SLASHED = (*GCS_PROTOCOLS, "drive")  # protocols whose paths are just names joined by slashes
 
 
 def target_of(
     fo: str | None, protocol: str | None, target_options: Mapping[str, Any] | None, options: dict[str, Any]
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the target's protocol and options, and what is left: options of ours."""
+    """Return the target's protocol, the target's options, and the remaining options, which are those of cachedfs.
+
+    `fo` is the target URL in an fsspec chain. Without `protocol`, it comes from `fo`, or from the name of the only
+    option that is a dictionary. Raises ValueError if it remains unknown, or for options of another protocol.
+    """
     if protocol is None and fo is not None and "://" in fo:
         protocol = fo.partition("://")[0]
     nested = {name: value for name, value in options.items() if isinstance(value, Mapping)}
@@ -68,41 +72,45 @@ def target_of(
 
 
 def strip(own: str, target: str | None, path: Any) -> str:
-    """Return the target's path of any of our forms of URL."""
+    """Return the target's path for a URL or path in any accepted form.
+
+    `own`: our protocol, such as "cgs". `target`: the target's protocol, used for a path without one. Example:
+    "cachedfs::gs://bucket/key" gives "bucket/key".
+    """
     text: str = stringify_path(path)
     text = text.removeprefix(f"{own}::").removeprefix(f"{own}://").removeprefix("cachedfs::")
     protocol, scheme, rest = text.partition("://")
-    if not scheme or "/" in protocol:  # else a key may hold a URL
+    if not scheme or "/" in protocol:  # otherwise "://" is part of a key that contains a URL
         protocol, rest = target or "", text
     if protocol in _SLASHED or not protocol:
         return rest.strip("/") if protocol else rest.rstrip("/")
     name = str(_rule_of(protocol)(text))
     if protocol in _LOCAL and ("//" in name or "/." in name):
         name = _NOTHING.sub("", name) or "/"
-    # The slash at the end of a URL is part of it, and the root has no other name.
+    # Keep the trailing slash of a complete URL, and the root "/".
     return name if is_url(name) else name.rstrip("/") or name
 
 
 def is_url(name: str) -> bool:
-    """Return whether a name is a whole URL, as those of web pages are; one of a bucket may hold "://" further on."""
+    """Return whether a path is a complete URL, as with HTTP. A key in a bucket may contain "://" further on."""
     return _SCHEME.match(name) is not None
 
 
 def is_pattern(path: str) -> bool:
-    """Return whether a path may match many; where paths are URLs, `?` begins a query, as fsspec's HTTP filesystem has it."""
+    """Return whether a path is a glob pattern. In a complete URL `?` starts the query, as fsspec's HTTP does it."""
     return bool(has_magic(path.replace("?", "") if is_url(path) else path))
 
 
 def before_magic(path: str) -> str:
-    """Return the folder that holds all that a pattern can match; a path without magic itself."""
+    """Return the deepest folder that contains all matches of a pattern; a path without wildcards is returned as is."""
     while is_pattern(path):
         path = path.rpartition("/")[0]
     return path
 
 
 def protocols_of(protocol: str) -> set[str]:
-    """Return all names that a protocol goes by, its own among them: `file` is `local`, too."""
-    if protocol in _SLASHED:  # nothing needs to be installed to know these
+    """Return all names of a protocol, including `protocol` itself: for "file" also "local"."""
+    if protocol in _SLASHED:  # known without importing the filesystem, which may not be installed
         return set(GCS_PROTOCOLS) if protocol in GCS_PROTOCOLS else {protocol}
     names = fsspec.get_filesystem_class(protocol).protocol
     return {protocol, *((names,) if isinstance(names, str) else names)}
@@ -113,16 +121,16 @@ def _rule_of(protocol: str) -> Callable[[str], str]:
     return rule
 
 
-# Options that prove who asks, of any filesystem: names in which one of these words stands.
+# Option names that indicate a credential, in any filesystem.
 _SECRET = re.compile(
     r"(?i)(?:^|[_-])(token|password|passwd|passphrase|secret|credentials?|authorization|key|cookie)(?:$|[_-])"
 )
-# Words, and names of files, that tell nobody a secret.
+# Values of `token` that are not secret.
 _OPEN_TOKENS = frozenset({"anon", "google_default", "cloud", "cache", "browser"})
 
 
 def _is_secret(name: Any, value: Any) -> bool:
-    """Return whether an option may hold a secret: by its name, but for a sign-in that is a word or the name of a file."""
+    """Return whether an option may contain a secret, judging by its name. File names and modes of sign-in may not."""
     if not isinstance(name, str) or value is None or isinstance(value, bool):
         return False
     if name in ("client_json", "google_auth"):
@@ -135,9 +143,10 @@ def _is_secret(name: Any, value: Any) -> bool:
 
 
 def jsonable(value: Any, name: str, include_password: bool) -> Any:
-    """Return an option as fsspec writes it into JSON, and None too, which fsspec's own encoder refuses.
+    """Return an option in the form in which fsspec writes it to JSON; unlike fsspec's own encoder, accept None.
 
-    Without `include_password` also without tokens, secrets and credentials, wherever they are nested.
+    `name` is used in error messages. Without `include_password`, tokens, secrets and credentials are left out, at any
+    depth. Raises TypeError for a live object, such as a credentials object.
     """
     if value is None or isinstance(value, str | int | float):
         return value

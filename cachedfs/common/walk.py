@@ -1,4 +1,4 @@
-"""Questions and walks of a filesystem that raise what went wrong, and end where shortcuts form a cycle."""
+"""A filesystem base class whose lookups raise errors instead of hiding them, and whose walks end despite cycles."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fsspec.asyn import AsyncFileSystem, sync
 
 __all__ = ["ABSENT", "CycleSafeWalk"]
 
-ABSENT = (FileNotFoundError, NotADirectoryError)  # the errors that say that nothing is there
+ABSENT = (FileNotFoundError, NotADirectoryError)  # the errors that mean "no such file or folder"
 
 
 class CycleSafeWalk(AsyncFileSystem):
-    """A filesystem that raises where it cannot tell, and whose walks end.
+    """Base class: `exists`, `isfile`, `isdir` and `walk` raise errors other than absence; `walk` does not loop.
 
-    A shortcut to a folder that it lies in is named, and not entered.
-    Folders are known by the `id` in their `info`; where there is none, as on GCS, there are no shortcuts either.
+    A shortcut to a folder that contains it is listed but not entered. Folders are compared by the `id` in their `info`.
+    Origins without ids, such as GCS, have no shortcuts.
     """
 
     async def _walk(
@@ -31,18 +31,19 @@ class CycleSafeWalk(AsyncFileSystem):
         above: frozenset[str | None] | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[tuple[str, Any, Any]]:
-        """Walk as fsspec does; `above`: the ids of the folders on the way.
+        """Walk as fsspec does, without entering a folder whose id is in `above`, the ids of the parent folders.
 
-        `on_error="omit"` leaves out folders that are not there. That one cannot be listed raises, where fsspec takes it for
-        empty: an expired sign-in would look like a dataset without files.
+        `on_error="omit"` skips missing folders only. Other errors are raised, where fsspec treats the folder as empty:
+        an expired sign-in must not look like a dataset without files.
         """
         if on_error == "omit":
             on_error = _but_for_absence
         if above is None:
-            with contextlib.suppress(OSError):  # said below
+            with contextlib.suppress(OSError):  # raised again by the walk below
                 above = frozenset({(await self._info(path)).get("id")} - {None})
         below = None if maxdepth is None else maxdepth - 1
-        one = maxdepth if maxdepth is not None and maxdepth < 1 else 1  # fsspec says what is wrong with it
+        # For a depth below 1, fsspec raises its error.
+        one = maxdepth if maxdepth is not None and maxdepth < 1 else 1
         async for here, dirs, files in super()._walk(path, one, on_error=on_error, detail=True, **kwargs):
             level = (here, dirs, files) if detail else (here, list(dirs), list(files))
             if topdown:
@@ -72,20 +73,20 @@ class CycleSafeWalk(AsyncFileSystem):
         return await self._kind_of(path) == "directory"
 
     async def _kind_of(self, path: Any) -> str | None:
-        """Return the type of what is at a path, None for nothing; who cannot tell raises, where fsspec takes it for nothing."""
+        """Return the type of the item at a path, None if there is none; raise other errors, which fsspec would hide."""
         try:
             return str((await self._info(path))["type"])
         except ABSENT:
             return None
 
     def walk(self, path: Any, *args: Any, **options: Any) -> Iterator[tuple[str, Any, Any]]:
-        """Walk as fsspec does; a shortcut to a folder that it lies in is named and not entered."""
+        """Walk as fsspec does, but list a shortcut to a folder that contains it without entering it."""
         levels = self._walk(path, *args, **options)
         while (level := sync(self.loop, anext, levels, None)) is not None:
             yield level
 
 
 def _but_for_absence(error: OSError) -> None:
-    """Raise what went wrong, unless there is no such folder."""
+    """Raise an error of listing a folder, unless the folder does not exist."""
     if not isinstance(error, ABSENT):
         raise error

@@ -1,4 +1,4 @@
-"""What the events of a run say: `records` reads them, `summary` computes (pure), `drawing` draws, `page` makes one page of it."""
+"""Report on a run, from its event log: read the events, summarize them, draw charts, and write one HTML page."""
 
 from __future__ import annotations
 

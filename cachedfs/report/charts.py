@@ -1,4 +1,7 @@
-"""The pictures of a report, as SVG by matplotlib: nothing in them is told by colour alone, and each has its text. The only importer of matplotlib."""
+"""The charts of a report, drawn as SVG by matplotlib. No other module imports matplotlib.
+
+Charts are accessible: none depends on color alone, and each has a text description.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKGROUND", "COLOURS", "INK", "Chart", "pictures"]
 
-# Of a palette that everybody can tell apart (Okabe and Ito, 2008), those that stand out on white.
+# The colors with enough contrast on white from a palette for color-blind readers (Okabe and Ito, 2008).
 COLOURS = {"bytes": "#0072b2", "hits": "#009e73", "waits": "#d55e00", "others": "#6a3d6f", "idle": "#767676"}
 INK, BACKGROUND = "#1a1a1a", "#ffffff"
-INCHES = 4.6, 2.5  # as wide as a phone: its letters are read there as they are
+INCHES = 4.6, 2.5  # width of a phone screen, so that text is readable there without scaling
 FONT = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "hatch.linewidth": 0.6}
 
 
 class Chart(NamedTuple):
-    """An SVG, what it is of, and what it shows in words for who does not see it."""
+    """A chart: title, text description (`words`) for screen readers, and SVG source."""
 
     title: str
     words: str
@@ -33,7 +36,11 @@ class Chart(NamedTuple):
 
 
 def pictures(summary: RunSummary, held: Sequence[tuple[str, int]] | None) -> list[Chart]:
-    """Return the pictures of a report; `held`: the bytes in the cache by folder, None: not known. Raises ImportError."""
+    """Return the charts of a report.
+
+    `held`: pairs of folder and cached bytes. None or empty leaves out that chart. Raises ImportError if matplotlib is
+    not installed.
+    """
     counts, waited = summary.counts, summary.waited
     fetched, served = size(counts["bytes_fetched"]), size(counts["bytes_served"])
     bound = (
@@ -67,7 +74,7 @@ def pictures(summary: RunSummary, held: Sequence[tuple[str, int]] | None) -> lis
 
 
 def _drawn(name: str, draw: Callable[[Axes], None]) -> str:
-    """Return what `draw` draws; `name` keeps the names inside apart from those of other pictures of the page."""
+    """Return the SVG of a chart drawn by `draw`. `name` makes the ids inside unique among the charts of a page."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -80,7 +87,7 @@ def _drawn(name: str, draw: Callable[[Axes], None]) -> str:
         draw(axes)
         out = io.StringIO()
         with warnings.catch_warnings():
-            # The words stay text, which the browser's fonts show: what this font lacks is of no matter.
+            # Text stays text in the SVG and uses the browser's fonts, so glyphs missing in this font do not matter.
             warnings.filterwarnings("ignore", "Glyph .* missing from")
             figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     svg = out.getvalue()
@@ -109,7 +116,7 @@ def _requests(axes: Axes, summary: RunSummary) -> None:
         label="no answer yet",
     )
     most = max((a + b for a, b in zip(bins.asking, bins.coming, strict=True)), default=0.0) or 1.0
-    # Hangs below: a full one is a part in which somebody waited all the time.
+    # Bars below the axis. A full bar is a bin in which a caller waited all the time.
     low = [-0.12 * most * share for share in bins.waited]
     axes.bar(at, low, width_s, color=COLOURS["waits"], label="somebody waits")
     axes.set_ylim(-0.14 * most, 1.35 * most)
@@ -130,7 +137,7 @@ def _rates(axes: Axes, summary: RunSummary) -> None:
         axes.axhline(
             summary.bound_per_s / 1e6, color=INK, linestyle="--", linewidth=1.2, label="the link's bound"
         )
-    # What is read of the cache is so much faster than a link that nothing else would be seen: it may leave the picture.
+    # Cut off the curve of reads: the cache is so much faster than the network that nothing else would be visible.
     axes.set_ylim(0, 1.35 * min(2 * top or math.inf, max([top, *served])) or 1.0)
     _of_time(axes, "MB/s")
 
@@ -193,7 +200,7 @@ def _held(axes: Axes, held: Sequence[tuple[str, int]]) -> None:
     shown = held[::-1]
     names = [folder if len(folder) <= 24 else f"…{folder[-23:]}" for folder, _ in shown]
     bars = axes.barh(range(len(shown)), [n / 1e6 for _, n in shown], height=0.6, color=COLOURS["hits"])
-    # Names are data: a "$" in one is no formula.
+    # Escape "$" in names, which matplotlib would render as a formula.
     axes.set_yticks(range(len(shown)), [name.replace("$", r"\$") for name in names])
     axes.bar_label(bars, [size(n) for _, n in shown], padding=4)
     axes.set_xlim(0, 1.35 * max(n for _, n in shown) / 1e6 or 1.0)

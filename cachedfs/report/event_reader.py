@@ -1,4 +1,4 @@
-"""The files of a folder of events as values; a line that was cut off, or is not ours, is passed over and counted."""
+"""Reader of event log files. Incomplete and unknown lines are skipped and counted."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from cachedfs.common.event_log import FORMAT
 
 __all__ = ["COUNTS", "EventRecords", "RequestEvent", "SampleEvent", "WaitEvent", "parsed", "read"]
 
-MOST = 1e18  # seconds or bytes: more than there are, and sums of such numbers still are numbers
+MOST = 1e18  # limit for seconds and bytes: beyond any real value, and sums cannot overflow
 COUNTS = ("hits", "misses", "requests", "bytes_fetched", "bytes_served", "evictions")
 
 
 class RequestEvent(NamedTuple):
-    """One request, whose headers came `wait_s` after it was sent at `at`, and the last of its bytes after `took_s`."""
+    """One request, sent at the Unix time `at`.
+
+    `wait_s`: seconds until the response headers arrived. `took_s`: seconds until the last byte arrived. `status`: the
+    HTTP status, "ok", or the name of the error. `bytes`: received. `ahead`: it was speculative.
+    """
 
     at: float
     method: str
@@ -30,11 +34,12 @@ class RequestEvent(NamedTuple):
 
     @property
     def is_good(self) -> bool:
+        """Whether the request succeeded: status "ok" or HTTP 200 to 399."""
         return self.status == "ok" or (isinstance(self.status, int) and 200 <= self.status < 400)
 
 
 class WaitEvent(NamedTuple):
-    """Somebody waited for bytes of an object, or for what it is."""
+    """A caller waited for bytes or metadata of an object, `took_s` seconds from the Unix time `at`."""
 
     at: float
     path: str
@@ -42,7 +47,7 @@ class WaitEvent(NamedTuple):
 
 
 class SampleEvent(NamedTuple):
-    """What one process counted since the sample before, in the `over_s` seconds until `at`."""
+    """The change of one process's counters since its previous sample, over the `over_s` seconds before `at`."""
 
     at: float
     over_s: float
@@ -50,9 +55,10 @@ class SampleEvent(NamedTuple):
 
 
 class EventRecords(NamedTuple):
-    """All events of a run. `bytes_per_s`: the most that was measured of a link; None: nothing was.
+    """All events of a run.
 
-    `n_cut`: lines that could not be read. `n_full`: processes that had more to tell than a file takes.
+    `bytes_per_s`: the highest network rate measured by any process; None without a measurement. `n_cut`: lines that
+    could not be read. `n_full`: processes whose log file reached its maximum size.
     """
 
     requests: tuple[RequestEvent, ...] = ()
@@ -65,7 +71,10 @@ class EventRecords(NamedTuple):
 
 
 def read(folder: str | Path) -> EventRecords:
-    """Return what all processes wrote into `folder`. Raises FileNotFoundError where there is nothing of the kind."""
+    """Return the events that all processes wrote to `folder`, sorted by time.
+
+    Raises FileNotFoundError if the folder contains no event log, and ValueError for one of another format version.
+    """
     paths = sorted(Path(folder).glob("events-*.jsonl"))
     if not paths:
         raise FileNotFoundError(
@@ -88,7 +97,7 @@ def read(folder: str | Path) -> EventRecords:
 
 
 def parsed(lines: Iterable[str]) -> EventRecords:
-    """Return the events of one process. Raises ValueError for a format that is not known."""
+    """Return the events in the log lines of one process. Raises ValueError for another format version."""
     requests, waits, samples = [], [], []
     last: dict[int, Mapping[str, Any]] = {}
     n_cut = n_full = 0
@@ -111,7 +120,7 @@ def parsed(lines: Iterable[str]) -> EventRecords:
             elif kind == "sums":
                 numbers_in(event, "at", "over_s", *COUNTS)
                 before, last[event["of"]] = last.get(event["of"]), event
-                if before is not None:  # the first says from where on is counted
+                if before is not None:  # the first sample only sets the start values
                     counts = {name: event[name] - before[name] for name in COUNTS}
                     samples.append(SampleEvent(event["at"], event["over_s"], counts))
             n_full += kind == "full"
@@ -129,12 +138,13 @@ def parsed(lines: Iterable[str]) -> EventRecords:
 
 
 def numbers_in(event: Mapping[str, Any], *names: str) -> None:
-    """Raise TypeError where what should be a number is none, or one that no clock and no counter shows."""
+    """Raise TypeError unless all of the fields `names` are numbers in the plausible range."""
     if not all(is_number(event[name]) for name in names):
         raise TypeError("what should be a number is none")
 
 
 def is_number(value: object) -> bool:
+    """Return whether a value is a finite number below `MOST` in magnitude, and not a bool."""
     return type(value) in (int, float) and -MOST < value < MOST  # type: ignore[operator]  # not so of NaN
 
 

@@ -1,4 +1,4 @@
-"""One page of HTML with everything in it: no script, nothing from anywhere, as wide as whatever shows it."""
+"""The report as one self-contained HTML page: no scripts, no external resources, responsive layout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ td.n {{ text-align: right; white-space: nowrap; }} td.n + td {{ white-space: now
 
 
 def page(summary: RunSummary, pictures: Sequence[Chart]) -> str:
-    """Return the report as a page of its own."""
+    """Return the report as a complete HTML document."""
     drawn = "".join(_figure(number, picture) for number, picture in enumerate(pictures))
     title = (
         f"cachedfs: {seconds(summary.elapsed_s)} of {counted(summary.n_processes, 'process', 'processes')}"
@@ -60,7 +60,7 @@ def _notes(summary: RunSummary) -> str:
 
 
 def _numbers(summary: RunSummary) -> str:
-    """Return the table of the numbers, exact; those that are sizes also in words."""
+    """Return the table of exact numbers, with byte counts also in readable units."""
     rows: dict[str, int] = {
         **summary.counts,
         "requests": summary.n_requests,

@@ -1,4 +1,4 @@
-"""What events come to: sums, what was under way when, where the waiting went, and what limits. Pure."""
+"""Summary of a run, computed from its events: totals, activity over time, wait times and the bottleneck."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ __all__ = [
 ]
 
 N_BINS = 60
-N_LONGEST = 10  # objects that were waited for longest
-LITTLE = 0.1  # of the time: who waits less would gain nothing that is worth an effort
+N_LONGEST = 10  # how many of the objects with the longest waits to list
+LITTLE = 0.1  # fraction of the run time: below it, waiting for reads is not worth optimizing
 
 Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class TimeBins:
-    """The run in equal parts: in each, what was counted, and how many requests were under way on average.
+    """The run divided into bins of `width_s` seconds. All lists have one value per bin.
 
-    `asking`: requests without an answer yet; `coming`: those whose bytes came. `waited`: the share of the part in which somebody waited.
+    `counts`: counter increments. `asking`: mean number of requests without a response yet. `coming`: mean number of
+    requests receiving bytes. `waited`: fraction of the bin in which a caller waited.
     """
 
     width_s: float
@@ -46,7 +47,11 @@ class TimeBins:
 
 @dataclass(frozen=True)
 class WaitShares:
-    """The time in which somebody waited, by what was under way: bytes, answers of which no byte had come, or neither."""
+    """Seconds in which a caller waited, by cause.
+
+    `for_bytes_s`: a response was being received. `for_answers_s`: requests were sent, but no response had begun.
+    `for_others_s`: no request was active.
+    """
 
     for_bytes_s: float
     for_answers_s: float
@@ -54,15 +59,17 @@ class WaitShares:
 
     @property
     def all_s(self) -> float:
+        """The total time in which a caller waited, in seconds."""
         return self.for_bytes_s + self.for_answers_s + self.for_others_s
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in numbers; times in seconds, sizes in bytes.
+    """The figures of a run. Times are in seconds, sizes in bytes.
 
-    `counts`: what the processes counted, by the names of `fs.stats()`; `n_requests`: those that were told of one by one.
-    `bound_per_s`: what the link gave: as measured, or at least the most that came in one part of the run; None: nothing came.
+    `counts`: counters of all processes, named as in `fs.stats()`. `n_requests`: requests in the event log. `n_ahead`:
+    speculative ones. `answer_s`: mean time to the response headers. `bound_per_s`: network rate, as measured or the
+    highest of any bin; None without data. `is_measured`: it was measured. `longest`: (path, waits, seconds) per object.
     """
 
     elapsed_s: float
@@ -83,12 +90,12 @@ class RunSummary:
     n_full: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return the summary as a dictionary of JSON values."""
         return asdict(self)
 
 
 def summary_of(records: EventRecords, *, n_bins: int = N_BINS) -> RunSummary:
-    """Return what the events of a run come to."""
+    """Return the summary of a run's events, with `n_bins` time bins."""
     begin, end = _ends(records)
     asking = merged((r.at, r.at + r.wait_s) for r in records.requests)
     coming = merged((r.at + r.wait_s, r.at + r.took_s) for r in records.requests if r.bytes)
@@ -151,7 +158,7 @@ def _bins(records: EventRecords, waits: Sequence[Span], begin: float, end: float
 
 
 def _spread(bins: list[float], span: Span, amount: float, width_s: float) -> None:
-    """Add `amount` to the bins that `span` touches, each as much as it has of it."""
+    """Distribute `amount` over the bins that `span` overlaps, in proportion to the overlap."""
     start, stop = max(0.0, span[0]), min(span[1], width_s * len(bins))
     first = min(int(start / width_s), len(bins) - 1)
     if stop - start <= 0:
@@ -163,7 +170,7 @@ def _spread(bins: list[float], span: Span, amount: float, width_s: float) -> Non
 
 
 def _longest(records: EventRecords) -> tuple[tuple[str, int, float], ...]:
-    """Return the objects that were waited for longest: path, how often, seconds."""
+    """Return (path, number of waits, seconds) of the objects with the longest total wait, longest first."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for wait in records.waits:
         sums[wait.path][0] += 1
@@ -191,11 +198,11 @@ def _sentence(
     return f"Neither link nor answers limit: {share}, {part} of it with nothing under way: another process, the disk, or the pace that the origin takes."
 
 
-# Spans of time: disjoint and in order, but for what is given to `merged`.
+# Time spans. All functions take and return disjoint, sorted spans; only `merged` takes any.
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return the time that any of `spans` covers."""
+    """Return the union of `spans`, which may overlap and be unsorted."""
     found: list[Span] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:
@@ -206,7 +213,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def both(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return the time that both cover."""
+    """Return the intersection of two lists of spans."""
     found, i, j = [], 0, 0
     while i < len(some) and j < len(others):
         start, stop = max(some[i][0], others[j][0]), min(some[i][1], others[j][1])
@@ -220,7 +227,7 @@ def both(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def outside(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return the time that `some` cover and `others` do not."""
+    """Return the parts of `some` that are not covered by `others`."""
     if not some:
         return []
     edges = [some[0][0], *(edge for span in others for edge in span), some[-1][1]]
@@ -232,13 +239,14 @@ def _length(spans: Iterable[Span]) -> float:
     return sum(stop - start for start, stop in spans)
 
 
-# What is in the cache.
+# Cache contents
 
 
 def by_folder(held: Iterable[tuple[str, int]], most: int = 8) -> list[tuple[str, int]]:
-    """Return the bytes below each folder, most first: of folders as deep as at most `most` of them are.
+    """Return (folder, bytes) pairs, largest first, from (path, bytes) pairs.
 
-    What is given is bytes by path. Where there are more than `most` even at the top, the last is all others together.
+    Paths are grouped by the deepest folder level with at most `most` folders. If even the top level has more, the last
+    pair sums up the others.
     """
     pairs = [(path.split("/")[:-1] or [path], n) for path, n in held]
     deepest = max((len(folders) for folders, _ in pairs), default=0)

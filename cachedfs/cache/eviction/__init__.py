@@ -1,1 +1,1 @@
-"""TODO: eviction."""
+"""Eviction: which blocks leave the cache when it needs space, and which new blocks it keeps."""

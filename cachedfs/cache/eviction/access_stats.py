@@ -1,4 +1,4 @@
-"""Touch records: when, how often, and whether ever before a block was used; shared by all processes."""
+"""Access statistics per block, shared by all processes: last access, access count, and whether the block is new."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from cachedfs.cache.shared_memory import CLOCK_AT, MASK32, SharedSlots
 __all__ = ["AccessStats", "BlockAccess", "touch_slots"]
 
 _FEWEST_TOUCHES, _DEFAULT_TOUCHES, _MOST_TOUCHES = 1 << 12, 1 << 16, 1 << 22
-_BYTES_A_TOUCH = (
-    2048  # a record for every 2 KiB of the bound: for small files, and for twenty times the usual blocks
-)
+# One record per 2 KiB of cache size: enough for small files. With 1 MiB blocks that is 512 records per block,
+# and about 20 in a cache of 200 GB, where `_MOST_TOUCHES` applies.
+_BYTES_A_TOUCH = 2048
 
-# Further words of the header: the longest reuse gap now and in the window before, the touches of a window less one,
-# and by how many bits the clock is shifted to tell when counts are halved.
+# 32-bit words of the header: longest reuse gap in this window and in the previous one, window length minus one in
+# accesses, and the shift of the clock that yields the number of the current aging period.
 _GAP, _GAP_BEFORE, _WINDOW, _AGING = 5, 6, 7, 8
 
-# Where the parts of a touch record are: its clock among two 32-bit words, count and tag among four of 16 bits.
+# Position of each part of a 64-bit record: the clock among its two 32-bit words, count and tag among four of 16 bits.
 _CLOCK_IN, _COUNT_IN, _TAG_IN = (0, 2, 3) if sys.byteorder == "little" else (1, 1, 0)
-_COUNT = 0xFF  # of the count's 16 bits: the count itself;
-_CAME_BACK = 0x100  # whether the block was fetched again after it had been used,
-_PASSES = 0x200  # and whether it is of an object that cannot be here as a whole
+# Bits of the 16-bit count field.
+_COUNT = 0xFF  # the access count
+_CAME_BACK = 0x100  # the block was fetched again after an earlier access
+_PASSES = 0x200  # the block's object is larger than the cache
 
 
 class BlockAccess(NamedTuple):
-    """What is known of the use of a block: the clock of the last time, how often, and whether it is new here.
+    """The recorded accesses of one block: clock of the last access, access count, and whether the block is new.
 
-    `passes`: it is new, and of an object that is larger than the cache.
+    `is_new`: the block was never fetched again after an access. `passes`: it is new and its object is larger than the
+    cache.
     """
 
     clock: int
@@ -38,11 +40,11 @@ class BlockAccess(NamedTuple):
 
 
 class AccessStats(SharedSlots):
-    """When, and how often, a block was last used: records of clock (32 bits), flag (8), count (8) and tag (16, never 0).
+    """A shared hash table of access records: clock (32 bits), flags (8), count (8) and tag (16, never 0).
 
-    The clock counts touches, not seconds. A record has four places, those of its bucket; the tag tells whose
-    it is. When all four are other blocks' it takes the least recently touched one's place. Blocks that are not in
-    the cache have records too: what comes back is told from what is new.
+    The clock counts accesses, not seconds. A block's record can be in any of the four slots of its bucket and is found
+    by its tag. In a full bucket a new record replaces the one with the oldest access. Blocks that are not cached keep
+    their records, so a block that comes back can be distinguished from a new one.
     """
 
     magic = b"cfstouc2"
@@ -59,19 +61,20 @@ class AccessStats(SharedSlots):
 
     @property
     def now(self) -> int:
+        """The current value of the access clock."""
         return self.words[CLOCK_AT]
 
     @property
     def longest_gap(self) -> int:
-        """The most touches lately between two uses of one block; 0 when nothing was used twice."""
+        """The largest recent reuse gap: accesses between two uses of one block; 0 if no block was used twice."""
         return max(self.words[_GAP], self.words[_GAP_BEFORE])
 
     def fit(self, *, window: int, aging: int) -> None:
-        """Set that "lately" are the last `1 << window` touches or more, and that counts are halved every `1 << aging`."""
+        """Set the window of `longest_gap` to `1 << window` accesses and halve counts every `1 << aging` accesses."""
         self.words[_WINDOW], self.words[_AGING] = (1 << window) - 1, aging
 
     def touch(self, hash64: int) -> None:
-        """Note one use of a block. Racy by design: a lost touch is no harm."""
+        """Record one access to a block. Concurrent updates may be lost, which is harmless."""
         words, halves = self.words, self._halves
         at, tag = hash64 & self._mask, hash64 >> 48 or 1
         if halves[4 * at + _TAG_IN] != tag:
@@ -83,7 +86,7 @@ class AccessStats(SharedSlots):
         clock, clocks = words[CLOCK_AT], self._clocks
         old = clocks[2 * at + _CLOCK_IN]
         if clock == old:
-            return  # the last one to be used: a long use is one use
+            return  # repeated reads of the block accessed last count as one access
         words[CLOCK_AT] = clocks[2 * at + _CLOCK_IN] = clock = clock + 1 & MASK32
         count = halves[4 * at + _COUNT_IN]
         if clock - old & MASK32 > words[_GAP] and count & _COUNT:
@@ -96,17 +99,20 @@ class AccessStats(SharedSlots):
             words[_GAP_BEFORE], words[_GAP] = words[_GAP], 0
 
     def missed(self, hash64: int, *, passes: bool = False) -> None:
-        """Note that a block has to be fetched: it is new unless there is a record of its use."""
+        """Record a cache miss. The block counts as new unless an access to it is on record.
+
+        `passes`: the block's object is larger than the cache.
+        """
         tag = hash64 >> 48 or 1
         at, record = self._place(hash64 & self._mask, tag)
         if record >> 32 & _COUNT:
             self.slots[at] = record | _CAME_BACK << 32
         elif passes or record:
-            # One behind, as the first use is still to come. Whether it passes is what holds now.
+            # The clock is one behind so that `touch` counts the first access. The latest `passes` wins.
             self.slots[at] = tag << 48 | passes * _PASSES << 32 | self.now - 1 & MASK32
 
     def use_of(self, hash64: int) -> BlockAccess | None:
-        """Return what is known of the use of a block; None when there is no record of it."""
+        """Return the recorded accesses of a block; None without a record."""
         _, record = self._place(hash64 & self._mask, hash64 >> 48 or 1)
         if not record:
             return None
@@ -115,17 +121,17 @@ class AccessStats(SharedSlots):
         return BlockAccess(clock, uses, is_new, is_new and bool(record >> 32 & _PASSES))
 
     def is_new(self, hash64: int) -> bool:
-        """Return whether a block that is not here was never used here, as far as is known."""
+        """Return whether a block that is not cached is new: no record says that it was fetched before this miss."""
         use = self.use_of(hash64)
         return use is None or use.is_new
 
     def last_use_of(self, hash64: int) -> int | None:
-        """Return the clock of a block's last use; None when no use of it is known."""
+        """Return the clock of a block's last access; None if no access is on record."""
         _, record = self._place(hash64 & self._mask, hash64 >> 48 or 1)
         return record & MASK32 if record >> 32 & _COUNT else None
 
     def age(self, clock: int) -> int:
-        """Return how many touches ago `clock` was."""
+        """Return how many accesses ago `clock` was. The clock wraps around at 32 bits."""
         return self.now - clock & MASK32
 
     def _aged(self, count: int, old: int, now: int) -> int:
@@ -133,7 +139,7 @@ class AccessStats(SharedSlots):
         return count >> min(8, (now >> shift) - (old >> shift) & MASK32 >> shift)
 
     def _place(self, at: int, tag: int) -> tuple[int, int]:
-        """Return slot and record of the tag in the bucket of `at`; a free or the oldest slot and 0 when it has none."""
+        """Return slot and record of `tag` in the bucket of `at`; without a record, a free or the oldest slot and 0."""
         oldest, most = at, -1
         for place in (at, at ^ 1, at ^ 2, at ^ 3):
             record = self.slots[place]
@@ -146,9 +152,9 @@ class AccessStats(SharedSlots):
 
 
 def touch_slots(size: int | None) -> int:
-    """Return how many touch records a cache of `size` bytes (None: not known) should have.
+    """Return the number of access records for a cache of `size` bytes (None: unknown size).
 
-    It is a power of two, as a mask has to do for a remainder.
+    It is a power of two, so that a bit mask can replace the modulo operation.
     """
     if size is None:
         return _DEFAULT_TOUCHES

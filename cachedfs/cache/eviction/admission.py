@@ -1,4 +1,7 @@
-"""Which blocks make room for new ones, and which new ones are not worth it. Room as numbers of bytes."""
+"""Admission rule and size limits: which blocks to evict for new ones, and how many bytes the cache may use.
+
+Pure functions without I/O.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ __all__ = [
     "window_of",
 ]
 
-# Chosen by simulation, with random epochs, loops, scans and Zipf's law: tests/cache/test_admission_simulated.py has them.
-SLACK = 1.25  # gaps of random epochs vary: less would take a block for forgotten before its turn comes
-MARGIN = 2  # uses; less would exchange blocks that are used equally often
-STAGING = 64 << 20  # bytes: what one file reads ahead
+# Chosen by simulating random epochs, loops, scans and Zipf's law: see tests/cache/test_admission_simulated.py.
+SLACK = 1.25  # reuse gaps vary between random epochs: a lower value would evict blocks shortly before their next use
+MARGIN = 2  # accesses: a lower value would swap blocks that are used equally often
+STAGING = 64 << 20  # bytes: the readahead window of one file
 
 
 class EvictionCandidate(NamedTuple):
-    """A block that may go: its row in the index, how many touches ago it was touched, its bytes on disk."""
+    """A block that may be evicted: its row in the index, accesses since its last one, and its bytes on disk."""
 
     row: int
     age: int
@@ -35,19 +38,20 @@ class EvictionCandidate(NamedTuple):
 
 
 def oldest(candidates: Iterable[EvictionCandidate], *, share: int = 8) -> list[EvictionCandidate]:
-    """Return the longest untouched `1/share` of the candidates (at least one, if there is any), longest first.
+    """Return the least recently used `1/share` of the candidates, oldest first; at least one if there are any.
 
-    Of two untouched for equally long the one with the lower row goes first. All that is left out was touched
-    more recently than all that is returned: whoever takes these in order evicts in exact LRU order.
+    Ties go to the lower row. Every omitted candidate is more recent than every returned one, so evicting the result
+    in order is exact LRU.
     """
     ranked = sorted(candidates, key=lambda each: (-each.age, each.row))
     return ranked[: -(-len(ranked) // share)]
 
 
 class AccessHistory(NamedTuple):
-    """What decides between two blocks that cannot both stay: touches since the last use, uses lately, first time here.
+    """The inputs of the admission rule for one block.
 
-    `passes`: it is new, and of an object that is larger than the cache.
+    `idle`: accesses to any block since the last one to this block. `uses`: its recent access count. `is_new`: it never
+    was in the cache before. `passes`: it is new and its object is larger than the cache.
     """
 
     idle: int
@@ -57,13 +61,13 @@ class AccessHistory(NamedTuple):
 
 
 def admits(new: AccessHistory, old: AccessHistory, *, longest_gap: int) -> bool:
-    """Return whether a block that leaves staging replaces the longest untouched one.
+    """Return whether a block that leaves staging replaces the least recently used one.
 
-    It does if it is new (a new data set must be warm on its second pass), if the old one is idle for much longer than
-    anything that was used again lately (nobody comes back for it), or if it is used clearly more often. Else it is not
-    kept: of data larger than the cache, read epoch after epoch, the part that is here then stays here, and the hit
-    ratio is that part, which is the most that one use an epoch allows; LRU would give up every block before its turn.
-    What passes through for the first time and cannot be here as a whole replaces nothing: it may never come again.
+    It does in three cases: it is new (so that the second pass over a new dataset hits); the old block has been idle
+    for much longer than `longest_gap`, so it is unlikely to be read again; or it is used clearly more often than the
+    old one. Otherwise it is dropped. When data larger than the cache is read once per epoch, the cached part therefore
+    stays cached, and the hit ratio equals that part, which is the optimum. LRU would evict every block just before its
+    next use. A new block of an object larger than the cache replaces nothing: it may never be read again.
     """
     if new.passes:
         return False
@@ -72,17 +76,20 @@ def admits(new: AccessHistory, old: AccessHistory, *, longest_gap: int) -> bool:
 
 
 def staging_size(allowed: int) -> int:
-    """Return how many of `allowed` bytes new blocks have for themselves, so that what is prefetched waits for its reader."""
+    """Return how many of `allowed` bytes are reserved for new blocks, so that prefetched blocks survive until read."""
     return min(allowed // 2, max(STAGING, allowed // 100))
 
 
 def window_of(n_blocks: int) -> int:
-    """Return k where "lately" is the last one to two times 2**k touches: next to a quarter of the blocks that fit."""
+    """Return k for a window of 2**k accesses, nearest to a quarter of the blocks that fit.
+
+    The largest reuse gap is taken over the current and the previous window, so over 2**k to 2 * 2**k accesses.
+    """
     return _power(n_blocks / 4, least=5)
 
 
 def aging_of(n_blocks: int) -> int:
-    """Return k where counts are halved every 2**k touches: next to ten times the blocks that fit."""
+    """Return k for halving access counts every 2**k accesses, nearest to ten times the blocks that fit."""
     return _power(10 * n_blocks, least=5)
 
 
@@ -93,11 +100,11 @@ def _power(number: float, *, least: int) -> int:
 def allowance(
     bounds: CacheBounds, *, total: int, free: int, used: int, overhead: int, growth: int, automatic: int
 ) -> int:
-    """Return how many bytes of blocks the cache may hold now; below `used`: blocks have to go first.
+    """Return how many bytes of blocks the cache may hold now. If this is below `used`, blocks must be evicted.
 
-    `total` and `free` are the disk's bytes, `used` those of the blocks we hold, `overhead` those of our
-    bookkeeping, which the bound holds as well, and `growth` those of them that are not on the disk yet;
-    `automatic` is the bound when the user gave none.
+    All values are bytes. `total` and `free` describe the disk. `used`: cached blocks. `overhead`: index and other
+    bookkeeping files, which count toward the cache size. `growth`: the part of `overhead` not on the disk yet.
+    `automatic`: the cache size if the user set none.
     """
     size = automatic if bounds.size is None else _bytes(bounds.size, total)
     within_bound = size - overhead
@@ -106,10 +113,10 @@ def allowance(
 
 
 def automatic_size(*, free: int, used: int) -> int:
-    """Return the bound of a cache whose user gave none: half of what is free, what we hold being free as well."""
+    """Return the default cache size in bytes: half of the free disk space, counting cached blocks as free."""
     return (free + used) // 2
 
 
 def _bytes(amount: int | float, total: int) -> int:
-    """Return an amount in bytes; a float is a share of `total`."""
+    """Return an amount in bytes; a float is a fraction of `total`."""
     return int(amount * total) if isinstance(amount, float) else amount

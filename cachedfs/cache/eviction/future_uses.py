@@ -1,12 +1,8 @@
-"""Where the readers of a known order are: which of its uses were made, told by the touches of blocks. Pure.
+"""The future uses of one prefetch plan: which are over, and which blocks to evict for the next ones.
 
-A touch says that a block was used, and not for which of its uses. It counts for the first one that no touch counted for,
-wherever that is: several read at once, and what is before the furthest use that was made need not be over. So a slow
-reader's use is never taken for the next one of its block, which may be just ahead of the fast ones, as at the end of an epoch.
-
-One use may touch a block often: one range of it after the other, and others are read between. The clock counts the touches
-of all blocks, so that it tells about how far the readers got since the touch that counted last: a touch that comes before
-half the way to the next use is one more of the last.
+The shared access statistics say that a block was accessed, not for which of its uses. `UseTracker` counts an access
+for the block's first use that is not over: several threads read at once, and a slow one may be behind the others. At
+the end of an epoch its read must not count as the block's next use, which may be just ahead of the fast threads.
 """
 
 from __future__ import annotations
@@ -23,31 +19,31 @@ from cachedfs.common.types import CacheBounds, ObjectKey
 __all__ = ["Block", "LOOK", "FutureUses", "UseTracker", "Use", "order_of"]
 
 
-LOOK = 64  # uses that are looked at at a time
-_PACE_OVER = 4 * LOOK  # uses over which the touches of each are counted
+LOOK = 64  # uses that are checked at a time
+_PACE_OVER = 4 * LOOK  # uses over which the accesses per use are averaged
 
-_MASK32 = 0xFFFFFFFF  # the clock has 32 bits
+_MASK32 = 0xFFFFFFFF  # the access clock has 32 bits
 
 B = TypeVar("B", bound=Hashable)
 
 
 class _Use(NamedTuple):
-    """The last use of a block that counted, or was passed: its touch, and its position where that is known."""
+    """The last use of a block that is over: the access clock then, and its position in the order if known."""
 
     clock: int | None
     position: int | None = None
 
 
 class _Pace:
-    """How many touches there are for each use, those of everybody else in this cache included: one at least."""
+    """The mean number of accesses per use, including accesses by others to this cache; at least 1."""
 
     def __init__(self) -> None:
         self.touches_per_use = 1.0
-        self._clock: int | None = None  # of the newest touch that was seen
-        self._since = (0, 0)  # the clock and the furthest use when the count began
+        self._clock: int | None = None  # of the newest access seen
+        self._since = (0, 0)  # the clock and the furthest use when the current average began
 
     def saw(self, clock: int, furthest: int) -> None:
-        """Note a touch that was seen when the readers had got to `furthest`."""
+        """Record an access at `clock`, seen when the fastest reader was at position `furthest`."""
         if self._clock is None:
             self._clock, self._since = clock, (clock, furthest)
         elif _gap(clock, self._clock) <= _MASK32 // 2:
@@ -59,29 +55,31 @@ class _Pace:
 
 
 def _gap(clock: int, before: int) -> int:
-    """Return the touches from one clock to another."""
+    """Return the number of accesses between two clock values, which wrap around."""
     return clock - before & _MASK32
 
 
 class UseTracker(Generic[B]):
-    """The uses of one schedule, each made once its block was touched since the use before it.
+    """Track which uses of a schedule are over, judging by the last access of each block.
 
-    `clock_of` returns the clock of a block's last touch, None where none is known; one that moved is a touch. What nobody comes
-    back for is passed when the plan's reader is further by as many uses as blocks fit.
+    `clock_of` returns the access clock at a block's last access, None if there is none on record. A changed value means
+    an access. One use may access a block several times, range by range. An access therefore belongs to the last use if
+    it comes before half of the expected number of accesses up to the next use. Uses that are never made are skipped
+    once the plan's reader is ahead of them by as many uses as blocks fit into the cache.
     """
 
     def __init__(self, schedule: EvictionSchedule[B], clock_of: Callable[[B], int | None]) -> None:
         self._schedule, self._clock_of = schedule, clock_of
         self._uses: dict[B, _Use] = {}
         self._pace = _Pace()
-        # Blocks whose last touch was before their uses were known: of which it was, nobody knows.
+        # Blocks whose last access came before their uses were known, so it cannot be assigned to a use.
         self._before: set[B] = set()
-        self._furthest = 0  # one behind the last use that was made
+        self._furthest = 0  # one more than the position of the furthest use made
         self._reached = 0  # about where the plan's reader is
-        self._next = 0  # where the look at all uses, some at a time, goes on
+        self._next = 0  # where the next partial check of all uses starts
 
     def comes(self, block: B) -> None:
-        """Uses of a block are about to be known; what was read of it before counts for none of them."""
+        """Prepare for new uses of a block: accesses up to now count for none of them. Call before `extend`."""
         use = self._uses.get(block, _Use(None))
         if block not in self._uses or self._schedule.next_use(block) == NEVER:
             clock = self._clock_of(block)
@@ -94,7 +92,7 @@ class UseTracker(Generic[B]):
         self._before.discard(block)
 
     def pass_to(self, position: int) -> None:
-        """All uses before `position` are over."""
+        """Mark all uses before `position` as over."""
         schedule = self._schedule
         passed = list(schedule.unmade(schedule.position, position - schedule.position))
         schedule.read_up_to(position)
@@ -102,7 +100,7 @@ class UseTracker(Generic[B]):
             self._count(block, _Use(self._clock_of(block), at))
 
     def reached(self, position: int) -> None:
-        """Look what was read: the plan got to `position`, and its reader to about there, or further."""
+        """Check which uses were made; the plan's reader is at about `position`, or further."""
         schedule = self._schedule
         self._reached = position
         self._furthest = max(self._furthest, position)
@@ -116,19 +114,22 @@ class UseTracker(Generic[B]):
             self._before.intersection_update(self._uses)
 
     def _look(self, first: int) -> None:
-        """Look which of some uses, from a position on, were made."""
+        """Check which of the `LOOK` uses from position `first` on were made."""
         for at, block in list(self._schedule.unmade(first, LOOK)):
             if self.note(block):
                 self._furthest = max(self._furthest, at + 1)
 
     def note(self, block: B) -> bool:
-        """Count the next use of a block as made, if it was touched since that before; return whether it was."""
+        """Mark the next use of a block as made if the block was accessed since the last use; return whether it was."""
         if is_read := self.was_read(block):
             self._schedule.read(block)
         return is_read
 
     def was_read(self, block: B) -> bool:
-        """Return whether a block was read since this was asked last: then its next use was made."""
+        """Return whether the next use of a block was made, judging by a new access since the last call.
+
+        The caller must report a True result to the schedule: the access counts for that use from now on.
+        """
         clock, next_use = self._touched(block), self._schedule.next_use(block)
         if clock is None:
             return False
@@ -137,55 +138,52 @@ class UseTracker(Generic[B]):
             self._count(block, self._uses[block]._replace(clock=clock))
             return False
         if next_use >= self._reached + self._schedule.n_fit + LOOK:
-            return False  # its reader is far ahead, or it was an earlier use, which was passed: to be seen when the plan is near
+            return False  # a reader far ahead, or a use marked as over before: checked again when the plan is near
         self._count(block, _Use(clock, next_use))
         return True
 
     def _touched(self, block: B) -> int | None:
-        """Return the clock of a block's last touch, if no use counted for it yet."""
+        """Return the clock of a block's last access if it was not counted for a use yet, else None."""
         clock, use = self._clock_of(block), self._uses.get(block)
         return None if use is None or clock == use.clock else clock
 
     def _is_again(self, block: B, clock: int) -> bool:
-        """Return whether this touch is too soon after the last use of its block to be of the next one."""
+        """Return whether an access is so soon after the block's last use that it belongs to that use."""
         use, next_use = self._uses[block], self._schedule.next_use(block)
         if use.clock is None or use.position is None:
             return False
         return 2 * _gap(clock, use.clock) < self._pace.touches_per_use * (next_use - use.position)
 
     def is_made(self, block: B, position: int) -> bool:
-        """Return whether the use of a block at this position was made."""
+        """Return whether the use of a block at this position is over."""
         self.note(block)
         return self._schedule.is_made(block, position)
 
     def may_be_at(self, block: B, position: int) -> bool:
-        """Return whether a block that was read may have been so for its use at this position: for none before, as far as is known."""
+        """Return whether a block's last access may belong to its use at this position and to no earlier one."""
         if self._schedule.next_use(block) != position or block not in self._uses:
             return self._schedule.is_made(block, position)
         clock = self._touched(block)
         return block in self._before or (clock is not None and not self._is_again(block, clock))
 
 
-# What is read once takes at most this part of all that is read, or two blocks: so much less of it is hit in each epoch.
+# Passing blocks take at most 1/192 of the bytes of the known uses, or two blocks. The hit ratio drops by that share.
 PASSING = 192
 
 Block = tuple[ObjectKey, int]
 
 
-Use = tuple[ObjectKey, int, int]  # one read of a block: its index, and the bytes that it has
+Use = tuple[ObjectKey, int, int]  # one read of a block: object version, block index, bytes of data
 
 
 class FutureUses:
-    """The order of one plan in one cache, for any thread: the loop moves it on while the writer asks what to remove.
+    """The known order of one prefetch plan in one cache, with its eviction schedule. Safe to use from any thread.
 
-    Who runs the plan calls `extend` when there is room within the horizon, `reached` when its reader may have got further, and
-    `ask` before it asks for a block; then it looks whether that is here (`stored`), and else fetches it. Of what is fetched the
-    runtime reports the end by itself, for all orders in `runtime.future_uses`, whoever asked for it. `lost` is for what did not come,
-    and for what the runner finds missing of what is to be read next. `close` when the plan ends.
-
-    Which uses were made is told by touches: see `Reading`.
-
-    `window`: about the bytes that will be ahead of the reader.
+    `horizon`: the most uses known ahead. `window`: about how many bytes will be ahead of the reader. The plan runner
+    calls `extend` while there is room within the horizon, `reached` when its reader may have moved on, and `ask` before
+    it requests a block. It reports blocks that are cached already as `stored`, and failed or missing blocks as `lost`.
+    The runtime reports all fetched blocks, requested by the plan or not, to every object in `runtime.future_uses`. The
+    cache writer evicts the blocks that `given_up` yields. Call `close` when the plan ends.
     """
 
     def __init__(self, cache: BlockCache, bounds: CacheBounds, *, horizon: int, window: int) -> None:
@@ -198,14 +196,14 @@ class FutureUses:
         self.share = cache.share(self.seat, bounds)
 
     def close(self) -> None:
-        """Give the seat back: the room of this plan is that of others now."""
+        """Free the plan's seat, so that its share of the cache goes to the other plans."""
         if self.seat is not None:
             self._cache.leave_seat(self.seat)
             self.seat = None
 
     @property
     def share(self) -> int:
-        """The bytes of the cache that are this plan's own, as of the last put."""
+        """The bytes of the cache that belong to this plan, as of the last put."""
         return self._share
 
     @share.setter
@@ -218,40 +216,42 @@ class FutureUses:
 
     @property
     def at_once(self) -> int:
-        """The bytes that may be stored at once: more of what only passes would take the place of what stays."""
+        """The most bytes to store in one batch: with more, passing blocks would displace blocks that should stay."""
         return self._schedule.passing or self._share
 
     @property
     def taken(self) -> int:
-        """The bytes that its blocks take in the cache, those under way included."""
+        """The bytes of the plan's blocks that are cached or in flight."""
         with self._lock:
             return self._schedule.taken
 
     @property
     def is_tight(self) -> bool:
-        """Whether what is known to be read takes more than half of the room: soon something has to go."""
+        """Whether the known uses need more than half of the plan's share, so that evictions come soon."""
         return 2 * self._schedule.size > self._share
 
     @property
     def position(self) -> int:
+        """The position before which all uses are over."""
         return self._schedule.position
 
     @property
     def known(self) -> int:
+        """The position up to which the order is known."""
         return self._schedule.known
 
     @property
     def room(self) -> int:
-        """How many further uses `extend` would take."""
+        """The number of further uses that `extend` would take."""
         return self._schedule.room
 
     def __contains__(self, block: object) -> bool:
         return block in self._schedule
 
     def extend(self, uses: Iterable[Use]) -> int:
-        """Take as many further uses as the horizon allows, not one more; return how many these were."""
+        """Append uses to the known order, up to the horizon; return how many were taken from the iterable."""
         size_of, room = self._cache.size_on_disk, self._schedule.room
-        # Before the lock is taken: where they come from may take its time.
+        # Before taking the lock, because iterating may be slow.
         accesses = [FutureAccess((key, index), size_of(key, size)) for key, index, size in islice(uses, room)]
         with self._lock:
             for block, size in accesses:
@@ -260,40 +260,43 @@ class FutureUses:
             return self._schedule.extend(accesses)
 
     def reached(self, position: int) -> None:
-        """Look what was read: the plan got to `position`, and its reader to about there, or further."""
+        """Check which uses were made; the plan's reader is at about `position`, or further."""
         with self._lock:
             self._reading.reached(position)
 
     def is_made(self, block: Block, position: int) -> bool:
-        """Return whether the use of a block at this position was made: its reader was there first."""
+        """Return whether the use of a block at this position is over, as when the reader overtook the plan."""
         with self._lock:
             return self._reading.is_made(block, position)
 
     def may_be_at(self, block: Block, position: int) -> bool:
-        """Return whether a block that was read may have been so for its use at this position, however far that is from others."""
+        """Return whether a block's last access may belong to its use at this position and to no earlier one."""
         with self._lock:
             return self._reading.may_be_at(block, position)
 
     def ask(self, block: Block, *, is_awaited: bool = False) -> bool:
-        """Return whether a block may be asked for now, as one `is_awaited` may; it counts as under way then."""
+        """Return whether a block may be requested now, and if so count it as in flight.
+
+        `is_awaited`: a reader waits for the block, so the answer is always True.
+        """
         with self._lock:
             return self._schedule.ask(block, is_awaited=is_awaited)
 
     def stored(self, blocks: Iterable[Block]) -> None:
-        """Note that blocks are here; those that are not of this plan are passed over."""
+        """Record that blocks are cached. Blocks that are not part of this plan are ignored."""
         with self._lock:
             for block in blocks:
-                # Perhaps by who asked for it.
+                # The reader that requested a block may have read it before it was stored.
                 self._schedule.stored(block, is_read=self._reading.was_read(block))
 
     def lost(self, blocks: Iterable[Block]) -> None:
-        """Note that blocks are not here."""
+        """Record that blocks are not cached."""
         with self._lock:
             for block in blocks:
                 self._schedule.lost(block)
 
     def given_up(self) -> Iterator[Block]:
-        """Yield what to remove, furthest use first: see `Planned`."""
+        """Yield blocks to evict, furthest next use first. A yielded block counts as removed."""
         while True:
             with self._lock:
                 block = next(self._schedule.given_up(), None)
@@ -303,5 +306,5 @@ class FutureUses:
 
 
 def order_of(orders: Sequence[FutureUses], key: ObjectKey, index: int) -> FutureUses | None:
-    """Return the first order that a block is in."""
+    """Return the first of `orders` that contains a block; None if none does."""
     return next((order for order in orders if (key, index) in order), None)

@@ -1,6 +1,6 @@
-"""Which plans are at work on this machine, so that those who share one bound know what share of it is theirs.
+"""Registry of the active prefetch plans on this machine, used to divide the cache size among them.
 
-A seat is a claim on one of a few numbers: it is free again as soon as its process is gone, however it went.
+Each plan holds a seat: a byte-range lock on one of 16 numbers. The kernel releases it when the process dies.
 """
 
 from __future__ import annotations
@@ -13,37 +13,39 @@ from cachedfs.common.types import ObjectKey
 
 __all__ = ["FutureUseSource", "PlanRegistry"]
 
-_FIRST = 0x3243F6A8885A3080  # of the numbers: no block's but by a chance of 2^-58
-_MOST = 16  # seats; plans beyond them count as one
+_FIRST = 0x3243F6A8885A3080  # lock number of seat 0; a block has one of these with a probability of 2^-58
+_MOST = 16  # seats; further plans get none, and the others do not count them
 
 
 class FutureUseSource(Protocol):
-    """Somebody who knows when blocks are used next: what the cache asks when room is needed for one of them."""
+    """Interface of a plan that knows when its blocks are used next and can name blocks to evict."""
 
-    share: int  # bytes of the cache that are its own; the cache keeps it up to date
+    share: int  # bytes of the cache that belong to this plan; the cache updates it on every put
 
     @property
-    def seat(self) -> int | None: ...
+    def seat(self) -> int | None:
+        """The plan's seat in the `PlanRegistry`; None if it has none."""
+        ...
 
     @property
     def taken(self) -> int:
-        """Bytes of its blocks that are here, those included that are to be put now."""
+        """Bytes of the plan's blocks that are cached, in flight, or being stored now."""
         ...
 
     def given_up(self) -> Iterator[tuple[ObjectKey, int]]:
-        """Yield blocks to remove, the one that is used furthest ahead first; each counts as gone once it is taken."""
+        """Yield blocks to evict, the one with the furthest next use first. A yielded block counts as removed."""
         ...
 
 
 class PlanRegistry:
-    """The seats of one cache. Without claims that reach other processes, each process sees its own plans alone."""
+    """The seats of one cache. If locks do not work across processes, only this process's plans are counted."""
 
     def __init__(self, locks: ByteRangeLocks) -> None:
         self._locks = locks
-        self._ours: set[int] = set()  # Invariant: seats that were taken here and not left
+        self._ours: set[int] = set()  # Invariant: the seats that this process holds
 
     def take(self) -> int | None:
-        """Take a free seat; None when there is none."""
+        """Take a free seat and return its number; None if all are taken."""
         for seat in range(_MOST):
             if self._locks.take(_FIRST + seat):
                 self._ours.add(seat)
@@ -51,11 +53,12 @@ class PlanRegistry:
         return None
 
     def leave(self, seat: int) -> None:
+        """Free a seat that `take` returned."""
         self._ours.discard(seat)
         self._locks.drop(_FIRST + seat)
 
     def others(self, seat: int | None) -> list[int]:
-        """Return the seats that are taken, but for `seat`."""
+        """Return the seats that are taken, except `seat`."""
         is_shared = self._locks.works_across_processes
         return [
             each

@@ -1,7 +1,7 @@
-"""Making room: how much the cache may hold, and unlinking what has to go before a write.
+"""Eviction: compute how much the cache may hold, and remove blocks to make space before a write.
 
-Inside the transaction that reserves new rows. Evict: unlink, then the row: a crash between them leaves a
-row without a file, which is counted although it is gone, until its turn to be evicted comes.
+Runs inside the transaction that reserves the new rows. Eviction unlinks the file first and deletes the row second, so a
+crash in between leaves a row without a file: it counts toward the cache size until it is evicted.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = [
     "wal_pages_of",
 ]
 
-_BATCH = 4096  # rows looked at together: up to so many blocks, what goes is exactly the longest untouched
+_BATCH = 4096  # rows examined together: in a cache of up to this many blocks, eviction is exact LRU
 _FEW = 64
-UNWRITTEN_S = 60.0  # for so long a row without a file may be a block that another process is writing
-_FORSAKEN_S = 86400.0  # a leased file of this age has no owner if nobody can tell, and none is seen
-_SLACK = 64 << 10  # what one transaction may add to the index beyond its write-ahead log
+UNWRITTEN_S = 60.0  # for this long, a row without a file may be a block that another process is writing
+_FORSAKEN_S = 86400.0  # without cross-process locks, a leased file may be removed only after this age
+_SLACK = 64 << 10  # bytes that one transaction may add to the index beyond its write-ahead log
 
 
 class EvictionPolicy:
-    """Room in one cache for one process. Every method runs inside a writing transaction, so in one thread."""
+    """Space management of one cache in one process. Every method runs inside a write transaction, so in one thread."""
 
     def __init__(self, directory: CacheDirectory, handles: BlockPool, locks: ByteRangeLocks) -> None:
         self._directory = directory
@@ -46,17 +46,17 @@ class EvictionPolicy:
         self._locks = locks
         self.seats = PlanRegistry(locks)
         self._cursor = 0  # the row after which the next batch of candidates is read
-        # By row, longest untouched first; with the touch clock of when it was queued.
+        # By row, least recently used first; with the block's access clock when it was queued.
         self._queue: dict[int, tuple[EvictionCandidate, int]] = {}
-        self._stuck: set[int] = set()  # rows whose files are on their way: they cannot go while we make room
+        self._stuck: set[int] = set()  # rows whose files are being written; not evicted in this call
         self._writer = self._writer_pid = 0
-        self.writing: set[str] = set()  # Invariant: places of our reservations whose file is not there yet
-        self.set_aside = 0  # bytes of the temporary files that no row counts, when this transaction began
+        self.writing: set[str] = set()  # Invariant: places of reserved rows without a file yet
+        self.set_aside = 0  # bytes of temporary files without a row, as of the start of this transaction
         self.evictions = 0
-        self.fileless = 0  # rows removed whose file was gone before: they gave the disk nothing back
+        self.fileless = 0  # removed rows whose file was gone already, so no disk space was freed
 
     def allowance(self, rows: BlockRows, bounds: CacheBounds) -> int:
-        """Return how many bytes blocks and leases may have in all, recording the automatic bound at first use."""
+        """Return the bytes that blocks and leases may take in total; store the automatic cache size at first use."""
         space = disk.space(self._directory.root)
         used = rows.number("bytes") or 0
         automatic = 0
@@ -88,10 +88,10 @@ class EvictionPolicy:
         plan: FutureUseSource | None = None,
         hashes: Sequence[int] = (),
     ) -> bool:
-        """Free what `size` more bytes need; False when what may go does not suffice (what went is gone all the same).
+        """Evict blocks until `size` more bytes fit into `allowed`; return False if not enough could be evicted.
 
-        `is_staged`: they are those of new blocks, for which blocks that came before have to leave staging. `plan`: whose
-        they are (of their `hashes`); what it gives up goes first.
+        Evictions are not undone on False. `is_staged`: the bytes are new blocks, so older blocks must leave staging.
+        `plan`: the plan that the new blocks, with these `hashes`, belong to; blocks that it gives up are evicted first.
         """
         self._stuck.clear()
         n_blocks = rows.number("blocks") or 0
@@ -105,7 +105,7 @@ class EvictionPolicy:
         staging = admission.staging_size(allowed)
         over = (rows.number("staged") or 0) + (size if is_staged else 0) - staging
         need -= self._settle(rows, over, need, allowed - staging, touches, now_s)
-        # What the bound loses for a while, as to a grown log, is taken from staging, down to its half: old blocks stay.
+        # If the limit shrinks for a while, as by a grown log, staging shrinks first, down to half: old blocks stay.
         settled = (rows.number("bytes") or 0) - (rows.number("staged") or 0)
         need -= self._evict_old(rows, min(need, settled - (allowed - staging // 2)), touches, now_s)
         need -= self._evict_new(rows, need, now_s)
@@ -113,39 +113,41 @@ class EvictionPolicy:
         return need <= 0
 
     def remove(self, rows: BlockRows, block: BlockRow, now_s: float) -> int:
-        """Unlink a block and delete its row; return the bytes that came free."""
-        underway = self.is_being_written(block, now_s)  # asked first: it may arrive between the two lines
+        """Unlink a block and delete its row; return the freed bytes. A block that is being written stays (0 bytes)."""
+        # Checked before unlinking, because the file may appear between the two lines.
+        underway = self.is_being_written(block, now_s)
         gone = self._directory.unlink_block(block_file.place(block.digest, block.number))
         self._queue.pop(block.id, None)
         if underway and not gone:
-            return 0  # its file would come without a row
+            return 0  # otherwise its file would appear without a row
         self.fileless += not gone
-        # dies here: a row without a file, over-counted until it is evicted
+        # A crash here leaves a row without a file, which counts until it is evicted.
         rows.remove_block(block.id)
         self._handles.drop([(block.digest, block.number)])
         return block.size
 
     def path(self, place: str) -> str:
+        """Return the absolute path of a block file, given its path below the cache directory."""
         return f"{self._directory.root}/{place}"
 
     def writer(self) -> int:
-        """Return the number under which this process reserves blocks; it holds the claim on it until it ends."""
+        """Return the number that identifies this process in rows it reserves, and lock it until the process exits."""
         if self._writer_pid != disk.process_id():
             self._writer, self._writer_pid, self.writing = disk.nonce() >> 2, disk.process_id(), set()
             self._locks.take(self._writer)
         return self._writer
 
     def is_being_written(self, block: BlockRow, now_s: float) -> bool:
-        """Return whether a row without a file is a block on its way to the disk, and no remnant of a dead process."""
+        """Return whether a row without a file is a block being written, rather than left by a dead process."""
         if block.writer == self.writer():
             return block_file.place(block.digest, block.number) in self.writing
         return now_s < block.since + UNWRITTEN_S and self._locks.is_held(block.writer)
 
     def _overhead(self, wal_limit: int) -> tuple[int, int]:
-        """Return the bytes of the index, the mapped files, and what lies aside; and how many more may come.
+        """Return the bytes of index, mapped files and untracked temporary files, and by how many bytes they may grow.
 
-        The write-ahead log may have twice its limit, where it is made to begin anew: what it really has goes up and
-        down, and blocks would go with it, or where the disk is full it could not go up, and nothing could be stored.
+        The write-ahead log always counts as twice its limit, the size at which it is restarted. Counting its real size
+        would evict blocks whenever it grows, and on a full disk it could not grow, so nothing could be stored.
         """
         index, wal, *others = (disk.size_of(path) for path in self._directory.bookkeeping)
         return index + wal + sum(others) + self.set_aside, max(0, 2 * wal_limit - wal) + _SLACK
@@ -158,12 +160,12 @@ class EvictionPolicy:
         return size
 
     def clear_seat(self, rows: BlockRows, seat: int) -> None:
-        """Note that the plan that took this seat has nothing yet: what the one before it had is not its own."""
+        """Set the cached bytes of a seat's new plan to 0: those of the seat's previous plan do not belong to it."""
         if rows.number(_taken_by(seat)):
             rows.record(_taken_by(seat), 0)
 
     def share(self, allowed: int, seat: int | None) -> int:
-        """Return how many of `allowed` bytes are the own of the plan that has this seat."""
+        """Return the share of `allowed` bytes of the plan with this seat: an equal part for each active plan."""
         return allowed // (1 + len(self.seats.others(seat)))
 
     def _make_by_plan(
@@ -176,10 +178,10 @@ class EvictionPolicy:
         touches: AccessStats,
         now_s: float,
     ) -> int:
-        """Free `need` bytes for blocks of a plan; return what came free.
+        """Evict blocks to free `need` bytes for blocks of a plan; return the freed bytes.
 
-        While the plan has less than its share, it takes from others what the rule of admission gives it, or anything if
-        another plan has more than its own. Then, or if that does not suffice, it gives up what it uses furthest ahead.
+        A plan within its share evicts other blocks first, as far as the admission rule allows, or any if another plan
+        exceeds its share. If that is not enough, or above its share, it gives up its blocks with the furthest next use.
         """
         others = self.seats.others(plan.seat)
         plan.share = share = allowed // (1 + len(others))
@@ -195,7 +197,7 @@ class EvictionPolicy:
     def _take_over(
         self, rows: BlockRows, need: int, is_new: bool, is_owed: bool, touches: AccessStats, now_s: float
     ) -> int:
-        """Evict blocks that left staging, longest untouched first, as far as new ones may replace them."""
+        """Evict blocks that left staging, least recently used first, while new ones may replace them; return bytes."""
         freed, new = 0, AccessHistory(0, 0, is_new)
         while freed < need and (old := self._oldest(rows, touches)) is not None:
             gap = touches.longest_gap
@@ -205,7 +207,7 @@ class EvictionPolicy:
         return freed
 
     def _take_back(self, rows: BlockRows, plan: FutureUseSource, need: int, now_s: float) -> int:
-        """Evict what a plan gives up, and not one block more than is needed."""
+        """Evict blocks that a plan gives up, not one more than needed; return the freed bytes."""
         freed, given_up = 0, plan.given_up()
         while freed < need and (given := next(given_up, None)) is not None:
             block = rows.block(*given)
@@ -214,14 +216,14 @@ class EvictionPolicy:
         return freed
 
     def _evict_old(self, rows: BlockRows, need: int, touches: AccessStats, now_s: float) -> int:
-        """Evict blocks that left staging, longest untouched first, to free `need` bytes; return what came free."""
+        """Evict blocks that left staging, least recently used first, to free `need` bytes; return the freed bytes."""
         freed = 0
         while freed < need and (block := self._oldest(rows, touches)) is not None:
             freed += self._evict(rows, block, now_s)
         return freed
 
     def _evict_new(self, rows: BlockRows, need: int, now_s: float) -> int:
-        """Evict blocks in staging, first come first, to free `need` bytes; return what came free."""
+        """Evict blocks in staging, oldest row first, to free `need` bytes; return the freed bytes."""
         freed, last = 0, rows.number("settled") or 0
         while freed < need and (found := rows.blocks_after(last, _FEW)):
             for block in found:
@@ -233,10 +235,10 @@ class EvictionPolicy:
     def _settle(
         self, rows: BlockRows, over: int, need: int, most: int, touches: AccessStats, now_s: float
     ) -> int:
-        """Let blocks leave staging, first come first, until it is smaller by `over` bytes; return the bytes that came free.
+        """Move blocks out of staging, oldest row first, until it shrinks by `over` bytes; return the freed bytes.
 
-        One stays while nothing needs to be freed, or while those that left staging have less than `most` bytes with it;
-        else it, or what it replaces, goes.
+        A block is kept if nothing needs to be freed, or if the blocks outside staging, with it, take at most `most`
+        bytes. Otherwise either it or blocks that it replaces are evicted.
         """
         freed, last = 0, rows.number("settled") or 0
         settled = (rows.number("bytes") or 0) - (rows.number("staged") or 0)
@@ -246,7 +248,7 @@ class EvictionPolicy:
                     break
                 gone = 0
                 if need > freed and not block.pinned and settled + block.size > most:
-                    rows.settle(last)  # those before it are among what it may replace
+                    rows.settle(last)  # so that the blocks before it are candidates for replacement
                     gone = self._exchange(rows, block, settled + block.size - most, touches, now_s)
                 freed += gone
                 settled += block.size - gone
@@ -255,7 +257,7 @@ class EvictionPolicy:
         return freed
 
     def _exchange(self, rows: BlockRows, new: BlockRow, need: int, touches: AccessStats, now_s: float) -> int:
-        """Free `need` bytes for a block that leaves staging, or drop it where it may not stay; return what came free."""
+        """Free `need` bytes for a block that leaves staging, or evict the block itself; return the freed bytes."""
         freed, claimant = 0, _claimant(new, touches)
         while freed < need:
             old = self._oldest(rows, touches)
@@ -267,10 +269,10 @@ class EvictionPolicy:
         return freed
 
     def _oldest(self, rows: BlockRows, touches: AccessStats) -> BlockRow | None:
-        """Return the longest untouched block that left staging and may go; None when there is none.
+        """Return the least recently used block outside staging that may be evicted; None if there is none.
 
-        It is the head of the queue. What was touched, pinned or put anew since it was queued is not; an empty queue
-        is filled, until the whole table was looked at.
+        This is the head of the queue, after dropping blocks that were accessed, pinned or stored again since they were
+        queued. An empty queue is refilled batch by batch, until the whole table was examined.
         """
         n_seen, enough = 0, (rows.number("blocks") or 0) + _BATCH
         while True:
@@ -287,7 +289,7 @@ class EvictionPolicy:
                 return None
 
     def _refill(self, rows: BlockRows, touches: AccessStats) -> int:
-        """Queue the oldest of the next batch of rows; return how many rows were looked at."""
+        """Queue the least recently used blocks of the next batch of rows; return how many rows were examined."""
         found = rows.settled_after(self._cursor, _BATCH)
         if not found and self._cursor:
             found = rows.settled_after(0, _BATCH)
@@ -301,19 +303,19 @@ class EvictionPolicy:
 
 
 def _taken_by(seat: int) -> str:
-    """Return the name of the number of bytes that the plan with this seat has, as of its last put."""
+    """Return the key in the index table `meta` of the bytes that this seat's plan had at its last put."""
     return f"taken by {seat}"
 
 
 def wal_pages_of(bounds: CacheBounds) -> int:
-    """Return how many pages the write-ahead log may have: 1 MiB, less in a cache so small that it would matter."""
+    """Return the limit of the write-ahead log in pages of 4 KiB: 1 MiB, less in a small cache."""
     if isinstance(bounds.size, int):
         return min(256, max(32, bounds.size >> 18))
     return 256
 
 
 def remove_dead_leases(rows: BlockRows, directory: CacheDirectory, locks: ByteRangeLocks) -> int:
-    """Remove the leased files whose process is gone; return the bytes that came free."""
+    """Remove the leased files of dead processes; return the freed bytes."""
     freed = 0
     for lease in dead_leases(rows, directory, locks):
         with contextlib.suppress(OSError):
@@ -324,10 +326,10 @@ def remove_dead_leases(rows: BlockRows, directory: CacheDirectory, locks: ByteRa
 
 
 def dead_leases(rows: BlockRows, directory: CacheDirectory, locks: ByteRangeLocks) -> list[LeaseRow]:
-    """Return the leases whose process is gone.
+    """Return the leases whose process is dead.
 
-    Nobody holds their claim; or, where claims reach no other process, there is none of its number, and the file is old: in
-    a container of its own, another has other numbers.
+    A lease is dead if its lock is free. Without cross-process locks, there must be no process with its id, and the file
+    must be a day old: processes in other containers have ids that cannot be checked here.
     """
     if locks.works_across_processes:
         return [lease for lease in rows.leases() if not locks.is_held(lease.fetch_lock)]
@@ -346,7 +348,7 @@ def _may_be_in_use(lease: LeaseRow, directory: CacheDirectory, latest: float) ->
 
 
 def _clock(block: BlockRow, touches: AccessStats) -> int:
-    """Return the touch clock of a block: of its last touch, or of its put if that was later."""
+    """Return the access clock of a block's last access, or of when it was stored if that was later."""
     use = touches.use_of(block.hash64)
     if use is None or touches.age(block.clock) < touches.age(use.clock):
         return block.clock
@@ -356,14 +358,17 @@ def _clock(block: BlockRow, touches: AccessStats) -> int:
 def _claimant(block: BlockRow, touches: AccessStats) -> AccessHistory:
     use = touches.use_of(block.hash64)
     idle = touches.age(_clock(block, touches))
-    # Without a record nobody knows; as new, it is treated as it would be without a rule.
+    # Without a record the block counts as new, so it is admitted as if there were no rule.
     return (
         AccessHistory(idle, 0, True) if use is None else AccessHistory(idle, use.uses, use.is_new, use.passes)
     )
 
 
 def likely_allowance(root: str | None, bounds: CacheBounds) -> int | None:
-    """Return about what a cache that is empty may hold, without its index: touch records for that many blocks will do."""
+    """Return about how many bytes an empty cache may hold, without opening its index; None if the disk gives an error.
+
+    This is good enough to choose the number of access records.
+    """
     try:
         space = disk.space(root or "")
     except OSError:

@@ -1,19 +1,9 @@
-"""What of a known order of accesses may be fetched now, and what to give up for it: Belady's rule, with bypass. Pure.
+"""Belady's eviction rule with bypass, for an order of accesses that is known in advance. No I/O.
 
-The rule: what is used furthest ahead goes first. What is needed
-before the block that it would make room for never goes. A block whose use after the next one is still further ahead than
-that of all others only passes: it is fetched, read, and goes first. It never takes the place of another, so that it waits
-while as much passes as may: what is fetched ahead costs no hit.
-
-How it is used. `extend` hands over what is known of the order, `read` says of which block the next use was made, in whatever
-order readers come to them, `read_up_to` that all before a position is over; `ask` says whether a block may be asked for, and
-whoever asks in the order of use fetches in it. Each of these blocks is then reported: `stored` when it is here (it came, or was
-here already) or `lost` when it is not to come. What others remove is `lost`, too, and what was here from the start is `stored`. Whoever
-needs room takes what `given_up` yields. Wrong or missing reports cost fetches, and nothing else.
-
-State: one number and one reference for each access that is known and was not made, a record for each block of them or
-here, and a heap of at most twice the records. Time: each access costs at most a few steps in the heap, O(log n),
-amortised.
+The block with the furthest next use is evicted first, but never to make space for one that is needed later. A block
+bypasses the cache ("passing") if its use after the next one is further ahead than the next use of every other block: it
+is fetched, read once and evicted first. Passing blocks have their own byte limit and never displace other blocks, so
+prefetching costs no hits.
 """
 
 from __future__ import annotations
@@ -27,28 +17,28 @@ from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["NEVER", "FutureAccess", "EvictionSchedule"]
 
-NEVER = sys.maxsize  # the position of a use that is not known
-_FEW = 64  # entries of a heap below which it is not worth tidying
+NEVER = sys.maxsize  # the position of the next use if none is known
+_FEW = 64  # heap entries below which cleaning up the heap is not worth the time
 
 B = TypeVar("B", bound=Hashable)
 
 
 class FutureAccess(NamedTuple, Generic[B]):
-    """One use of a block, and the bytes that it takes."""
+    """One access to a block, and the bytes that the block takes in the cache."""
 
     block: B
     size: int = 1
 
 
 class _Place(Enum):
-    AWAY = auto()  # not here, or nobody told us
-    HELD = auto()  # here or asked for, and to stay until another is needed sooner
-    PASSING = auto()  # here or asked for, for one use
-    GOING = auto()  # here or asked for, and the first to go
+    AWAY = auto()  # not cached, as far as reported
+    HELD = auto()  # cached or requested; stays until another block is needed sooner
+    PASSING = auto()  # cached or requested for one use only
+    GOING = auto()  # cached or requested; evicted first
 
 
 class _Record(Generic[B]):
-    """What is known of one block: its next use, the last one that is known, its size, and where it is."""
+    """The state of one block: positions of its next and its last known use, its size, and its place."""
 
     __slots__ = ("block", "is_under_way", "last", "next", "place", "size")
 
@@ -57,33 +47,42 @@ class _Record(Generic[B]):
         self.size = size
         self.next = self.last = NEVER
         self.place = _Place.AWAY
-        self.is_under_way = False  # asked for, and not reported yet
+        self.is_under_way = False  # requested, and neither `stored` nor `lost` was reported yet
 
 
 class EvictionSchedule(Generic[B]):
-    """One order of accesses and the blocks that it needs. The same calls get the same answers.
+    """The eviction schedule for one order of accesses. Deterministic: the same calls give the same results.
 
-    `horizon` is how many accesses may be known ahead. `limit` is how many bytes may stay for later uses, `passing` how
-    many more may be here for one use: about what is under way at a time. Positions count accesses from 0.
+    `horizon`: the most accesses known ahead. `limit`: bytes that may stay for later uses. `passing`: further bytes for
+    passing blocks, about as many as are in flight at a time. Positions count accesses from 0.
+
+    Report the order with `extend`, and accesses with `read` (in any order) or `read_up_to`. Call `ask` before
+    requesting a block. Report each requested block as `stored` (fetched, or already cached) or `lost`, blocks cached
+    from the start as `stored`, and blocks removed by others as `lost`. To free space, evict the blocks that `given_up`
+    yields. Wrong or missing reports cost extra fetches, nothing else.
+
+    Memory: one number and one reference per known future access, one record per block, and a heap of at most twice as
+    many entries as records (plus a constant). Time: amortized O(log n) per access.
     """
 
     def __init__(self, *, horizon: int, limit: int = 0, passing: int = 0) -> None:
         self.horizon = horizon
         self.limit = limit
         self.passing = passing
-        self.position = 0  # accesses that were made
-        self._asked = 0  # Invariant: what was asked for is used before this position
-        self._records: dict[B, _Record[B]] = {}  # Invariant: each is used again, is here, or is under way
-        # The accesses from position `_base` on, and for each the position of the next one of the same block.
+        self.position = 0  # all accesses before this one were made
+        self._asked = 0  # Invariant: every use that a block was requested for is before this position
+        # Invariant: each block has a known future use, is cached, or is in flight.
+        self._records: dict[B, _Record[B]] = {}
+        # The accesses from position `_base` on, and for each the position of the next access to the same block.
         self._order: list[_Record[B]] = []
         self._following: list[int] = []
         self._base = 0
-        # Of what is held, by next use, negative, with what was true when they were pushed: an entry counts while it is. The
-        # second number settles ties.
+        # Heap of held blocks: negated next use, tie breaker, record. An entry is valid while its block is held and its
+        # next use is unchanged; invalid entries are dropped later.
         self._furthest: list[tuple[int, int, _Record[B]]] = []
         self._ties = count()
-        self._going: dict[B, None] = {}  # what is here and first to go, in that order
-        self._sizes = dict.fromkeys(_Place, 0)  # bytes by place
+        self._going: dict[B, None] = {}  # cached blocks to evict first, in order
+        self._sizes = dict.fromkeys(_Place, 0)  # bytes per place
 
     @property
     def known(self) -> int:
@@ -92,22 +91,22 @@ class EvictionSchedule(Generic[B]):
 
     @property
     def room(self) -> int:
-        """How many further accesses `extend` would take."""
+        """The number of further accesses that `extend` would take."""
         return self.horizon - (self.known - self.position)
 
     @property
     def taken(self) -> int:
-        """The bytes of all that is here, or under way, as far as we were told."""
+        """The bytes of all blocks that are cached or in flight, as far as reported."""
         return sum(size for place, size in self._sizes.items() if place is not _Place.AWAY)
 
     @property
     def size(self) -> int:
-        """The bytes of all blocks that are used again, or here."""
+        """The bytes of all blocks that have a known future use, are cached or are in flight."""
         return sum(self._sizes.values())
 
     @property
     def n_fit(self) -> int:
-        """About how many blocks can be here."""
+        """About how many blocks fit into `limit` and `passing` together."""
         return len(self._records) * (self.limit + self.passing) // max(1, self.size)
 
     def __len__(self) -> int:
@@ -116,10 +115,10 @@ class EvictionSchedule(Generic[B]):
     def __contains__(self, block: object) -> bool:
         return block in self._records
 
-    # What happens.
+    # Reports
 
     def extend(self, accesses: Iterable[FutureAccess[B]]) -> int:
-        """Take as many further accesses as the horizon allows, not one more; return how many these were."""
+        """Append accesses to the known order, up to the horizon; return how many were taken from the iterable."""
         before = self.known
         for block, size in islice(accesses, self.room):
             record = self._records.get(block) or self._new(block, size)
@@ -134,14 +133,14 @@ class EvictionSchedule(Generic[B]):
         return self.known - before
 
     def read_up_to(self, position: int) -> None:
-        """Note that all accesses before `position` were made."""
+        """Record that all accesses before `position` were made."""
         while self.position < min(position, self.known):
             self.position += 1
             self._made(self._order[self.position - 1 - self._base], before=self.position)
         self._tidy()
 
     def read(self, block: B) -> None:
-        """Note that the next access to a block was made, whatever is to be made before it."""
+        """Record that the next access to a block was made, even if accesses before it are still to come."""
         record = self._records.get(block)
         if record is None or record.next == NEVER:
             return
@@ -151,7 +150,7 @@ class EvictionSchedule(Generic[B]):
         self._tidy()
 
     def _made(self, record: _Record[B], *, before: int) -> None:
-        """The next access to a block was made, if it is one before that position; else it was made out of turn."""
+        """Advance a block to its following access; do nothing if its next access is not before `before`."""
         if record.next >= before:
             return
         following = self._following[record.next - self._base]
@@ -166,12 +165,12 @@ class EvictionSchedule(Generic[B]):
             self._base = self.position
 
     def stored(self, block: B, *, is_read: bool = False) -> None:
-        """Note that a block is here: it came, or it was here already. `is_read`: its next access was made meanwhile."""
+        """Record that a block is cached: just fetched, or found. `is_read`: its next access was made already."""
         record = self._records.get(block)
         if record is None:
             return
         if is_read:
-            record.is_under_way = True  # not to be forgotten, be there a use after it or not
+            record.is_under_way = True  # keeps the record even if no later use is known
             self.read(block)
         record.is_under_way = False
         if record.place is _Place.AWAY:
@@ -180,13 +179,13 @@ class EvictionSchedule(Generic[B]):
             self._going[block] = None
 
     def lost(self, block: B) -> None:
-        """Note that a block is not here: it did not come, or somebody removed it."""
+        """Record that a block is not cached: its request failed, or another process removed it."""
         record = self._records.get(block)
         if record is not None:
             record.is_under_way = False
             self._move(record, _Place.AWAY)
 
-    # What is to come.
+    # Future accesses
 
     def is_made(self, block: B, position: int) -> bool:
         """Return whether the access to a block at this position was made."""
@@ -194,24 +193,25 @@ class EvictionSchedule(Generic[B]):
         return position < self.known and (record is None or record.next > position)
 
     def next_use(self, block: B) -> int:
-        """Return the position of the next access to a block; `NEVER` where none is known."""
+        """Return the position of the next access to a block; `NEVER` if none is known."""
         record = self._records.get(block)
         return NEVER if record is None else record.next
 
     def unmade(self, first: int, n: int) -> Iterator[tuple[int, B]]:
-        """Yield of `n` accesses, from position `first` on, those that are the next one of their block: position and block."""
+        """Yield (position, block) of the next access to each block, among `n` accesses from position `first` on."""
         first = max(first, self.position)
         for position in range(first, min(first + n, self.known)):
             record = self._order[position - self._base]
             if record.next == position:
                 yield position, record.block
 
-    # What to do.
+    # Decisions
 
     def ask(self, block: B, *, is_awaited: bool = False) -> bool:
-        """Return whether a block may be asked for now, be it its turn or not; it is under way then, or here already.
+        """Return whether a block may be requested now, and if so count it as in flight. False: wait for the reader.
 
-        What nobody knows a use of may be; and one that `is_awaited`, which passes if it has no other place.
+        Always True for a block without a known use, for one that is held or passing already, and with `is_awaited`
+        (a reader waits for the block), in which case the block may exceed the limit for passing blocks.
         """
         record = self._records.get(block)
         if record is None or record.next == NEVER or record.place in (_Place.HELD, _Place.PASSING):
@@ -225,9 +225,10 @@ class EvictionSchedule(Generic[B]):
         return True
 
     def given_up(self) -> Iterator[B]:
-        """Yield what to remove, furthest use first, for as long as room is needed.
+        """Yield blocks to evict, furthest next use first. A yielded block counts as removed.
 
-        Each counts as gone once it was yielded. It ends before what is used sooner than anything under way.
+        Stop iterating when there is enough space. The iterator ends before it reaches a block that is used sooner than
+        one that was requested.
         """
         while True:
             if self._going:
@@ -238,32 +239,32 @@ class EvictionSchedule(Generic[B]):
                     return
                 record = top
             if record.is_under_way:
-                self._move(record, _Place.GOING)  # as soon as it is here
+                self._move(record, _Place.GOING)  # evicted when it is stored
                 continue
             self._move(record, _Place.AWAY)
             yield record.block
 
-    # Where a block belongs.
+    # Places
 
     def _place_for(self, record: _Record[B]) -> _Place | None:
-        """Return where a block belongs that is asked for now, other blocks having made room; None: it has to wait."""
+        """Return HELD or PASSING for a block to be requested now, after making space; None if it has to wait."""
         after = self._following[record.next - self._base]
         self._keep_limit()
         while self._sizes[_Place.HELD] + record.size > self.limit:
             top = self._furthest_held()
-            if top is None or after > top.next:  # in the place of another it would cost a fetch of that
+            if top is None or after > top.next:  # replacing `top` would cost fetching it again
                 may_pass = self._sizes[_Place.PASSING] + record.size <= self.passing
                 return _Place.PASSING if may_pass else None
             self._move(top, _Place.GOING)
         return _Place.HELD
 
     def _keep_limit(self) -> None:
-        """Let blocks go after the limit became smaller."""
+        """Move held blocks to GOING after `limit` was lowered."""
         while self._sizes[_Place.HELD] > self.limit and (top := self._furthest_held()) is not None:
             self._move(top, _Place.GOING)
 
     def _finds_room(self, record: _Record[B]) -> bool:
-        """Return whether a block that is here may stay, after others made room that are used later."""
+        """Return whether a cached block may be held, after moving blocks that are used later to GOING."""
         while self._sizes[_Place.HELD] + record.size > self.limit:
             top = self._furthest_held()
             if top is None or top.next <= record.next:
@@ -281,7 +282,7 @@ class EvictionSchedule(Generic[B]):
             self._going[record.block] = None
         self._file(record)
 
-    # When a block is used.
+    # Bookkeeping of next uses
 
     def _new(self, block: B, size: int) -> _Record[B]:
         record = self._records[block] = _Record(block, size)
@@ -293,7 +294,7 @@ class EvictionSchedule(Generic[B]):
         self._file(record)
 
     def _file(self, record: _Record[B]) -> None:
-        """Put a block where it is found by its next use; forget it when there is no use for it, and it is not here."""
+        """Index a held block by its next use; drop the record of a block without use, cache file or request."""
         if record.place is _Place.HELD:
             self._push(record)
         elif record.place is _Place.AWAY and record.next == NEVER and not record.is_under_way:
@@ -312,7 +313,7 @@ class EvictionSchedule(Generic[B]):
         return entry[2].place is _Place.HELD and entry[2].next == -entry[0]
 
     def _furthest_held(self) -> _Record[B] | None:
-        """Return the held block that is used furthest ahead; of those without a known use, the longest without."""
+        """Return the held block with the furthest next use. Without a known use: the one that lost its use first."""
         while self._furthest and not self._counts(self._furthest[0]):
             heappop(self._furthest)
         return self._furthest[0][2] if self._furthest else None
