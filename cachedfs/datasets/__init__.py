@@ -1,7 +1,7 @@
-"""Datasets for training that never waits: samples of many files, of arrays, of lines, and the Loader that feeds them.
+"""PyTorch datasets over files, lines, HDF5 and Zarr arrays, and the `Loader` for their batches.
 
-All work in a plain `torch.utils.data.DataLoader` as well. Needs torch: `pip install "cachedfs[torch]"`. `pack`, which makes
-one sharded Zarr store of many samples, does without: `pip install "cachedfs[pack]"`.
+All of them also work in a plain `torch.utils.data.DataLoader`. They need torch: `pip install "cachedfs[torch]"`.
+`pack`, which writes many samples into one sharded Zarr store, does not need torch: `pip install "cachedfs[pack]"`.
 """
 
 from importlib import import_module
@@ -39,7 +39,7 @@ _EXTRAS = {
 
 
 def __getattr__(name: str) -> Any:
-    # Each brings its own library: who reads files needs neither zarr nor h5py.
+    # Each dataset imports its own library: FileDataset needs neither zarr nor h5py.
     if name not in _MODULES:
         raise AttributeError(f"module 'cachedfs.datasets' has no attribute {name!r}")
     try:

@@ -1,4 +1,4 @@
-"""Many small files, each of them a sample."""
+"""`FileDataset`: a map-style dataset with one sample per file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ __all__ = ["FileDataset"]
 
 
 class FileDataset(Samples):
-    """A sample for each file: those that match a pattern, those below a folder, or those of a list.
+    """One sample per file of a pattern, a folder or a list.
 
-    A sample is what `decode` makes of the file's bytes (the bytes themselves without it), then `transform`; with `label`,
-    it is a tuple `(sample, label(path))`. A batch is one round trip. `paths` are the names of the files, in the order of
-    the samples: natural order (`img2` before `img10`, folder by folder), or that of the list.
+        texts = FileDataset("cachedfs::gs://my-bucket/texts/*.txt", decode=bytes.decode)
+        print(len(texts), texts[0])
 
-    The files are listed once, where it is made; copies in workers have the list. A file that was replaced since is read as
-    it is now; one that is gone is an `ObjectNotFound` (FileNotFoundError) that names it.
+    A folder stands for all files below it. A sample is the file's bytes, passed through `decode` and then `transform`
+    if they are given. With `label`, it is a tuple `(sample, label(path))`. A batch is read in one round trip. `paths`
+    lists the files in the order of the samples: natural order (`img2` before `img10`, folder by folder), or the order
+    of the list.
+
+    The files are listed once, in the constructor, and copies in workers keep that list. A file that was replaced since
+    then is read as it is now. A file that was deleted raises `ObjectNotFound` (a FileNotFoundError) with its name.
     """
 
     tells_reading = True
@@ -37,12 +41,13 @@ class FileDataset(Samples):
         transform: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """List the files of a pattern (`gs://b/train/*.json`, also `**`) or folder; a list is taken as it is, unasked.
+        """List the files of a pattern (`gs://b/train/*.json`, also `**`) or folder.
 
-        `decode` is called with the bytes of a file, `transform` with what that returned, `label` with the path, as in
-        `paths`. All have to be picklable where workers are spawned: functions of a module, not lambdas.
+        A list is used as it is, without a request. `decode` is called with the bytes of a file, `transform` with the
+        result, and `label` with the path as in `paths`. All three must be picklable if workers are spawned:
+        module-level functions, not lambdas.
 
-        Raises ObjectNotFound when the URL names no file; ValueError for an empty list.
+        Raises ObjectNotFound if the URL names no file, and ValueError for an empty list or several filesystems.
         """
         first, urls = as_urls(url)
         super().__init__(first, transform=transform, storage_options=storage_options)
@@ -54,7 +59,10 @@ class FileDataset(Samples):
         return len(self.paths)
 
     def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
-        """Return the samples with these numbers, their files read in one round trip; one that cannot be read is named."""
+        """Return the samples with these indexes, their files read in one round trip.
+
+        An error names the file.
+        """
         wanted = [(number, self.paths[number]) for number in map(self.number, indexes)]
         found = self._read(list(dict.fromkeys(path for _, path in wanted)))
         return [self._sample(number, path, found[path]) for number, path in wanted]
@@ -63,7 +71,7 @@ class FileDataset(Samples):
         """Yield the paths of these samples, as `fs.prefetch` takes them."""
         for index in indexes:
             path = self.paths[self.number(index)]
-            # All of one object: a name alone would be taken for a pattern.
+            # An explicit byte range: `prefetch` would take the path alone for a pattern.
             yield (path, 0, sys.maxsize) if has_magic(path) else path
 
     def _read(self, paths: list[str]) -> dict[str, bytes | BaseException]:

@@ -1,4 +1,4 @@
-"""What URLs name: files in natural order, held so that they travel to every worker at no cost."""
+"""List the files that URLs name, in natural order, in a form that is cheap to send to workers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _DIGITS = re.compile(r"[0-9]+")
 
 
 class CompactStrings(Sequence[str]):
-    """Many names in one piece of memory.
+    """A sequence of strings stored in one block of memory.
 
-    It pickles as fast as bytes are copied, and forked workers share it: to look at a list of strings is to write their
-    reference counts, and so to copy its pages.
+    It pickles as fast as memory is copied, and forked workers share its pages. Reading a list of strings instead writes
+    their reference counts, which makes each worker copy the pages.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -64,8 +64,8 @@ class CompactStrings(Sequence[str]):
 
 
 def natural_key(path: str) -> str:
-    """Return what sorts paths as people do: `img2` before `img10`, and one folder after the other."""
-    # A number is compared by its length first; a slash comes before all else.
+    """Return a key that sorts paths in natural order: `img2` before `img10`, one folder after the other."""
+    # The length in front of a number makes shorter numbers sort first. NUL makes a slash sort before all else.
     return _DIGITS.sub(_measured, path.replace("/", "\0"))
 
 
@@ -75,9 +75,9 @@ def _measured(match: re.Match[str]) -> str:
 
 
 def as_urls(given: URLs) -> tuple[str, list[str] | None]:
-    """Return the first URL, and all of them where they came as a list.
+    """Return the first URL, and the list of all URLs (None if `given` is a single URL).
 
-    Raises ValueError for an empty list, or one of URLs that do not share a filesystem, and TypeError for what is no URL.
+    Raises ValueError for an empty list or URLs of several filesystems, and TypeError for anything but URLs.
     """
     if isinstance(given, str | os.PathLike):
         return os.fspath(given), None
@@ -96,24 +96,24 @@ def as_urls(given: URLs) -> tuple[str, list[str] | None]:
 
 
 def paths_of(fs: Any, urls: Iterable[str]) -> list[str]:
-    """Return the filesystem's own names of files, in the order given; nobody is asked."""
+    """Return the filesystem's paths of these URLs, in the given order, without a request."""
     return [str(fs._strip_protocol(url)) for url in urls]
 
 
 def files_of(fs: Any, url: str, path: str) -> dict[str, int | None]:
-    """Return the files that a URL names, in natural order, each with its size as far as that is known: see `infos_of`."""
+    """Return the files that a URL names, in natural order, with their sizes (None if unknown); see `infos_of`."""
     return {name: info.get("size") for name, info in infos_of(fs, url, path).items()}
 
 
 def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
-    """Return the files that a URL names, in natural order, each with what its listing says of it.
+    """Return the files that a URL names, in natural order, each with its entry from the listing.
 
-    A pattern names the files that match; any other URL a file, or everything below a folder. One listing. Raises
-    ObjectNotFound when there is none.
+    A pattern names the files that match it. Any other URL names a file, or all files below a folder. One listing finds
+    them. Raises ObjectNotFound if there is no file.
     """
     is_pattern = has_magic(path)
     matched = fs.glob(path, detail=True) if is_pattern else {}
-    # A folder may have a bracket in its name, too.
+    # The name of a folder may contain `[`, too.
     files = _files(matched) or _files(fs.find(path, detail=True))
     if files:
         return dict(sorted(files.items(), key=lambda item: (natural_key(item[0]), item[0])))
@@ -129,9 +129,9 @@ def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
 
 
 def infos_at(fs: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what is known of each of these files: one question each, several at a time.
+    """Return `fs.info` of each of these files, several lookups at a time.
 
-    Raises ObjectNotFound for one that is not there, and IsADirectoryError for a folder.
+    Raises ObjectNotFound for a missing file, and IsADirectoryError for a folder.
     """
     if fs.async_impl:
         coros = [fs._info(path) for path in paths]

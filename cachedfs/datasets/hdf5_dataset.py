@@ -1,4 +1,4 @@
-"""Samples along the first axis of the datasets of one HDF5 file, read by h5py."""
+"""`HDF5Dataset`: a map-style dataset over the rows of datasets in one HDF5 file, read by h5py."""
 
 from __future__ import annotations
 
@@ -27,23 +27,28 @@ from cachedfs.read.cached_reads import versions_read
 
 __all__ = ["HDF5Dataset"]
 
-PIECE = 16 << 10  # of data that has no chunks: small rows are asked for together, larger ones one by one
-# Decoded chunks that HDF5 keeps of each dataset, as much as the pool of a ZarrDataset. Its own 1 MiB has the chunks of a window
-# shuffle decompressed again for every batch: seven times the CPU. Two chunks that share a slot put each other out.
+PIECE = 16 << 10  # bytes of contiguous data read together: several small rows, or one large row
+# HDF5's cache of decoded chunks for each dataset, as large as the pool of a ZarrDataset. With the default of 1 MiB, a
+# window shuffle decompresses its chunks again for every batch, at seven times the CPU time. There are many slots,
+# because two chunks with the same slot evict each other.
 KEPT = {"rdcc_nbytes": 256 << 20, "rdcc_nslots": 100_003}
 
 
 class HDF5Dataset(Samples):
-    """Sample `i` is row `i` of each of the datasets of an HDF5 file: a tuple of arrays, in the order of `datasets`.
+    """Rows of datasets in one HDF5 file: sample `i` is a tuple with row `i` of each of `datasets`.
 
-    A row has the dataset's dtype in this machine's byte order, and its shape without the first axis: a dataset of shape
-    (60000, 28, 28) gives arrays of shape (28, 28), one of shape (60000,) NumPy scalars; strings of variable length come as
-    bytes, as h5py has them. With a single name instead of a list, a sample is the row itself. Then comes `transform`.
+        digits = HDF5Dataset("cachedfs::gs://my-bucket/digits.h5", ("image", "label"))
+        image, label = digits[42]
 
-    A batch is read at once: each chunk once, however the batch is ordered, and what is not in the cache yet in one round
-    trip. `dtypes` and `shapes` are those of the rows, by name. Each process opens the file for itself, when it reads first;
-    threads share that, since the HDF5 library does one thing at a time. A process that opens it after it was replaced reads it
-    as it is now; where length, shapes or dtypes are others, that is `ObjectChanged`.
+    A row has the dtype of the dataset in native byte order, and its shape without the first axis: a dataset of shape
+    (60000, 28, 28) gives arrays of shape (28, 28), and one of shape (60000,) gives NumPy scalars. Strings of variable
+    length are `bytes`, as in h5py. With a single name instead of a list, a sample is the row itself. `transform` comes
+    last. `dtypes` and `shapes` are those of the rows, by name.
+
+    A batch reads each chunk once, in any order of samples, and fetches what is not cached in one round trip. Each
+    process opens the file at its first read. Threads share the open file, and the HDF5 library runs one call at a
+    time. A process that opens the file after it was replaced reads the new content, and raises `ObjectChanged` if the
+    length, a shape or a dtype differs.
     """
 
     tells_reading = True
@@ -57,14 +62,16 @@ class HDF5Dataset(Samples):
         h5py: Mapping[str, Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Open the file and look at the datasets: names in it, also below groups (`train/image`), of equal length.
+        """Open the file and inspect the named datasets, which must have equal length.
 
-        `h5py` are options of `h5py.File`: `{"rdcc_nbytes": 1 << 30}` keeps more decoded chunks of each dataset than the 256 MiB
-        that are kept in each process; a window shuffle of `window` chunks wants twice as many.
+        A name may contain groups (`train/image`). `h5py`: options of `h5py.File`. `{"rdcc_nbytes": 1 << 30}` keeps
+        more decoded chunks of each dataset and process than the default of 256 MiB; a window shuffle of `window`
+        chunks needs room for twice as many.
 
-        Raises ObjectNotFound for a missing file, OSError for one that h5py cannot read, ValueError for a name that is not
-        there (saying which are), comes twice, or is in another file (virtual datasets, links), datasets of unequal length, or rows of their own
-        lengths in a foreign byte order, which h5py misreads.
+        Raises ObjectNotFound for a missing file, and OSError for a file that h5py cannot read. Raises ValueError for
+        a name that is missing (the message lists those that exist), repeated, or in another file (virtual datasets,
+        links), for datasets of unequal length, and for variable-length rows in a foreign byte order, which h5py
+        misreads.
         """
         super().__init__(url, transform=transform, storage_options=storage_options)
         self.datasets = [datasets] if isinstance(datasets, str) else once_each(datasets, self.url)
@@ -80,7 +87,7 @@ class HDF5Dataset(Samples):
         self._looks = {name: column.look for name, column in columns.items()}
         self.dtypes = {name: look.dtype for name, look in self._looks.items()}
         self.shapes = {name: look.shape for name, look in self._looks.items()}
-        # The others' chunks are small beside those of the largest.
+        # The dataset with the largest rows decides: the chunks of the others are small in comparison.
         largest = max(columns.values(), key=lambda column: column.row_size)
         self.group_size = largest.data.chunks[0] if largest.data.chunks else 1
 
@@ -88,13 +95,13 @@ class HDF5Dataset(Samples):
         return self._length
 
     def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
-        """Return the samples with these numbers, read at once."""
+        """Return the samples with these indexes, read in one round trip."""
         numbers = [self.number(index) for index in indexes]
         if not numbers:
             return []
         rows, places = np.unique(numbers, return_inverse=True)
         columns = self._file().read(rows)
-        if len(rows) < len(numbers):  # who changes a sample in place does not change it twice
+        if len(rows) < len(numbers):  # a repeated sample is copied, so that in-place changes stay separate
             columns = [[_own(column[place]) for place in places.tolist()] for column in columns]
         else:
             columns = [[column[place] for place in places.tolist()] for column in columns]
@@ -104,7 +111,7 @@ class HDF5Dataset(Samples):
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
         """Yield the byte ranges of the chunks that hold these samples, as `fs.prefetch` takes them.
 
-        Nothing for what HDF5 does not place in this file.
+        Yields nothing for data without byte ranges of its own in this file, such as compact datasets.
         """
         file = self._file()
         last: dict[str, int] = {}
@@ -120,7 +127,7 @@ class HDF5Dataset(Samples):
     def _file(self) -> _Opened:
         opened = self._opened
         if opened is None or opened.pid != os.getpid():
-            # What was opened before a fork is left alone, here: its parent uses it.
+            # A file opened before a fork is left alone in the child: the parent still uses it.
             opened = _Opened(self)
             self._check_same(opened)
             self._opened = opened
@@ -139,20 +146,20 @@ class HDF5Dataset(Samples):
 
 
 class _Opened:
-    """The file, open in one process, until nobody holds it."""
+    """The file opened in one process; it is closed when no reference to this is left."""
 
     def __init__(self, of: HDF5Dataset) -> None:
         self.pid = os.getpid()
         self._url, self._fs, self._path = of.url, of.fs, of.path
         self._lock = threading.Lock()
         file = of.fs.open(of.path, "rb")
-        # That of the open file: it may have been replaced since.
+        # The version of the open file: the path may name a newer one by now.
         self._version = file._object().fingerprint if isinstance(file, CachedFile) else None
         self._bytes = _Bytes(file)
         try:
             self._file = h5py.File(self._bytes, "r", **of._options)
         except OSError as error:
-            if type(error) is not OSError:  # an error of the file, not of what is in it
+            if type(error) is not OSError:  # an error of reading the file, not of its content
                 raise
             message = f"{of.url}: not an HDF5 file that h5py can read: {error}"
             raise OSError(errno.EINVAL, message) from error
@@ -165,7 +172,7 @@ class _Opened:
             raise ValueError(f"{of.url}: expected the names of datasets, such as {self._names()}")
 
     def read(self, rows: Any) -> list[list[Any]]:
-        """Return these rows of each dataset; `rows` are sorted, each once."""
+        """Return these rows of each dataset; `rows` must be sorted and unique."""
         fetched = self._fetched(rows)
         with self._lock:
             self._bytes.hold(fetched)
@@ -178,14 +185,17 @@ class _Opened:
         try:
             return column.read(rows)
         except OSError as error:
-            if type(error) is not OSError:  # an error of the file, not of what is in it
+            if type(error) is not OSError:  # an error of reading the file, not of its content
                 raise
             which = f"samples {rows[0]} to {rows[-1]}" if len(rows) > 1 else f"sample {rows[0]}"
             message = f"{self._url}: {name!r}: h5py cannot read {which}: {error}"
             raise OSError(errno.EIO, message) from error
 
     def _fetched(self, rows: Any) -> dict[int, bytes]:
-        """Return what HDF5 will read, by offset: it would ask for one chunk after the other. Empty where it may as well."""
+        """Return the bytes that HDF5 will read, by offset, fetched in one round trip.
+
+        HDF5 itself would fetch one chunk after the other. Returns {} if it may as well do that.
+        """
         if self._version is None:
             return {}
         with self._lock:
@@ -196,7 +206,7 @@ class _Opened:
         with reading(), versions_read() as versions:
             found = self._fs.cat_ranges([self._path] * len(pieces), starts, stops, on_error="return")
         if versions != {self._path: {self._version}}:
-            return {}  # of another version: the open file says so
+            return {}  # of another version: reading the open file raises an error
         return {start: data for start, data in zip(starts, found, strict=True) if isinstance(data, bytes)}
 
     def _dataset(self, name: str) -> Any:
@@ -218,8 +228,8 @@ class _Opened:
         return ", ".join(map(repr, names)) or "none"
 
 
-# Files that nobody holds any more, and their datasets, that could not be closed at once. Who lets go of one may not wait for
-# h5py's lock: garbage is also collected in the thread that brings bytes, for which somebody waits who has that lock.
+# Unreferenced files, with their datasets, that could not be closed at once. A finalizer must not wait for h5py's
+# lock: it may run in the event loop thread, while the holder of the lock waits for bytes from that thread.
 _left: deque[tuple[Any, dict[str, _Column]]] = deque()
 
 
@@ -233,14 +243,14 @@ def _leave(file: Any, columns: dict[str, _Column]) -> None:
 
 
 def _close_those_left() -> None:
-    with contextlib.suppress(IndexError):  # there is none any more
+    with contextlib.suppress(IndexError):  # the deque is empty
         while True:
             _left.popleft()[0].close()
 
 
 @atexit.register
 def _close_all() -> None:
-    # At exit at the latest: HDF5 would close them itself when there is no Python any more to do it with, and crash.
+    # HDF5 would close the files itself after the interpreter has ended, and crash.
     for opened in [*_opened]:
         opened._file.close()
     _close_those_left()
@@ -250,7 +260,7 @@ _opened: weakref.WeakSet[_Opened] = weakref.WeakSet()
 
 
 class _Look(NamedTuple):
-    """What of a dataset has to stay as it was."""
+    """The properties of a dataset that must stay the same when the file is opened again."""
 
     length: int
     shape: tuple[int, ...]  # of a row
@@ -261,27 +271,28 @@ class _Look(NamedTuple):
 
 
 class _Column:
-    """One dataset, and where its bytes are."""
+    """One dataset of the open file, and the byte ranges of its rows."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
         self.look = _Look(data.shape[0], data.shape[1:], _native(data.dtype))
         self.row_size = data.id.get_type().get_size() * math.prod(data.shape[1:])
-        # Rows that come together: those of a chunk, or a piece of what has no chunks.
+        # Rows that are read together: those of a chunk, or `PIECE` bytes of contiguous data.
         self.rows: int = data.chunks[0] if data.chunks else max(1, PIECE // max(1, self.row_size))
-        # HDF5 decompresses a chunk that it cannot keep for every read again.
+        # HDF5 decompresses a chunk that is too large for its chunk cache again on every read.
         kept = data.id.get_access_plist().get_chunk_cache()[1]
         is_filtered = data.id.get_create_plist().get_nfilters() > 0
         self._is_read_once = is_filtered and self.rows * self.row_size > kept
-        # The groups that were read last: no more than HDF5 has for sure, and none of what has no chunks.
+        # The last groups read, no more than are certainly in HDF5's chunk cache; none of contiguous data.
         self._n_known = kept // max(1, self.rows * self.row_size) // 2 if data.chunks else 0
         self._known: OrderedDict[int, None] = OrderedDict()
         self._places: _Places | None = None
 
     def read(self, rows: Any) -> list[Any]:
-        """Return rows, which are sorted, each once: neighbours by one read, of chunks that HDF5 cannot keep all by one.
+        """Return these rows, sorted and unique.
 
-        Many reads of slices: h5py takes some 50 us for one, and milliseconds for each row of a list.
+        Adjacent rows take one read. So do all rows of a chunk that is too large for HDF5's chunk cache. All reads are
+        slices: h5py takes about 50 us for a slice, and milliseconds for each row of a list.
         """
         is_cut = np.diff(rows) > 1
         if self._is_read_once:
@@ -290,7 +301,7 @@ class _Column:
         for run in np.split(rows, np.flatnonzero(is_cut) + 1):
             first, last = int(run[0]), int(run[-1])
             block = self.data[first : last + 1]
-            block = block.astype(_native(block.dtype), copy=False)  # torch takes no other
+            block = block.astype(_native(block.dtype), copy=False)  # torch requires native byte order
             found.extend(block if len(block) == len(run) else block[run - first])
         self._note(rows)
         return found
@@ -303,7 +314,7 @@ class _Column:
             self._known.popitem(last=False)
 
     def pieces_of(self, rows: Any) -> list[tuple[int, int]]:
-        """Return the byte ranges of the file that hold these rows, in order; those that touch as one. None of what HDF5 keeps."""
+        """Return the byte ranges of these rows, sorted and merged, without the chunks that HDF5 has in its cache."""
         groups = [group for group in dict.fromkeys((rows // self.rows).tolist()) if group not in self._known]
         merged: list[tuple[int, int]] = []
         for start, stop in sorted(piece for group in groups for piece in self.pieces(group)):
@@ -313,10 +324,10 @@ class _Column:
         return merged
 
     def pieces(self, group: int) -> Sequence[tuple[int, int]]:
-        """Return the byte ranges of the file that hold a group of rows."""
+        """Return the byte ranges of the file that hold one group of rows."""
         if self.data.chunks is None:
             begin = self.data.id.get_offset()
-            if begin is None:  # compact, or in another file
+            if begin is None:  # compact, or in an external file
                 return ()
             start, stop = group * self.rows, min((group + 1) * self.rows, len(self.data))
             return ((begin + start * self.row_size, begin + stop * self.row_size),)
@@ -326,7 +337,7 @@ class _Column:
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    # As it is where it may: a new one has not what h5py notes at it.
+    # A native dtype is kept as it is: a new one would lack the metadata that h5py attaches.
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
@@ -335,7 +346,7 @@ def _own(row: Any) -> Any:
 
 
 class _Places(NamedTuple):
-    """Where the chunks of a dataset lie: sorted by the group of rows that they hold."""
+    """Byte ranges of the chunks of a dataset, sorted by the group of rows that they hold."""
 
     groups: Any
     starts: Any
@@ -347,10 +358,13 @@ class _Places(NamedTuple):
 
 
 def _places(data: Any) -> _Places:
-    """Return where all chunks lie, from one walk over HDF5's own index: it has no cheaper way to find one."""
+    """Return the byte ranges of all chunks, by one walk over HDF5's index.
+
+    HDF5 has no cheaper lookup of a single chunk.
+    """
     found: list[tuple[int, int, int]] = []
     rows = data.chunks[0]
-    if hasattr(data.id, "chunk_iter"):  # not with an old HDF5 library
+    if hasattr(data.id, "chunk_iter"):  # missing in old versions of the HDF5 library
         data.id.chunk_iter(
             lambda chunk: found.append((chunk.chunk_offset[0] // rows, chunk.byte_offset, chunk.size))
         )
@@ -359,16 +373,19 @@ def _places(data: Any) -> _Places:
 
 
 class _Bytes:
-    """The file as h5py reads it: from what was fetched for it, else from the open file. No read is short: HDF5 would not see it."""
+    """The file object that h5py reads: serves pieces fetched before, else reads the open file.
+
+    Raises OSError instead of a short read, which HDF5 would not notice.
+    """
 
     def __init__(self, file: Any) -> None:
         self._file = file
         self._position = 0
-        # Offsets, sorted, and the pieces there: one value, as threads take it while others change it.
+        # Sorted offsets and their pieces, in one tuple: a thread may read it while another one replaces it.
         self._held: tuple[list[int], list[bytes]] = ([], [])
 
     def hold(self, pieces: Mapping[int, bytes]) -> None:
-        """Take pieces of the file, by offset, in the place of those from before."""
+        """Replace the held pieces of the file by these, given by offset."""
         starts = sorted(pieces)
         self._held = starts, [pieces[start] for start in starts]
 

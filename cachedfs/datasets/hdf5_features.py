@@ -1,4 +1,4 @@
-"""What h5py cannot read, or reads wrong, of a file that it has from us: a file object, and no path."""
+"""Detect what h5py cannot read, or misreads, through a file object instead of a path."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 __all__ = ["elsewhere", "unreadable"]
 
-SOFT = 64  # soft links on the way to a name: they may go in a circle, and HDF5 itself follows 16
+SOFT = 64  # soft links followed for one name; links may form a cycle, and HDF5 itself follows 16
 
 
 def unreadable(data: Any) -> str:
-    """Return what h5py cannot do with a dataset, and what to do, as the end of a message; "" where that is nothing.
+    """Return what h5py cannot read in a dataset and what to do, as the end of a message; "" if nothing.
 
-    Rows of their own lengths in a foreign byte order: h5py 3 gives other numbers for them, without a word. Virtual datasets
-    over other files: HDF5 opens those as it opened this one, by its file object, and that ends the process.
+    Variable-length rows in a foreign byte order: h5py 3 returns wrong numbers without an error. Virtual datasets over
+    other files: HDF5 would open those through the file object of this file, which kills the process.
     """
     base = h5py.check_vlen_dtype(data.dtype)
     if isinstance(base, np.dtype) and not base.isnative:
@@ -30,11 +30,11 @@ def unreadable(data: Any) -> str:
 
 
 def elsewhere(file: Any, name: str) -> str:
-    """Return in which other file a name is, and what to do, as the end of a message; "" where it is no link to one.
+    """Return which other file a name links to and what to do, as the end of a message; "" if none.
 
-    HDF5 would look in this file for it, as for every name of a file that it opens by a file object.
+    HDF5 would look for the link's target in this file, because every file name leads it to the same file object.
     """
-    at: list[str] = []  # the folder that is reached, by hard links only
+    at: list[str] = []  # path of the group reached so far, by hard links only
     left, n_soft = _steps(name), 0
     while left and n_soft <= SOFT:
         step, *left = left
@@ -57,7 +57,7 @@ def _steps(name: str) -> list[str]:
 
 
 def _virtual(data: Any, seen: set[str]) -> str:
-    """Return a file that a virtual dataset is over, other than its own; also by way of others in that. "" for none."""
+    """Return another file that a virtual dataset uses, directly or through others; "" if there is none."""
     if not data.is_virtual or data.name in seen:
         return ""
     seen.add(data.name)

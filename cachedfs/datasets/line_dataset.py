@@ -1,4 +1,4 @@
-"""The lines of large files, each of them a sample: split by bytes, read in sequence, resumed where they were left."""
+"""`LineDataset`: an iterable dataset with one sample per line of text files."""
 
 from __future__ import annotations
 
@@ -32,20 +32,26 @@ __all__ = ["LineDataset"]
 
 
 class LineDataset(IterableDataset[Any]):
-    """A sample for each line of one file or many: in the files' natural order (or the list's), not shuffled.
+    """One sample per line of one or more text files, in order.
 
-    A line ends with `\\n` or `\\r\\n`, which is not part of it; the last one may have no end. A sample is what `decode` makes
-    of its bytes, then `transform`. Without `decode` it is the line as a str, or with `encoding=None` as bytes. Empty lines
-    are left out unless `keep_empty`; a byte order mark at the start of a file is, always.
+        lines = LineDataset("cachedfs::gs://my-bucket/train.jsonl", decode=json.loads)
+        for record in lines:
+            ...
 
-    Ranks and DataLoader workers get each line exactly once between them: each reads its share of the bytes of all files, of
-    which it takes the lines that begin there. So they have equal numbers of bytes, not of lines: under
-    DistributedDataParallel end the epoch together (`join`, or a fixed number of steps). Compressed files (.gz, .bz2, .xz,
-    .zst) cannot be read from the middle: each goes to one reader as a whole.
+    Files come in natural order (or the order of the list), and lines are not shuffled. A line ends with `\\n` or
+    `\\r\\n`, which is not part of it; the last line may lack it. A sample is the bytes of a line, passed through
+    `decode` and then `transform`. Without `decode` it is a `str`, or `bytes` with `encoding=None`. Empty lines are
+    left out unless `keep_empty` is True. A byte order mark at the start of a file is always left out.
 
-    `state_dict()` says after which line the iterator that began last stands, `load_state_dict()` has the next one go on
-    there, with the same files, ranks and workers, and without reading what came before: torchdata's StatefulDataLoader
-    keeps one for each worker. A compressed file is decompressed again up to there.
+    Ranks and DataLoader workers together get each line exactly once. Each has an equal share of the bytes of all
+    files, and reads the lines that begin in its share. So the numbers of lines differ a little: under
+    DistributedDataParallel, end the epoch together (`join`, or a fixed number of steps). A compressed file (.gz,
+    .bz2, .xz, .zst) cannot be split, so one reader gets all of it.
+
+    `state_dict()` returns the position of the iterator that was started last. After `load_state_dict()`, the next
+    iterator continues there, without reading what comes before. The files and the numbers of ranks and workers must
+    be the same. torchdata's StatefulDataLoader keeps a state for each worker. A compressed file is decompressed again
+    up to the position.
     """
 
     def __init__(
@@ -60,12 +66,13 @@ class LineDataset(IterableDataset[Any]):
         world_size: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Find the files of a pattern, folder, URL or list of URLs, and their sizes: one listing, or one question a file of a list.
+        """Find the files of a pattern, folder, URL or list of URLs, and their sizes.
 
-        `decode` (`json.loads`) and `transform` have to be picklable where workers are spawned. `rank` and `world_size` are
-        those of torch.distributed where it is initialised when the iteration begins, unless given.
+        This takes one listing; for a list of URLs, one lookup per file. `decode` is called with the bytes of a line,
+        and `transform` with the result; both must be picklable if workers are spawned. `rank` and `world_size` are by
+        default those of torch.distributed, if it is initialized when the iteration begins.
 
-        Raises ObjectNotFound when there is no such file, ValueError for options that make no sense.
+        Raises ObjectNotFound for a missing file, and ValueError for inconsistent options.
         """
         _check(encoding, rank, world_size)
         first, given = as_urls(urls)
@@ -98,12 +105,12 @@ class LineDataset(IterableDataset[Any]):
         return self._read(spans, place, at)
 
     def items(self) -> Iterator[Item]:
-        """Yield the bytes that the next iterator in this process would read, as `fs.prefetch` takes them."""
+        """Yield the byte ranges that the next iterator in this process would read, as `fs.prefetch` takes them."""
         for span in self._spans(*self._part()):
             yield self.paths[span.file], span.start, span.stop
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the iterator that began last stands, as JSON values."""
+        """Return the position of the iterator that was started last, as a dict of JSON-compatible values."""
         if self._resume is not None:
             return dict(self._resume)
         file, offset = self._place.stands()
@@ -119,7 +126,11 @@ class LineDataset(IterableDataset[Any]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iterator go on where another one stood. What does not fit is said when it begins."""
+        """Let the next iterator continue at a saved position.
+
+        Raises ValueError if `state` is not from `state_dict`. `iter()` raises ValueError if the numbers of ranks or
+        workers differ, and ObjectChanged if the files differ.
+        """
         missing = self.state_dict().keys() - state.keys()
         if missing:
             raise ValueError(
@@ -128,7 +139,7 @@ class LineDataset(IterableDataset[Any]):
         self._resume = dict(state)
 
     def _resumed(self, state: dict[str, Any], place: _Place) -> tuple[int, int] | None:
-        """Return the file and offset that a state names; (-1, 0) for the start of the part, None for its end."""
+        """Return the file index and offset of a state; (-1, 0) for the start of the part, None for its end."""
         if (state["part"], state["n_parts"]) != (place.part, place.n_parts):
             raise ValueError(
                 f"{self!r}: the state is that of part {state['part']} of {state['n_parts']}, and this is part {place.part} of "
@@ -166,14 +177,14 @@ class LineDataset(IterableDataset[Any]):
                     if found.lines == [codecs.BOM_UTF8] and self._is_mark(span.file):
                         continue
                     lines = place.enter(span.file, found, keep_empty=self.keep_empty)
-                    # Of all that is done for a line, this is the only loop in Python.
+                    # The only Python code that runs once per line.
                     samples = iter(lines) if decode is None else map(decode, lines)
                     try:
                         for place.line, sample in enumerate(samples):
                             yield sample
-                        if place.line + 1 < len(lines):  # `map` took it for its end
+                        if place.line + 1 < len(lines):  # the loop took a StopIteration for the end of `map`
                             raise RuntimeError("decode or transform raised StopIteration")
-                    except Exception as error:  # of any kind: it is the caller's own code, and goes on
+                    except Exception as error:  # any type: user code may raise it
                         where = f"in the line at byte {place.stands()[1]:,}"
                         error.add_note(f"{where} of {self._name(span.file)}, in {self!r}")
                         raise
@@ -194,7 +205,7 @@ class LineDataset(IterableDataset[Any]):
                 yield stream
 
     def _is_mark(self, number: int) -> bool:
-        """Tell whether a file is a byte order mark and nothing else, not even the end of a line."""
+        """Return whether a file contains only a byte order mark, and no line end."""
         with self._opened(number) as file:
             return bool(file.read(len(codecs.BOM_UTF8) + 1) == codecs.BOM_UTF8)
 
@@ -208,7 +219,7 @@ class LineDataset(IterableDataset[Any]):
         return functools.partial(_both, decode, transform)
 
     def _spans(self, part: int, n_parts: int) -> list[LineSpan]:
-        # What has no size is read in one piece.
+        # A file of unknown size is not split.
         whole = [
             size is None or is_compressed(path) for path, size in zip(self.paths, self._sizes, strict=True)
         ]
@@ -220,7 +231,7 @@ class LineDataset(IterableDataset[Any]):
         return [typical if size is None else size for size in self._sizes]
 
     def _part(self) -> tuple[int, int]:
-        """Return which part of how many is read here: by rank, then by worker of the DataLoader."""
+        """Return `(part, n_parts)` of this process: by rank, then by DataLoader worker."""
         rank, world_size = self._where()
         worker = get_worker_info()
         if worker is None:
@@ -239,7 +250,7 @@ class LineDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_place": _Place()}
-        if get_spawning_popen() is not None:  # a worker knows nothing of its parent's torch.distributed
+        if get_spawning_popen() is not None:  # spawned workers lack the parent's torch.distributed
             state["_spawned_by"] = self._where()
         return state
 
@@ -249,23 +260,23 @@ class LineDataset(IterableDataset[Any]):
 
 
 class _Place:
-    """Where an iterator stands: worked out when it is asked for, so that a line costs next to nothing."""
+    """The position of an iterator. It is computed on request only, so that a line costs almost nothing."""
 
     def __init__(self, part: int = 0, n_parts: int = 1) -> None:
         self.part, self.n_parts = part, n_parts
         self.is_over = False
-        self.line = -1  # which of the lines in hand was given last
+        self.line = -1  # index of the last yielded line in the current batch of lines
         self._file: int | None = None
-        self._begin = 0  # offset of the first line in hand
-        self._raw: list[bytes] = []  # the lines in hand, as they are in the file,
-        self._numbers: list[int] | None = None  # and which of them are given, where that is not all
-        self._passed = self._n_passed = 0  # bytes of so many of them
+        self._begin = 0  # offset of the first line of the batch
+        self._raw: list[bytes] = []  # the lines of the batch, as in the file
+        self._numbers: list[int] | None = None  # indexes of the yielded lines in `_raw`; None: all
+        self._passed = self._n_passed = 0  # bytes of the first `_n_passed` lines in `_raw`
 
     def resume(self, file: int, offset: int) -> None:
         self._file, self._begin = file, offset
 
     def enter(self, file: int, found: LineBatch, *, keep_empty: bool) -> list[bytes]:
-        """Take lines in hand; return those to give, as they are given."""
+        """Start a batch of lines; return the lines to yield, without line ends and byte order mark."""
         self._file, self._begin, self._raw, self.line = file, found.begin, found.lines, -1
         self._passed = self._n_passed = 0
         lines, self._numbers = found.lines, None
@@ -279,13 +290,13 @@ class _Place:
         return lines
 
     def stands(self) -> tuple[int | None, int]:
-        """Return the file, and the offset at which the line to give next begins; (None, 0) at the start and the end."""
+        """Return the file index and the offset of the next line to yield; (None, 0) at the start and at the end."""
         if self._file is None or self.is_over:
             return None, 0
         n = self.line + 1
         if self._numbers is not None:
             n = self._numbers[n] if n < len(self._numbers) else len(self._raw)
-        # From where it was asked last: to ask after each batch is not to count all of them again.
+        # Continue from the last call, so that a call after each batch does not count all lines again.
         self._passed += sum(map(len, self._raw[self._n_passed : n])) + n - self._n_passed
         self._n_passed = n
         return self._file, self._begin + self._passed
@@ -301,21 +312,21 @@ def _check(encoding: str | None, rank: int | None, world_size: int | None) -> No
 
 
 def _told(blocks: Iterator[Any], name: str) -> Iterator[Any]:
-    """Yield what is read; an error of the reading or decompressing is told of which file it is."""
+    """Yield from `blocks`; an error while reading or decompressing gets a note with the file's name."""
     try:
         yield from blocks
-    except Exception as error:  # of any kind: each library has its own for data that it cannot read
+    except Exception as error:  # any type: each library raises its own for corrupt data
         error.add_note(f"while reading {name}")
         raise
 
 
 def _version(fs: Any, path: str) -> str | None:
-    """Return what changes with the bytes, where it is known without asking again."""
+    """Return a key that changes with the object's bytes; None for a filesystem other than cachedfs."""
     return str(fs.ukey(path)) if isinstance(fs, CachedFileSystem) else None
 
 
 def _listed_version(fs: Any, path: str) -> str | None:
-    """Return what changes with the bytes, by the listing or question that came before, however soon that counts no more."""
+    """Return `_version` as of the last listing or lookup, even if that is expired by now."""
     known = fs._source.last_known(path) if isinstance(fs, CachedFileSystem) else None
     return _version(fs, path) if known is None or known.info is None else known.info.fingerprint
 

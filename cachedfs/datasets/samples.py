@@ -1,4 +1,4 @@
-"""What the map-style datasets have in common: samples by number, and what they will read by name."""
+"""`Samples`, the base class of the map-style datasets, and `SampleReader`, which reads their batches."""
 
 from __future__ import annotations
 
@@ -18,20 +18,29 @@ from cachedfs.readahead.object_history import as_declared
 __all__ = ["Collate", "Item", "Samples", "SampleReader", "naming", "once_each"]
 
 
-Item = str | tuple[str, int, int]
+Item = str | tuple[str, int, int]  # a path, or (path, start, stop) in bytes
 
 
 class Samples(Dataset[Any]):
-    """Samples by number, of what is behind one URL.
+    """Base class of map-style datasets: samples by index, read from one URL.
 
-    It pickles and forks as its filesystem does. `fs` and `path` are what `url` names there.
+    `fs` and `path` are the filesystem and the path that `url` resolves to. A dataset pickles and forks as `fs` does.
 
-    A class derived from it overrides `__getitem__` or `__getitems__`: what gives a batch asks the one, `[i]` the other, and
-    either follows from the one that is given. One round trip for a batch is only in `__getitems__`.
+        class Numbers(Samples):
+            def __len__(self):
+                return self.fs.size(self.path) // 8
+
+            def __getitem__(self, index):
+                start = 8 * self.number(index)
+                return int.from_bytes(self.fs.cat_file(self.path, start, start + 8), "little")
+
+    A subclass overrides `__getitem__` or `__getitems__`; the other one then follows from it. `dataset[i]` calls
+    `__getitem__`, and a DataLoader or Loader calls `__getitems__` for a batch. Override `__getitems__` to read a
+    batch in one round trip. Override `items` to let a Loader prefetch.
     """
 
-    tells_reading = False  # whether all waiting for bytes is counted, by `clock.reading`
-    # Neighbouring samples that come with one fetch, as those of one chunk, or of one block: what a window shuffle keeps together.
+    tells_reading = False  # True if `metrics.reading` measures all waiting for bytes
+    # Neighboring samples that one fetch reads, for example those of a chunk. A window shuffle keeps them together.
     group_size = 1
 
     def __init__(
@@ -41,13 +50,16 @@ class Samples(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`transform` is called with each sample; `storage_options` are those of the URL's filesystem, nested for a chain."""
+        """Open the filesystem of `url`, with fsspec's `storage_options` (nested for a chained URL).
+
+        `transform` is called with each sample.
+        """
         self.url, self.transform = str(url), transform
         self.fs, self.path = url_to_fs(self.url, **(storage_options or {}))
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Else who asks for a batch would have the inherited one, and nobody would say so.
+        # Otherwise a batch would silently use the inherited method instead of the override.
         given = next(names for names in map(_given, cls.__mro__) if names)
         if given == {"__getitem__"}:
             cls.__getitems__ = _one_by_one(cls)  # type: ignore[method-assign]
@@ -62,50 +74,59 @@ class Samples(Dataset[Any]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield each sample. Not left to `__getitem__`: there an IndexError of `decode` would be the end."""
+        """Yield each sample.
+
+        Python's iteration by `__getitem__` would end silently at an IndexError raised by `decode`.
+        """
         for number in range(len(self)):
             yield self[number]
 
     def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
-        """Return the samples with these numbers, in one round trip: what a DataLoader asks for a batch."""
+        """Return the samples with these indexes, in one round trip. A DataLoader calls this for each batch."""
         raise NotImplementedError
 
     def batch(self, indexes: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
-        """Return a batch of samples, put together by `collate`; torch's own where none is given."""
+        """Return a batch of samples, combined by `collate` (by torch's `default_collate` if None)."""
         return (collate or default_collate)(self.__getitems__(indexes))
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
-        """Yield what these samples read, in their order, as `fs.prefetch` takes it; nothing where that cannot be told."""
+        """Yield the paths and byte ranges that these samples read, in order, as `fs.prefetch` takes them.
+
+        Yields nothing if the dataset does not know them.
+        """
         return iter(())
 
     def number(self, index: Any) -> int:
-        """Return the number of a sample counted from the front. Raises IndexError, and TypeError for what is no number."""
+        """Return a sample's index counted from the start.
+
+        Raises IndexError if it is out of range, and TypeError if it is not an integer.
+        """
         number = operator.index(index)
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}: {self!r}")
         return number % len(self)
 
     def transformed(self, index: int, sample: Any, *, name: str = "") -> Any:
-        """Return the sample after `transform`; what that raises is told which sample it was."""
+        """Return the sample after `transform`; an error of `transform` gets a note that names the sample."""
         if self.transform is None:
             return sample
         with self.naming(index, name):
             return self.transform(sample)
 
     def naming(self, index: int, name: str = "") -> contextlib.AbstractContextManager[None]:
-        """Add to any error from inside which sample it is about."""
+        """Return a context manager that adds a note with the sample's index and `name` to any error."""
         return naming(f"sample {index} of {self!r}{f': {name}' if name else ''}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
 
-# By the class and not by `self`: `super()` in a class derived from it comes here, and would go in a circle.
+# These call `cls` and not `self`: `super()` in a subclass reaches them, and `self` would recurse endlessly.
 
 
 def _one_by_one(cls: type[Samples]) -> Any:
     def __getitems__(self: Samples, indexes: Sequence[int]) -> list[Any]:
-        """Return the samples with these numbers, one after the other."""
+        """Return the samples with these indexes, read one after the other."""
         samples = []
         for index in indexes:
             with self.naming(index):
@@ -128,7 +149,10 @@ def _given(cls: type) -> set[str]:
 
 
 def once_each(names: Iterable[str], url: str) -> list[str]:
-    """Return the names. Raises ValueError where one comes twice: samples have each by its name."""
+    """Return the names as a list.
+
+    Raises ValueError for a repeated name, because samples are keyed by name.
+    """
     names = list(names)
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ValueError(f"{url}: expected each name once, and {twice[0]!r} comes twice in {names}")
@@ -136,15 +160,15 @@ def once_each(names: Iterable[str], url: str) -> list[str]:
 
 
 def naming(what: str) -> contextlib.AbstractContextManager[None]:
-    """Add to any error from inside what it is about; its type and traceback stay.
+    """Return a context manager that adds a note with `what` to any error; its type and traceback stay.
 
-    But for StopIteration, which becomes a RuntimeError: to who iterates over batches it is the end of the epoch.
+    A StopIteration becomes a RuntimeError, because a loop over batches would take it for the end of the epoch.
     """
     return _Naming(what)
 
 
 class _Naming(contextlib.AbstractContextManager[None]):
-    # A class: a generator that is a context manager has StopIteration go on as it came.
+    # A class, because a generator-based context manager lets StopIteration pass unchanged.
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -152,19 +176,22 @@ class _Naming(contextlib.AbstractContextManager[None]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         if isinstance(error, StopIteration):
             raise RuntimeError(f"StopIteration in {self._what}") from error
-        if isinstance(error, Exception):  # of any kind: it is the caller's own code, and goes on
+        if isinstance(error, Exception):  # any type: user code may raise it
             error.add_note(f"in {self._what}")
 
 
 Collate = Callable[[list[Any]], Any]
-SHOWN = 16  # samples of a batch that an error names
+SHOWN = 16  # sample indexes of a batch that an error lists
 
 
 class SampleReader:
-    """The samples of a map-style dataset, by batch. It looks into `Subset`s, as `random_split` makes them."""
+    """Read batches of a map-style dataset, also through nested `Subset`s such as those of `random_split`."""
 
     def __init__(self, dataset: Any) -> None:
-        """Raises TypeError for a dataset that has no samples by number."""
+        """Wrap `dataset`.
+
+        Raises TypeError for an iterable dataset, or one without `__len__` and `__getitem__`.
+        """
         if isinstance(dataset, IterableDataset) or not all(
             hasattr(dataset, name) for name in ("__len__", "__getitem__")
         ):
@@ -181,36 +208,37 @@ class SampleReader:
 
     @property
     def group_size(self) -> int:
-        """Neighbouring samples that come with one fetch."""
+        """The number of neighboring samples that one fetch reads."""
         return self._samples.group_size if self._samples is not None and self._are_runs else 1
 
     @property
     def fs(self) -> CachedFileSystem | None:
-        """The filesystem that the samples are read through, if it is one of ours, and that can be told."""
+        """The cachedfs filesystem of the dataset; None if it has another one or does not say."""
         fs = None if self._samples is None else self._samples.fs
         return fs if isinstance(fs, CachedFileSystem) else None
 
     @property
     def tells_reading(self) -> bool:
-        """Whether the dataset tells how long it waits for bytes: see `clock`."""
+        """Whether the dataset measures how long it waits for bytes; see `metrics.reading`."""
         return self._samples is not None and self._samples.tells_reading
 
     @property
     def prefetch(self) -> Callable[[Iterable[Item]], Any] | None:
-        """What fetches items ahead; None where the samples are not of a filesystem that does."""
+        """The `prefetch` method of the dataset's filesystem; None if there is none."""
         return None if self._samples is None else getattr(self._samples.fs, "prefetch", None)
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
-        """Yield what samples read, in their order. REQUIRES: `prefetch`."""
+        """Yield the paths and byte ranges that samples read, in order. Requires that `prefetch` is not None."""
         assert self._samples is not None
         for subset in self._subsets:
             indexes = map(subset.__getitem__, indexes)
         return self._samples.items(indexes)
 
     def batch(self, indexes: Sequence[int], collate: Collate | None) -> Any:
-        """Return a batch of samples; an error from inside is told which samples those were.
+        """Return a batch of samples; any error gets a note that lists their indexes.
 
-        Where there is `prefetch` they are read as declared: by this process, or by the first one of the machine.
+        If the filesystem has `prefetch`, these reads trigger no readahead: this process, or the first process of the
+        machine, declares them in a prefetch plan.
         """
         reading = as_declared() if self.prefetch is not None else nullcontext()
         with reading, naming(f"a batch of samples {_listed(indexes)} of {self!r}"):
@@ -234,9 +262,9 @@ class SampleReader:
 
 
 def _unwrapped(dataset: Any) -> tuple[Samples | None, list[Sequence[int]]]:
-    """Return our dataset inside subsets, if it is one, and their indexes, those of the outermost first."""
+    """Return the `Samples` inside nested subsets (None if another type), and the indexes, outermost first."""
     subsets = []
-    while type(dataset) is Subset:  # one derived from it may do anything
+    while type(dataset) is Subset:  # a subclass of Subset may behave differently
         subsets.append(dataset.indices)
         dataset = dataset.dataset
     return (dataset, subsets) if isinstance(dataset, Samples) else (None, [])

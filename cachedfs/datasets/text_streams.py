@@ -1,4 +1,4 @@
-"""Files that are compressed, read as a stream: which they are, and what decompresses them."""
+"""Read compressed files as streams, and read the lines in a byte range of a text file."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = [
 ]
 
 
-_INPUT = 128 << 10  # compressed bytes at a time
+_INPUT = 128 << 10  # compressed bytes read at a time
 
 
 def is_compressed(path: str) -> bool:
-    """Return whether the name says that the file is compressed: .gz, .bz2, .xz, .zst."""
+    """Return whether the file name has the suffix of a compressed file: .gz, .bz2, .xz or .zst."""
     return _suffix(path) in _READERS
 
 
 def decompressed(path: str, file: Any) -> Any:
-    """Return what reads the content of an open compressed file: `read(n)`, `seek` forwards, `close` of itself alone.
+    """Return a reader of the content of an open compressed file, with `read(n)`, forward `seek`, and `close`.
 
-    All members or frames, one after the other. Its `read` raises what the library does for wrong data (OSError,
-    zlib.error, lzma.LZMAError, ...), and EOFError for a file that ends too early.
+    It reads all members or frames in sequence. `read` raises the library's errors for corrupt data (OSError,
+    zlib.error, lzma.LZMAError, ...), and EOFError for a truncated file. `close` leaves `file` open.
     """
     return _READERS[_suffix(path)](file)
 
@@ -47,7 +47,7 @@ def _suffix(path: str) -> str:
 
 
 def _zstd(file: Any) -> Any:
-    # Python's own, from 3.14 on, and the same for older ones.
+    # The standard library's module (Python 3.14), or its backport.
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             return import_module(name).ZstdFile(file)
@@ -59,7 +59,7 @@ def _zstd(file: Any) -> Any:
 
 
 class _Frames:
-    """Reads frame after frame. The library's own reader takes the end of the file for the end of a frame."""
+    """Reader of all zstd frames of a file. zstandard's own reader takes a truncated frame for a complete one."""
 
     def __init__(self, file: Any, begin: Callable[[], Any]) -> None:
         self._file, self._begin = file, begin
@@ -68,7 +68,7 @@ class _Frames:
         self._position = 0
 
     def read(self, n: int = -1) -> bytes:
-        """Return what comes next, of any size; nothing at the end only."""
+        """Return the next bytes, regardless of `n`; empty only at the end."""
         data, self._over = self._over, b""
         while not data:
             self._input = self._input or self._file.read(_INPUT)
@@ -101,9 +101,9 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-END = sys.maxsize  # a span that stops here has all of its file
-READ = 256 << 10  # bytes that are split into lines at once: the lines of it are in memory together
-TAIL = 32 << 10  # bytes read at a time for the end of a line that runs over into the next part
+END = sys.maxsize  # the `stop` of a span over a whole file
+READ = 256 << 10  # bytes read and split at a time; their lines are in memory together
+TAIL = 32 << 10  # bytes read at a time for a line that extends into the next part
 
 
 class LineSpan(NamedTuple):
@@ -115,16 +115,16 @@ class LineSpan(NamedTuple):
 
 
 def spans_of(sizes: Sequence[int], is_whole: Sequence[bool], part: int, n_parts: int) -> list[LineSpan]:
-    """Return what part number `part` of `n_parts` reads, in order: its share of the bytes of all files.
+    """Return what part number `part` of `n_parts` reads, in order: its equal share of the bytes of all files.
 
-    Files that cannot be read from the middle (`is_whole`) go to the part in which their middle is. The parts, one after
-    the other, are all of the files in their order, where none is whole; else each byte still belongs to exactly one.
+    A file that cannot be split (`is_whole`) belongs to the part that contains its middle. Each byte belongs to
+    exactly one part. If no file is whole, the parts in sequence are all files in order.
     """
     ends = list(accumulate(sizes))
     total = ends[-1] if ends else 0
     low, high = total * part // n_parts, total * (part + 1) // n_parts
     if part == n_parts - 1:
-        high += 1  # and what has no bytes, at the end of all
+        high += 1  # includes empty files at the very end
     found = []
     for i in range(bisect_left(ends, low), len(sizes)):
         begin, end = ends[i] - sizes[i], ends[i]
@@ -139,14 +139,15 @@ def spans_of(sizes: Sequence[int], is_whole: Sequence[bool], part: int, n_parts:
 
 
 def first_line(file: Any, start: int, stop: int) -> int:
-    """Return where the first line begins that begins at `start` or later; `stop` or more when that is not before it.
+    """Return the offset of the first line that begins at `start` or later.
 
-    Leaves the file there. It is enough for it to be `seek`ed and to have `readline`.
+    Returns `stop` or more if no line begins before `stop`. The file is left at that offset. It needs only `seek` and
+    `readline`.
     """
     if start == 0:
         file.seek(0)
         return 0
-    position = start - 1  # a line begins at `start` if another ends right before it
+    position = start - 1  # a line begins at `start` if the byte before it is a line end
     file.seek(position)
     while position < stop:
         data = file.readline(TAIL)
@@ -159,20 +160,21 @@ def first_line(file: Any, start: int, stop: int) -> int:
 
 
 class LineBatch(NamedTuple):
-    """Lines that follow one another, and where the first begins. They are without their b"\\n"; a b"\\r" is still there."""
+    """Consecutive lines and the offset of the first one. Each lacks its b"\\n", but still has a b"\\r"."""
 
     begin: int
     lines: list[bytes]
-    may_return: bool  # False: none of them ends with b"\\r"
+    may_return: bool  # False: no line ends with b"\\r"
 
 
 def lines_from(file: Any, start: int, stop: int) -> Iterator[LineBatch]:
-    """Yield the lines that begin in `[start, stop)`, many at a time. One begins at `start`, and there the file is.
+    """Yield the lines that begin in `[start, stop)`, many at a time.
 
-    The last line of a file may have no end. What one `read` returns is split by one call, so this runs at the speed of C.
+    A line must begin at `start`, and the file must be at `start`. The last line of a file may lack its line end. One
+    `split` call handles all that a `read` returns, so this runs at the speed of C.
     """
-    begin = position = start  # of the line that is not read to its end, and of the next read
-    pending: list[bytes] = []  # of that line
+    begin = position = start  # offsets of the incomplete line, and of the next read
+    pending: list[bytes] = []  # pieces of the incomplete line
     while position < stop or pending:
         is_tail = position >= stop
         data = file.read(TAIL if is_tail else min(READ, stop - position))

@@ -1,1 +1,1 @@
-"""Samples of arrays: Zarr chunk layout, reading and decoding."""
+"""Samples of Zarr and ragged arrays: chunk layout, reading and decoding."""

@@ -1,4 +1,4 @@
-"""Zarr arrays at a URL: found by their metadata, and how their chunks lie. What zarr itself understands, by its own words."""
+"""Find the Zarr arrays at a URL, and describe how their chunks are stored. zarr itself parses the metadata."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = [
     "layout_of",
 ]
 
-# Attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}, the last two where there are such. The names
-# are those of the arrays beside it, in its own group.
+# The attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}. The last two are optional.
+# The names are those of arrays in the same group.
 RAGGED = "cachedfs_ragged"
 
-# What filesystems say of a name that is not there, as zarr takes it.
+# Errors of filesystems that mean a missing key, as in zarr.
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-NUMBERS = "biufcmM"  # kinds of types that are decoded here
-# Of those that zarr takes from numcodecs into its third version: from bytes to bytes.
+NUMBERS = "biufcmM"  # kinds of dtypes that are decoded directly
+# The bytes-to-bytes codecs among those of numcodecs that Zarr v3 has.
 NUMCODECS = (
     "adler32",
     "blosc",
@@ -56,29 +56,32 @@ Place = tuple[int, ...]
 
 
 class UnsupportedArray(Exception):
-    """An array that is read by zarr; the message says what of it is not known here."""
+    """An array that only zarr can read; the message says which feature is not supported here."""
 
 
 class ShardIndexFormat(NamedTuple):
-    """How the index of a shard is stored: offset and length of each chunk."""
+    """Storage format of the index of a shard: the offset and length of each chunk."""
 
-    shape: tuple[int, ...]  # chunks of a shard along each axis
+    shape: tuple[int, ...]  # chunks per shard along each axis
     dtype: np.dtype[Any]
     has_checksum: bool
     is_at_end: bool
 
     @property
     def size(self) -> int:
-        """Stored bytes."""
+        """Bytes of the stored index."""
         return 16 * int(np.prod(self.shape, dtype=np.int64)) + 4 * self.has_checksum
 
     @property
     def bounds(self) -> tuple[int, int | None]:
-        """Where it is in its shard, as of a slice."""
+        """The position of the index in its shard, as the start and stop of a slice."""
         return (-self.size, None) if self.is_at_end else (0, self.size)
 
     def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
-        """Return offset and length of each chunk in the last axis. Raises ValueError for what is no index."""
+        """Return an array with the offset and length of each chunk in its last axis.
+
+        Raises ValueError if invalid.
+        """
         if len(data) != self.size:
             raise ValueError(f"the index of a shard has {self.size} bytes, and {len(data)} are there")
         found = Crc32c().decode(data) if self.has_checksum else np.frombuffer(data, "u1")
@@ -86,25 +89,28 @@ class ShardIndexFormat(NamedTuple):
 
 
 class ChunkPositions(NamedTuple):
-    """Where chunks are along all axes but the first: those that hold one sample differ in nothing else."""
+    """Position of a chunk along all axes but the first. The chunks of one sample differ in nothing else."""
 
     place: Place
-    tail: str  # how the name of the object ends, behind the first number
-    inner: Place  # in its shard
-    # Slices in a sample, and of the chunk: what is beyond the array is in no sample.
+    tail: str  # end of the object's name, after the first number
+    inner: Place  # position in its shard
+    # Slices of the sample and of the chunk, without the part of the chunk beyond the edge of the array.
     there: tuple[slice, ...]
     here: tuple[slice, ...]
 
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """An array whose chunks are read here. `chunk` is what is decoded at once: in shards, the inner ones."""
+    """An array whose chunks are read directly.
+
+    `chunk` is the shape of a decoded chunk: in shards, an inner chunk.
+    """
 
     path: str
     shape: tuple[int, ...]
     fill: Any
     decoder: ChunkDecoder
-    head: str  # what the names of its objects begin with: "c/", "c." or nothing
+    head: str  # start of the names of its objects: "c/", "c." or ""
     separator: str
     index: ShardIndexFormat | None  # None: each chunk is an object
 
@@ -114,25 +120,25 @@ class ArrayLayout:
 
     @cached_property
     def per_shard(self) -> tuple[int, ...]:
-        """Chunks of an object, along each axis."""
+        """Chunks per object along each axis."""
         return (1,) * len(self.shape) if self.index is None else self.index.shape
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether the samples of a chunk are whole, and nothing else is in it."""
+        """Whether each chunk contains whole samples and no padding along the other axes."""
         return self.shape[1:] == self.chunk[1:]
 
     def n_rows(self, number: int) -> int:
-        """Return how many samples a chunk holds, by its number along the first axis."""
+        """Return how many samples a chunk holds, given its index along the first axis."""
         return min(self.chunk[0], self.shape[0] - number * self.chunk[0])
 
     def object_path(self, number: int, beside: ChunkPositions) -> str:
-        """Return the path of the object that a chunk is, or is in."""
+        """Return the path of the object that contains a chunk."""
         return f"{self.path}/{self.head}{number // self.per_shard[0]}{beside.tail}"
 
     @cached_property
     def beside(self) -> list[ChunkPositions]:
-        """Where the chunks that hold one sample are."""
+        """The positions of the chunks that hold one sample, along the other axes."""
         axes = list(zip(self.shape[1:], self.chunk[1:], self.per_shard[1:], strict=True))
         places = itertools.product(*(range(-(-whole // part)) for whole, part, _ in axes))
         return [self._beside(place, axes) for place in places]
@@ -151,14 +157,14 @@ class ArrayLayout:
         )
 
 
-# What is there.
+# Finding arrays.
 
 
 def arrays_at(fs: AbstractFileSystem, path: str, names: Sequence[str] | None) -> dict[str, Any]:
-    """Return zarr's metadata of the arrays with these names below `path`; None: the array there ("") or all of the group.
+    """Return zarr's metadata of the arrays with these names below `path`, by name.
 
-    One round trip where names are given and are of Zarr's third version, two of the second. Raises FileNotFoundError for
-    what is no array.
+    With None as `names`, return the array at `path` under the name "", or all arrays of the group. Given names take one
+    round trip in Zarr v3, and two in v2. Raises FileNotFoundError for a missing array.
     """
     if names is not None:
         found = _members(fs, path, names)
@@ -229,16 +235,19 @@ def _metadata(fs: AbstractFileSystem, path: str, document: dict[str, Any]) -> An
 
     try:
         return (ArrayV2Metadata if document.get("zarr_format") == 2 else ArrayV3Metadata).from_dict(document)
-    except Exception as error:  # of many kinds: zarr's own words say what it does not understand
+    except Exception as error:  # any type: zarr's own message says what it does not support
         error.add_note(f"in the metadata of {fs.unstrip_protocol(path)}")
         raise
 
 
-# How it lies.
+# Chunk layout.
 
 
 def layout_of(path: str, metadata: Any) -> ArrayLayout:
-    """Return how the array with zarr's metadata lies. Raises Unknown for what only zarr can read."""
+    """Return the layout of the array with zarr's `metadata`.
+
+    Raises UnsupportedArray if only zarr can read it.
+    """
     dtype = _stated(metadata)
     if dtype.kind not in NUMBERS:
         raise UnsupportedArray(f"its type is {dtype}")
@@ -269,7 +278,7 @@ def layout_of(path: str, metadata: Any) -> ArrayLayout:
 
 
 def dtype_of(metadata: Any) -> np.dtype[Any]:
-    """Return an array's type; of numbers, in this machine's byte order."""
+    """Return the dtype of an array; numeric dtypes in native byte order."""
     dtype = _stated(metadata)
     return dtype.newbyteorder("=") if dtype.kind in NUMBERS else dtype
 
@@ -318,7 +327,7 @@ def _stored(dtype: np.dtype[Any], codec: dict[str, Any]) -> np.dtype[Any]:
 
 
 def _decoder(chunk: tuple[int, ...], dtype: np.dtype[Any], codecs: list[dict[str, Any]]) -> ChunkDecoder:
-    """Return what decodes by the codecs of Zarr's third version: arrays to arrays, to bytes, bytes to bytes."""
+    """Return the decoder for a list of Zarr v3 codecs: array to array, array to bytes, then bytes to bytes."""
     names = [codec["name"] for codec in codecs]
     if "bytes" not in names:
         raise UnsupportedArray(f"it is encoded by {', '.join(names)}")
@@ -341,7 +350,7 @@ def _step(codec: dict[str, Any]) -> Any:
     if name == "crc32c":
         return Crc32c()
     if name in ("blosc", "gzip", "zstd"):
-        settings = {}  # what is stored says how to decode it
+        settings = {}  # the stored bytes say how to decode them
     elif name.startswith("numcodecs.") and name.removeprefix("numcodecs.") in NUMCODECS:
         name = name.removeprefix("numcodecs.")
     else:

@@ -1,4 +1,4 @@
-"""Decoded chunks that are kept for the samples that follow, and the threads that decode them."""
+"""The cache of decoded chunks that later samples need, and the threads that decode chunks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, Generic, Protocol, TypeVar
 __all__ = ["ChunkRequest", "BoundedLRU", "ChunkCache", "in_threads", "n_threads"]
 
 T = TypeVar("T")
-OWN_SIZE = 256  # bytes that it takes to keep even nothing
+OWN_SIZE = 256  # bytes that each entry takes in addition to its value
 
 
 class BoundedLRU(Generic[T]):
-    """Values up to a number of bytes; those used longest ago go first. In any thread."""
+    """A thread-safe LRU cache, bounded by the bytes of its values."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size = limit, 0
         self._lock = threading.Lock()
-        # Invariant: their sizes are `_size`.
+        # Invariant: the sizes of all values add up to `_size`.
         self._values: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
 
     def get(self, key: Hashable) -> T | None:
@@ -50,20 +50,21 @@ class BoundedLRU(Generic[T]):
 
 
 class ChunkCache:
-    """Decoded chunks up to a number of bytes, each decoded by one thread while others wait for it.
+    """Decoded chunks up to a number of bytes. One thread decodes a chunk, and other threads wait for it.
 
-    A chunk goes when as many of its samples were taken as it has: in an epoch nobody comes for it again.
+    A chunk is dropped when all its samples were taken, because an epoch reads each sample only once.
     """
 
     def __init__(self, limit: int) -> None:
         self._chunks: BoundedLRU[_Chunk] = BoundedLRU(limit)
         self._lock = threading.Lock()
-        self._awaited: dict[Hashable, _Chunk] = {}  # Invariant: those that a thread is decoding
+        self._awaited: dict[Hashable, _Chunk] = {}  # Invariant: the chunks that a thread is decoding
 
     def take(self, key: Hashable, n: int, of: int, by: ChunkRequest) -> Future[Any]:
-        """Return what will be the chunk. Where it is `by.future`, the caller is to decode it, and to call `fill` or `fail`.
+        """Return the future of a chunk, and take `n` of the chunk's `of` samples.
 
-        `n` of its `of` samples are taken. `by` has its future before anyone can wait for it: a Ctrl-C may come at any time.
+        If it is `by.future`, the caller must decode the chunk and call `fill` or `fail`. `by.future` is set before
+        another thread can wait for it, because Ctrl-C may interrupt at any time.
         """
         with self._lock:
             chunk = self._awaited.get(key) or self._chunks.get(key)
@@ -77,7 +78,7 @@ class ChunkCache:
             return chunk.future
 
     def fill(self, key: Hashable, value: Any, size: int, kept_as: Hashable) -> None:
-        """Give a chunk to those that wait for it, and keep it for those who come for `kept_as`; None: do not."""
+        """Give a chunk to the threads that wait for it, and cache it under the key `kept_as` (None: do not)."""
         with self._lock:
             chunk = self._awaited.pop(key)
             if chunk.left > 0 and kept_as is not None:
@@ -85,9 +86,9 @@ class ChunkCache:
         chunk.future.set_result(value)
 
     def fail(self, key: Hashable, future: Future[Any]) -> None:
-        """Tell those that wait for a chunk that it does not come: their future is cancelled. Nothing if it came.
+        """Cancel the future that threads wait for. Does nothing if the chunk was filled.
 
-        REQUIRES: it is the caller's, from `take`.
+        Requires that `take` made the caller responsible for `future`.
         """
         with self._lock:
             chunk = self._awaited.get(key)
@@ -97,25 +98,25 @@ class ChunkCache:
 
 
 class ChunkRequest(Protocol):
-    """What asks for a chunk."""
+    """A request for a chunk."""
 
     future: Future[Any] | None
 
 
 class _Chunk:
     def __init__(self, left: int) -> None:
-        self.left = left  # samples that were not taken
+        self.left = left  # samples not taken yet
         self.future: Future[Any] = Future()
 
 
-# Threads of this process.
+# The decoding threads of this process.
 
 _threads: tuple[int, ThreadPoolExecutor] | None = None
 _threads_lock = threading.Lock()
 
 
 def _renew() -> None:
-    # The threads of a parent are not in its fork, and its lock may have been held.
+    # A forked child lacks the parent's threads, and the lock may have been held at the fork.
     global _threads, _threads_lock
     _threads, _threads_lock = None, threading.Lock()
 
@@ -129,7 +130,10 @@ def n_threads() -> int:
 
 
 def in_threads(call: Callable[[Any], object], given: Sequence[Any]) -> None:
-    """Call with each of those given, in this thread and in those that all share. The first error is raised, after all ended."""
+    """Call `call` with each value, in this thread and the shared ones.
+
+    Raises the first error after all have ended.
+    """
     global _threads
     with _threads_lock:
         if _threads is None:

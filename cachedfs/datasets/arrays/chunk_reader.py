@@ -1,4 +1,4 @@
-"""Samples of Zarr arrays straight from the bytes of their chunks: shard indexes once, a batch in one round trip."""
+"""Read samples of Zarr arrays from their chunks: each shard index once, a batch in one round trip."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from cachedfs.read.cached_reads import versions_read
 
 __all__ = ["ChunkReader"]
 
-AT_ONCE = 128 << 20  # decoded bytes of the chunks that are fetched before the first of them is decoded
-INLINE = 1 << 20  # decoded bytes of chunks that are not worth other threads
-INDEXES = 64 << 20  # of shard indexes: those of four million chunks
-TRIES = 3  # versions of a shard that one read begins with
-NOTHING = 0xFFFF_FFFF_FFFF_FFFF  # offset and length of a chunk that a shard does not have
+AT_ONCE = 128 << 20  # decoded bytes of chunks that are fetched together before decoding begins
+INLINE = 1 << 20  # up to so many decoded bytes, other threads do not pay off
+INDEXES = 64 << 20  # bytes of shard indexes kept: those of four million chunks
+TRIES = 3  # attempts of one read, each with another version of a shard
+NOTHING = 0xFFFF_FFFF_FFFF_FFFF  # offset and length of a chunk that is not in its shard
 
 Array = npt.NDArray[Any]
 _NO_ARRAY: Array = np.empty(0)
@@ -36,12 +36,12 @@ Naming = Callable[[int, str], AbstractContextManager[None]]
 
 
 class _Shard(NamedTuple):
-    chunks: npt.NDArray[np.uint64] | None  # None: there is no such object
-    version: str | None  # of the object that the index was read from; None where the filesystem does not tell
+    chunks: npt.NDArray[np.uint64] | None  # None: the object does not exist
+    version: str | None  # of the object that the index is from; None if the filesystem does not say
 
 
 class _State:
-    """What one process knows."""
+    """The caches of one process: shard indexes and decoded chunks."""
 
     def __init__(self, pool_size: int) -> None:
         self.pid = os.getpid()
@@ -50,9 +50,10 @@ class _State:
 
 
 class ChunkReader:
-    """Reads samples of several arrays of one filesystem. In any thread; it pickles and forks without what it knows.
+    """Reader of samples of several arrays of one filesystem.
 
-    `naming(sample, what)` is the context in which an error leaves.
+    It is thread-safe, and pickles and forks without its caches. `naming(sample, what)` returns the context manager in
+    which errors are raised; it adds a note to them.
     """
 
     def __init__(
@@ -72,15 +73,15 @@ class ChunkReader:
     def read(self, samples: Array, outs: Mapping[str, Array]) -> None:
         """Copy these samples of each array into the rows of its `out`; each chunk is fetched and decoded once.
 
-        Raises what filesystem and codecs raise, ObjectChanged for a shard that is replaced again and again, and ValueError
-        for one that is not what its index says.
+        Raises the errors of the filesystem and the codecs, ObjectChanged for a shard that is replaced repeatedly during
+        the read, and ValueError for a shard that does not match its index.
         """
         self.put(
             part for name, layout in self._layouts.items() for part in parts_of(layout, samples, outs[name])
         )
 
     def put(self, parts: Iterable[ChunkSlice]) -> None:
-        """Copy parts of chunks into place, as `read` does."""
+        """Copy slices of chunks into place, as `read` does."""
         pool = self._here().pool
         mine: list[ChunkSlice] = []
         others: list[ChunkSlice] = []
@@ -96,7 +97,7 @@ class ChunkReader:
                         others.append(mine.pop())
                         part.future = future
             self._fill(mine)
-        except BaseException:  # an interrupt, too: other threads wait for these chunks, and would for ever
+        except BaseException:  # interrupts, too: other threads would wait for these chunks forever
             for part in mine:
                 if part.future is not None:
                     pool.fail(part.key, part.future)
@@ -105,16 +106,16 @@ class ChunkReader:
         for part in others:
             assert part.future is not None
             try:
-                with reading():  # another thread's fetching and decoding, which it counts as well
+                with reading():  # includes the other thread's fetching and decoding
                     chunk = part.future.result()
                 part.put(chunk)
             except CancelledError:
-                # Another thread has the error, and this one may have another: it reads for itself.
+                # The other thread raises its own error. This thread reads the chunk itself, and may get another error.
                 part.pool = part.future = None
                 again.append(part)
         self._fill(again)
 
-    # What is read, see `reads.Reads`.
+    # The interface `ArrayReads`.
 
     def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
         return [(sample,) for sample in samples]
@@ -134,7 +135,7 @@ class ChunkReader:
             parts = list(parts_of(layout, np.array([row]), _NO_ARRAY))
             try:
                 shards = self._shards(parts)
-            except Exception:  # of any kind: who reads the sample is told
+            except Exception:  # any error: reading the sample raises it
                 continue
             for part in parts:
                 match _where(part, shards):
@@ -147,7 +148,7 @@ class ChunkReader:
 
     def _here(self) -> _State:
         if self._state.pid != os.getpid():
-            # A fork: its parent's locks may have been held, and futures be nobody's.
+            # A forked child: locks may have been held at the fork, and no thread completes the futures.
             self._state = _State(self._pool_size)
         return self._state
 
@@ -164,7 +165,7 @@ class ChunkReader:
             self._fetch(group)
 
     def _fetch(self, parts: list[ChunkSlice]) -> None:
-        """Fetch and decode chunks; again those in shards that were replaced since their index was read."""
+        """Fetch and decode chunks. Repeat this for shards that were replaced after their index was read."""
         for tries_left in reversed(range(TRIES)):
             shards = self._shards(parts)
             wheres = [_where(part, shards) for part in parts]
@@ -192,9 +193,9 @@ class ChunkReader:
                 self._raise_changed(parts[0])
 
     def _shards(self, parts: list[ChunkSlice]) -> dict[str, _Shard]:
-        """Return the shards that these chunks are in, by path; their indexes are read where they are not known.
+        """Return the shards of these chunks by path; read the indexes that are not in memory.
 
-        Raises what the filesystem raises, and ObjectChanged for a shard that is replaced again and again.
+        Raises the errors of the filesystem, and ObjectChanged for a shard that is replaced repeatedly during the read.
         """
         found: dict[str, _Shard] = {}
         missing: dict[str, ChunkSlice] = {}
@@ -214,7 +215,7 @@ class ChunkReader:
             for (path, part), data in zip([*missing.items()], datas, strict=True):
                 seen = versions.get(path, set())
                 if len(seen) > 1:
-                    continue  # replaced meanwhile: it is read once more
+                    continue  # replaced during the read: read it again
                 with self._naming(part.sample, self._url(part)):
                     found[path] = shard = self._shard(part, data, _only(seen))
                 del missing[path]
@@ -228,12 +229,12 @@ class ChunkReader:
         assert part.layout.index is not None
         if isinstance(data, ABSENT) and self._here().shards.get(part.path) is None:
             return _Shard(None, None)
-        if isinstance(data, BaseException):  # one that was there and is gone is an error, too
+        if isinstance(data, BaseException):  # it is also an error if a shard has disappeared
             raise data
         return _Shard(part.layout.index.decode(data), version)
 
     def _kept_index(self, path: str) -> _Shard | None:
-        """Return a shard whose index was read before, while a read would give the same version of it."""
+        """Return a shard whose index is in memory, if a read would still return the same version; else None."""
         shard = self._here().shards.get(path)
         return shard if shard is not None and shard.version == self._version(path) else None
 
@@ -245,10 +246,11 @@ class ChunkReader:
     # Versions.
 
     def _version(self, path: str) -> Hashable:
-        """Return the version that a read of an object would give now; nobody is asked.
+        """Return the version that a read of an object would return now, without a request.
 
-        A number where the read would ask first: it differs after each change on this machine. None where nothing of the object
-        can be kept: it is absent, its filesystem tells no versions, or would send a request for each.
+        If the metadata entry is expired, this is the object's change counter, which differs after each change made on
+        this machine. None means that nothing of the object can be kept: it is absent, `max_age` is 0, or its filesystem
+        does not say versions without a request.
         """
         fs = self._fs
         if not isinstance(fs, CachedFileSystem):
@@ -259,16 +261,16 @@ class ChunkReader:
         return fs._source.metadata.mark(path) if fs.config.lifetime_s > 0 else None
 
     def _ukey(self, path: str) -> str | None:
-        """Return the version of an object of a filesystem without a cache."""
-        if not self._fs.async_impl:  # else it is remote, and each would be a request
-            with contextlib.suppress(OSError):  # the read tells what is wrong
+        """Return the version of an object in a local filesystem without cachedfs; None for a remote one."""
+        if not self._fs.async_impl:  # an async filesystem is remote, where each version is a request
+            with contextlib.suppress(OSError):  # the read itself raises the error
                 return str(self._fs.ukey(path))
         return None
 
     def _read(
         self, paths: Sequence[str], starts: Sequence[Any], stops: Sequence[Any]
     ) -> tuple[list[Any], dict[str, set[str | None]]]:
-        """Return the bytes or error of each range, and the versions of each object that the bytes are of."""
+        """Return the bytes or the error of each range, and by path the versions that the bytes are from."""
         with reading(), versions_read() as versions:
             before = (
                 {} if isinstance(self._fs, CachedFileSystem) else {path: self._ukey(path) for path in paths}
@@ -279,7 +281,7 @@ class ChunkReader:
         return datas, versions
 
     def _checked(self, part: ChunkSlice, where: tuple[str, int | None, int | None], data: Any) -> Any:
-        """Return the stored bytes of a chunk; None for one that is not there, and may be."""
+        """Return the stored bytes of a chunk; None for a chunk that may be absent, and is."""
         _, start, stop = where
         error = data if isinstance(data, BaseException) else None
         if start is None and isinstance(error, ABSENT):
@@ -313,7 +315,7 @@ class ChunkReader:
             if data is not None:
                 chunk = layout.decoder.array(data)
             part.put(chunk)
-        except Exception:  # of any kind: codecs raise what they like
+        except Exception:  # any type: codecs raise their own errors
             with self._naming(part.sample, self._url(part)):
                 raise
         if part.pool is not None:
@@ -327,12 +329,12 @@ class ChunkReader:
 
 
 def _only(versions: set[str | None] | None) -> str | None:
-    """Return the version that all bytes are of; None where they may be of several."""
+    """Return the version if there is exactly one, else None."""
     return next(iter(versions)) if versions is not None and len(versions) == 1 else None
 
 
 def _where(part: ChunkSlice, shards: dict[str, _Shard]) -> tuple[str, int | None, int | None] | None:
-    """Return path and range of the stored bytes of a chunk; None when its shard does not have it."""
+    """Return the path and the byte range of a chunk; None if its shard does not contain it."""
     if part.layout.index is None:
         return part.path, None, None
     index = shards[part.path].chunks

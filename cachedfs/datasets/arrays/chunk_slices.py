@@ -1,4 +1,4 @@
-"""What a batch needs of each chunk. Pure."""
+"""`ChunkSlice`: the part of one chunk that a batch needs, and functions that find these parts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Rows = slice | list[int]
 
 
 class ChunkSlice:
-    """What a batch needs of one chunk: its rows `within` go to the `rows` of `out`.
+    """The part of one chunk that a batch needs: the chunk's rows `within` go to the rows `rows` of `out`.
 
-    The chunk is the `number`-th along the first axis, and `beside` along the others; `path` is the object that it is in.
+    The chunk has the index `number` along the first axis, and the position `beside` along the other axes. `path` is the
+    object that contains it.
     """
 
     __slots__ = (
@@ -50,9 +51,9 @@ class ChunkSlice:
         self.layout, self.number, self.beside = layout, number, beside
         self.out, self.n_rows, self.rows, self.within = out, n_rows, rows, within
         self.path = layout.object_path(number, beside)
-        self.pool: ChunkCache | None = None  # where others may want the chunk too
-        self.version: Hashable = None  # of the object, as far as it is known
-        self.future: Future[Any] | None = None  # of the pool
+        self.pool: ChunkCache | None = None  # set if other requests may need the chunk, too
+        self.version: Hashable = None  # of the object, if it is known
+        self.future: Future[Any] | None = None  # from the pool
 
     @property
     def key(self) -> tuple[str, int, Place, Hashable]:
@@ -60,26 +61,26 @@ class ChunkSlice:
 
     @property
     def sample(self) -> int:
-        """One of the samples that need it."""
+        """The index of one of the samples that need the chunk."""
         within = self.within
         first = within.start if isinstance(within, slice) else within[0]
         return self.number * self.layout.chunk[0] + int(first)
 
     @property
     def is_all(self) -> bool:
-        """Whether it is all of the chunk, in its order, and goes to one place."""
+        """Whether this is the whole chunk, in order, and goes to one contiguous place."""
         rows, within = self.rows, self.within
         is_in_order = isinstance(rows, slice) and isinstance(within, slice) and within.start == 0
         return is_in_order and self.n_rows == self.layout.chunk[0] and self.layout.is_whole
 
     def put(self, chunk: Array | None) -> None:
-        """Copy what is needed into place; None: nothing is stored, and all is the fill value."""
+        """Copy the needed rows into place. None as `chunk` stands for a chunk of the fill value."""
         there = (self.rows, *self.beside.there)
         self.out[there] = self.layout.fill if chunk is None else chunk[(self.within, *self.beside.here)]
 
 
 def parts_of(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkSlice]:
-    """Yield what these samples need of each chunk, in the order in which they need it."""
+    """Yield the parts of chunks that these samples need, in the order of their first use."""
     n = layout.chunk[0]
     rows: dict[int, list[int]] = {}
     for row, number in enumerate((samples // n).tolist()):
@@ -92,7 +93,7 @@ def parts_of(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkS
 
 
 def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: int) -> Iterator[ChunkSlice]:
-    """Yield what is needed of each chunk for rows `[start, stop)`, which go to `out` from `at` on."""
+    """Yield the parts of chunks that hold the rows `[start, stop)`, which go to `out` from row `at` on."""
     n = layout.chunk[0]
     while start < stop:
         number, inside = divmod(start, n)
@@ -105,7 +106,7 @@ def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: in
 
 
 def _as_slice(numbers: list[int]) -> Rows:
-    """Return numbers that follow one another as a slice."""
+    """Return consecutive numbers as a slice, and other numbers unchanged."""
     first, n = numbers[0], len(numbers)
     is_run = n == 1 or (numbers[-1] - first == n - 1 and numbers == list(range(first, first + n)))
     return slice(first, first + n) if is_run else numbers

@@ -1,4 +1,4 @@
-"""What the stored bytes of a chunk are as an array: the codecs of Zarr, by numcodecs. Pure."""
+"""Decode the stored bytes of Zarr chunks into arrays, with the codecs of numcodecs. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cachedfs.common.checksums import crc32c_of
 
 __all__ = ["Crc32c", "ChunkDecoder", "stated_size"]
 
-# As zarr does: its own threads stop those of others, and ours decode several chunks at a time.
+# As zarr does: Blosc's own threads block other threads, and our threads already decode chunks in parallel.
 numcodecs.blosc.use_threads = False
 
-# Bytes of a chunk that are copied faster than numcodecs looks at where they go, or where they are.
+# Up to so many decoded bytes, a copy is faster than the buffer checks of numcodecs.
 SMALL = 32 << 10
-# What these codecs call once they have looked.
+# The functions that these codecs call after their buffer checks.
 _UNLOOKED: dict[type, Callable[[Any], Any]] = {
     numcodecs.zstd.Zstd: numcodecs.zstd.decompress,
     numcodecs.lz4.LZ4: numcodecs.lz4.decompress,
@@ -35,12 +35,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ChunkDecoder:
-    """How the chunks of one array are decoded. A chunk is always whole, also at the edge of its array."""
+    """Decoder of the chunks of one array. A chunk always has the full shape, also at the edge of the array."""
 
     shape: tuple[int, ...]
-    stored: np.dtype[Any]  # with the byte order of the stored bytes
-    steps: tuple[Any, ...] = ()  # numcodecs, in the order of decoding
-    axes: tuple[int, ...] | None = None  # the stored array's, in the order of the chunk's; None: as they are
+    stored: np.dtype[Any]  # dtype with the byte order of the stored bytes
+    steps: tuple[Any, ...] = ()  # codecs of numcodecs, in the order of decoding
+    axes: tuple[int, ...] | None = None  # transposes the stored array to the chunk; None: no transposition
     order: Literal["C", "F"] = "C"
 
     @cached_property
@@ -49,24 +49,24 @@ class ChunkDecoder:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of a chunk that is decoded."""
+        """Bytes of a decoded chunk."""
         return self.stored.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
     @cached_property
     def _is_plain(self) -> bool:
-        """Whether the decoded bytes are the chunk as it lies in memory."""
+        """Whether the decoded bytes are the chunk in C order and native byte order."""
         return self.axes is None and (self.order == "C" or len(self.shape) == 1) and self.stored.isnative
 
     @cached_property
     def _decodes(self) -> list[Callable[[Any], Any]]:
-        """The calls that decode, one after the other."""
+        """The functions that decode a chunk, in order."""
         unlooked = _UNLOOKED if self.size <= SMALL else {}
         return [unlooked.get(type(step), step.decode) for step in self.steps]
 
     def array(self, data: Any) -> Array:
-        """Return the chunk with these stored bytes, in this machine's byte order; it may be a view of them, and read-only.
+        """Return the chunk with these stored bytes, in native byte order. It may be a read-only view of them.
 
-        Raises what the codecs raise, and ValueError for bytes that are no whole chunk.
+        Raises the errors of the codecs, and ValueError if the bytes are not a whole chunk.
         """
         for decode in self._decodes:
             data = decode(data)
@@ -83,7 +83,10 @@ class ChunkDecoder:
         return found if self.stored.isnative else found.astype(self.dtype)
 
     def into(self, data: Any, out: Array) -> None:
-        """Decode a chunk into `out`, contiguous and of the chunk's shape and type: at once where that is how it is stored."""
+        """Decode a chunk into `out`, if possible without a copy.
+
+        `out` must be contiguous, with the shape and dtype of the chunk.
+        """
         if not self._is_plain:
             out[...] = self.array(data).reshape(out.shape)
             return
@@ -95,7 +98,7 @@ class ChunkDecoder:
         for step in self.steps[:-1]:
             data = step.decode(data)
         last = self.steps[-1]
-        # Numcodecs is content with an `out` that it fills in part.
+        # numcodecs accepts an `out` that it fills only in part, so check the size first.
         if stated_size(last.codec_id, data) == out.nbytes:
             last.decode(data, out=out)
         else:
@@ -103,12 +106,12 @@ class ChunkDecoder:
 
 
 class Crc32c:
-    """The checksum of Zarr's third version: four bytes at the end."""
+    """The codec `crc32c` of Zarr v3: a checksum in the last four bytes."""
 
     codec_id = "crc32c"
 
     def decode(self, data: Any) -> Any:
-        """Return the bytes without their checksum. Raises ValueError where it is another."""
+        """Return the bytes without their checksum. Raises ValueError if the checksum does not match."""
         stored = np.frombuffer(data, "u1")
         found = int.from_bytes(stored[-4:].tobytes(), "little")
         expected = crc32c_of(stored[:-4].tobytes() if stored.flags.writeable else stored[:-4])  # type: ignore[arg-type]  # any bytes that stay as they are
@@ -118,7 +121,7 @@ class Crc32c:
 
 
 def stated_size(codec_id: str, data: Any) -> int | None:
-    """Return how many bytes compressed ones will be, by their own header; None where that does not say."""
+    """Return the decoded size that the header of compressed bytes states; None if it states none."""
     if codec_id == "zstd":
         return _zstd_size(bytes(data[:18]))
     if codec_id == "blosc" and len(data) >= 16:
@@ -129,7 +132,7 @@ def stated_size(codec_id: str, data: Any) -> int | None:
 
 
 def _zstd_size(head: bytes) -> int | None:
-    """Return the content size of a frame (RFC 8878, 3.1.1.1); None where it has none."""
+    """Return the content size of a zstd frame (RFC 8878, 3.1.1.1); None if the frame does not state it."""
     if len(head) < 6 or head[:4] != ZSTD_MAGIC:
         return None
     flags = head[4]

@@ -1,4 +1,7 @@
-"""Ragged arrays as `pack` makes them: elements of all samples one behind the other, and offsets that say where each begins."""
+"""Read ragged arrays that `pack` wrote.
+
+A ragged array consists of an array with the elements of all samples, and an array of the samples' offsets in it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class RaggedArray:
-    """The samples of one ragged array. In any thread; it pickles and forks without what it read."""
+    """Reader of the samples of one ragged array. Thread-safe; it pickles and forks without its caches."""
 
     def __init__(
         self,
@@ -33,7 +36,11 @@ class RaggedArray:
         means: str,
         pool_size: int,
     ) -> None:
-        """`layouts`: those of the elements, the offsets and, where samples have several axes, their shapes: by these words."""
+        """Make a reader.
+
+        `layouts` has the keys "elements" and "offsets", and "shapes" if samples have several axes. `means` is the
+        type of the samples: "bytes", "utf-8", "json", or "" for arrays. `pool_size`: bytes of decoded chunks to keep.
+        """
         self._name, self._means = f"{fs.unstrip_protocol(path)}/{name}", means
         self._layout, self._offsets = layouts["elements"], layouts["offsets"]
         self._n_axes = layouts["shapes"].shape[1] if "shapes" in layouts else 0
@@ -53,9 +60,10 @@ class RaggedArray:
     def of(
         cls, fs: AbstractFileSystem, path: str, told: Mapping[str, Any], *, pool_size: int
     ) -> dict[str, RaggedArray]:
-        """Return the ragged arrays of a group, by name; `told` is what their attributes say, with `metadata` by name.
+        """Return the ragged arrays of a group, by name.
 
-        Raises ValueError for one that is not as pack makes it.
+        `told` has the attributes of each array by name, with the `metadata` of the arrays it consists of. Raises
+        ValueError for an array with another layout than `pack` writes.
         """
         found = {}
         for name, spec in told.items():
@@ -78,11 +86,11 @@ class RaggedArray:
 
     @property
     def mean(self) -> float:
-        """Elements of a sample."""
+        """The mean number of elements of a sample."""
         return self._layout.shape[0] / max(1, len(self))
 
     def rows(self, numbers: Numbers) -> list[Any]:
-        """Return the samples with these numbers; each of their chunks is fetched and decoded once."""
+        """Return the samples with these indexes; each of their chunks is fetched and decoded once."""
         samples, places = np.unique(numbers, return_inverse=True)
         starts, stops = self._bounds(samples)
         sizes = stops - starts
@@ -94,11 +102,11 @@ class RaggedArray:
             for part in parts_between(self._layout, start, stop, out, at)
         )
         found = self._samples(samples, out, ends - sizes, ends)
-        # Who changes a sample in place does not change it twice.
+        # A repeated sample is copied, so that in-place changes stay separate.
         is_shared = len(samples) < len(numbers) and not self._means
         return [found[place].copy() if is_shared else found[place] for place in places.tolist()]
 
-    # What is read, see `reads.Reads`. The rows are elements.
+    # The interface `ArrayReads`; the rows are elements.
 
     def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
         n = self._layout.chunk[0]
@@ -115,7 +123,7 @@ class RaggedArray:
         return self._elements.chunks(row)
 
     def _bounds(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        """Return where samples begin and end. Raises ValueError for offsets that are none."""
+        """Return the first and the stop element of each sample. Raises ValueError for invalid offsets."""
         wanted, places = np.unique(np.concatenate([samples, samples + 1]), return_inverse=True)
         edges = np.empty(len(wanted), self._offsets.decoder.dtype)
         self._edges.read(wanted, {"offsets": edges})
@@ -141,7 +149,7 @@ class RaggedArray:
 
 
 def _runs(starts: Numbers, stops: Numbers, ats: Numbers) -> Iterator[tuple[int, int, int]]:
-    """Yield ranges of elements, each with where it goes; those that follow one another as one."""
+    """Yield `(start, stop, at)`: ranges of elements and where each goes. Adjacent ranges are merged."""
     first: tuple[int, int, int] | None = None
     for start, stop, at in zip(starts.tolist(), stops.tolist(), ats.tolist(), strict=True):
         if first is not None and first[1] == start:

@@ -1,4 +1,4 @@
-"""ZarrDataset: the samples of Zarr arrays, their chunks read and decoded without zarr where their codecs are known."""
+"""`ZarrDataset`: a map-style dataset over Zarr arrays, which decodes chunks of known codecs itself."""
 
 from __future__ import annotations
 
@@ -30,23 +30,27 @@ __all__ = ["ZarrDataset"]
 
 logger = logging.getLogger("cachedfs.datasets")
 
-# Decoded bytes of a shard that are taken to come with one fetch: a block by default. Not the one that is configured, nor
-# what is stored of them: an order must follow from the array alone.
+# Decoded bytes of a shard that one fetch is assumed to read: the default block size. It ignores the configured block
+# size and the compression, because the order of an epoch must depend on the array alone.
 FETCHED = 1 << 20
 
 Array = npt.NDArray[Any]
 
 
 class ZarrDataset(Samples):
-    """Samples along the first axis of Zarr arrays: sample `i` is `array[i]` of each.
+    """Samples along the first axis of Zarr arrays: sample `i` is `array[i]` of each array.
 
-    A tuple of NumPy arrays in the order of `arrays`, a dictionary by name with `named`, or one array alone where `url` or
-    `arrays` is one. They have the array's type in this machine's byte order; of an array of one axis, a sample is a number.
+        train = ZarrDataset("cachedfs::gs://my-bucket/digits.zarr", arrays=("image", "label"))
+        image, label = train[13]
 
-    Of a ragged array that `pack` made, a sample is `bytes`, a `str` or an array, each as long as it is.
+    A sample is a tuple of NumPy arrays in the order of `arrays`, or a dict by name with `named=True`. It is a single
+    array if `url` is the URL of an array or `arrays` is one name. The arrays have the stored dtype in native byte
+    order. For an array with one axis, a sample is a scalar. For a ragged array that `pack` wrote, a sample is
+    `bytes`, a `str` or an array, of its own length. `dtypes` and `shapes` are those of the whole arrays, by name;
+    ragged arrays have no shape.
 
-    Chunks of numbers by codecs that numcodecs has are read directly: the index of a shard once in a process, and of the
-    shard only the ranges that are wanted. What else there is goes through zarr, several times slower; the log says which.
+    Numeric chunks are read directly if numcodecs has their codecs: each shard index once per process, and only the
+    needed byte ranges of a shard. Other arrays are read through zarr, several times slower; the log names them.
     """
 
     def __init__(
@@ -59,13 +63,15 @@ class ZarrDataset(Samples):
         transform: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Look at the arrays' metadata, once: an array that grows later stays as it was here.
+        """Read the metadata of the arrays once. An array that grows later keeps this length here.
 
-        `arrays`: names below the group at `url`; one name for one array alone. None: the array at `url`, or all of the group.
-        `pool`: memory for decoded chunks whose other samples are to come. For a window shuffle of `window` chunks, twice as many.
-        A chunk that was rewritten is read again: within `max_age`, as with any read of the filesystem.
+        `arrays`: names of arrays in the group at `url`; a single name for single arrays as samples; None for the
+        array at `url`, or for all arrays of the group. `pool`: memory for decoded chunks with samples still to be
+        read, in bytes or as a size like "256MiB". A window shuffle of `window` chunks needs room for twice as many. A
+        chunk that was rewritten is read again after `max_age`, as with any read of the filesystem.
 
-        Raises FileNotFoundError for what is no array, and ValueError for arrays of different lengths and a name that comes twice.
+        Raises FileNotFoundError if an array does not exist, and ValueError for arrays of different lengths or a
+        repeated name.
         """
         super().__init__(url, transform=transform, storage_options=storage_options)
         self._pool_size = parse_size(pool)
@@ -77,7 +83,7 @@ class ZarrDataset(Samples):
         found = arrays_at(self.fs, self.path, names)
         ragged = _ragged(self, found)
         beside = {found_by for spec in ragged.values() for found_by in (spec["offsets"], spec.get("shapes"))}
-        if names is None:  # what only says where samples are is no sample
+        if names is None:  # offsets and shapes of ragged arrays are not samples
             found = {name: metadata for name, metadata in found.items() if name not in beside}
         self.arrays = tuple(found)
         self._is_single = isinstance(arrays, str) or self.arrays == ("",)
@@ -98,7 +104,7 @@ class ZarrDataset(Samples):
             except UnsupportedArray as why:
                 logger.info("%s is read by zarr, not directly: %s", self.fs.unstrip_protocol(path), why)
                 self._through[name] = _Through(self.url, storage_options, name)
-        self.tells_reading = not self._through  # zarr reads and decodes at once
+        self.tells_reading = not self._through  # zarr does not separate reading from decoding
         self._direct = ChunkReader(self.fs, layouts, pool_size=self._pool_size, naming=self.naming)
         self.group_size = _group_size(self, found)
 
@@ -106,7 +112,7 @@ class ZarrDataset(Samples):
         return self._length
 
     def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
-        """Return the samples with these numbers, in one round trip: views of arrays that hold all of them."""
+        """Return the samples with these indexes, read in one round trip, as views of the whole batch."""
         numbers = self._numbers(indexes)
         found = self._read(numbers)
         samples: list[Any]
@@ -121,9 +127,9 @@ class ZarrDataset(Samples):
         return [self.transformed(i, sample) for i, sample in zip(numbers.tolist(), samples, strict=True)]
 
     def batch(self, indexes: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
-        """Return a batch as torch's `default_collate` makes it, or `collate`.
+        """Return a batch as `collate` makes it, by default torch's `default_collate`.
 
-        Without `collate` and `transform` chunks are decoded into the batch's own memory.
+        Without `collate` and `transform`, chunks are decoded directly into the memory of the batch.
         """
         is_plain = all(dtype.kind in "biufc" for dtype in self.dtypes.values()) and not self._ragged
         is_ours = type(self).__getitems__ is ZarrDataset.__getitems__
@@ -135,18 +141,22 @@ class ZarrDataset(Samples):
         return dict(zip(self.arrays, found, strict=True)) if self._is_named else found
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
-        """Yield the objects that these samples read, or in shards their ranges; of arrays that zarr reads, nothing.
+        """Yield the objects, or byte ranges of shards, that these samples read, as `fs.prefetch` takes them.
 
-        The index of a shard comes some 256 samples before what it tells of, and is read here then, as are offsets.
+        Yields nothing for arrays read through zarr. A shard's index comes about 256 samples before the first chunk
+        that it locates. This iterator itself reads the index then, and the offsets of ragged arrays.
         """
         return items_of([self._direct, *self._ragged.values()], map(self.number, indexes))
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return numbers counted from the front. Raises IndexError, and TypeError for what is no number."""
+        """Return indexes counted from the start.
+
+        Raises IndexError if out of range, and TypeError for non-integers.
+        """
         return np.fromiter(map(self.number, indexes), np.int64, len(indexes))
 
     def _read(self, numbers: npt.NDArray[np.int64]) -> list[Any]:
-        """Return these samples of each array, new ones."""
+        """Return these samples of each array, as new arrays."""
         n = len(numbers)
         found: dict[str, Any] = {
             name: np.empty((n, *shape[1:]), self.dtypes[name])
@@ -158,14 +168,14 @@ class ZarrDataset(Samples):
         for name, array in self._through.items():
             try:
                 found[name] = array.rows(numbers)
-            except Exception:  # of any kind: zarr and its codecs raise what they like
+            except Exception:  # any type: zarr and its codecs raise their own errors
                 with self.naming(int(numbers[0]), f"and others of array {name!r}"):
                     raise
         return [found[name] for name in self.arrays]
 
 
 class _Through:
-    """An array that zarr reads. It pickles and forks without its store."""
+    """An array that is read through zarr. It pickles and forks without its open store."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None, name: str) -> None:
         self._given = url, storage_options, name
@@ -195,7 +205,7 @@ class _Through:
 
 
 def _ragged(dataset: ZarrDataset, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the attributes of ragged arrays of a group say, by name, each with the metadata of all that it needs."""
+    """Return the attributes of the ragged arrays by name, with the metadata of the arrays they consist of."""
     ragged = {
         name: dict(metadata.attributes[RAGGED])
         for name, metadata in found.items()
@@ -233,18 +243,19 @@ def _length(dataset: ZarrDataset, found: Mapping[str, Any], ragged: Mapping[str,
 
 
 def _group_size(dataset: ZarrDataset, found: Mapping[str, Any]) -> int:
-    """Return how many samples come with one fetch: of the array that has the most bytes a sample, by far the dearest.
+    """Return how many samples one fetch reads, for the array with the most bytes per sample.
 
-    They are those of a chunk; in a shard, of as many neighbouring chunks as a block of the cache may hold.
+    That array dominates the cost. The samples are those of one chunk, or in a shard those of as many adjacent chunks
+    as fit into a cache block.
     """
-    means = {name: one.mean for name, one in dataset._ragged.items()}  # elements of a sample
+    means = {name: one.mean for name, one in dataset._ragged.items()}  # elements per sample
     means |= {name: int(np.prod(shape[1:])) for name, shape in dataset.shapes.items()}
     sizes = {name: dataset.dtypes[name].itemsize * means[name] for name in found}
     name = max(sizes, key=lambda name: sizes[name])
-    each = max(1.0, means[name]) if name in dataset._ragged else 1  # of the first axis, to a sample
+    each = max(1.0, means[name]) if name in dataset._ragged else 1  # rows of the first axis per sample
     try:
         rows, shards = max(1, int(found[name].chunks[0] / each)), getattr(found[name], "shards", None)
-    except NotImplementedError:  # a grid of chunks that are not alike
+    except NotImplementedError:  # chunks of different shapes
         return 1
     if not shards:
         return rows

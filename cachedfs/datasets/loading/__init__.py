@@ -1,1 +1,1 @@
-"""`Loader`, and what it is made of."""
+"""The `Loader` and its parts."""

@@ -1,4 +1,4 @@
-"""What users give a Loader, checked."""
+"""Validate the arguments of a Loader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cachedfs.datasets.loading.sampler import Shuffle
 
 __all__ = ["at_least", "default_threads", "n_cores", "ranks_of", "shuffle_of", "size"]
 
-THREADS = 4, 8  # fewest and most that are used where nothing is said; between them one for each core
+THREADS = 4, 8  # minimum and maximum of the default number of threads, which is one per core
 SHUFFLES: dict[Any, Shuffle | None] = {
     False: None,
     None: None,
@@ -22,7 +22,7 @@ SHUFFLES: dict[Any, Shuffle | None] = {
 
 
 def default_threads() -> int:
-    """Return how many threads make batches where nothing is said."""
+    """Return the default number of threads that make batches: one per core, 4 to 8."""
     return min(max(n_cores(), THREADS[0]), THREADS[1])
 
 
@@ -32,7 +32,10 @@ def n_cores() -> int:
 
 
 def at_least(least: int, **given: Any) -> int:
-    """Return the one number that is given by its name. Raises ValueError for what is less, or no whole number."""
+    """Return the single keyword argument.
+
+    Raises ValueError if it is less than `least` or not an integer.
+    """
     [(name, value)] = given.items()
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
         raise ValueError(f"{name}={value!r}: expected a whole number, {least} or more")
@@ -40,7 +43,10 @@ def at_least(least: int, **given: Any) -> int:
 
 
 def size(**given: Any) -> int:
-    """Return the one size that is given by its name, in bytes. Raises ValueError for what is none."""
+    """Return the single keyword argument, a size, in bytes.
+
+    Raises ValueError if it is not a positive size.
+    """
     [(name, value)] = given.items()
     try:
         size = parse_size(value)
@@ -52,14 +58,14 @@ def size(**given: Any) -> int:
 
 
 def shuffle_of(given: Any) -> Shuffle | None:
-    """Return how an epoch is shuffled."""
+    """Return the shuffle mode for a `shuffle` argument. Raises ValueError if it is unknown."""
     if isinstance(given, str | bool | None) and given in SHUFFLES:
         return SHUFFLES[given]
     raise ValueError(f"shuffle={given!r}: expected True, False, 'full' or 'window'")
 
 
 def ranks_of(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
-    """Return both as given; None for those of torch.distributed."""
+    """Return the checked `(rank, world_size)`; None if both are None, to use those of torch.distributed."""
     if rank is None and world_size is None:
         return None
     if rank is None or world_size is None:

@@ -1,4 +1,4 @@
-"""Threads that make batches ahead of who takes them, in order, and within bounds."""
+"""A queue of batches that threads make ahead of the consumer, in order and within limits."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from cachedfs.common.executor import DaemonThreadPool
 
 __all__ = ["QueueLimits", "BatchQueue", "PreparedBatch", "may_begin"]
 
-UNKNOWN = 2  # batches that are made at once while nobody knows how large they are
-RECENT = 32  # batches of which the largest tells how large the next may be
-END_S = 5.0  # longest that `close` waits for batches that are being made
+UNKNOWN = 2  # batches made at the same time while their size is unknown
+RECENT = 32  # recent batches; the largest of them is the estimate for the next
+END_S = 5.0  # longest wait of `close` for the batches being made
 
 
 class QueueLimits(NamedTuple):
-    """What may be ahead of who takes the batches: so many of them, and so many bytes."""
+    """Limits on the batches ahead of the consumer: their number `n`, and their bytes `size`."""
 
     n: int
     size: int
 
 
 class PreparedBatch(NamedTuple):
-    """A batch of so many samples, the bytes that it takes, how long a thread made it, and of that waited for bytes."""
+    """A batch and its measurements."""
 
     batch: Any
     n_samples: int
-    size: int
-    load_s: float
-    read_s: float
+    size: int  # bytes
+    load_s: float  # seconds that a thread took to make it
+    read_s: float  # part of `load_s` spent waiting for bytes
 
 
 def may_begin(bounds: QueueLimits, *, n_ahead: int, ready: int, n_making: int, expected: int | None) -> bool:
     """Return whether one more batch may be made.
 
-    `n_ahead` of them are ready, with `ready` bytes, or being made: `n_making`. Each of those is expected to take `expected`
-    bytes; None: that is not known yet. One may always be.
+    `n_ahead` batches are ready or being made. The ready ones take `ready` bytes. `n_making` are being made, and each is
+    expected to take `expected` bytes (None if unknown). If there is no batch ahead, one may always be made.
     """
     if n_ahead == 0:
         return True
@@ -53,10 +53,10 @@ def may_begin(bounds: QueueLimits, *, n_ahead: int, ready: int, n_making: int, e
 
 
 class BatchQueue:
-    """Results of `make` for each of `jobs`, in their order, made by `n_threads` threads ahead of `take`.
+    """The results of `make` for each of `jobs`, in order, made by `n_threads` threads ahead of `take`.
 
-    All is decided in the thread that takes; the others only make. None of them is there after `close`, nor when this is
-    dropped, nor at the end of the process.
+    The consumer's thread makes all decisions; the others only call `make`. They end after `close`, when the queue is
+    garbage-collected, and when the process ends.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BatchQueue:
         bounds: QueueLimits,
         enter: Callable[[], object],
     ) -> None:
-        """`enter` is called in each thread before all else there."""
+        """Make the queue. Each thread calls `enter` before its first `make`."""
         self._jobs, self._bounds = jobs, bounds
         self._ahead: deque[Future[PreparedBatch]] = deque()
         self._sizes: deque[int] = deque(maxlen=RECENT)
@@ -78,30 +78,34 @@ class BatchQueue:
         self._end = weakref.finalize(self, _end, self._pool, self._ahead, self._make.threads, self._pid)
 
     def take(self) -> PreparedBatch | None:
-        """Return the next batch; None after the last. Raises what making it raised."""
+        """Wait for the next batch and return it; None after the last one.
+
+        Raises the error that `make` raised.
+        """
         self._fill()
         if not self._ahead:
             return None
         while not self._ahead[0].done():
-            # Others that come before it tell how large they are, so that more may be begun.
+            # The sizes of batches that finish earlier may allow to start more.
             wait([future for future in self._ahead if not future.done()], return_when=FIRST_COMPLETED)
             self._fill()
         made = self._ahead[0].result()
         if not self._sizes:
-            # At exit the last who registered is the first: batches are no longer made when what they are read by is closed.
+            # Exit handlers run in reverse order. Registered after the first read, this one stops the threads before
+            # the handlers of the libraries that read close their files.
             atexit.register(self._end)
         self._ahead.popleft()
         self._sizes.append(made.size)
-        self._fill()  # there is room for another, which is made while this one is used
+        self._fill()  # starts another batch, which is made while this one is used
         return made
 
     def must_be_ours(self) -> None:
-        """Raise RuntimeError in a child of the process that began it: the threads are not there."""
+        """Raise RuntimeError in a forked child: the threads run in the parent only."""
         if self._pid != os.getpid():
             raise RuntimeError("this loop was begun before a fork and stays with the parent: begin one here")
 
     def close(self) -> None:
-        """Make no more. What is being made is waited for some seconds; its thread ends with it."""
+        """Start no more batches, and wait up to 5 s for those being made. A thread ends after its batch."""
         self._jobs = iter(())
         self._end()
         atexit.unregister(self._end)
@@ -127,7 +131,7 @@ class BatchQueue:
 
 
 class _Making:
-    """Makes batches in any thread, and begins there what has to be begun in each."""
+    """Call `make` in any thread, and `enter` once before it in each thread."""
 
     def __init__(self, make: Callable[[Any], PreparedBatch], enter: Callable[[], object]) -> None:
         self._make, self._enter = make, enter
@@ -142,11 +146,11 @@ class _Making:
 
 def _end(pool: DaemonThreadPool, ahead: deque[Future[PreparedBatch]], threads: set[int], pid: int) -> None:
     if pid != os.getpid():
-        return  # the threads are the parent's
+        return  # a forked child: the threads run in the parent only
     pool.shutdown(wait=False, cancel_futures=True)
     making = [future for future in ahead if not future.cancelled()]
     ahead.clear()
     if threading.get_ident() in threads:
-        return  # the garbage collector came by in one of them
+        return  # called by the garbage collector in a batch thread, which cannot wait for itself
     if not wait(making, END_S).not_done:
         pool.shutdown()

@@ -1,4 +1,7 @@
-"""Batches: what their tensors take, and where they are. Tuples, dicts and named tuples of a batch stay what they are."""
+"""Measure batches, and move them to pinned memory or a device.
+
+The containers in a batch keep their types.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ __all__ = ["BatchMover", "mapped", "size_of"]
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """Yield everything in a batch that is no container."""
+    """Yield all values in a batch that are not containers."""
     if isinstance(batch, Mapping):
         batch = batch.values()
     elif not isinstance(batch, list | tuple | set | frozenset):
@@ -24,7 +27,7 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def size_of(batch: Any) -> int:
-    """Return the bytes that the tensors, arrays, strings of bytes and texts of a batch take; other things count as nothing."""
+    """Return the total bytes of the tensors, arrays, `bytes` and strings in a batch; other values count as 0."""
     return sum(map(_leaf_size, leaves(batch)))
 
 
@@ -39,11 +42,11 @@ def _leaf_size(leaf: Any) -> int:
 
 
 def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the batch with each tensor in it changed; containers are new ones of their kind."""
+    """Return a copy of the batch with `change` applied to each tensor; containers keep their types."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, MutableMapping):
-        new = copy.copy(batch)  # of whatever kind, with what else it has
+        new = copy.copy(batch)  # keeps its type and attributes
         new.update({key: mapped(value, change) for key, value in batch.items()})
         return new
     if isinstance(batch, Mapping):
@@ -56,14 +59,17 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 class BatchMover:
-    """Brings batches to where a training wants them: into pinned memory, to a device.
+    """Move batches to where the training wants them: to pinned memory, or to a device.
 
-    To a CUDA device they are copied on a stream of their own, while the training computes. Made in the thread that takes
-    the batches: its current CUDA device is that of all threads.
+    Copies to a CUDA device run on a separate stream, while the training computes. Create it in the thread that takes
+    the batches: all batch threads use the current CUDA device of that thread.
     """
 
     def __init__(self, device: torch.device | str | int | None, pin_memory: bool | None) -> None:
-        """`pin_memory`: None pins what goes to a CUDA device. Without CUDA nothing is pinned."""
+        """Set the target.
+
+        `pin_memory`: None pins only batches for a CUDA device. Without CUDA nothing is pinned.
+        """
         self._device = None if device is None else torch.device(device)
         is_cuda = self._device is not None and self._device.type == "cuda"
         self._pins = torch.cuda.is_available() and (is_cuda if pin_memory is None else pin_memory)
@@ -78,12 +84,15 @@ class BatchMover:
             self._stream = torch.cuda.Stream(self._device)
 
     def enter(self) -> None:
-        """Begin in a thread that makes batches: else all of them were to use the first device."""
+        """Set the CUDA device of a batch thread, which would otherwise be the first one."""
         if self._current is not None:
             torch.cuda.set_device(self._current)
 
     def sent(self, batch: Any) -> tuple[Any, Any]:
-        """Return the batch pinned and on its way to the device, and the event of its arrival, or None. In any thread."""
+        """Start to pin and copy the batch; return it with the CUDA event of its arrival (or None).
+
+        Thread-safe.
+        """
         if self._pins:
             batch = mapped(batch, _pinned)
         if self._device is None:
@@ -97,13 +106,16 @@ class BatchMover:
         return batch, event
 
     def received(self, batch: Any, event: Any) -> Any:
-        """Return the batch for use on the current stream, which waits for its arrival; this thread does not."""
+        """Return the batch for use on the current CUDA stream.
+
+        The stream waits for its arrival, not this thread.
+        """
         if event is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(event)
             for leaf in leaves(batch):
                 if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                    # Else its memory was the other stream's again when it is dropped.
+                    # Otherwise the copy stream could reuse the memory as soon as the tensor is dropped.
                     leaf.record_stream(stream)
         return batch
 

@@ -1,4 +1,4 @@
-"""The batches of a Loader as DALI's `external_source` takes them: arrays, by iterating or by calling."""
+"""Adapter from the batches of a Loader to the source of NVIDIA DALI's `fn.external_source`."""
 
 from __future__ import annotations
 
@@ -12,35 +12,41 @@ __all__ = ["ExternalSource"]
 
 
 class ExternalSource:
-    """What feeds a DALI pipeline; see `Loader.external_source`.
+    """Source of a DALI pipeline, made by `Loader.external_source`.
 
-    Iterating gives one epoch, and iterating again the next one: for `cycle="raise"`, where the pipeline is `reset` between
-    them. `batch` is the callable: it raises StopIteration at the end of an epoch, and goes on with the next one after that.
+        images, labels = fn.external_source(loader.external_source(), num_outputs=2, batch=True, cycle="raise")
+
+    As an iterable, it returns one epoch, and the next epoch when iterated again: use `cycle="raise"`, and `reset` the
+    pipeline between epochs. As a callable, use its method `batch`.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._loader = loader
-        self._batches: Iterator[Any] | None = None  # of the epoch that `batch` is in
+        self._batches: Iterator[Any] | None = None  # iterator of `batch` over its current epoch
 
     def __iter__(self) -> Iterator[Any]:
         return map(as_arrays, self._loader)
 
     def batch(self) -> Any:
-        """Return the next batch. Raises StopIteration once at the end of each epoch."""
+        """Return the next batch.
+
+        Raises StopIteration once at the end of each epoch. The call after that starts the next epoch.
+        """
         if self._batches is None:
             self._batches = iter(self)
         try:
             return next(self._batches)
-        except BaseException:  # the end, or an error of the dataset: the next call begins anew
+        except BaseException:  # the end of the epoch, or an error: the next call makes a new iterator
             self._batches = None
             raise
 
 
 def as_arrays(batch: Any) -> Any:
-    """Return what one output takes, or a tuple of that in the order of the batch; nothing is copied. Raises TypeError for others.
+    """Return a batch as one DALI output, or as a tuple of outputs in the order of the batch.
 
-    A tensor or array is one output; so is a list of `bytes`, such as encoded images, as an array of uint8 for each. Tensors of
-    the CPU become NumPy arrays: of tensors DALI wants to know the CUDA stream, and fails where there is none.
+    Nothing is copied. A tensor or array is one output. A list of `bytes`, such as encoded images, is one output with
+    a uint8 array for each. CPU tensors become NumPy arrays: DALI asks for the CUDA stream of a tensor, and fails
+    without CUDA. Raises TypeError for other values.
     """
     if isinstance(batch, torch.Tensor | np.ndarray) or _is_bytes(batch):
         return _output(batch)
@@ -58,7 +64,10 @@ def _outputs(batch: Any) -> Iterator[Any]:
 
 
 def _is_bytes(batch: Any) -> bool:
-    """True for samples of different lengths: DALI takes a list of arrays for them."""
+    """Return whether a batch is a list of `bytes`.
+
+    Their lengths may differ, so DALI gets a list of arrays.
+    """
     return isinstance(batch, list | tuple) and bool(batch) and all(isinstance(each, bytes) for each in batch)
 
 

@@ -1,4 +1,7 @@
-"""A report as a notebook shows it: the sentence, its facts, and where the time of each batch went, drawn. Pure."""
+"""Render an epoch report as HTML for notebooks, with an SVG chart of the time of each batch.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,23 @@ from cachedfs.datasets.loading.metrics import BatchTiming
 
 __all__ = ["page", "picture"]
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 200, 64, 26, 24  # of the picture, and of what surrounds its bars
-MOST = 180  # bars: beyond that one is the mean of several batches
-# Of a palette that everybody can tell apart (Okabe and Ito, 2008).
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 200, 64, 26, 24  # pixels: the chart, and the margins around its bars
+MOST = 180  # maximum number of bars; with more batches, a bar is the mean of several
+# From the color-blind-safe palette of Okabe and Ito (2008).
 COMPUTE, WAIT = "#56b4e9", "#d55e00"
-LINE = 'stroke="currentColor" stroke-width="1.5"'  # of loading
+LINE = 'stroke="currentColor" stroke-width="1.5"'  # style of the line for loading
 
 
 def page(
     title: str, sentence: str, facts: Sequence[tuple[str, str]], stalls: Sequence[BatchTiming], n_threads: int
 ) -> str:
-    """Return the HTML of a report; it needs nothing from anywhere, and looks right on a dark page."""
-    rows = [(name, said) for name, said in facts if name != "by time"]  # which is drawn
+    """Return a report as self-contained HTML, readable on light and dark pages."""
+    rows = [(name, said) for name, said in facts if name != "by time"]  # the chart shows it
     return shown(title, sentence, rows, picture(stalls, n_threads))
 
 
 def picture(stalls: Sequence[BatchTiming], n_threads: int) -> str:
-    """Return an SVG of the time that each batch took: computing, on it waiting, and beside both what the threads load in."""
+    """Return an SVG chart of the batches: bars of computing and waiting time, and a line of loading time per thread."""
     if not stalls:
         return ""
     compute = columns([timing.compute_s for timing in stalls], MOST)

@@ -1,7 +1,8 @@
-"""What limits a training: what was measured of one `for`, beside the least that it could have taken. Pure.
+"""Report on one epoch: its timings, the lower bound of its duration, and what limits the training.
 
-With all of it going on at once, an epoch takes as long as the longest of: computing, bringing the missing bytes over the link,
-waiting for answers so many at a time, decoding in so many threads. None of them is estimated where it was not measured.
+If everything overlapped perfectly, an epoch would take as long as the longest of its parts: computing, transferring
+the missing bytes, waiting for responses with a given concurrency, and decoding in a given number of threads. A part
+that was not measured is not estimated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cachedfs.filesystem import CachedFileSystem
 __all__ = ["FetchCounts", "EpochMeasurement", "FetchMeter", "EpochReport", "report_of"]
 
 
-NEAR = 0.9  # of the time: what takes as much limits; below, several things do by turns
+NEAR = 0.9  # a part limits if it fills this share of the time; below it, several parts limit in turn
 N_BARS = 60
 REMOTE = {"link": "the link", "latency": "waiting for answers"}
 MORE_AT_ONCE = "pack the files, or raise concurrency"
@@ -28,10 +29,11 @@ MORE_AT_ONCE = "pack the files, or raise concurrency"
 
 @dataclass(frozen=True)
 class FetchCounts:
-    """What cachedfs did in this process since the `for` began, for all readers; what it measured of the link; and its bound.
+    """Requests and bytes of this process since the loop began, and properties of link and cache.
 
-    `latency_s`: until the first byte, on average. `bytes_per_s`: of the link in all. None: nothing was measured. `n_at_once`:
-    requests that may be in flight.
+    The counts include all readers of this process. `latency_s`: mean time to the first byte. `bytes_per_s`: bandwidth
+    of the whole link. Both are None if they were not measured. `n_at_once`: maximum number of concurrent prefetch
+    requests. `may_hold`: bytes that the cache can hold; None if nothing can be stored.
     """
 
     requests: int
@@ -45,10 +47,10 @@ class FetchCounts:
 
 @dataclass(frozen=True)
 class EpochMeasurement:
-    """One `for`: what its batches took, of a dataset of `n` samples, made by so many threads.
+    """Measurements of one epoch of a dataset with `n` samples, whose batches `n_threads` threads make.
 
-    `tells_reading`: how long a thread waited for bytes is known, so that the rest is decoding. `fetched`: None where the
-    dataset does not read through cachedfs, as far as anybody can tell.
+    `tells_reading`: whether the threads' waits for bytes were measured; the rest of their time is decoding.
+    `fetched`: None if the dataset does not read through cachedfs, or does not say so.
     """
 
     epoch: int
@@ -61,12 +63,16 @@ class EpochMeasurement:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What one `for` took, what it would have taken at best, and what limits it; times in seconds, sizes in bytes.
+    """Report on one epoch: its duration, its best possible duration, and what limits it.
 
-    `by_itself`: how long each would have taken with nothing else going on: "compute", "link", "latency", "decode", and "load",
-    all that the threads did, where nothing came over the link or that cannot be told. The longest is `bound_s`. `limit` is its name when it fills
-    nearly all of `elapsed_s`, else None. `hit_bound`: the share of the data that the cache can hold, and so of the bytes read
-    that need not be fetched from the second epoch on. `unknown` says what could not be measured, and why.
+    Times are in seconds, sizes in bytes. `by_itself`: the time that each part would take alone: "compute", "link",
+    "latency", "decode" and "load". "load" is all work of the batch threads; it is there if nothing was fetched, or if
+    fetching and decoding cannot be told apart. `bound_s`: the longest of these times. `limit`: the part that fills at
+    least 90 % of `elapsed_s`, else None.
+
+    `hit_ratio`: the share of the bytes read that was not fetched. `hit_bound`: the share of the data that the cache
+    can hold, which is the highest possible hit ratio from the second epoch on. `unknown`: what could not be measured,
+    and why. `stalls`: the timings of the last batches.
     """
 
     epoch: int
@@ -88,21 +94,21 @@ class EpochReport:
     read_per_sample: float | None
     sentence: str
     unknown: tuple[str, ...]
-    stalls: tuple[BatchTiming, ...]  # the last batches, one by one
+    stalls: tuple[BatchTiming, ...]
     n_threads: int
 
     @property
     def of_bound(self) -> float:
-        """The share of the bound that was reached: 1.0 could not be faster."""
+        """`bound_s / elapsed_s`, the share of the best possible speed: 1.0 could not have been faster."""
         return self.bound_s / self.elapsed_s if self.elapsed_s else 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return the report as a dict of JSON-compatible values."""
         stalls = [timing._asdict() for timing in self.stalls]
         return {**asdict(self), "unknown": list(self.unknown), "of_bound": self.of_bound, "stalls": stalls}
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return the lines of the report, each what it is about and what is said of it."""
+        """Return the lines of the report as pairs of a name and a text."""
         first = f", {seconds(self.first_wait_s)} of it for the first" if self.first_wait_s else ""
         lines = [
             ("bound", f"{seconds(self.bound_s)}, {per_cent(self.of_bound)} of it reached"),
@@ -135,7 +141,7 @@ class EpochReport:
 
     @property
     def title(self) -> str:
-        """What the epoch was, in one line."""
+        """A one-line summary: the epoch, its batches and samples, and its duration."""
         given = f"{counted(self.n_batches, 'batch', 'batches')}, {counted(self.n_samples, 'sample')}"
         return f"Epoch {self.epoch}: {given} in {seconds(self.elapsed_s)}"
 
@@ -148,7 +154,7 @@ class EpochReport:
 
 
 def report_of(measured: EpochMeasurement) -> EpochReport:
-    """Return the report on one `for`."""
+    """Return the report on one epoch."""
     timings, fetched = measured.timings, measured.fetched
     elapsed_s = timings.wait_s + timings.compute_s
     by_itself, unknown = _by_itself(measured, elapsed_s)
@@ -183,11 +189,11 @@ def report_of(measured: EpochMeasurement) -> EpochReport:
     )
 
 
-# The bound.
+# The lower bound.
 
 
 def _by_itself(measured: EpochMeasurement, elapsed_s: float) -> tuple[dict[str, float], list[str]]:
-    """Return how long each would have taken with nothing else going on, and what of it is not known."""
+    """Return the time that each part would take alone, and texts on what is unknown."""
     timings, fetched, unknown = measured.timings, measured.fetched, []
     found = {"compute": timings.compute_s}
     if fetched is None:
@@ -201,7 +207,7 @@ def _by_itself(measured: EpochMeasurement, elapsed_s: float) -> tuple[dict[str, 
         else:
             unknown.append("the link's bandwidth: nothing of a MiB or more was fetched ahead")
         if fetched.requests == 0 or fetched.latency_s is not None:
-            # No more than it took: what was waited for by others is beside those `n_at_once`.
+            # At most `elapsed_s`: `n_at_once` does not limit requests that a reader waits for.
             waits_s = fetched.requests * (fetched.latency_s or 0.0) / fetched.n_at_once
             found["latency"] = min(elapsed_s, waits_s)
         else:
@@ -216,20 +222,20 @@ def _by_itself(measured: EpochMeasurement, elapsed_s: float) -> tuple[dict[str, 
 
 
 def _limit(by_itself: dict[str, float], elapsed_s: float) -> str | None:
-    """Return what fills nearly all of the time, the longest of several; all of loading only where no part of it does."""
+    """Return the longest part that fills nearly all of the time; "load" only if there is no other."""
     near = [name for name, took_s in by_itself.items() if elapsed_s and took_s >= NEAR * elapsed_s]
     return max(near, key=lambda name: (name != "load", by_itself[name]), default=None)
 
 
 def _rate(fetched: FetchCounts, elapsed_s: float) -> float | None:
-    """Return the bytes a second that the link takes: measured, and at least what came."""
+    """Return the bandwidth of the link in bytes/s: as measured, but at least the rate of the fetched bytes."""
     if fetched.bytes_per_s is None or not elapsed_s:
         return fetched.bytes_per_s
     return max(fetched.bytes_per_s, fetched.bytes_fetched / elapsed_s)
 
 
 def _data_size(measured: EpochMeasurement) -> float | None:
-    """Return what all samples take together, if they are as large as those that were read; None: nothing was read."""
+    """Return the bytes of all samples, extrapolated from those that were read; None if none were."""
     timings, fetched = measured.timings, measured.fetched
     if fetched is None or not timings.n_samples or not fetched.bytes_read:
         return None
@@ -237,7 +243,7 @@ def _data_size(measured: EpochMeasurement) -> float | None:
 
 
 def _hits(measured: EpochMeasurement) -> tuple[float | None, float | None]:
-    """Return the share of the bytes read that was not fetched, and the most that it can be while samples are read once an epoch."""
+    """Return the hit ratio (by bytes), and its upper bound if an epoch reads each sample once."""
     fetched, data_size = measured.fetched, _data_size(measured)
     if fetched is None or data_size is None:
         return None, None
@@ -245,7 +251,7 @@ def _hits(measured: EpochMeasurement) -> tuple[float | None, float | None]:
     return ratio, None if fetched.may_hold is None else min(1.0, fetched.may_hold / data_size)
 
 
-# In words: what limits, and what can be done about it.
+# The sentence: what limits the training, and what to do about it.
 
 
 def _sentence(
@@ -295,7 +301,7 @@ def _of_waiting(
     if timings.first_wait_s > timings.wait_s / 2:
         return f"Only the beginning was waited for: {waited}, {seconds(timings.first_wait_s)} of that for the first batch."
     name = max(by_itself, key=by_itself.__getitem__)
-    if name in REMOTE and by_itself[name] > elapsed_s / 2:  # loading more at a time would wait for the same
+    if name in REMOTE and by_itself[name] > elapsed_s / 2:  # more threads would wait for the same resource
         share = per_cent(by_itself[name] / elapsed_s)
         advice = _of_room(hit_bound) if name == "link" else MORE_AT_ONCE
         return f"Nothing fills all of the time, {REMOTE[name]} most of it ({share}): {waited}; {advice}."
@@ -308,7 +314,10 @@ class _Counts(NamedTuple):
 
 
 class FetchMeter:
-    """Counts from when it is made, until `stop`. Of a filesystem that is none of ours it knows nothing."""
+    """Measure what a cachedfs filesystem fetches, from its creation until `stop`.
+
+    It measures nothing if `fs` is None.
+    """
 
     def __init__(self, fs: CachedFileSystem | None) -> None:
         self._pid = os.getpid()
@@ -316,11 +325,11 @@ class FetchMeter:
         self._after: _Counts | None = None
 
     def stop(self, fs: CachedFileSystem | None) -> None:
-        """Count no further: what is fetched from now on is for the next one."""
+        """Stop counting: later fetches belong to the next loop."""
         self._after = self._now(fs)
 
     def fetched(self, fs: CachedFileSystem | None) -> FetchCounts | None:
-        """Return what was counted; None where that cannot be known."""
+        """Return the counts; None if they cannot be known."""
         before, after = self._before, self._after or self._now(fs)
         if fs is None or before is None or after is None:
             return None
@@ -337,6 +346,6 @@ class FetchMeter:
         )
 
     def _now(self, fs: CachedFileSystem | None) -> _Counts | None:
-        if fs is None or self._pid != os.getpid():  # a child of the process that began has counts of its own
+        if fs is None or self._pid != os.getpid():  # a forked child has its own counters
             return None
         return _Counts(fs.stats(), fs.link_stats())

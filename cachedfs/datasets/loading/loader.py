@@ -1,4 +1,4 @@
-"""The Loader: batches of a dataset in the order of its epochs, made by threads while the training computes."""
+"""`Loader`: batches of a map-style dataset, made by threads while the training computes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Loader"]
 
 
 class Loader:
-    """Batches of a map-style dataset, epoch after epoch, ready when the training asks for them.
+    """Iterate over the batches of a map-style dataset, epoch by epoch; threads prepare them ahead.
 
         loader = Loader(train, batch_size=16, shuffle=True, seed=0)
         for epoch in range(loader.epoch, 10):
@@ -42,12 +42,13 @@ class Loader:
                 ...
                 torch.save(loader.state_dict(), "position.pt")
 
-    A `for` is one epoch, and the next `for` the next one. After `break` the next `for` begins the same epoch again; after
-    `load_state_dict`, or an error of the dataset, it goes on where that was. One `for` at a time: a new one ends the other.
+    Each `for` loop is one epoch, and the next loop is the next epoch. After `break`, the next loop starts the same
+    epoch again. After `load_state_dict` or an error of the dataset, it continues at that position. A new loop ends
+    the previous one.
 
-    The order of an epoch follows from `seed` and its number alone: it is the same for any number of threads, ranks and
-    restarts. Threads of this process make the batches; while the loop computes with one, the next are made. What the ranks
-    of this machine will read is fetched ahead, in that order, where the dataset's filesystem is cachedfs.
+    The order of an epoch depends only on `seed` and the epoch number. It is the same for any number of threads, ranks
+    and restarts. Threads of this process make the next batches while the training computes. If the dataset reads
+    through cachedfs, a prefetch plan fetches what the ranks of this machine will read, in that order.
     """
 
     def __init__(
@@ -70,22 +71,29 @@ class Loader:
         prefetch_bytes: int | str = "1GiB",
         echo: int = 1,
     ) -> None:
-        """`dataset`: one of `cachedfs.datasets`, or any with `__len__` and `__getitem__` (or `__getitems__`).
+        """Make a loader. It starts threads and requests only when the first batch is asked for.
 
-        `batch_size`: samples of a batch of one rank. `shuffle`: True draws among all orders; "window" keeps the samples
-        that come with one fetch near one another, mixed with those of `window` others; False: as they are.
+        `dataset`: one of `cachedfs.datasets`, or any object with `__len__` and `__getitem__` (or `__getitems__`).
 
-        `rank`, `world_size`: those of torch.distributed where it is initialised when a `for` begins, else 0 of 1. With
-        several ranks all get as many batches of the same sizes: in the end samples of the beginning are given once more,
-        at most one a rank. `pad=False` gives each sample once, and the last batches differ. `drop_last`: what is less
-        than a whole batch of each rank is not given.
+        `batch_size`: samples per batch of one rank. `shuffle`: True (or "full") draws from all permutations, with
+        `seed`. "window" keeps samples that one fetch reads near one another, mixed with the samples of `window` such
+        groups. False keeps the order of the dataset.
 
-        `collate_fn`: makes a batch of a list of samples; torch's own by default. `device`: where the tensors of a batch are
-        brought, to CUDA while the training computes. `pin_memory`: None pins what goes to CUDA; without CUDA nothing is.
+        `rank`, `world_size`: by default those of torch.distributed if it is initialized when a loop begins, else rank 0
+        of 1. All ranks get the same number of batches of the same sizes: at the end of an epoch, samples from its
+        beginning are repeated, at most one per rank. With `pad=False` each sample occurs once, and the last batches
+        differ in size. `drop_last`: leave out the last samples if they do not fill a whole batch for every rank.
 
-        `n_threads`: that make batches, a batch each; default: one for each core, 4 to 8. `n_prefetch`: batches ready beside
-        those being made, `prefetch_bytes` (`"1GiB"`): what all of these take, by the largest of the last ones. One is always
-        made. `echo`: how often each batch is given, one time after the other, where loading takes longer than computing.
+        `collate_fn`: makes a batch from a list of samples; default: torch's `default_collate`. `device`: where to
+        move the tensors of a batch; copies to CUDA run while the training computes. `pin_memory`: None pins only
+        batches that go to CUDA; without CUDA nothing is pinned.
+
+        `n_threads`: threads that make batches, one batch each; default: one per core, 4 to 8. `n_prefetch`: batches
+        kept ready, in addition to those being made. `prefetch_bytes` (`"1GiB"`): limit on the bytes of all these
+        batches, estimated from the largest recent one; one batch is always made. `echo`: how many times in a row each
+        batch is returned, useful if loading takes longer than computing.
+
+        Raises TypeError for a dataset without access by index, and ValueError for an option out of range.
         """
         self._source = SampleReader(dataset)
         self._batch_size, self._drop_last, self._pad = at_least(1, batch_size=batch_size), drop_last, pad
@@ -98,46 +106,44 @@ class Loader:
         self._bounds = QueueLimits(self._n_threads + n_prefetch, size(prefetch_bytes=prefetch_bytes))
         self._echo = at_least(1, echo=echo)
         self.timings = EpochTimings()
-        self._measured: tuple[int, FetchMeter] | None = (
-            None  # which epoch the timings are of, and what was fetched
-        )
-        self._place = EpochPosition(0)  # what was given
-        self._start = 0  # where in the epoch the next `for` begins
+        self._measured: tuple[int, FetchMeter] | None = None  # the epoch of the timings, and its fetch counts
+        self._place = EpochPosition(0)  # after the last returned batch
+        self._start = 0  # position in the epoch where the next loop begins
         self._feed: BatchQueue | None = None
         self._declared: DatasetPrefetch | None = None
 
     @property
     def dataset(self) -> Any:
-        """The dataset that was given."""
+        """The dataset passed to the constructor."""
         return self._source.dataset
 
     @property
     def batch_size(self) -> int:
-        """Samples of a batch of one rank."""
+        """Samples per batch of one rank."""
         return self._batch_size
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that is read, or of the next one after its end; the first is 0."""
+        """The number of the current epoch, or of the next one after its end; the first is 0."""
         return self._place.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next `for` be this epoch, from its beginning; nothing changes where it is this one already."""
+        """Start the next loop at the beginning of `epoch`. Does nothing if that is the current epoch."""
         if (epoch := at_least(0, epoch=epoch)) != self._place.epoch:
             self._go_to(EpochPosition(epoch))
 
     def __len__(self) -> int:
-        """Return how many batches a whole epoch gives this rank, whatever of it is left; with echo, each as often as it is given."""
+        """Return the number of batches that a whole epoch has for this rank. With echo, repetitions count."""
         rank, world_size = self._ranks()
         return self._division(world_size).n_batches(rank) * self._echo
 
-    # Its state.
+    # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` goes on from, after the batch that was given last: some numbers, in no time.
+        """Return the position after the last returned batch, for `load_state_dict`; cheap and small.
 
-        It counts the samples that all ranks were given: all that are in step have the same. With echo a batch counts when it
-        is given first.
+        It counts the samples returned to all ranks, so ranks that are in step have the same state. With echo, a batch
+        counts when it is returned first.
         """
         epochs, place = self._epochs(), self._place
         if place.position and self._division(self._ranks()[1]).is_over(place.position):
@@ -145,9 +151,10 @@ class Loader:
         return state_at(place, epochs)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next `for` go on where the state was taken, with any number of ranks, batch size and number of threads.
+        """Start the next loop at a saved position. The ranks, the batch size and the threads may differ.
 
-        Raises ValueError where the dataset, the seed or the shuffle are others, so that the order would be: it says which.
+        Raises ValueError if the length of the dataset, the seed or the shuffle differ, since the order then differs
+        too. The message says which.
         """
         self._go_to(place_in(state, self._epochs()))
 
@@ -155,12 +162,15 @@ class Loader:
         self.close()
         self._place, self._start = place, place.position
 
-    # Iterating.
+    # Iteration.
 
-    _is_process_over = staticmethod(sys.is_finalizing)  # by then `sys` may be gone from here
+    _is_process_over = staticmethod(sys.is_finalizing)  # kept here: at exit, the name `sys` may be cleared
 
     def __iter__(self) -> Iterator[Any]:
-        """Return the batches of one epoch, this rank's. Nothing is begun before the first is asked for."""
+        """Return an iterator over this rank's batches of one epoch.
+
+        It starts when the first batch is asked for.
+        """
         self._end_loop()
         return self._run()
 
@@ -171,10 +181,10 @@ class Loader:
             while not division.is_over(self._place.position):
                 began = time.perf_counter()
                 made = self._take(feed)
-                if made is None:  # the other ranks have one more
+                if made is None:  # only other ranks have a batch in the last step
                     break
                 batch = mover.received(*made.batch)
-                self._start = 0  # not before: who interrupts the wait for the first has been given nothing
+                self._start = 0  # only now: an interrupted wait for the first batch keeps the position
                 self._place = EpochPosition(self.epoch, division.after(self._place.position))
                 given = time.perf_counter()
                 for _ in range(self._echo):
@@ -185,15 +195,15 @@ class Loader:
                 self.timings.add(
                     BatchTiming(given - began, made.load_s, compute_s, made.size, n, made.read_s)
                 )
-                del made, batch  # the training may be done with it, and waits for the next
+                del made, batch  # the training may not need it any more: free it before the wait for the next
             is_complete = True
         finally:
-            # A loop that is in use at the end of the process: all it had is over, and to count would begin it anew.
+            # At interpreter exit the loop's resources are closed already, and reading statistics would open them again.
             if not self._is_process_over():
                 self._leave(feed, is_complete=is_complete)
 
     def _begin(self) -> tuple[BatchQueue, RankDivision, BatchMover]:
-        """Begin an epoch where it is to begin; from here on there are threads."""
+        """Start the threads and the prefetch plan of an epoch, at the position where it begins."""
         self._end_loop()
         mover = BatchMover(self._device, self._pin_memory)
         rank, world_size = self._ranks()
@@ -217,7 +227,7 @@ class Loader:
         feed.must_be_ours()
         try:
             return feed.take()
-        except Exception:  # of the dataset: the next `for` tries once more what could not be made
+        except Exception:  # from the dataset: the next loop tries the failed batch again
             self._start = self._place.position
             raise
 
@@ -234,11 +244,14 @@ class Loader:
             if is_complete:
                 self._place, self._start = EpochPosition(self.epoch + 1), 0
             else:
-                self._end_plan()  # before the batches that are being made: they need the link
+                self._end_plan()  # first: the batches still being made need the bandwidth
         feed.close()
 
     def close(self) -> None:
-        """End what runs: the loop, and the fetching ahead that goes on from one epoch to the next. It can be used again."""
+        """End the current loop, and the prefetch plan that continues across epochs.
+
+        The loader can be used again.
+        """
         self._end_plan()
         feed, self._feed = self._feed, None
         if feed is not None:
@@ -246,25 +259,26 @@ class Loader:
             feed.close()
 
     def _end_loop(self) -> None:
-        """End a loop that was not left. The plan of one that is complete goes on."""
+        """End a loop that is still active. The prefetch plan of a finished loop continues."""
         if self._feed is not None:
             self.close()
 
     def external_source(self) -> ExternalSource:
-        """Return what NVIDIA's DALI takes as the `source` of `fn.external_source`, with `batch=True`: see `ExternalSource`.
+        """Return a `source` for NVIDIA DALI's `fn.external_source`, with `batch=True`; see `ExternalSource`.
 
-        Each tensor of a batch is an output, in their order, and so is a list of `bytes`, such as encoded images. DALI asks for
-        batches some time before its pipeline gives them: `state_dict` counts what it asked for.
+        Each tensor of a batch is one output, in order. A list of `bytes`, such as encoded images, is one output, too.
+        DALI asks for batches some time before its pipeline returns them, and `state_dict` counts the batches it asked
+        for.
         """
         return ExternalSource(self)
 
-    # What it took.
+    # Report.
 
     def report(self) -> EpochReport:
-        """Return what the `for` that runs, or the last one, took, and what limits it: print it, or show it in a notebook.
+        """Return a report on the current or last loop: its timings, and what limits it.
 
-        The batch in use does not count yet. Requests and bytes are those of this process, whoever made it read meanwhile.
-        Raises RuntimeError before the first `for`.
+        Print it, or display it in a notebook. The batch in use does not count yet. Requests and bytes include all other
+        reads of this process. Raises RuntimeError before the first loop.
         """
         if self._measured is None:
             raise RuntimeError("there is nothing to report on yet: read some batches in a `for` first")
@@ -284,7 +298,7 @@ class Loader:
         if self._measured is not None:
             self._measured[1].stop(self._source.fs)
 
-    # What will be read.
+    # Prefetch plan.
 
     def _declare(
         self, epochs: EpochOrders, division: RankDivision, ranks: range, place: EpochPosition
@@ -298,7 +312,7 @@ class Loader:
         if declared is not None:
             declared.close()
 
-    # What all of it follows from.
+    # Epoch order and ranks.
 
     def _epochs(self) -> EpochOrders:
         return EpochOrders(
@@ -332,11 +346,11 @@ class Loader:
         return f"<Loader({given}): {self._place.position:,} samples of epoch {self.epoch} given>"
 
 
-# In the threads.
+# Functions that run in the batch threads.
 
 
 def _made(source: SampleReader, collate: Collate | None, mover: BatchMover, indexes: Order) -> PreparedBatch:
-    """Make one batch: with the event of its arrival at the device."""
+    """Make one batch, and start its copy to the device."""
     began, read_before = time.perf_counter(), reading_s()
     batch = source.batch(indexes.tolist(), collate)
     size = size_of(batch)
@@ -345,13 +359,13 @@ def _made(source: SampleReader, collate: Collate | None, mover: BatchMover, inde
 
 
 def _enter(mover: BatchMover, n_torch_threads: int) -> None:
-    """Begin in a thread that makes batches: torch computes in it alone, as in the workers of its DataLoader.
+    """Set up a batch thread: torch uses no further threads in it, as in the workers of torch's DataLoader.
 
-    Else each had as many threads of OpenMP as there are cores, beside those of the training.
+    Otherwise each batch thread would start one OpenMP thread per core, in addition to the threads of the training.
     """
-    torch.get_num_threads()  # sets what is set below, if it was never asked
+    torch.get_num_threads()  # torch's first call sets the default, which would undo the next line
     torch.set_num_threads(1)
-    # That was for this thread, but for all threads to come, too: say there again what was said.
+    # It applies to this thread and to all future threads. A call in another thread restores the number for future ones.
     others = threading.Thread(target=torch.set_num_threads, args=(n_torch_threads,))
     others.start()
     others.join()

@@ -1,4 +1,7 @@
-"""How long a thread waited for bytes: what making a batch took apart from that is decoding."""
+"""Timings of batches, and of each thread's waits for bytes.
+
+The time that a thread takes to make a batch, less its waits for bytes, is the time of decoding.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _sum = _Sum()
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Count the time inside as this thread's waiting for bytes. Not one inside another."""
+    """Count the time spent inside as this thread's wait for bytes. Must not be nested."""
     began = time.perf_counter()
     try:
         yield
@@ -31,29 +34,29 @@ def reading() -> Iterator[None]:
 
 
 def reading_s() -> float:
-    """Return how long this thread waited for bytes so far."""
+    """Return how many seconds this thread has waited for bytes so far."""
     return _sum.seconds
 
 
-KEPT = 1000  # batches that are remembered one by one
+KEPT = 1000  # recent batches whose timings are kept individually
 
 
 class BatchTiming(NamedTuple):
-    """One batch. In seconds: how long the loop waited for it, a thread made it, and the loop went on with it."""
+    """Timing of one batch, in seconds: the loop's wait for it, the time to make it, and the loop's use of it."""
 
     wait_s: float
     load_s: float
     compute_s: float
     size: int  # bytes
     n_samples: int
-    read_s: float  # of `load_s`, for bytes; 0 where the dataset does not tell
+    read_s: float  # part of `load_s` spent waiting for bytes; 0 if the dataset does not measure it
 
 
 @dataclass
 class EpochTimings:
-    """Sums over the batches since a `for` began, the last ones one by one, and the wait for the first, which is no other's.
+    """Sums over the batches since a loop began, the wait for the first batch, and the timings of the last 1000.
 
-    With echo the times of a batch are those of all its turns. The batch in use counts when the next is asked for.
+    With echo, the times of a batch cover all its repetitions. A batch counts once the next one is asked for.
     """
 
     n_batches: int = 0
@@ -63,7 +66,7 @@ class EpochTimings:
     read_s: float = 0.0
     compute_s: float = 0.0
     size: int = 0  # bytes
-    first_wait_s: float = 0.0  # counts among the others as well
+    first_wait_s: float = 0.0  # also part of `wait_s`
     recent: deque[BatchTiming] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def add(self, timing: BatchTiming) -> None:

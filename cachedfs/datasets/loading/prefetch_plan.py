@@ -1,4 +1,4 @@
-"""What samples read of several arrays, as `fs.prefetch` takes it: in the order in which it is read. No I/O of its own."""
+"""Prefetch plans of datasets: the objects and byte ranges that samples read, in the order of the reads."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ from cachedfs.datasets.samples import Item, SampleReader
 __all__ = ["DatasetPrefetch", "LOOK", "ArrayReads", "items_of", "ranks_here"]
 
 
-LOOK = 256  # samples that are looked at together: the shard indexes of so many come before the chunks of those before them
+LOOK = 256  # samples per group; the shard indexes of a group come before the chunks of the previous group
 
 
 class ArrayReads(Protocol):
-    """How samples read one array, or arrays of one length."""
+    """Interface: what samples read of one array, or of several arrays of equal length."""
 
     def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
-        """Return for each of these samples a row of each chunk that it is in."""
+        """Return for each of these samples the rows it needs, one row per chunk."""
 
     def indexes(self, rows: Iterable[int], told: set[str]) -> Iterator[Item]:
-        """Yield the indexes of shards that rows are in: those that are not known, nor `told`, which has them then."""
+        """Yield the shard indexes of these rows, except those in memory or in `told`; add their paths to `told`."""
 
     def chunks(self, row: int) -> Iterator[Item]:
-        """Yield the chunks that a row is in; in shards their ranges, for which an index may be read here."""
+        """Yield the chunks of a row: objects, or byte ranges of shards. This may read a shard index."""
 
 
 def items_of(arrays: Sequence[ArrayReads], samples: Iterable[int]) -> Iterator[Item]:
-    """Yield what samples read, sample by sample, and of a sample array by array; no more of them are taken than is told of."""
+    """Yield what samples read, sample by sample, and for each sample array by array.
+
+    Takes `LOOK` samples at a time.
+    """
     told: set[str] = set()
     coming = iter(samples)
     now: list[Sequence[Iterable[int]]] = []
@@ -57,16 +60,18 @@ def _chunks(arrays: Sequence[ArrayReads], touched: Sequence[Sequence[Iterable[in
 
 logger = logging.getLogger("cachedfs.datasets")
 
-RENEW_S = 60.0  # between two looks whether the plan still runs
-AHEAD = 2  # epochs that may be fetched from the one that is read on: it, and the next
+RENEW_S = 60.0  # seconds between two checks whether the plan has failed
+AHEAD = 2  # epochs that a plan may fetch: the current one, and the next
 
-Grants = SimpleQueue[bool]  # True for each epoch that may be fetched, False for the end
+Grants = SimpleQueue[bool]  # True: one more epoch may be fetched; False: end
 
 
 def ranks_here(rank: int, world_size: int, environment: Mapping[str, str]) -> range:
-    """Return the ranks whose reads this process declares: of torchrun's processes of a machine the first, for all of them.
+    """Return the ranks whose reads this process declares in its prefetch plan.
 
-    A process that nobody started so, or that has other ranks than those of its environment, declares its own.
+    Under torchrun, the first process of a machine declares the reads of all its processes, and the others declare
+    none. A process without torchrun's variables in its environment, or with another rank than these say, declares its
+    own reads.
     """
     try:
         numbers = [
@@ -81,9 +86,9 @@ def ranks_here(rank: int, world_size: int, environment: Mapping[str, str]) -> ra
 
 
 class DatasetPrefetch:
-    """One plan of the machine, from a place on: for as long as this is held, until `close`.
+    """The prefetch plan for the given ranks, from a position on, until `close` or garbage collection.
 
-    Of what happens to it nothing reaches a training: what really cannot be read, its read says.
+    Its errors never reach the training. If an object cannot be read, the read itself raises.
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class DatasetPrefetch:
         self._look_at = time.monotonic() + RENEW_S
         self._next = EpochPosition(place.epoch + 1)
         self._pid = os.getpid()
-        # Of this kind, as the garbage collector may come by anywhere and put into it.
+        # A SimpleQueue, because its `put` is reentrant: the garbage collector may call it at any point.
         self._grants: Grants = SimpleQueue()
         for _ in range(AHEAD):
             self._grants.put(True)
@@ -109,13 +114,16 @@ class DatasetPrefetch:
             return
         try:
             self._plan = prefetch(_items(source, epochs, division, ranks, place, self._grants))
-        except Exception:  # whatever it is: reads fetch what was not fetched ahead
+        except Exception:  # any error: reads fetch what the plan did not
             logger.debug("cannot prefetch %r", source, exc_info=True)
 
     def goes_on(
         self, epochs: EpochOrders, division: RankDivision, ranks: range, place: EpochPosition
     ) -> bool:
-        """Return whether it is the plan of what is read from there on; if so, the epoch after that may be fetched, too."""
+        """Return whether this plan covers the reads from `place` on.
+
+        If so, let it fetch the epoch after that, too.
+        """
         is_next = (epochs, division, ranks) == self._made_for and place == self._next
         if not is_next or self._pid != os.getpid() or self._has_failed():
             return False
@@ -124,7 +132,7 @@ class DatasetPrefetch:
         return True
 
     def renewed(self, place: EpochPosition) -> DatasetPrefetch:
-        """Return what goes on from there: this, or a new one where the plan has failed, as when the origin was away."""
+        """Return this plan, or a new one from `place` on if it failed, as when the origin was unreachable."""
         if time.monotonic() < self._look_at:
             return self
         self._look_at = time.monotonic() + RENEW_S
@@ -137,7 +145,7 @@ class DatasetPrefetch:
         return getattr(getattr(self._plan, "progress", None), "state", None) == "failed"
 
     def close(self) -> None:
-        """End the plan, and wait for its end."""
+        """Cancel the plan and wait for its end."""
         self._grants.put(False)
         plan, self._plan = self._plan, None
         if plan is None or self._pid != os.getpid():
@@ -147,7 +155,7 @@ class DatasetPrefetch:
             for error in plan.errors:
                 logger.debug("prefetching: %s", error)
             plan.wait(0)
-        except Exception as error:  # of whatever kind: see above
+        except Exception as error:  # any error: the training does not depend on the plan
             logger.debug("prefetching ended: %s", error)
 
 
@@ -159,10 +167,13 @@ def _items(
     place: EpochPosition,
     grants: Grants,
 ) -> Iterator[Item]:
-    """Yield what these ranks read, epoch after epoch, each when it is granted. In the thread of the plan."""
+    """Yield what these ranks read, epoch after epoch, each when it is granted.
+
+    Runs in the thread of the plan.
+    """
     while grants.get():
         order = epochs.order(place.epoch)
         shares = division.batches(order, ranks, place.position)
         yield from source.items(index for share in shares for index in share.tolist())
-        del order, shares  # not to be held while it waits
+        del order, shares  # free their memory before the wait for the next grant
         place = EpochPosition(place.epoch + 1)

@@ -1,4 +1,7 @@
-"""The order of an epoch: a function of seed and epoch alone, whatever reads it. Pure."""
+"""The order of the samples in an epoch, and its division among ranks.
+
+Pure functions of seed and epoch.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,15 @@ Order = npt.NDArray[np.int64]
 def epoch_order(
     n: int, *, seed: int, epoch: int, shuffle: Shuffle | None, group_size: int = 1, window: int = 64
 ) -> Order:
-    """Return the numbers of `n` samples in the order of one epoch, each once.
+    """Return the indexes of `n` samples in the order of one epoch, each once.
 
-    `shuffle`: "full" draws among all permutations. "window" keeps the samples of a group (`group_size` neighbours, as those
-    of a chunk) near one another, and mixes them with those of other groups: groups come in random order, each of their
-    samples later by an exponentially distributed while, as if drawn from a pool that holds `window` groups. None: as they are.
+    `shuffle`: "full" draws from all permutations. "window" keeps the samples of a group (`group_size` neighbors, such
+    as those of a chunk) near one another, and mixes them with those of other groups. Groups come in random order, and
+    an exponentially distributed delay moves each sample back, as if it were drawn from a pool that holds `window`
+    groups. None keeps the order of the dataset.
 
-    The random numbers are those of Philox (Salmon et al., 2011) as NumPy keeps them stable, not of `permutation`, which
-    may change between versions: an order outlives them. Takes some 0.1 s, and 24 bytes a sample, for a million.
+    The random numbers are raw Philox output (Salmon et al., 2011), which NumPy keeps stable. NumPy may change its
+    `permutation` between versions. A million samples take about 0.1 s and 24 bytes each.
     """
     if shuffle is None:
         return np.arange(n, dtype=np.int64)
@@ -35,34 +39,34 @@ def epoch_order(
         return np.argsort(words.take(n), kind="stable")
     n_groups = -(-n // group_size)
     places = np.empty(n_groups, dtype=np.float64)
-    # The pool is full before the first is drawn.
+    # The first `window` groups share place 0: the pool is full before the first draw.
     places[np.argsort(words.take(n_groups), kind="stable")] = np.maximum(np.arange(n_groups) - window + 1, 0)
     late = -np.log1p(-words.uniform(n)) * window
     return np.argsort(places[np.arange(n) // group_size] + late, kind="stable")
 
 
 class _Words:
-    """Random numbers that follow from seed and epoch."""
+    """A stream of random numbers that depends on seed and epoch only."""
 
     def __init__(self, seed: int, epoch: int) -> None:
         key = np.array([seed % (1 << 64), epoch % (1 << 64)], dtype=np.uint64)
         self._bits = np.random.Philox(key=key)
 
     def take(self, n: int) -> npt.NDArray[np.uint64]:
-        """Return the next `n` words of 64 bits."""
+        """Return the next `n` random 64-bit numbers."""
         return np.asarray(self._bits.random_raw(n), dtype=np.uint64)
 
     def uniform(self, n: int) -> npt.NDArray[np.float64]:
-        """Return the next `n` numbers in [0, 1), of 53 bits."""
+        """Return the next `n` random numbers in [0, 1), with 53 bits."""
         return (self.take(n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-VERSION = 1  # of what `state_at` returns
+VERSION = 1  # format version of the dict from `state_at`
 
 
 @dataclass(frozen=True)
 class EpochOrders:
-    """What the orders of all epochs of a dataset follow from."""
+    """The parameters that determine the order of each epoch of a dataset."""
 
     n: int
     seed: int
@@ -71,7 +75,7 @@ class EpochOrders:
     group_size: int = 1
 
     def order(self, epoch: int) -> Order:
-        """Return the numbers of all samples in the order of one epoch."""
+        """Return the indexes of all samples in the order of one epoch."""
         return epoch_order(
             self.n,
             seed=self.seed,
@@ -84,7 +88,7 @@ class EpochOrders:
 
 @dataclass(frozen=True)
 class EpochPosition:
-    """How much of an epoch all ranks together were given: `position` samples of its order."""
+    """A position in an epoch: all ranks together have received the first `position` samples of its order."""
 
     epoch: int
     position: int = 0
@@ -92,11 +96,12 @@ class EpochPosition:
 
 @dataclass(frozen=True)
 class RankDivision:
-    """How an epoch of `n` samples is divided: in every step each rank gets the next `batch_size` of its order, rank after rank.
+    """Division of an epoch of `n` samples among ranks, in steps.
 
-    What is left in the end, less than one step, is not given with `drop_last`. Else it is shared equally. With `pad` every
-    rank gets as many as every other: samples from the beginning of the order are given once more, at most one a rank.
-    Without, the first ranks get one sample more, and where there are fewer samples than ranks the last get no batch.
+    In each step, rank after rank gets the next `batch_size` samples of the order. The last samples may be fewer than
+    one step. With `drop_last` they are left out, otherwise the ranks share them equally. With `pad`, each rank gets
+    the same number: samples from the beginning of the order are repeated, at most one per rank. Without `pad`, the
+    first ranks get one sample more, and if there are fewer samples than ranks, the last ranks get no batch.
     """
 
     n: int
@@ -107,25 +112,28 @@ class RankDivision:
 
     @property
     def step(self) -> int:
-        """Samples that all ranks together get at once."""
+        """Samples that all ranks together get in one step."""
         return self.batch_size * self.world_size
 
     def after(self, position: int) -> int:
-        """Return the position after one more batch of every rank: `n` when there is none after that."""
+        """Return the position after one more step; `n` if no batch comes after that."""
         after = position + self.step
         return self.n if self.is_over(after) else after
 
     def is_over(self, position: int) -> bool:
-        """Return whether no rank gets a batch from there on."""
+        """Return whether no rank gets another batch from `position` on."""
         return self.n - position < (self.step if self.drop_last else 1)
 
     def n_batches(self, rank: int, position: int = 0) -> int:
-        """Return how many batches a rank gets from there to the end."""
+        """Return how many batches a rank gets from `position` to the end."""
         n_whole, rest = divmod(max(0, self.n - position), self.step)
         return n_whole + (not self.drop_last and len(self._share(rest, rank)) > 0)
 
     def batches(self, order: Order, ranks: range, position: int = 0) -> Iterator[Order]:
-        """Yield what these adjacent ranks get in each step, those of the first rank first; a batch is that of one rank."""
+        """Yield the samples that these adjacent ranks get in each step, in the order of the ranks.
+
+        For a single rank, each yielded array is one batch.
+        """
         while not self.is_over(position):
             n_left = self.n - position
             if n_left >= self.step:
@@ -140,7 +148,10 @@ class RankDivision:
             position += self.step
 
     def _share(self, n_left: int, rank: int) -> range:
-        """Return which of the last samples, less than a step, are a rank's; from `n_left` on those that pad them."""
+        """Return a rank's share of the last `n_left` samples, which are fewer than a step.
+
+        Indexes from `n_left` on stand for padding.
+        """
         if self.pad:
             each = -(-n_left // self.world_size)
             return range(rank * each, (rank + 1) * each)
@@ -150,12 +161,15 @@ class RankDivision:
 
 
 def state_at(place: EpochPosition, epochs: EpochOrders) -> dict[str, Any]:
-    """Return what has to be kept to go on from there: numbers and words, as many for any dataset."""
+    """Return a small dict of numbers and strings from which `place_in` restores the position."""
     return {"version": VERSION, **asdict(place), **asdict(epochs)}
 
 
 def place_in(state: Mapping[str, Any], epochs: EpochOrders) -> EpochPosition:
-    """Return where a kept state goes on. Raises ValueError when that would be in another order, saying what differs."""
+    """Return the position in `state`.
+
+    Raises ValueError if its order differs, with the parameters that differ.
+    """
     version = state.get("version")
     if version != VERSION:
         raise ValueError(
@@ -165,7 +179,9 @@ def place_in(state: Mapping[str, Any], epochs: EpochOrders) -> EpochPosition:
     if missing := [name for name in ("epoch", "position", *names) if name not in state]:
         raise ValueError(f"this is no state of a Loader: it has no {', '.join(missing)}")
     if epochs.shuffle != "window":
-        names = ["n", "seed", "shuffle"] if epochs.shuffle else ["n", "shuffle"]  # the others change no order
+        names = (
+            ["n", "seed", "shuffle"] if epochs.shuffle else ["n", "shuffle"]
+        )  # the others do not affect the order
     there = {name: state[name] for name in names}
     here = {name: getattr(epochs, name) for name in names}
     if differ := [
