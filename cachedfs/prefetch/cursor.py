@@ -1,4 +1,4 @@
-"""What comes next in a plan: its items, and in the place of a folder or a pattern the objects that it stands for."""
+"""Cursor of a prefetch plan: take its items in order, and expand folders and patterns into objects."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class PlanCursor:
-    """The objects of a plan in their order, numbered as they are taken. On the runtime's loop.
+    """The objects of a prefetch plan in order, numbered as they are taken. Event loop thread only.
 
-    `strip` makes a path of what users write, `glob` answers patterns, `spawn` starts what the plan ends with itself, `answered`
-    is told of a folder or pattern why it did not come, and after OriginAway, when it is asked for again, that it did.
+    `strip` turns a user's path or URL into a path. `glob` expands patterns. `spawn` starts tasks that end
+    with the plan. `answered` is called with the path of a folder or pattern and the error that its listing
+    raised; or with None, when a retry after OriginUnreachable succeeded.
     """
 
     def __init__(
@@ -46,24 +47,25 @@ class PlanCursor:
         self._source, self._catalog = reader.source, reader.resolver
         self._items, self._foresight, self._tally = items, foresight, tally
         self._strip, self._glob, self._spawn, self._answered = strip, glob, spawn, answered
-        self.n_begun = 0  # objects that were taken: the number of the next one
-        # Of a folder: objects that come next, with their sizes.
+        self.n_begun = 0  # objects taken so far, which is the number of the next one
+        # The objects of an expanded folder that come next, with their sizes.
         self._children: deque[tuple[str, int | None]] = deque()
-        self._entering: deque[_Folder] = deque()  # they come after these, in order
+        self._entering: deque[_Folder] = deque()  # folders being listed; their objects follow `_children`
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing comes any more."""
+        """True when nothing is left to take."""
         return self._items.n_left == 0 and not (self._children or self._entering)
 
     def take(self) -> list[PrefetchObject] | None:
-        """Take what comes next: one object; none yet of a folder or a pattern that came. None when there is nothing now.
+        """Take the next object: a list with one object, or None when nothing is available now.
 
-        Raises what ends the plan: what its iterator raised, or a listing that is no error of the folder alone.
+        The list is empty after a folder or pattern was expanded. Raises errors that end the plan: those of
+        the caller's iterator, and listing errors that are no CachedFSError.
         """
         if self._children:
             return [self._begin(*self._children.popleft())]
-        if self._entering:  # what is below a folder goes before what comes after it
+        if self._entering:  # objects of a folder come before the next item
             return self._entered()
         if (item := self._items.take()) is None:
             return None
@@ -80,14 +82,14 @@ class PlanCursor:
         self.n_begun += 1
         return PrefetchObject(self.n_begun - 1, path, size, bounds)
 
-    # Folders and patterns.
+    # Expand folders and patterns.
 
     def enter(self, path: str) -> None:
-        """An object turned out to be a folder: what is below it comes next, after folders that are being entered."""
+        """Expand a folder: its objects come next, after those of folders that are being listed."""
         self._entering.append(_Folder(path, self._spawn(self._expand(path))))
 
     def _entered(self) -> list[PrefetchObject] | None:
-        """Take what the first folder stands for; None while that is not known."""
+        """Take the objects of the first folder into the plan; return None while it is being listed."""
         folder = self._entering[0]
         if folder.asked is None:
             asked = self._spawn(self._expand(folder.path))
@@ -98,7 +100,7 @@ class PlanCursor:
         try:
             found = folder.asked.result()
         except OriginUnreachable as error:
-            # All that were asked together failed together: one pause.
+            # Listings sent together fail together, and cause one pause.
             self._entering = deque(each.unless_away() for each in self._entering)
             self._answered(folder.path, error)
             return None
@@ -107,7 +109,8 @@ class PlanCursor:
             self._answered(folder.path, error)
             return []
         self._entering.popleft()
-        # Others may be known: nobody was asked then, and nothing is learnt of the origin.
+        # Report only retries: a first listing may come from the cache, and then says nothing about the
+        # origin.
         if folder.is_again:
             self._answered(folder.path, None)
         self._tally.expanded([info.size for info in found])
@@ -121,7 +124,7 @@ class PlanCursor:
         return text.endswith("/") or is_pattern(path)
 
     async def _expand(self, path: str) -> list[ObjectInfo]:
-        """Return what is below a folder, or what a pattern names."""
+        """Return the objects below a folder, or those that match a pattern."""
         return await self._matches(path) if is_pattern(path) else await self._below(path)
 
     async def _below(self, path: str) -> list[ObjectInfo]:
@@ -132,7 +135,7 @@ class PlanCursor:
 
     async def _matches(self, pattern: str) -> list[ObjectInfo]:
         named = await self._glob(pattern)
-        if not named:  # perhaps a name with one of these characters in it
+        if not named:  # perhaps a name with a wildcard character in it
             return await self._below(pattern)
         found: dict[str, ObjectInfo] = {}
         for name, info in named.items():
@@ -141,10 +144,14 @@ class PlanCursor:
             found |= {each.path: each for each in below if each.path not in found}
         return list(found.values())
 
-    # Where its reader may be.
+    # Find the reader.
 
     def beyond(self, skip: Callable[[int, int], None]) -> Beyond:
-        """Yield the first block of each object that comes, as far as it is known; `skip` goes on behind so many of each kind."""
+        """Yield a `Beyond` entry for each object to come, with its first block if that is known.
+
+        The last element of an entry calls `skip` with the numbers of folder objects and of items before that
+        object.
+        """
         children = list(self._children)
         for i, (path, _) in enumerate(children):
             yield self._first_block(path, None), _nobody_knows, partial(skip, i, 0)
@@ -165,7 +172,7 @@ class PlanCursor:
         return (key, want.start // key.block_size) if want.size else None
 
     def skip(self, n_children: int, n_items: int) -> None:
-        """Go on behind so many of the objects of a folder and of the items that come next."""
+        """Skip the next `n_children` objects of a folder, and then `n_items` items."""
         for _ in range(n_children):
             self._tally.passed(self._children.popleft()[1])
         for _ in range(n_items):
@@ -180,14 +187,14 @@ def _nobody_knows() -> None:
 
 
 class _Folder(NamedTuple):
-    """A folder or a pattern, and the question what it stands for; without one, it is to be asked for again."""
+    """A folder or pattern, and the task that lists it; without a task, it has to be listed again."""
 
     path: str
     asked: asyncio.Task[list[ObjectInfo]] | None
     is_again: bool = False
 
     def unless_away(self) -> _Folder:
-        """Return this, without a question that ended because the origin is away."""
+        """Return this folder, without its task if the task failed because the origin is unreachable."""
         asked = self.asked
         if asked is None or not asked.done() or asked.cancelled():
             return self

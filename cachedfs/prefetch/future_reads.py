@@ -1,4 +1,4 @@
-"""How far ahead of its reader a plan is: what it has ready and nobody has read yet, and how much may be asked for next."""
+"""Future reads of a prefetch plan: the blocks it will use, and those ready and still unread."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["Beyond", "FutureReads", "FutureBlock", "Place", "UnreadBlocks", "is_
 
 
 B = TypeVar("B", bound=Hashable)
-Place = tuple[int, int]  # in a plan: which of its objects, and which block of that
+Place = tuple[int, int]  # position in a plan: number of the object, index of the block
 
-_MOST = 8192  # pieces that are kept apart: beyond it neighbours become one
-_SHARE = 4  # of a window: most that is asked for at once, so that one part comes while the others are read
+_MOST = 8192  # pieces tracked separately; beyond this number, neighbors are merged
+_SHARE = 4  # of a window: free part that suffices for a request, so that it arrives while the rest is read
 
 
 def take(sizes: Sequence[int], *, ahead: int, limit: float, most: int) -> int:
-    """Return how many of these adjacent pieces to ask for in one request now; 0: once more was read.
+    """Return how many of these adjacent pieces to request now; 0 while the reader has to read first.
 
-    `sizes` are the bytes of each, `ahead` those that are ahead of the reader already, of at most `limit`; a request
-    brings at most `most`. A window is refilled by whole requests, or by quarters of it if that is less. One piece is
-    asked for in any case when nothing else is ahead.
+    `sizes` has the bytes of each piece, `ahead` the bytes that are ahead of the reader, of at most `limit`. A
+    request brings at most `most` bytes. It is sent when there is room for a full request, or for a quarter of
+    the window if that is less. If nothing else is ahead, one piece is requested in any case.
     """
     whole = max(1, _fitting(sizes, min(most, limit / _SHARE)))
     now = _fitting(sizes, min(most, limit - ahead))
@@ -40,7 +40,7 @@ def take(sizes: Sequence[int], *, ahead: int, limit: float, most: int) -> int:
 
 
 def is_after(clock: int, other: int) -> bool:
-    """Return whether a clock of 32 bits showed the first later than the second, less than half a turn ago."""
+    """Return whether the 32-bit clock value `clock` is later than `other`, by less than half its range."""
     return 0 < (clock - other) & 0xFFFFFFFF < 1 << 31
 
 
@@ -59,7 +59,10 @@ def _any_place(block: object, place: Place) -> bool:
 
 
 class FutureBlock(NamedTuple, Generic[B]):
-    """A block where the plan uses it; with `size` bytes, its own and those of the `n` pieces that became one with it."""
+    """A block at the place where a plan uses it.
+
+    `size` is in bytes. `size` and `n` include the pieces that were merged into this one.
+    """
 
     place: Place
     block: B
@@ -69,29 +72,28 @@ class FutureBlock(NamedTuple, Generic[B]):
 
 @dataclass(slots=True)
 class _Mark:
-    """When a block was used last, by the clock of touches, and where the plan uses it next, first place first."""
+    """The last-access clock of a block, and the places where the plan uses it, in order."""
 
     clock: int | None
     places: list[Place]
 
 
 class UnreadBlocks(Generic[B]):
-    """What is ready for the reader of a plan, in the plan's order, each piece until it, or one behind it, is read.
+    """The unread blocks ready for a plan's reader, in plan order.
 
-    Whoever reads touches the block, in whatever process: a clock that moved is a read. Of a block that the plan uses
-    several times the first use counts as that read. However many pieces there are, some thousands are kept; whether a
-    piece that became one with its neighbour was read is told by the last of them.
+    A piece leaves when it, or a later one, is read. Every reader in every process records its accesses, so a
+    changed access clock means a read. If the plan uses a block several times, a read counts for the first of
+    these uses. Only some thousands of pieces are kept; beyond that neighbors are merged, and a merged piece
+    counts as read when its last block is.
     """
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        self._pieces: list[FutureBlock[B]] = []  # Invariant: by place
-        self._marks: dict[B, _Mark] = {}  # Invariant: of the blocks of the pieces, with the places of these
-        self.passed: set[B] = set()  # the blocks of what was passed last
-        self._next = 0  # where the look at all pieces, some at a time, goes on
-        self.size = self.n = (
-            0  # Invariant: bytes of all pieces, and how many they were before some became one
-        )
+        self._pieces: list[FutureBlock[B]] = []  # Invariant: sorted by place
+        self._marks: dict[B, _Mark] = {}  # Invariant: has the blocks and places of `_pieces`
+        self.passed: set[B] = set()  # the blocks passed last
+        self._next = 0  # where the round-robin check of all pieces continues
+        self.size = self.n = 0  # Invariant: bytes of all pieces, and their number before merging
 
     def __iter__(self) -> Iterator[FutureBlock[B]]:
         return iter(self._pieces)
@@ -100,7 +102,7 @@ class UnreadBlocks(Generic[B]):
         return block in self._marks
 
     def add(self, piece: FutureBlock[B], clock: int | None) -> None:
-        """Note a piece that is not read yet; `clock` is that of its block's last use so far."""
+        """Add an unread piece. `clock` is the access clock of its block's last use so far."""
         mark = self._marks.setdefault(piece.block, _Mark(clock, []))
         insort(mark.places, piece.place)
         if self._pieces and piece.place < self._pieces[-1].place:
@@ -114,9 +116,10 @@ class UnreadBlocks(Generic[B]):
     def look(
         self, clock_of: Callable[[B], int | None], n: int, was_for: Callable[[B, Place], bool] = _any_place
     ) -> int:
-        """Look whether any of the next `n` pieces, or of `n` others in turn, was read; return the bytes that were passed.
+        """Check whether the next `n` pieces, and `n` others in turn, were read; return the bytes passed.
 
-        `was_for`: returns whether a block that was read was so for its use at a place, and for none that was passed before.
+        `was_for(block, place)` returns whether a read of the block was for its use at `place`, and not for an
+        earlier use that was passed already.
         """
         self._next = self._next if n <= self._next < len(self._pieces) else n
         looked_at = self._pieces[:n] + self._pieces[self._next : self._next + n]
@@ -130,13 +133,13 @@ class UnreadBlocks(Generic[B]):
         return 0 if passed is None else self.pass_to(passed, clock_of)
 
     def pass_to(self, place: Place, clock_of: Callable[[B], int | None]) -> int:
-        """The reader is past `place`: forget all up to it, and return how many bytes that were."""
+        """Drop all pieces up to `place`, which the reader has passed; return their bytes."""
         n = bisect_right(self._pieces, place, key=_PLACE)
         self.passed = {piece.block for piece in self._pieces[:n]}
         return self._drop(slice(0, n), clock_of)
 
     def remove(self, number: int, clock_of: Callable[[B], int | None]) -> int:
-        """Forget the pieces of one object of the plan, and return how many bytes that were."""
+        """Drop the pieces of the plan's object `number`; return their bytes."""
         first = bisect_right(self._pieces, (number, -1), key=_PLACE)
         stop = bisect_right(self._pieces, (number + 1, -1), key=_PLACE)
         return self._drop(slice(first, stop), clock_of)
@@ -147,7 +150,7 @@ class UnreadBlocks(Generic[B]):
         for piece in dropped:
             self._forget_place(piece)
             if (mark := self._marks.get(piece.block)) is not None:
-                # What was read until now was read for the place that is passed.
+                # Reads so far were for the place that is passed.
                 mark.clock = clock_of(piece.block)
         size = sum(piece.size for piece in dropped)
         self.size, self.n = self.size - size, self.n - sum(piece.n for piece in dropped)
@@ -160,7 +163,7 @@ class UnreadBlocks(Generic[B]):
             del self._marks[piece.block]
 
     def _join_neighbours(self) -> None:
-        """Make one piece of every two: at the place of the second, with the bytes of both."""
+        """Merge every two neighbors into one piece, at the place of the second."""
         joined: list[FutureBlock[B]] = []
         for first, second in zip(self._pieces[::2], self._pieces[1::2], strict=False):
             self._forget_place(first)
@@ -171,29 +174,33 @@ class UnreadBlocks(Generic[B]):
 _PLACE = attrgetter("place")
 
 
-HORIZON = MOST  # uses that are known ahead: 16 to 32 MB
-NEAR = 4096  # items that are known ahead while all of them may stay
-AT_ONCE = 128  # items that are looked at before the loop serves others
-PASSING = 64 << 20  # bytes that are under way, where there is no window
+HORIZON = MOST  # most future uses known; they take 16 to 32 MB of memory
+NEAR = 4096  # items looked up ahead; more only if `is_tight`
+AT_ONCE = 128  # items looked up before the event loop runs other tasks
+PASSING = 64 << 20  # most bytes assumed in flight, with or without a window
 
-# What comes later, each with whether its reader may be there as far as the order tells, and with what goes on from there.
+# Blocks to come. Each has a function that returns whether the reader may be there (None: unknown), and one
+# that continues the plan there.
 Beyond = Iterator[tuple[Block | None, Callable[[], bool | None], Callable[[], None]]]
 
 
 class ItemSpan(NamedTuple):
-    """The uses of one item: the position of the first in the order, how many there are, and the first block."""
+    """The uses of one item in the plan's order.
+
+    `at` is the position of the first use, `n` the number of uses, `first` the index of the first block.
+    """
 
     at: int
     n: int = 0
     first: int = 0
-    key: ObjectKey | None = None  # of the version that it was when its uses were noted
+    key: ObjectKey | None = None  # of the object version when its uses were recorded
 
 
 class FutureReads:
-    """The order of one plan, from what its items are known to be. On the runtime's loop.
+    """The future uses of a plan's blocks, as far as metadata is known. Event loop thread only.
 
-    It goes as far as objects are known: an item of which nothing is known ends it, until the plan has asked what it is. A plan
-    that runs is one of those that share the bound, from `begin` to `close`.
+    An item without metadata ends the known part, until the plan has looked it up. From `begin` to `close`,
+    the plan is one of those that share the size limit of the cache.
     """
 
     def __init__(
@@ -201,15 +208,16 @@ class FutureReads:
     ) -> None:
         self._source, self._items, self._strip = source, items, strip
         self._window = int(min(window, PASSING))
-        self._foreseen: deque[ItemSpan] = deque()  # of the items that come next
-        # By number, in order: those that the plan got to and its reader did not pass.
+        self._foreseen: deque[ItemSpan] = deque()  # spans of the items that come next
+        # Spans by object number, in order: objects that the plan began and the reader did not pass.
         self._begun: dict[int, ItemSpan] = {}
-        self._reached = 0  # in the order: about where the reader is
+        self._reached = 0  # approximate position of the reader in the order
         self._order: FutureUses | None = None
         self._runtime: Runtime | None = None
 
     def begin(self) -> None:
-        self._runtime = runtime = self._source.runtime  # at its end it is no longer the source's
+        # kept: when this runtime ends, the source has another one
+        self._runtime = runtime = self._source.runtime
         self._order = FutureUses(
             runtime.cache, self._source.config.bounds, horizon=HORIZON, window=self._window
         )
@@ -225,16 +233,16 @@ class FutureReads:
 
     @property
     def share(self) -> int | None:
-        """The bytes of the cache that are this plan's own; None before its begin."""
+        """The bytes of the cache that belong to this plan; None before `begin`."""
         return None if self._order is None else self._order.share
 
     @property
     def is_tight(self) -> bool:
-        """Whether what is known to be read takes so much of the room that some of it goes before the plan is over."""
+        """True when the known blocks need so much room that some are evicted before the plan ends."""
         return self._order is not None and self._order.is_tight
 
     def look(self) -> bool:
-        """Look at the next items; return whether there may be more to look at now."""
+        """Look up the next items; return whether there may be more to look up now."""
         for _ in range(AT_ONCE):
             if len(self._foreseen) >= NEAR and not self.is_tight:
                 return False
@@ -249,7 +257,7 @@ class FutureReads:
         return True
 
     def _uses_of(self, item: PrefetchItem) -> list[Use] | None:
-        """Return the uses of one item, None when it is not known what it is."""
+        """Return the uses of one item; None when its metadata is unknown."""
         path = self.path_of(item)
         known = None if path is None else self._source.fresh(path)
         key = None if known is None else self._source.key(known)
@@ -260,65 +268,71 @@ class FutureReads:
         return [(key, index, block_range(index, key.block_size, size).size) for index in blocks]
 
     def path_of(self, item: PrefetchItem) -> str | None:
-        """Return the path that an item names which is only looked at; None where it names none: the plan is told once there."""
+        """Return the path of an item to come; None if it is invalid.
+
+        The plan raises the error when it takes the item.
+        """
         try:
             return self._strip(item.text)
-        except (ValueError, ImportError):  # of a protocol that nobody knows, or whose package is missing
+        except (ValueError, ImportError):  # unknown protocol, or its package is missing
             return None
 
-    # What the plan does.
+    # Called by the plan.
 
     def took(self) -> ItemSpan:
-        """The plan took its next item."""
+        """Return the span of the next item, which the plan takes now."""
         if self._foreseen:
             return self._foreseen.popleft()
         return ItemSpan(0 if self._order is None else self._order.known)
 
     def begins(self, number: int, span: ItemSpan) -> None:
-        """The item of this span is the plan's object of this number."""
-        if span.n:  # so that these are never more than the horizon
+        """Record that the item of this span is the plan's object with this number."""
+        if span.n:  # keeps the number of spans within the horizon
             self._begun[number] = span
 
     def is_made(self, place: Place, block: Block) -> bool | None:
-        """Return whether the reader was at this place; None where its order does not have it."""
+        """Return whether the reader was at this place; None when the order does not have it."""
         span = self._span(place, block)
         if span is None or self._order is None:
             return None
         return self._order.is_made(block, _position(span, place[1]))
 
     def may_be_at(self, block: Block, place: Place) -> bool | None:
-        """Return whether a block that was read may have been so for this place; None where the order does not have it."""
+        """Return whether a read of `block` may have been for this place; None if the order does not have it."""
         span = self._span(place, block)
         return None if span is None else self._may_be_at(block, _position(span, place[1]))
 
     def _span(self, place: Place, block: Block) -> ItemSpan | None:
-        """Return the uses of the object at a place; None where they are those of a version that it is no longer."""
+        """Return the span of the object at a place; None if it is of another version of the object."""
         span = self._begun.get(place[0])
         return span if span is not None and span.key == block[0] else None
 
     def may_be_later(self, block: Block, i: int) -> bool | None:
-        """Do the same for the first block of the item after the next `i`."""
+        """Return `may_be_at` for the first block of the item after the next `i`."""
         return self._may_be_at(block, self._foreseen[i].at) if i < len(self._foreseen) else None
 
     def _may_be_at(self, block: Block, position: int) -> bool | None:
         return None if self._order is None else self._order.may_be_at(block, position)
 
     def ask(self, block: Block, *, is_awaited: bool = False) -> bool:
-        """Return whether a block may be asked for now, or has to wait until the reader got further; one `is_awaited` may."""
+        """Return whether a block may be requested now, or has to wait for the reader.
+
+        A block that `is_awaited` may be requested in any case.
+        """
         return self._order is None or self._order.ask(block, is_awaited=is_awaited)
 
     def stored(self, block: Block) -> None:
-        """The plan found that a block is here."""
+        """Record that a block is cached."""
         if self._order is not None:
             self._order.stored([block])
 
     def lost(self, block: Block) -> None:
-        """The plan found that a block is not here any more."""
+        """Record that a block is no longer cached."""
         if self._order is not None:
             self._order.lost([block])
 
     def reached(self, place: Place) -> None:
-        """The reader is about at this place, or beyond it."""
+        """Record that the reader is about at this place, or beyond it."""
         while self._begun and (number := next(iter(self._begun))) <= place[0]:
             span = self._begun[number]
             self._reached = span.at + span.n if number < place[0] else _position(span, place[1])
@@ -330,5 +344,5 @@ class FutureReads:
 
 
 def _position(span: ItemSpan, index: int) -> int:
-    """Return where in the order a block of an item is used, one behind its end at most."""
+    """Return where the order uses a block of an item; at most one past the item's end."""
     return span.at + min(max(0, index - span.first), span.n)

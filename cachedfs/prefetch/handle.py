@@ -1,4 +1,4 @@
-"""Known order: what a caller declares that it will read is fetched in that order, ahead of whoever reads it."""
+"""Handle of a running prefetch, as `fs.prefetch` returns it."""
 
 from __future__ import annotations
 
@@ -25,45 +25,59 @@ from cachedfs.read.reader import Reader
 
 __all__ = ["Prefetch", "Progress", "begin"]
 
-END_S = 5.0  # longest that `cancel` waits for the end
-SHOWN = 3  # errors that a summary has in full
-SHOWN_S = 0.1  # between two looks at how far it is, where that is shown
+END_S = 5.0  # longest that `cancel` waits for the plan to end
+SHOWN = 3  # errors that a summary lists in full
+SHOWN_S = 0.1  # between two updates of the progress bar
 
 
 class Prefetch:
-    """What `fs.prefetch` set going, for as long as somebody holds this: a plan whose handle is dropped ends.
+    """A running prefetch, as `fs.prefetch` returns it. All methods may be called from any thread.
 
-    Leaving a `with` block ends it as well. It stays with the process that began it: after a fork, in the child, it is only
-    looked at. From any thread.
+    The prefetch runs while the program holds this handle. It is cancelled at the end of a `with` block, and
+    when the handle is garbage-collected. It belongs to the process that started it: a forked child can only
+    look at `progress` and `errors`.
+
+        with fs.prefetch(paths) as plan:
+            for path in paths:
+                process(fs.cat_file(path))
+        print(plan.progress)
     """
 
     def __init__(self, runtime: Runtime, plan: PrefetchPlan) -> None:
         self._runtime, self._plan, self._pid = runtime, plan, os.getpid()
-        # Not at exit: the runtime ends it there.
+        # Not at exit: there the runtime ends the plan.
         weakref.finalize(self, _give_up, runtime, plan, self._pid).atexit = False
 
     @property
     def progress(self) -> Progress:
-        """How far it is."""
+        """The progress so far."""
         return self._plan.progress()
 
     @property
     def errors(self) -> list[CachedFSError]:
-        """Why objects could not be fetched, each with its URL: the first hundred; `progress.errors` is how many."""
+        """The errors of objects that could not be fetched, each with its URL.
+
+        At most 100 are kept; `progress.errors` is their number.
+        """
         return [error for _, error in self._plan.tally.errors]
 
     @property
     def failed(self) -> list[tuple[str, CachedFSError]]:
-        """The same errors, each with the path of its object, or of the folder or pattern that could not be listed."""
+        """The same errors, as pairs of path and error.
+
+        The path is that of the object, or of the folder or pattern that could not be listed.
+        """
         return list(self._plan.tally.errors)
 
     def wait(self, timeout: float | None = None) -> Progress:
-        """Wait until all of it is in the cache, and return the sums; after `cancel` until nothing of it runs.
+        """Wait until everything is cached and return the final progress; after `cancel`, wait for its end.
 
-        Raises what ended it early: what its iterator or callback raised, `OriginAway` after a minute without the origin,
-        `CacheError` where nothing can be kept. If single objects could not be had, the error names them; all others are
-        here then. TimeoutError after `timeout` seconds: it goes on. With a window, or if more than fits, the end waits for
-        a reader.
+        With a window, or if the items do not fit into the cache, the end depends on a reader that reads them.
+
+        Raises TimeoutError after `timeout` seconds; the prefetch then goes on. Raises the error that ended
+        the prefetch early: one of the iterator of items or of the callback, `OriginUnreachable` after a
+        minute without the origin, or `CacheError` if nothing can be stored. If only some objects failed, all
+        others are cached and the error names the failed ones.
         """
         self._must_be_ours()
         try:
@@ -73,7 +87,7 @@ class Prefetch:
         return self._outcome()
 
     async def _wait(self, timeout: float | None = None) -> Progress:
-        """Do what `wait` does, on whatever loop."""
+        """Do the same as `wait`, as a coroutine on any event loop."""
         self._must_be_ours()
         ended = asyncio.shield(asyncio.wrap_future(self._plan.ended))
         try:
@@ -84,9 +98,9 @@ class Prefetch:
         return self._outcome()
 
     def show(self) -> Progress:
-        """Do what `wait` does, behind a bar of bytes: tqdm's, which is a widget in a notebook and a line in a terminal.
+        """Wait like `wait`, and show a progress bar in bytes: a widget in a notebook, a line in a terminal.
 
-        Raises ImportError where tqdm is not installed. Who interrupts it ends the bar, not the plan.
+        Raises ImportError if tqdm is not installed. An interrupt (Ctrl-C) ends the bar, not the prefetch.
         """
         try:
             from tqdm.auto import tqdm
@@ -105,7 +119,10 @@ class Prefetch:
         return self._outcome()
 
     def cancel(self) -> None:
-        """Ask for nothing more; what is on its way for nobody else ends at its next block. What came stays."""
+        """Request nothing more, and end the requests that no reader waits for. Cached blocks stay.
+
+        Waits up to 5 seconds for the end. Does nothing in a forked child.
+        """
         if self._pid != os.getpid():
             return
         self._runtime.call_soon(self._plan.cancel)
@@ -174,9 +191,9 @@ def begin(
     glob: Callable[[str], Awaitable[Mapping[str, Any]]],
     callback: Any = DEFAULT_CALLBACK,
 ) -> Prefetch:
-    """Set going what `fs.prefetch` is asked for; see there."""
+    """Start a prefetch plan and return its handle. `fs.prefetch` documents the parameters."""
     runtime, told = reader.source.runtime, _Told(callback)
-    _ = runtime.loop  # which runs from here on
+    _ = runtime.loop  # starts the event loop thread
     plan = PrefetchPlan(
         reader,
         items=lambda changed: items_of(items, changed=changed),
@@ -197,7 +214,7 @@ def _window(value: Any) -> int | None:
 
 
 class _Told:
-    """Tells a callback of fsspec's of bytes, as `get` does."""
+    """Report bytes to an fsspec callback, as `get` does."""
 
     def __init__(self, callback: Any) -> None:
         self._callback, self._value = callback, 0
@@ -213,13 +230,13 @@ class _Told:
 
 
 def _give_up(runtime: Runtime, plan: PrefetchPlan, pid: int) -> None:
-    """End the plan of a handle that is gone; in whatever thread that is, and not in a child that inherited it."""
+    """Cancel the plan of a garbage-collected handle, from any thread; do nothing in a forked child."""
     if pid == os.getpid():
         runtime.call_soon(plan.cancel)
 
 
 def _summary(errors: list[CachedFSError], progress: Progress) -> CachedFSError:
-    """Return one error for all objects that could not be fetched; of their kind, if it is the same for all."""
+    """Return one error for all failed objects; it has their type if they share one."""
     kinds = {type(error) for error in errors}
     kind = kinds.pop() if len(kinds) == 1 else CachedFSError
     if progress.errors == 1:

@@ -1,4 +1,4 @@
-"""What a caller declared that it will read: items, taken one by one as a plan gets to them."""
+"""Items of a prefetch plan: the objects, folders, patterns and ranges that a caller will read."""
 
 from __future__ import annotations
 
@@ -14,43 +14,50 @@ from fsspec.utils import stringify_path
 
 __all__ = ["PrefetchItem", "PrefetchItems", "items_of"]
 
-AHEAD = 256  # items that are taken from an iterator before the plan gets to them
-MOST = 1 << 18  # while the plan looks what is used when, or where its reader is
+AHEAD = 256  # items taken from an iterator before the plan needs them
+MOST = 1 << 18  # the same, while the plan looks up future uses or its reader
 _FORMS = "expected a path or URL, (path, start, stop), or an iterable of them"
 
 
 class PrefetchItem(NamedTuple):
-    """One thing to fetch, as it was written: an object, a folder or a pattern; with a range, one of an object."""
+    """One item: the path or URL of an object, folder or pattern; or a byte range of an object."""
 
     text: str
     range: tuple[int | None, int | None] | None = None
 
 
 class PrefetchItems(Protocol):
-    """Items in their order. On the runtime's loop."""
+    """The items of a plan, in order. Event loop thread only."""
 
     @property
     def n_left(self) -> int | None:
-        """How many are still to be taken; None while more may come, or an error."""
+        """Number of items left to take; None while more items, or an error, may come."""
         ...
 
     def take(self) -> PrefetchItem | None:
-        """Return the next one; None when there is none now. Raises what its iterator raised, and for what is no item."""
+        """Return the next item; None when none is available now.
+
+        Raises the error of the caller's iterator, and TypeError for an invalid item.
+        """
         ...
 
     def peek(self, i: int) -> PrefetchItem | None:
-        """Return the one after the next `i`, if it is there already; None for what is no item, too: `take` will raise."""
+        """Return the item after the next `i`, if it is available.
+
+        Returns None for an invalid item, too; `take` raises its error.
+        """
         ...
 
     def close(self) -> None:
-        """Take no more."""
+        """Take no more items."""
         ...
 
 
 def items_of(given: Any, *, changed: Callable[[], object]) -> PrefetchItems:
-    """Return the items that a caller gave. `changed` is called, from another thread, when there may be more, or no more.
+    """Return the items that a caller passed as `given`.
 
-    Raises TypeError for what can be none.
+    `changed` is called from another thread when there may be more items, or when there are no more. Raises
+    TypeError if `given` is neither an item nor an iterable.
     """
     if isinstance(given, str | os.PathLike) or _is_range(given):
         return _Listed([given])
@@ -84,14 +91,17 @@ def _item(given: Any) -> PrefetchItem:
 
 
 def _seen(given: Any) -> PrefetchItem | None:
-    """Return an item that is only looked at: what comes before one that is none is to be fetched."""
+    """Return an item that is only examined; None if it is invalid.
+
+    Its error is raised later, by `take`, after the items before it were fetched.
+    """
     with contextlib.suppress(TypeError):
         return _item(given)
     return None
 
 
 class _Listed:
-    """The items of a list, which stays the caller's."""
+    """The items of a list or tuple, which is not copied."""
 
     def __init__(self, given: Sequence[Any]) -> None:
         self._given = given
@@ -116,11 +126,11 @@ class _Listed:
 
 
 class _Iterated:
-    """The items of an iterator, taken by a thread of its own, as it may block; some of them before the plan needs them."""
+    """The items of an iterator. A thread takes them, some in advance, since the iterator may block."""
 
     def __init__(self, given: Iterable[Any], changed: Callable[[], object]) -> None:
         self._changed = changed
-        # Entered itself: an interrupt of who asks how far a plan is, inside a Condition's `with`, would leave it taken.
+        # Used directly: an interrupt inside the `with` of a Condition could leave the lock taken.
         self._lock = threading.RLock()
         self._turn = threading.Condition(self._lock)
         self._there: deque[Any] = deque()
@@ -132,7 +142,8 @@ class _Iterated:
 
     @property
     def n_left(self) -> int | None:
-        # Without the lock, which a thread of the parent may have held when this process was forked: `_is_over` comes last.
+        # Without the lock: in a forked child, a thread of the parent may hold it forever. `_is_over` is set
+        # last.
         return len(self._there) if self._is_over and self._error is None else None
 
     def take(self) -> PrefetchItem | None:
@@ -159,13 +170,13 @@ class _Iterated:
             self._there.clear()
             self._turn.notify()
 
-    # In the thread.
+    # Run in the iterator's thread.
 
     def _run(self, given: Iterable[Any]) -> None:
         error: BaseException | None = None
         try:
             self._take_all(given)
-        except BaseException as raised:  # a SystemExit, too: a plan that is not told waits for ever
+        except BaseException as raised:  # also SystemExit: without the error, the plan waits forever
             error = _told_apart(raised)
         with self._lock:
             self._error, self._is_over = error, True
@@ -177,7 +188,7 @@ class _Iterated:
                 return
 
     def _give(self, value: Any) -> bool:
-        """Keep an item for the plan, when it has few; False when it wants no more."""
+        """Hand an item to the plan once it has room; return False when the plan is closed."""
         with self._lock:
             self._turn.wait_for(lambda: len(self._there) < self._most or self._is_closed)
             if self._is_closed:
@@ -190,7 +201,7 @@ class _Iterated:
 
 
 def _told_apart(error: BaseException) -> BaseException:
-    """Return what a plan raises for an error of its iterator: its own cancellation is another thing than one in there."""
+    """Wrap a CancelledError of the iterator, which would look like a cancellation of the plan."""
     if not isinstance(error, asyncio.CancelledError):
         return error
     cancelled = RuntimeError("the iterator of what to prefetch was cancelled")

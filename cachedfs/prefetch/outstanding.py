@@ -1,4 +1,4 @@
-"""How long a plan goes on while what it asks for fails, and when it asks again. Pure."""
+"""Outstanding objects of a prefetch plan: prepare their requests, and handle results and failures."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from cachedfs.read.reader import TRIES
 __all__ = ["AWAY_S", "FailureLimit", "OutstandingObjects"]
 
 
-AWAY_S = 60.0  # how long an origin may be away before its plan ends
-PAUSE_S = 1.0, 15.0  # shortest and longest wait before an origin that is away is asked again
-MOST_IN_A_ROW = 16  # failures that are not one object's, and then the plan ends
+AWAY_S = 60.0  # how long an origin may be unreachable before the plan ends
+PAUSE_S = 1.0, 15.0  # shortest and longest wait before an unreachable origin is tried again
+MOST_IN_A_ROW = 16  # consecutive failures, not specific to one object, that end the plan
 
 
 class FailureLimit:
-    """What failed since something came last."""
+    """Count the failures since the last success, and pause while the origin is unreachable."""
 
     def __init__(self) -> None:
         self._n_in_a_row = 0
@@ -48,28 +48,28 @@ class FailureLimit:
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether the origin was away when it was asked last."""
+        """True when the origin was unreachable at the last request."""
         return self._away_since is not None
 
     def is_pausing(self, now: float) -> bool:
-        """Return whether nothing is to be asked for now."""
+        """Return whether no request may be sent at the monotonic time `now`."""
         return now < self._again_at
 
     def came(self) -> None:
-        """Something came: what waits for the end of a pause need not."""
+        """Record a success, which also ends a pause."""
         self._n_in_a_row, self._away_since = 0, None
         self._again_at, self._pause_s = 0.0, PAUSE_S[0]
 
     def failed(self) -> bool:
-        """It failed for what is not one object's; return whether that was once too often."""
+        """Record a failure that is not specific to one object; return whether it is one too many."""
         self._n_in_a_row += 1
         return self._n_in_a_row >= MOST_IN_A_ROW
 
     def away(self, now: float) -> bool:
-        """The origin is away: ask no more for a while; return whether it was away for too long."""
+        """Record that the origin is unreachable and pause; return whether that has lasted too long."""
         if self._away_since is None:
             self._away_since = now
-        if not self.is_pausing(now):  # requests that were sent together fail together: one pause
+        if not self.is_pausing(now):  # requests sent together fail together, and cause one pause
             self._again_at = now + self._pause_s
             self._pause_s = min(2 * self._pause_s, PAUSE_S[1])
         return now - self._away_since > AWAY_S
@@ -77,15 +77,15 @@ class FailureLimit:
 
 logger = logging.getLogger("cachedfs.prefetch")
 
-READY = 4  # requests that are made up before they may be sent: several may at once
-LOOK = 128  # blocks that are dealt with before the loop serves others
+READY = 4  # requests prepared in advance, since several may be sent at once
+LOOK = 128  # blocks handled before the event loop runs other tasks
 
 
 class OutstandingObjects:
-    """Objects that are neither here nor given up, and the requests that are made up for them. On the runtime's loop.
+    """The objects of a plan that are neither complete nor given up, and their prepared requests.
 
-    What is made up waits in `ready` for whoever sends it, who tells what comes of it: `learnt`, `follow`, `ask_again`, `fail`.
-    `failure` is what ends the plan.
+    Event loop thread only. Prepared requests wait in `ready` for the RequestSubmitter, which reports results
+    to `learnt`, `follow`, `ask_again` and `fail`. `failure` is the error that ends the plan.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class OutstandingObjects:
         )
         self._foresight, self._tally = foresight, tally
         self._spawn, self._wake = spawn, wake
-        self.open: dict[int, PrefetchObject] = {}  # by number
-        self._parts: list[PrefetchObject] = []  # a heap: those of which something is to be asked for
-        self.ready: list[BlockRequest] = []  # a heap: made up, and not sent
-        self.is_held = False  # the reader has to read before more is asked for
+        self.open: dict[int, PrefetchObject] = {}  # begun objects by number
+        self._parts: list[PrefetchObject] = []  # a heap: objects with blocks to request
+        self.ready: list[BlockRequest] = []  # a heap: prepared and not sent
+        self.is_held = False  # the reader has to read before more is requested
         self.patience = FailureLimit()
         self.failure: Exception | None = None
 
@@ -120,25 +120,25 @@ class OutstandingObjects:
 
     @property
     def wants_more(self) -> bool:
-        """Whether all that it has is dealt with, and there is room for requests."""
+        """True when all its objects are handled and there is room for more prepared requests."""
         return len(self.ready) < READY and not self._parts
 
     def places(self) -> list[Place]:
-        """Return the first place of each object of which something was not asked for yet."""
+        """Return the place of the first block to request of each object that has one."""
         unknown = [(part.number, 0) for part in self.open.values() if part.known is None]
         return unknown + [(part.number, part.next) for part in self._parts if part.again or part.left]
 
     def push(self, part: PrefetchObject) -> None:
-        """Something of an object is to be asked for."""
+        """Queue an object that has blocks to request."""
         self.open[part.number] = part
         if part not in self._parts:
             heapq.heappush(self._parts, part)
         self._wake()
 
-    # What is asked for, and in what order.
+    # Prepare requests, in plan order.
 
     def cut(self) -> None:
-        """Make up requests for the first objects of which something is missing, until the reader has to read first."""
+        """Prepare requests for the first objects with missing blocks, until the reader has to read first."""
         for _ in range(LOOK):
             if not self._parts or (len(self.ready) >= READY and not self._parts[0] < self.ready[0].part):
                 self.is_held = False
@@ -153,7 +153,10 @@ class OutstandingObjects:
         self._wake()
 
     def _cut_unknown(self, part: PrefetchObject) -> bool:
-        """Begin with an object: by what is known of it, or with the question what it is; False when that has to wait."""
+        """Begin an object; return False when that has to wait.
+
+        Uses its metadata if that is known, else prepares a request that looks it up.
+        """
         known = self._source.fresh(part.path)
         if known is not None and (known.info is None or known.info.kind == "file"):
             heapq.heappop(self._parts)
@@ -171,17 +174,21 @@ class OutstandingObjects:
         return True
 
     def _first_want(self, part: PrefetchObject) -> Range:
-        """Return what to ask of an object of unknown size: no more than its share of the window."""
+        """Return the range to request of an object of unknown size: at most its share of the window."""
         config = self._source.config
         most = min(config.whole_request, self._distance.limit // config.concurrency)
         return beginning(*(part.bounds or (None, None)), block_size=config.block_size, most=int(most))
 
     def _cut_one(self, part: PrefetchObject) -> bool:
-        """Deal with the next block of an object if it is here or on its way, else with its next request; False: not yet."""
+        """Handle the next block of an object; return False when that has to wait.
+
+        A block that is cached or in flight needs no request. For another one, prepares a request.
+        """
         key, index = part.begun_key, part.next
         inflight = self._flights.get(key.name(index))
         if not part.again and self._foresight.is_made((part.number, index), (key, index)):
-            # Where all may stay, what was read and is gone again is fetched: all of a plan is here at its end.
+            # If all blocks fit, a block that was read and evicted is fetched again, so that all are cached in
+            # the end.
             is_coming = inflight is not None or self._cache.has(key, index)
             if is_coming or self._foresight.is_tight:
                 self._pass(part, index)
@@ -199,7 +206,7 @@ class OutstandingObjects:
             return True
         run, most = self._missing(part, key), self._source.config.whole_request
         sizes = [part.bytes_of(each).size for each in run]
-        # What is asked for again has its room already.
+        # A retry has its room in the window already.
         n = len(run) if part.again else self._may_ask(key, run[: self._distance.take(sizes, most)])
         if not n:
             return False
@@ -209,7 +216,7 @@ class OutstandingObjects:
         return True
 
     def _may_ask(self, key: ObjectKey, run: list[int]) -> int:
-        """Return how many of these blocks may be asked for now; one in any case while too little is ahead of the reader."""
+        """Return how many of these blocks may be requested now; at least one if too little is ahead."""
         n = next((n for n, index in enumerate(run) if not self._foresight.ask((key, index))), len(run))
         if run and not n and self._distance.is_short:
             self._foresight.ask((key, run[0]), is_awaited=True)
@@ -217,7 +224,7 @@ class OutstandingObjects:
         return n
 
     def _pass(self, part: PrefetchObject, index: int) -> None:
-        """Go on behind a block that its reader has fetched, and read, before the plan got to it."""
+        """Skip a block that the reader fetched and read before the plan got to it."""
         key, size = part.begun_key, part.bytes_of(index).size
         if self._cache.has(key, index):
             self._foresight.stored((key, index))
@@ -226,7 +233,7 @@ class OutstandingObjects:
         self._tally.here += size
 
     async def _go_on_after(self, question: asyncio.Task[Any], part: PrefetchObject) -> None:
-        """Go on with an object once somebody who opened it before it was listed has an answer, and perhaps its bytes."""
+        """Continue with an object after another caller's lookup of it, which may also bring its first bytes."""
         await asyncio.wait([question])
         self.push(part)
 
@@ -243,7 +250,7 @@ class OutstandingObjects:
     def _take_one(
         self, part: PrefetchObject, index: int, follow: Callable[[], Coroutine[Any, Any, None]] | None
     ) -> bool:
-        """Note a block that need not be asked for; False when the reader has to read first."""
+        """Handle a block that needs no request; return False when the reader has to read first."""
         size = part.bytes_of(index).size
         if not part.again and not self._distance.fits(size):
             return False
@@ -254,14 +261,15 @@ class OutstandingObjects:
         else:
             first, start = part.first, index * part.begun_key.block_size
             is_ours = first is not None and first.start <= start < first.stop
-            self._tally.here += 0 if is_ours else size  # else it came with our question, and is stored by now
+            # else counted as fetched: the plan's first request brought it
+            self._tally.here += 0 if is_ours else size
             part.n_awaited -= 1
         return True
 
     def _note_asked(self, part: PrefetchObject, indexes: Iterable[int], *, is_here: bool = False) -> None:
-        """These blocks are ready for the reader now, or on their way. The one place where a block becomes the plan's."""
+        """Record that these blocks are ready or in flight. Only this method adds blocks to the window."""
         if part.again:
-            return  # they were noted when they were asked for first
+            return  # recorded at the first request
         key = part.begun_key
         for index in indexes:
             piece = FutureBlock((part.number, index), (key, index), part.bytes_of(index).size)
@@ -270,12 +278,16 @@ class OutstandingObjects:
                 self._foresight.stored(piece.block)
             self._distance.add(piece)
 
-    # What comes of it.
+    # Handle results.
 
     def learnt(
         self, part: PrefetchObject, known: MetadataEntry, inflight: InflightRequest | None, *, is_ours: bool
     ) -> None:
-        """Begin with an object of which the version is known now; `flight` brings some of it, `is_ours` for this plan alone."""
+        """Begin an object whose metadata is known now.
+
+        `inflight` is the request that brings its first bytes, if any. `is_ours`: this plan started that
+        request.
+        """
         info = known.info
         if info is None:
             self._absent(part, known)
@@ -293,7 +305,7 @@ class OutstandingObjects:
             self.push(part)
 
     def _join(self, part: PrefetchObject, key: ObjectKey, inflight: InflightRequest) -> None:
-        """Take what the request brings that told what the object is: the first of its blocks."""
+        """Take the first blocks from the request that looked the object up."""
         brought: list[int] = []
         for index in part.left:
             bytes_ = part.bytes_of(index)
@@ -307,14 +319,14 @@ class OutstandingObjects:
             self._spawn(self.follow(part, inflight, brought, is_ours=part.first is inflight))
 
     def _absent(self, part: PrefetchObject, known: MetadataEntry) -> None:
-        """There is no such object: perhaps there is such a folder."""
+        """Handle a missing object: there may be a folder with this name."""
         if part.bounds is not None or known.by_listing or self._source.config.offline:
             self.fail(part, self._source.not_found(part.path, known))
         else:
             self._enter(part)
 
     def _enter(self, part: PrefetchObject) -> None:
-        """Take what is below a folder in place of an object."""
+        """Replace an object that is a folder by the objects below it."""
         if part.bounds is not None:
             self.fail(part, self._source.is_a_folder(part.path))
             return
@@ -324,13 +336,13 @@ class OutstandingObjects:
     async def follow(
         self, part: PrefetchObject, inflight: InflightRequest, indexes: list[int], *, is_ours: bool
     ) -> None:
-        """Wait until a request, ours or that of others, has brought these blocks."""
+        """Wait until a request has brought these blocks. `is_ours`: this plan started the request."""
         error: Exception | None = None
         try:
             await inflight.arrival(part.bytes_of(indexes[-1]).stop)
         except RequestStopped:
             pass
-        except Exception as failure:  # of the request, whatever it is: the object's, or the end of the plan
+        except Exception as failure:  # of any kind: `fail` decides whether it ends the plan
             error = failure
         came = [i for i in indexes if part.bytes_of(i).stop <= inflight.filled and not inflight.refused]
         if not is_ours:
@@ -347,14 +359,14 @@ class OutstandingObjects:
         self._finish_if_complete(part)
 
     def _lost(self, part: PrefetchObject, indexes: list[int], error: Exception | None) -> None:
-        """These blocks did not come; without an error they are asked for again."""
+        """Handle blocks that did not arrive; without an error they are requested again."""
         if not part.is_over:
             self.ask_again(part, indexes)
             if error is not None:
                 self.fail(part, error)
 
     def ask_again(self, part: PrefetchObject, indexes: Iterable[int]) -> None:
-        """These blocks are awaited in vain."""
+        """Queue blocks that did not arrive for another request."""
         part.ask_again(indexes)
         self.push(part)
 
@@ -369,10 +381,10 @@ class OutstandingObjects:
             del self.open[part.number]
         self._wake()
 
-    # Failures.
+    # Handle failures.
 
     def fail(self, part: PrefetchObject, error: Exception) -> None:
-        """Something of an object could not be had: try it again, go on without it, or end the plan."""
+        """Handle an error of an object: try again, go on without the object, or end the plan."""
         if part.is_over:
             return
         if not isinstance(error, CachedFSError):
@@ -391,7 +403,7 @@ class OutstandingObjects:
             self._count_in_a_row(error)
 
     def answered(self, path: str, error: CachedFSError | None) -> None:
-        """What a folder or a pattern stands for is here, or could not be had; while the origin is away it is asked for again."""
+        """Handle the result of a listing; the cursor repeats it while the origin is unreachable."""
         if error is None:
             self.patience.came()
         elif isinstance(error, OriginUnreachable):
@@ -401,7 +413,7 @@ class OutstandingObjects:
             self._count_in_a_row(error)
 
     def not_kept(self, part: PrefetchObject) -> None:
-        """Some of what came for an object could not be stored, while the cache stores what comes now."""
+        """Fail an object: some of its blocks arrived but were not stored, although the cache works now."""
         if part.is_failed:
             return
         error = CacheError(
@@ -418,12 +430,13 @@ class OutstandingObjects:
         part.is_failed = True
         self._distance.remove(part.number)
         for index in part.asked:
-            if not self._cache.has(part.begun_key, index):  # what is still on its way is told once it is here
+            # blocks still in flight are reported when they arrive
+            if not self._cache.has(part.begun_key, index):
                 self._foresight.lost((part.begun_key, index))
         self._close(part)
 
     def _count_in_a_row(self, error: CachedFSError) -> None:
-        """End the plan when it fails again and again for what is not one object's."""
+        """End the plan after too many consecutive failures that are not specific to one object."""
         is_general = isinstance(error, OriginUnavailable | QuotaExceeded) and not isinstance(
             error, ChecksumMismatch
         )
@@ -431,16 +444,16 @@ class OutstandingObjects:
             self.failure = error
 
     def _wait_for_origin(self, error: OriginUnreachable) -> None:
-        """Ask no more for a while; end the plan when it was away for too long."""
+        """Pause; end the plan when the origin was unreachable for too long."""
         if not self.patience.is_unreachable:
             logger.warning("%s; prefetching goes on when it answers, or ends after %d s", error, AWAY_S)
         if self.patience.away(time.monotonic()):
             self.failure = error
 
-    # Where its reader may be.
+    # Find the reader.
 
     def beyond(self) -> Beyond:
-        """Yield the blocks that were not asked for yet of the objects that it has, each with what goes on there."""
+        """Yield a `Beyond` entry for each block of the begun objects that was not requested yet."""
         for part in sorted(self._parts):
             for index in part.left if part.known is not None else ():
                 block = part.begun_key, index
@@ -453,7 +466,7 @@ class OutstandingObjects:
         self._finish_if_complete(part)
 
     def skip(self) -> None:
-        """Ask for nothing more of the objects that it has."""
+        """Request nothing more of the begun objects."""
         self._drop(list(self._parts))
 
     def _drop(self, parts: list[PrefetchObject]) -> None:

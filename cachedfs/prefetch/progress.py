@@ -1,4 +1,4 @@
-"""The objects of a plan one by one: what of each is still to be asked for, what is awaited, and how far all of them are."""
+"""Progress of a prefetch plan: the state of each object, and counts for all of them."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from cachedfs.fetch.metadata_cache import MetadataEntry
 
 __all__ = ["PrefetchObject", "Progress", "BlockRequest", "Slice", "ProgressCounts"]
 
-Slice = tuple[int | None, int | None]  # as of a slice
-MOST_ERRORS = 100  # that are kept
+Slice = tuple[int | None, int | None]  # start and stop, as in a Python slice
+MOST_ERRORS = 100  # errors kept
 
 
 @dataclass(eq=False, slots=True)
 class PrefetchObject:
-    """One object of a plan, or a range of one; `number` is its place in the plan."""
+    """One object of a plan, or a byte range of it. `number` is its position in the plan."""
 
     number: int
     path: str
-    listed_size: int | None = None  # its bytes as far as they are counted among those of the plan
+    listed_size: int | None = None  # bytes counted for it in the plan's total; None: not counted
     bounds: Slice | None = None
     tries: int = 0
     known: MetadataEntry | None = None
     key: ObjectKey | None = None
-    # Blocks that were asked for and did not come, lowest first.
+    # Blocks that were requested and did not arrive, lowest first.
     again: list[int] = field(default_factory=list)
-    left: range = range(0)  # blocks that were not asked for yet: all behind those
-    n_awaited: int = 0  # blocks that were asked for and are not here yet
-    overdue: set[int] = field(default_factory=set)  # blocks for which another process was waited for too long
-    first: InflightRequest | None = None  # our request that told what it is
-    is_over: bool = False  # nothing that still happens to it counts
-    is_failed: bool = False  # it was given up
+    left: range = range(0)  # blocks not requested yet, all after those in `again`
+    n_awaited: int = 0  # blocks that were requested and have not arrived
+    # blocks that another process has been fetching for too long
+    overdue: set[int] = field(default_factory=set)
+    first: InflightRequest | None = None  # the plan's request that looked the object up
+    is_over: bool = False  # finished; later events are ignored
+    is_failed: bool = False  # given up
 
     def __lt__(self, other: PrefetchObject) -> bool:
         return self.number < other.number
 
     def begin(self, known: MetadataEntry, key: ObjectKey) -> int:
-        """The version is known: note the blocks that are wanted of it, and return their bytes."""
+        """Set the object's version and its blocks to fetch; return their bytes."""
         self.known, self.key = known, key
         blocks = self.left = self._wanted
         return self.bytes_of(blocks[-1]).stop - self.bytes_of(blocks[0]).start if blocks else 0
@@ -54,32 +55,33 @@ class PrefetchObject:
 
     @property
     def asked(self) -> range:
-        """The blocks that were asked for so far, here or not; none before it has begun."""
+        """The blocks requested so far, arrived or not; empty before `begin`."""
         return range(0) if self.key is None else range(self._wanted.start, self.left.start)
 
     @property
     def size(self) -> int:
-        """Bytes of the object. REQUIRES: it has begun."""
+        """Bytes of the object. Requires `begin`."""
         assert self.known is not None
         return self.known.object.size or 0
 
     @property
     def begun_key(self) -> ObjectKey:
-        """The key of its version. REQUIRES: it has begun."""
+        """Key of the object version. Requires `begin`."""
         assert self.key is not None
         return self.key
 
     @property
     def is_complete(self) -> bool:
+        """True when every wanted block has arrived."""
         return not (self.n_awaited or self.again or self.left)
 
     @property
     def next(self) -> int:
-        """The first block that is to be asked for. REQUIRES: there is one."""
+        """The first block to request. Requires that there is one."""
         return self.again[0] if self.again else self.left[0]
 
     def took(self, n: int) -> None:
-        """The first `n` blocks of those that are to be asked for again, or else of those left, are awaited now."""
+        """Count the first `n` blocks of `again`, or if that is empty of `left`, as awaited."""
         self.n_awaited += n
         if self.again:
             del self.again[:n]
@@ -87,7 +89,7 @@ class PrefetchObject:
             self.left = self.left[n:]
 
     def ask_again(self, indexes: Iterable[int]) -> None:
-        """Blocks that were awaited did not come."""
+        """Move awaited blocks that did not arrive to `again`."""
         before = len(self.again)
         self.again = sorted({*self.again, *indexes})
         self.n_awaited -= len(self.again) - before
@@ -98,23 +100,29 @@ class PrefetchObject:
 
 @dataclass(eq=False, slots=True)
 class BlockRequest:
-    """What is sent next for a part: for these of its blocks or, while nothing is known of it, for its first bytes."""
+    """A request to send for `part`: for the blocks `indexes`, or for `want` while its size is unknown."""
 
     part: PrefetchObject
     indexes: list[int]
     want: Range | None
-    size: int  # bytes that it brings at most
+    size: int  # most bytes it brings
 
     def __lt__(self, other: BlockRequest) -> bool:
         return (self.part.number, self.indexes[:1]) < (other.part.number, other.indexes[:1])
 
 
 class Progress(NamedTuple):
-    """How far a plan is. An item is an object, or a range of one; its bytes are those of the blocks that hold it.
+    """Progress of a prefetch.
 
-    `state`: "running"; "held", while as much as may be is ahead of the reader; "done", "failed" or "cancelled".
-    `items` were dealt with, `errors` of them in vain. `bytes_fetched` came from the origin, `bytes_here` had come before,
-    or with the requests of others. Totals are None until they are known. `requests` are those for bytes.
+    An item is an object, or a byte range of one. Its bytes are those of the blocks that hold it.
+
+    - `state`: "running"; "held" while the reader has to read before more is fetched; "done", "failed" or
+      "cancelled".
+    - `items`: items finished, including the failed ones. `items_total`: all items; None until known.
+    - `bytes_fetched`: bytes that this prefetch got from the origin.
+    - `bytes_here`: bytes that were cached before, or that other requests fetched.
+    - `bytes_total`: bytes of all items; None until known.
+    - `requests`: requests for object data. `errors`: items that failed. `seconds`: time so far.
     """
 
     state: str
@@ -129,56 +137,58 @@ class Progress(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Bytes a second that came from the origin."""
+        """Mean bytes per second from the origin."""
         return self.bytes_fetched / self.seconds if self.seconds else 0.0
 
     @property
     def is_over(self) -> bool:
-        """True when nothing of it runs any more."""
+        """True when the prefetch has ended."""
         return self.state in ("done", "failed", "cancelled")
 
 
 class ProgressCounts:
-    """What a plan counts. Changed on the loop, read anywhere."""
+    """The counts of a plan. Changed on the event loop thread, read by any thread."""
 
     def __init__(self) -> None:
         self.state = "running"
         self.n_done = self.n_failed = self.n_requests = 0
-        self.fetched = self.here = 0  # bytes
-        self.n_items = self.n_unsized = self.size = 0  # of the plan, as far as it is known
-        self.errors: list[tuple[str, CachedFSError]] = []  # each with the path of what could not be had
+        self.fetched = self.here = 0  # bytes, from the origin and not
+        # items, items of unknown size, and bytes of the plan so far
+        self.n_items = self.n_unsized = self.size = 0
+        self.errors: list[tuple[str, CachedFSError]] = []  # each with the path that failed
         self._began = time.monotonic()
         self._ended: float | None = None
 
     def declared(self) -> None:
-        """The plan has one more item, of which nothing is known."""
+        """Count one more item of unknown size."""
         self.n_items += 1
         self.n_unsized += 1
 
     def expanded(self, sizes: Sequence[int | None]) -> None:
-        """In the place of one of these items come objects of these sizes."""
+        """Replace an item of unknown size by objects of these sizes."""
         self.n_items += len(sizes) - 1
         self.n_unsized += sizes.count(None) - 1
         self.size += sum(size or 0 for size in sizes)
 
     def sized(self, part: PrefetchObject, size: int) -> None:
-        """What is wanted of an item has so many bytes."""
+        """Set the bytes of an item."""
         self.n_unsized -= part.listed_size is None
         self.size += size - (part.listed_size or 0)
         part.listed_size = size
 
     def passed(self, listed_size: int | None) -> None:
-        """One item is over without its bytes."""
+        """Count an item as finished, without its bytes."""
         self.n_done += 1
         self.n_unsized -= listed_size is None
         self.size -= listed_size or 0
 
     def failed(self, path: str, error: CachedFSError, listed_size: int | None) -> None:
+        """Count an item as finished and failed."""
         self.passed(listed_size)
         self.spoilt(path, error)
 
     def spoilt(self, path: str, error: CachedFSError) -> None:
-        """An item that was over is not here after all."""
+        """Count a failure of an item that is already counted as finished."""
         self.n_failed += 1
         if len(self.errors) < MOST_ERRORS:
             self.errors.append((path, error))
@@ -187,7 +197,7 @@ class ProgressCounts:
         self.state, self._ended = state, time.monotonic()
 
     def progress(self, *, n_left: int | None, coming: int, is_held: bool) -> Progress:
-        """Return the sums; `n_left` items were not looked at yet, `coming` bytes came of requests under way."""
+        """Return the counts. `n_left` items are not taken; active requests have received `coming` bytes."""
         is_known = n_left == 0 and not self.n_unsized
         return Progress(
             state="held" if is_held and self.state == "running" else self.state,

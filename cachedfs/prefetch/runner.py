@@ -1,4 +1,4 @@
-"""A plan at work: it looks what is here, asks for what is not in the order of the plan, and keeps its distance to its reader."""
+"""Prefetch plan: request missing blocks in the declared order, at a limited distance from the reader."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from cachedfs.read.reader import Reader
 
 __all__ = ["PrefetchPlan"]
 
-TAKEN = 32  # objects that are here already, looked at before the loop serves others
-POLL_S = 0.005, 0.05  # shortest and longest wait between two looks at what was read
+TAKEN = 32  # objects taken before the event loop runs other tasks
+POLL_S = 0.005, 0.05  # shortest and longest wait between two checks of what was read
 
 
 class PrefetchPlan:
-    """What one call of `prefetch` set going. It runs as one task on the runtime's loop, and ends with it.
+    """The work of one `prefetch` call: a task on the runtime's event loop, and the tasks it starts.
 
-    Its course is what comes next, what is pending are the objects that it got to, sending is what is on its way of them, and
-    the distance is what of it is unread; what of its blocks goes to make room follows from its foresight. `strip` makes a
-    path of what users write, `glob` answers patterns.
+    The cursor (`_course`) yields what comes next. OutstandingObjects (`_pending`) has the begun objects.
+    RequestSubmitter (`_sending`) has their active requests. PrefetchWindow (`_distance`) has the blocks that
+    are unread. FutureReads (`_foresight`) determines which of its blocks are evicted. `strip` turns a user's
+    path or URL into a path, `glob` expands patterns, and `told` receives the bytes cached so far and in
+    total.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class PrefetchPlan:
         self.tally = ProgressCounts()
         self.failure: BaseException | None = None
         self.ended: Future[None] = Future()
-        self.ended.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
+        self.ended.set_running_or_notify_cancel()  # waiting callers cannot cancel it
         self._source, self._runtime, self._told = reader.source, reader.source.runtime, told
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -81,7 +83,7 @@ class PrefetchPlan:
             reader, self._pending, self._distance, self.tally, spawn=self._spawn, wake=self._changed.set
         )
 
-    # Its life.
+    # Start and end.
 
     def start(self) -> None:
         try:
@@ -92,13 +94,13 @@ class PrefetchPlan:
             self._task.add_done_callback(self._never_ran)
 
     def _never_ran(self, task: asyncio.Task[None]) -> None:
-        """A task that is cancelled before its first step does not even end."""
+        """End a plan whose task was cancelled before its first step, and therefore never ran."""
         if not self.ended.done():
             self._end("cancelled", None)
 
     def cancel(self) -> None:
-        """Ask for nothing more, and end what is on its way for nobody else. On the loop."""
-        # Once: its end awaits what it began, and is not to be broken off.
+        """Request nothing more, and end the requests that no reader waits for. Event loop thread only."""
+        # Only once: a second cancellation would interrupt the cleanup.
         if self._task is not None and not (self._is_cancelled or self._is_ending):
             self._task.cancel()
         self._is_cancelled = True
@@ -115,9 +117,9 @@ class PrefetchPlan:
             if not self._runtime.pid:
                 state = "failed"
                 failure = OriginUnavailable("cachedfs is shutting down with this process")
-        except GeneratorExit:  # nobody runs this any more: the loop is gone
+        except GeneratorExit:  # the event loop is gone
             raise
-        except BaseException as error:  # of the caller's iterator: a SystemExit would end the loop of all
+        except BaseException as error:  # also the iterator's SystemExit, which would end the event loop
             state, failure = "failed", error
         await self._wind_up()
         self._end(state, failure)
@@ -128,7 +130,7 @@ class PrefetchPlan:
         self._items.close()
         for task in self._tasks:
             task.cancel()
-        self._sending.stop()  # now that nobody waits for what is on its way
+        self._sending.stop()  # after the cancellation, when no task waits for these requests
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _end(self, state: str, failure: BaseException | None) -> None:
@@ -141,10 +143,10 @@ class PrefetchPlan:
         self.ended.set_result(None)
 
     async def _begin(self) -> None:
-        """Raise what would make all of the plan vain."""
+        """Raise the errors that would make the whole plan useless."""
         if self._source.config.offline:
             return
-        self._source.origin("")  # else its own error, such as a package that is missing
+        self._source.origin("")  # raises errors of the origin, such as a missing package
         cache = self._runtime.cache
         allowed = await asyncio.to_thread(cache.allowance, self._source.config.bounds)
         if allowed is None or allowed < self._source.config.block_size:
@@ -160,10 +162,10 @@ class PrefetchPlan:
     def _forget_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # taken: a plan that ends first does not ask for it, and asyncio would report it as lost
+            task.exception()  # retrieved: otherwise asyncio logs it as lost when the plan ends first
         self._changed.set()
 
-    # The work.
+    # Main loop.
 
     async def _work(self) -> None:
         pause_s, look_at = POLL_S[0], 0.0
@@ -179,11 +181,12 @@ class PrefetchPlan:
             self._tell()
             if self._pending.failure is not None:
                 raise self._pending.failure
-            if self._is_cancelled:  # and whatever was awaited made nothing of it
+            if self._is_cancelled:  # a coroutine awaited above suppressed the cancellation
                 raise asyncio.CancelledError
             if self._is_over():
                 return
-            # What came has only to be stored, unless the origin is away.
+            # If no object is open, blocks only have to be stored: check soon, unless the origin is
+            # unreachable.
             is_near = moved or not (self._pending.open or self._pending.patience.is_unreachable)
             pause_s = POLL_S[0] if is_near else min(2 * pause_s, POLL_S[1])
             await self._pause(pause_s)
@@ -193,18 +196,18 @@ class PrefetchPlan:
         return self._course.is_over and not is_left and self._pending.failure is None
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait until something happens here; or a little, as what is read and what others fetch happens elsewhere."""
-        await asyncio.sleep(0)  # others want the loop as well
+        """Wait for a change; poll if it may be a read, or a fetch by another process."""
+        await asyncio.sleep(0)  # run other tasks
         is_polling = (
             self._pending.is_held or not self._sending.is_idle or self._pending.patience.is_unreachable
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s if is_polling else None):
-                # Not by wait_for: what happens at that moment would undo a cancellation.
+                # Not `wait_for`: an event at the moment of a cancellation would undo it.
                 await self._changed.wait()
 
     def _fill_up(self) -> None:
-        """Make up the next requests, and hand them in."""
+        """Prepare the next requests and submit them."""
         n = 0
         may_see_more = self._foresight.look()
         self._pending.cut()
@@ -217,10 +220,10 @@ class PrefetchPlan:
         if n == TAKEN or may_see_more:
             self._changed.set()
 
-    # Its reader.
+    # Follow the reader.
 
     def _look(self) -> bool:
-        """Look what was read; return whether the reader moved."""
+        """Check which blocks were read; return whether the reader moved."""
         is_held = self._pending.is_held
         moved = self._distance.look(is_held=is_held)
         places = [*self._pending.places(), *self._distance.first()]
@@ -231,7 +234,7 @@ class PrefetchPlan:
         return moved
 
     def _beyond(self) -> Beyond:
-        """Yield a block of each object that comes later, and all of objects that are begun, with what goes on there."""
+        """Yield a `Beyond` entry for each block left of begun objects, and for each object to come."""
         yield from self._pending.beyond()
         yield from self._course.beyond(self._skip)
 
@@ -244,7 +247,7 @@ class PrefetchPlan:
         self._told(progress.bytes_fetched + progress.bytes_here, progress.bytes_total)
 
     def progress(self) -> Progress:
-        """Return how far the plan is; from any thread."""
+        """Return the progress of the plan. From any thread."""
         is_asked = self._distance.is_reserved or self._pending.ready or not self._sending.is_idle
         is_held = self._pending.is_held and not is_asked
         return self.tally.progress(n_left=self._items.n_left, coming=self._sending.coming, is_held=is_held)

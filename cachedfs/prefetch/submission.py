@@ -1,4 +1,4 @@
-"""What a plan sends: its requests one by one, as late as may be, until all that they brought is stored."""
+"""Submit the requests of a prefetch plan, and track them until their blocks are stored."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ from cachedfs.read.reader import Reader
 
 __all__ = ["RequestSubmitter", "cannot_store"]
 
-LOOK = 128  # requests and objects that are looked at at a time
+LOOK = 128  # requests and objects checked at a time
 
 
 class RequestSubmitter:
-    """Requests of a plan on their way, and blocks that other processes fetch for it. On the runtime's loop."""
+    """The active requests of a plan, and the blocks that other processes fetch for it.
+
+    Event loop thread only. Which request is sent is decided when a slot is free. So missing blocks of earlier
+    objects always go before later ones.
+    """
 
     def __init__(
         self,
@@ -42,15 +46,15 @@ class RequestSubmitter:
         self._reader, self._source, self._runtime = reader, reader.source, reader.source.runtime
         self._pending, self._distance, self._tally = pending, distance, tally
         self._spawn, self._wake = spawn, wake
-        self._n_wishes = 0  # Invariant: as many as were submitted and not sent
-        # Our requests until all they brought is stored, oldest first, each with what it was sent for.
+        self._n_wishes = 0  # Invariant: speculative requests submitted and not sent
+        # The plan's requests until their blocks are stored, oldest first, each with its object.
         self._flying: dict[InflightRequest, PrefetchObject] = {}
-        # Blocks that another process fetches, each with when that was seen.
+        # Blocks that another process fetches, each with the monotonic time when that was seen.
         self._elsewhere: dict[PrefetchObject, dict[int, float]] = {}
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way for the plan."""
+        """True when nothing is being fetched for the plan."""
         return not (self._flying or self._elsewhere)
 
     @property
@@ -59,11 +63,11 @@ class RequestSubmitter:
 
     @property
     def coming(self) -> int:
-        """Bytes that came of requests under way. From any thread."""
+        """Bytes received by active requests. From any thread."""
         return sum(inflight.filled - inflight.start for inflight in list(self._flying))
 
     def stop(self) -> None:
-        """Send no more, and end what is on its way for nobody else at its next block."""
+        """Send no more, and end the requests that no reader waits for at their next block."""
         self._runtime.fetch_queue.withdraw(self)
         for inflight in self._flying:
             if not inflight.done and inflight.key is not None:
@@ -73,12 +77,12 @@ class RequestSubmitter:
         self._tally.fetched += self.coming
         self._flying, self._elsewhere = {}, {}
 
-    # What is sent.
+    # Send.
 
     def submit(self) -> None:
-        """Hand in a wish for each request that is made up."""
+        """Submit a speculative request for each prepared request."""
         ready = self._pending.ready
-        # One that is handed in may be sent at once, or forgotten at once when there is nothing to be sent.
+        # `submit` may send or drop a request at once, which changes both counts.
         while self._n_wishes < len(ready) and self._may_send:
             request = ready[0]
             self._n_wishes += 1
@@ -92,17 +96,17 @@ class RequestSubmitter:
         return self._pending.failure is None and not self._pending.patience.is_pausing(time.monotonic())
 
     def _origin(self, path: str) -> Origin:
-        """Return where to send a wish; without that it is forgotten, and the plan ends: its requests would wait for ever."""
+        """Return the origin of a path. An error ends the plan, whose requests would otherwise wait forever."""
         try:
             return self._source.origin(path)
-        except Exception as error:  # of any kind: the same for all objects
+        except Exception as error:  # of any kind: it is the same for all objects
             self._n_wishes -= 1
             self._pending.failure = error
             self._wake()
             raise
 
     def _send(self) -> Iterable[InflightRequest] | Awaitable[Iterable[InflightRequest]]:
-        """Send the first request that is ready: perhaps one for an earlier object than when this was handed in."""
+        """Send the first prepared request; its object may be an earlier one than at the time of `submit`."""
         self._n_wishes -= 1
         self._wake()
         ready = self._pending.ready
@@ -121,7 +125,7 @@ class RequestSubmitter:
         before = {self._runtime.inflight_requests.get(key.name(index)) for index in indexes}
         try:
             inflight_requests = self._reader.fetcher.launch(known, key, indexes, overdue=part.overdue)
-        except CachedFSError as error:  # the process is at its end
+        except CachedFSError as error:  # the process is shutting down
             self._pending.failure = error
             return []
         ours = [inflight for inflight in dict.fromkeys(inflight_requests.values()) if inflight not in before]
@@ -135,14 +139,14 @@ class RequestSubmitter:
         return ours
 
     async def _ask(self, part: PrefetchObject, want: Range) -> list[InflightRequest]:
-        """Ask what an object is by reading its first bytes; return the request that brings them."""
-        first = want.start + self._source.config.block_size  # and no more, if this is cancelled meanwhile
+        """Look up an object by reading its first bytes; return the request that brings them."""
+        first = want.start + self._source.config.block_size  # limits what is read if this task is cancelled
         try:
             known, inflight = await self._reader.resolver.resolve(part.path, want, demand=first)
         except CachedFSError as error:
             self._pending.fail(part, error)
             return []
-        except Exception as error:  # such as a package that is missing: the same for all objects
+        except Exception as error:  # such as a missing package: it is the same for all objects
             self._pending.failure = error
             return []
         finally:
@@ -152,17 +156,20 @@ class RequestSubmitter:
         self._pending.learnt(part, known, inflight, is_ours=is_ours)
         if inflight is not None and part.first is inflight:
             self._note_sent(inflight, part)
-        self._pending.cut()  # what comes next of this object goes before all that is behind it
+        self._pending.cut()  # the rest of this object goes before later objects
         return [] if inflight is None else [inflight]
 
     def _note_sent(self, inflight: InflightRequest, part: PrefetchObject) -> None:
         self._tally.n_requests += 1
         self._flying[inflight] = part
 
-    # What comes of it.
+    # Track requests.
 
     def check(self) -> None:
-        """Forget requests of which all is stored, or could not be. Raises CacheError when nothing can be."""
+        """Forget requests whose blocks are stored, or failed to be.
+
+        Raises CacheError when nothing can be stored.
+        """
         for inflight in list(islice(self._flying, LOOK)):
             if inflight.is_settled:
                 part = self._flying.pop(inflight)
@@ -174,7 +181,7 @@ class RequestSubmitter:
                 self._pending.not_kept(part)
 
     def look_elsewhere(self) -> bool:
-        """Look for blocks that other processes fetch: they are here, or nobody fetches them any more."""
+        """Queue blocks again that another process has fetched or given up; return whether there are any."""
         cache, moved = self._runtime.cache, False
         for part, indexes in list(islice(self._elsewhere.items(), LOOK)):
             if part.is_over:
@@ -204,6 +211,6 @@ class RequestSubmitter:
 
 
 def cannot_store(cache: BlockCache) -> CacheError:
-    """Return what ends a plan that would fetch in vain."""
+    """Return the error that ends a plan when nothing can be stored."""
     why = cache.cannot_store or "the cache may hold nothing now: raise cache_size, or free space"
     return CacheError(f"prefetching was given up, as nothing that comes can be kept: {why}")

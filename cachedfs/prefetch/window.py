@@ -1,4 +1,4 @@
-"""How far a plan is ahead of its reader, and how far it may be; and where its reader is."""
+"""Window of a prefetch plan: how far it is and may be ahead of its reader, and where the reader is."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["PrefetchWindow"]
 
 logger = logging.getLogger("cachedfs.prefetch")
 
-LOOK = 128  # pieces that are looked at at a time
-STALL_S = 1.0  # without a read of what is ahead: then its reader may be elsewhere
-FILL = 0.9  # of what the cache may hold: what a plan brings at most before anything of it is read,
-READ = 0.45  # and what may be ahead of a reader: what is ahead and what he had move in front of one another
-BLOCK_EXTRA = 512  # bytes of a block beside its own: its trailer, its row
+LOOK = 128  # pieces checked at a time
+STALL_S = 1.0  # without a read of the blocks ahead; then the reader may be elsewhere
+FILL = 0.9  # share of the cache that a plan may fill before any of it is read
+READ = 0.45  # share that may be ahead of a reader, since the blocks just read take as much again
+BLOCK_EXTRA = 512  # bytes of a block beside its data: trailer and index row
 
 
 class PrefetchWindow:
-    """What is ready for the reader of a plan or on its way, and unread. On the runtime's loop.
+    """The blocks of a plan that are ready or in flight, and unread. Event loop thread only.
 
-    It stays within the window and within what the cache may hold for this plan. What was read is told by touches, of whatever
-    process.
+    Their bytes stay within the window, and within the plan's share of the cache. Access records, which the
+    readers of all processes write, show what was read.
     """
 
     def __init__(self, source: Source, foresight: FutureReads, window: int | None) -> None:
@@ -44,28 +44,28 @@ class PrefetchWindow:
         self._foresight = foresight
         self._window = math.inf if window is None else window
         self._fill = FILL if window is None else READ
-        self._is_draining = False  # more is ahead than may be of a reader: he has to read all of it first
-        self._shrunk = math.inf  # what turned out to stay in the cache until it is read
+        self._is_draining = False  # more is ahead than a reader may have; all of it has to be read first
+        self._shrunk = math.inf  # bytes that turned out to stay cached until they are read
         self._unread: UnreadBlocks[Block] = UnreadBlocks()
-        self._reserved = 0  # bytes that were asked for of objects that are not known yet
-        self._clock = self._cache.clock(self._bounds)  # of touches, when it was looked what is read
-        # Since when nothing of what is ahead is read, by the clocks of time and of touches.
+        self._reserved = 0  # bytes requested of objects that are not looked up yet
+        self._clock = self._cache.clock(self._bounds)  # access clock at the last check of what was read
+        # Since when no block ahead was read: monotonic time and access clock.
         self._stalled_at: tuple[float, int] | None = None
-        self._beyond: Beyond | None = None  # what is still to be looked at, to find the reader there
+        self._beyond: Beyond | None = None  # blocks still to be checked for the reader
 
     def close(self) -> None:
         self._unread = UnreadBlocks()
 
-    # What is ahead.
+    # Limit what is ahead.
 
     @property
     def ahead(self) -> int:
-        """Bytes that are ready for the reader, or on their way."""
+        """Bytes that are ready for the reader or in flight."""
         return self._unread.size + self._reserved
 
     @property
     def limit(self) -> float:
-        """How many bytes may be ahead of the reader: the window, and no more than stays until it is read."""
+        """Most bytes that may be ahead of the reader: the window, and no more than stays until it is read."""
         allowed = self._cache.allowed
         if allowed is not None and self._foresight.share is not None:
             allowed = min(allowed, self._foresight.share)
@@ -74,7 +74,10 @@ class PrefetchWindow:
 
     @property
     def is_short(self) -> bool:
-        """Whether nothing is ahead, or less than half of a window that was asked for: then what stays makes room for more."""
+        """True when nothing is ahead, or less than half of a requested window.
+
+        Then blocks that are kept for later uses make room for more.
+        """
         least = 0 if self._window == math.inf else min(self._window, self.limit) / 2
         return not self.ahead or self.ahead < least
 
@@ -87,38 +90,39 @@ class PrefetchWindow:
         return take(sizes, ahead=self.ahead, limit=self.limit, most=most)
 
     def fits(self, size: int) -> bool:
-        """Return whether a block may be ahead that need not be asked for."""
+        """Return whether a block that needs no request may be added."""
         return not self.ahead or self.ahead + size <= self.limit
 
     def reserve(self, size: int) -> None:
-        """So many bytes are asked for, nobody knows of which blocks."""
+        """Count bytes that are requested before their blocks are known."""
         self._reserved += size
 
     def release(self, size: int) -> None:
+        """Undo `reserve`."""
         self._reserved -= size
 
     def add(self, piece: FutureBlock[Block]) -> None:
-        """A block is ready for the reader now, or on its way."""
-        # At an earlier place, which a read that was just made is of.
+        """Add a block that is ready for the reader or in flight."""
+        # True if an earlier place has this block; a recent read of it was for that place.
         is_awaited = piece.block in self._unread
         self._unread.add(piece, self._clock_of(piece.block))
         if is_awaited or self._stalled_at is None or not self._was_read(piece.block, self._stalled_at[1]):
             return
         if self._foresight.may_be_at(piece.block, piece.place) is not False:
-            self._unread.pass_to(piece.place, self._clock_of)  # the reader was there first
+            self._unread.pass_to(piece.place, self._clock_of)  # the reader got there before the plan
 
     def remove(self, number: int) -> None:
-        """Nothing of this object of the plan comes."""
+        """Remove the blocks of the plan's object `number`, which failed."""
         self._unread.remove(number, self._clock_of)
 
-    # Where the reader is.
+    # Find the reader.
 
     def first(self) -> list[Place]:
-        """Return the first place that is ready and unread, if there is one."""
+        """Return the first unread place; an empty list if there is none."""
         return [piece.place for piece in islice(self._unread, 1)]
 
     def look(self, *, is_held: bool) -> bool:
-        """Look what was read; return whether the reader moved. `is_held`: the plan waits until it does."""
+        """Check what was read; return whether the reader moved. `is_held`: the plan waits for that."""
         before, self._clock = self._clock, self._cache.clock(self._bounds)
         passed = self._unread.look(self._clock_of, LOOK, self._was_for)
         if passed:
@@ -128,18 +132,18 @@ class PrefetchWindow:
                 self._fill, self._is_draining = READ, True
         if not self.ahead:
             self._is_draining = False
-        if self._stalled_at is None:  # all that was read since the look before may be of what comes later
+        if self._stalled_at is None:  # reads since the last check may be of later blocks
             self._stalled_at, self._beyond = (time.monotonic(), before), None
         return passed > 0
 
     def forget_lost(self, coming: Container[int]) -> None:
-        """Forget what had come and is not here any more, and stay nearer to the reader from now on.
+        """Remove blocks that were evicted before they were read, and shrink the window.
 
-        `coming`: the objects of which not everything came yet.
+        `coming` has the numbers of the objects with blocks still to arrive.
         """
         lost = None
         for place, (key, index), *_ in self._unread:
-            # In this order: what is stored meanwhile leaves the requests only when its file is there.
+            # In this order: a block leaves the in-flight requests only when its file exists.
             if place[0] in coming or key.name(index) in self._flights or self._cache.has(key, index):
                 break
             lost = place
@@ -150,9 +154,10 @@ class PrefetchWindow:
             logger.info("what is prefetched leaves the cache before it is read: %d bytes stay", self._shrunk)
 
     def look_further(self, all_beyond: Callable[[], Beyond], end: Place) -> bool:
-        """Go on where the reader is, if that is beyond all that is ahead of it; return whether it is.
+        """Continue where the reader is, if that is beyond all blocks ahead; return whether it is.
 
-        Asked only when nothing of that was read for a while, though other blocks were. `end`: a place behind all of it.
+        Called only when these blocks were not read for a while, though others were. `end` is a place after
+        all of them.
         """
         assert self._stalled_at is not None
         since, began = self._stalled_at
@@ -175,11 +180,11 @@ class PrefetchWindow:
         return bool(there)
 
     def _was_for(self, block: Block, place: Place) -> bool:
-        """Return whether a block that was read was so for this place, and for none that was passed before somebody got to it."""
+        """Return whether a read of `block` was for this place, and not for an earlier use that was passed."""
         return self._foresight.is_made(place, block) is not False
 
     def _was_read(self, block: Block | None, since: int) -> bool:
-        if block is None or block in self._unread.passed:  # it was read, but at an earlier place of the plan
+        if block is None or block in self._unread.passed:  # read, but for an earlier place of the plan
             return False
         used = self._clock_of(block)
         return used is not None and is_after(used, since)

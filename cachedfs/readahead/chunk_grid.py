@@ -1,4 +1,7 @@
-"""Names of chunks, and of other numbered objects, as places: where in its grid a chunk lies, from names and metadata alone."""
+"""Chunk grids: map the name of a Zarr chunk, or of a numbered object, to its index and back.
+
+Only names and metadata documents are needed; zarr is not imported.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,22 @@ __all__ = ["METADATA", "ChunkGrid", "NumberedNames", "Place", "grids_in", "numbe
 METADATA = ("zarr.json", ".zarray", ".zmetadata")
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,18})([^0-9/]*)", re.DOTALL)
 
-Place = tuple[int, ...]
+Place = tuple[int, ...]  # index of a chunk along each axis of its grid
 
 
 class ChunkGrid(NamedTuple):
-    """The chunks of one Zarr array (of a sharded one: its shards), and how they are named below its folder."""
+    """The chunk grid of one Zarr array, and how its chunks are named below the array's folder.
 
-    extents: tuple[int, ...]  # chunks along each axis
-    head: str  # what the names begin with: "c/", "c." or nothing
+    For a sharded array, the chunks are its shards.
+    """
+
+    extents: tuple[int, ...]  # number of chunks along each axis
+    head: str  # prefix of every chunk name: "c/", "c." or ""
     separator: str
-    chunk_bytes: int  # of a whole chunk in memory; stored it is seldom longer
+    chunk_bytes: int  # of a full uncompressed chunk; stored chunks are seldom larger
 
     def place(self, name: str) -> Place | None:
-        """Return which chunk `name` is; None when it names none of this grid."""
+        """Return the index of the chunk called `name`; None when the grid has no such chunk."""
         parts = name.removeprefix(self.head).split(self.separator)
         if not name.startswith(self.head) or len(parts) != len(self.extents):
             return None
@@ -34,35 +40,38 @@ class ChunkGrid(NamedTuple):
         return place if is_here else None
 
     def name(self, place: Place) -> str:
+        """Return the name of the chunk at index `place`."""
         return self.head + self.separator.join(map(str, place))
 
 
 class NumberedNames(NamedTuple):
-    """Objects that are told apart by the last number in their names; how many there are, nobody says."""
+    """Objects whose names differ only in their last number. How many there are is unknown."""
 
     head: str
     tail: str
-    width: int  # digits of numbers with leading zeros; 0 where there are none
+    width: int  # digits of zero-padded numbers; 0 without padding
 
     def name(self, place: Place) -> str:
+        """Return the name of the object with number `place[0]`."""
         return f"{self.head}{place[0]:0{self.width}}{self.tail}"
 
 
 def numbered(path: str) -> tuple[NumberedNames, Place] | None:
-    """Return the objects that `path` is one of, and which; None for a name without a number."""
+    """Return the naming scheme of `path` and its number; None for a name without a number."""
     found = _LAST_NUMBER.fullmatch(path)
     if found is None:
         return None
-    # `head` has the digits that the last number does not: none, as it takes all of them.
+    # The second group takes the whole last number, so `head` ends in a digit only beyond 18 digits.
     head, digits, tail = found.groups()
     is_padded = len(digits) > 1 and digits[0] == "0"
     return NumberedNames(head, tail, len(digits) if is_padded else 0), (int(digits),)
 
 
 def grids_in(name: str, data: bytes) -> dict[str, ChunkGrid]:
-    """Return the grids of the arrays that a metadata object tells of, by the array's path below the object's folder.
+    """Return the grids of the arrays in a metadata document, by path below the document's folder.
 
-    `name` is the object's own, without its folder. What is malformed, or of a kind that is not known here, has no grid.
+    `name` is the document's own name, without its folder. Malformed arrays, and arrays of an unknown kind,
+    are left out.
     """
     try:
         document = json.loads(data)
@@ -74,7 +83,7 @@ def grids_in(name: str, data: bytes) -> dict[str, ChunkGrid]:
 
 
 def _nodes(name: str, document: Any) -> dict[str, Any]:
-    """Return the metadata of single nodes by their paths: the document's own, or those that are consolidated in it."""
+    """Return the metadata of each node by path: of the document itself, or consolidated in it."""
     if not isinstance(document, dict):
         return {}
     if name != ".zmetadata" and "shape" in document:

@@ -1,4 +1,4 @@
-"""Read-ahead across names: the next chunks of an array, or the next of numbered objects, when they are read in order."""
+"""Readahead across objects: fetch the next chunks of an array, or the next numbered objects."""
 
 from __future__ import annotations
 
@@ -20,38 +20,40 @@ from cachedfs.readahead.chunk_sequence import ChunkHistory, Extents, ahead
 
 __all__ = ["ALL", "ChunkPrefetch", "first_want"]
 
-ALL = 1 << 62  # a demand that no object reaches
-MOST_SERIES = 256  # arrays whose reads are remembered
-MOST_AWAITED = 20_000  # names that were asked for ahead and not read yet
-MOST_METADATA = 2 << 20  # bytes; longer documents are not parsed between two reads
-MOST_ABOVE = 8  # folders above an array in which consolidated metadata are looked for
+ALL = 1 << 62  # a demand beyond the end of any object
+MOST_SERIES = 256  # series of objects remembered
+MOST_AWAITED = 20_000  # names requested ahead and not read yet
+# bytes; larger metadata documents are not parsed, because that would delay the event loop
+MOST_METADATA = 2 << 20
+MOST_ABOVE = 8  # levels searched for metadata, from the array's folder upward
 
 
 Send = Callable[[], Iterable[InflightRequest] | Awaitable[Iterable[InflightRequest]]]
 
 
 class _Series:
-    """Objects whose names are places: how they are read, and how large they are."""
+    """A series of objects (the chunks of a grid, or numbered names): how they are read, and their size."""
 
     def __init__(self, root: str, names: ChunkGrid | NumberedNames) -> None:
         self.root = root
         self.names = names
         self.extents: Extents = names.extents if isinstance(names, ChunkGrid) else (None,)
         self.history = ChunkHistory()
-        self.start: int | None = None  # what is asked first of each: `[start:stop]`
+        # The first range that is read of each object: `[start:stop]`.
+        self.start: int | None = None
         self.stop: int | None = None
-        self.is_whole = False  # those that were passed were read whole, whatever was asked first
-        self.queued: set[str] = set()  # names asked for, and not sent for yet
+        self.is_whole = False  # earlier objects were read completely, even if `[start:stop]` is less
+        self.queued: set[str] = set()  # names whose requests are queued and not sent
         self._n_seen = self._n_bytes = 0
 
     @property
     def asks_all(self) -> bool:
-        """True when the first thing that is asked of each is all of it."""
+        """True when the first read of each object covers all of it."""
         return not self.start and self.stop is None
 
     @property
     def size(self) -> int:
-        """Bytes of one of them, by those that were seen; before that, of a chunk in memory."""
+        """Mean size in bytes of the objects seen; before that, of an uncompressed chunk."""
         if self._n_seen:
             return max(1, self._n_bytes // self._n_seen)
         return self.names.chunk_bytes if isinstance(self.names, ChunkGrid) else 1
@@ -64,41 +66,43 @@ class _Series:
 
 
 class ChunkPrefetch:
-    """What was read last of each array, and what was sent for because of it. On the runtime's loop, but for `reached`.
+    """Predict and fetch the next objects of each series. Event loop thread only, except `reached`.
 
-    A name is asked for ahead when the array's own shape, or a listing, says that it exists; what it is asked is what its
-    predecessors were asked first, so that its reader finds the answer to that.
+    An object is requested only if the array's shape or a fresh metadata entry says that it exists. The
+    request covers the range that was read first of its predecessors, so the next reader finds that range
+    cached or in flight.
     """
 
     def __init__(self, source: Source, fetcher: Fetcher, resolver: MetadataResolver) -> None:
         self._source = source
         self._fetcher = fetcher
         self._catalog = resolver
-        # What was asked for ahead and not read yet. Any thread looks, and takes out what it reads.
+        # Names requested ahead and not read yet. Any thread looks names up, and removes those it reads.
         self.awaited: dict[str, _Series] = {}
-        self._reached: deque[tuple[str, int | None, int | None]] = deque()  # and that is not noted yet
-        self._is_told = False  # the loop was asked to note it
+        # reads of these names that are not processed yet
+        self._reached: deque[tuple[str, int | None, int | None]] = deque()
+        self._is_told = False  # a call that processes them is scheduled on the event loop
         self._series: dict[str | NumberedNames, _Series] = {}
-        self._unsure: set[str] = set()  # arrays whose metadata were read anew since
-        self._no_arrays: set[str] = set()  # folders that are none, as far as the metadata say that are here
+        self._unsure: set[str] = set()  # arrays whose metadata was read again since they were parsed
+        self._no_arrays: set[str] = set()  # folders without an array, according to the cached metadata
         self._documents: dict[str, tuple[ObjectKey, dict[str, ChunkGrid]]] = {}
 
     def reached(self, path: str, start: int | None, stop: int | None) -> None:
-        """A name that was asked for ahead is read, and perhaps here already. From any thread."""
+        """Record a read of a name that was requested ahead, even if it is already cached. From any thread."""
         if self.awaited.pop(path, None) is None:
             return
         self._reached.append((path, start, stop))
-        if not self._is_told:  # else the loop is on its way to them
+        if not self._is_told:  # otherwise a call is scheduled already
             self._is_told = True
             self._source.runtime.call_soon(self._tell_all)
 
     def _tell_all(self) -> None:
-        self._is_told = False  # first: what is noted from here on has it called again
+        self._is_told = False  # first, so that a read recorded from now on schedules another call
         while self._reached:
             self._told(*self._reached.popleft())
 
     def observe(self, path: str, start: int | None = None, stop: int | None = None) -> None:
-        """Note that `[start:stop]` of `path` is being read, and send for what will probably be read next."""
+        """Record a read of `[start:stop]` of `path`, and request what will probably be read next."""
         self._tell_all()
         self._told(path, start, stop)
 
@@ -110,7 +114,7 @@ class ChunkPrefetch:
             self._doubt(path)
             return
         if start is not None and start > 0:
-            return  # from the middle of one nothing follows for the next
+            return  # a read inside an object says nothing about the next object
         found = self._find(path)
         if found is None:
             return
@@ -118,16 +122,17 @@ class ChunkPrefetch:
         before = series.history
         series.history = before.after(place, series.extents)
         if series.history is before:
-            return  # it was read a moment ago
+            return  # read a moment ago
         series.start, series.stop = start, stop
         series.is_whole = series.asks_all or self._was_whole(series)
         if series.history.misled > before.misled:
             self._withdraw(series)
         if not self._look_ahead(series):
-            self._source.runtime.fetch_queue.pump()  # what is read now takes no slot of what nobody waits for
+            # the request for `path` is no longer speculative, so its slot is free
+            self._source.runtime.fetch_queue.pump()
 
     def _was_whole(self, series: _Series) -> bool:
-        """Return whether all of the one before is here, or on its way."""
+        """Return whether all of the previous object is cached or being fetched."""
         before = series.history.before
         known = None if before is None else self._source.metadata.get(series.path(before))
         key = self._source.key(known) if known is not None else None
@@ -136,14 +141,14 @@ class ChunkPrefetch:
         runtime = self._source.runtime
         for index in covering(Range(0, known.object.size or 0), key.block_size):
             inflight = runtime.inflight_requests.get(key.name(index))
-            # A request that opened a file brings more than its reader wants so far.
+            # The request of an open file may cover more than its reader wants; `demand` is how far it reads.
             is_coming = inflight is not None and inflight.demand > index * key.block_size
             if not is_coming and not runtime.cache.has(key, index):
                 return False
         return True
 
     def _is_on(self) -> bool:
-        """Return whether what is sent ahead can be of use: kept until it is read, and still held to be true then."""
+        """Return whether readahead is useful: its results are stored, and still fresh when they are read."""
         config, cache = self._source.config, self._source.runtime.cache
         return (
             config.read_ahead > 0
@@ -152,10 +157,10 @@ class ChunkPrefetch:
             and cache.cannot_store is None
         )
 
-    # What a name is.
+    # Find the series of a name.
 
     def _find(self, path: str) -> tuple[_Series, Place] | None:
-        """Return the series that `path` is in, and where."""
+        """Return the series that `path` belongs to, and its index there."""
         for root in _roots(path):
             series = self._sure(root)
             place = (
@@ -169,7 +174,7 @@ class ChunkPrefetch:
         if names is None:
             return None
         name, place = names
-        # In order to 0099 and on to 0100, which looks like one that is not padded.
+        # A zero-padded series goes from 0099 to 0100, which has no leading zero.
         padded = self._series.get(name._replace(width=len(str(place[0]))))
         series = padded or self._series.get(name)
         return (series or self._keep(name, _Series("", name))), place
@@ -192,7 +197,7 @@ class ChunkPrefetch:
         return series
 
     def _grid(self, folder: str) -> ChunkGrid | None:
-        """Return the grid of the array in `folder`, from metadata that were read before: its own, or consolidated ones."""
+        """Return the grid of the array in `folder` from cached metadata: its own, or consolidated above it."""
         below, name = "", folder
         for level in range(MOST_ABOVE):
             for kind in ("zarr.json", ".zmetadata" if level else ".zarray"):
@@ -205,7 +210,7 @@ class ChunkPrefetch:
         return None
 
     def _told_by(self, folder: str, kind: str) -> dict[str, ChunkGrid]:
-        """Return the grids in a metadata object, if that is here; nobody is asked for it."""
+        """Return the grids in a cached metadata document. Sends no request."""
         path = f"{folder}/{kind}"
         known = self._source.metadata.get(path)
         key = None if known is None else self._source.key(known)
@@ -223,7 +228,7 @@ class ChunkPrefetch:
         return self._documents[path][1]
 
     def _held(self, key: ObjectKey, size: int) -> bytes | None:
-        """Return all of a small object, from the cache or from requests that brought it a moment ago; None for a miss."""
+        """Return all bytes of a small object, from the cache or an in-flight request; None for a miss."""
         runtime, pieces = self._source.runtime, []
         for index in covering(Range(0, size), key.block_size):
             want = block_range(index, key.block_size, size)
@@ -233,7 +238,7 @@ class ChunkPrefetch:
                 try:
                     piece = inflight.copy(want)
                 except RequestStopped:
-                    pass  # it has just been stored
+                    pass  # just stored: the cache has it
             piece = piece or runtime.cache.read(
                 key, index, 0, want.size, verify=self._source.config.verify_always
             )
@@ -243,7 +248,7 @@ class ChunkPrefetch:
         return b"".join(pieces)
 
     def _doubt(self, path: str) -> None:
-        """Metadata are read anew: the shapes that they told of may be others."""
+        """Have the arrays below a metadata document checked: it was read again, so shapes may differ."""
         folder = path.rpartition("/")[0]
         self._no_arrays.clear()
         self._unsure |= {
@@ -251,7 +256,7 @@ class ChunkPrefetch:
         }
 
     def _sure(self, root: str) -> _Series | None:
-        """Return the array at `root`, of the shape that it has now."""
+        """Return the series of the array at `root`, replaced if its shape has changed."""
         series = self._series.get(root)
         if root in self._unsure:
             self._unsure.discard(root)
@@ -260,10 +265,10 @@ class ChunkPrefetch:
                 series = None
         return series or self._begin(root)
 
-    # What is sent for.
+    # Request what comes next.
 
     def _look_ahead(self, series: _Series) -> int:
-        """Ask for what the history of a series says will be read next; return how many places that are."""
+        """Request the objects that the history predicts; return how many objects were handled."""
         runtime, config = self._source.runtime, self._source.config
         most = max(1, runtime.window(config) // series.size)
         n = 0
@@ -281,12 +286,12 @@ class ChunkPrefetch:
     def _ask(self, series: _Series, path: str) -> None:
         self.awaited[path] = series
         if len(self.awaited) > MOST_AWAITED:
-            with contextlib.suppress(RuntimeError):  # another thread took one out meanwhile
+            with contextlib.suppress(RuntimeError):  # another thread removed an entry meanwhile
                 self.awaited.pop(next(iter(self.awaited)), None)
         series.queued.add(path)
         size = min(series.size, self._source.config.whole_request)
         send = partial(self._send, series, path)
-        # What its reader came to before it was sent for is the reader's.
+        # A reader that gets to the object before this request is sent fetches it by itself.
         self._submit(series, path, size, send, is_over=partial(self._is_reached, series, path))
 
     def _is_reached(self, series: _Series, path: str) -> bool:
@@ -304,14 +309,14 @@ class ChunkPrefetch:
         )
 
     def _withdraw(self, series: _Series) -> None:
-        """The reader went elsewhere: what was not sent for yet is not wanted."""
+        """Drop the unsent requests of a series whose reader went elsewhere."""
         self._source.runtime.fetch_queue.withdraw(series)
         for path in series.queued:
             self.awaited.pop(path, None)
         series.queued.clear()
 
     def _is_listed(self, series: _Series, path: str) -> bool:
-        """Return whether there is such an object, by a listing that is young enough; note its size."""
+        """Return whether a fresh metadata entry says that `path` exists; record its size."""
         known = self._source.fresh(path)
         if known is None or self._source.key(known) is None:
             return False
@@ -319,7 +324,7 @@ class ChunkPrefetch:
         return True
 
     def _send(self, series: _Series, path: str) -> Awaitable[Iterable[InflightRequest]]:
-        """Ask of `path` what its predecessors were asked first, unless that is here, or known to be absent."""
+        """Request the range of `path` that was read first of its predecessors, if it is missing."""
         series.queued.discard(path)
         return self._source.runtime.spawn(self._learn(series, path))
 
@@ -333,7 +338,7 @@ class ChunkPrefetch:
         return (inflight,)
 
     def _launch(self, series: _Series, known: MetadataEntry) -> Iterable[InflightRequest]:
-        """Send for the first blocks that are missing of what is asked of an object that is known."""
+        """Request the first missing blocks of the series' range in an object whose metadata is known."""
         key = self._source.key(known) if known.info is not None else None
         if key is None:
             return ()
@@ -348,7 +353,7 @@ class ChunkPrefetch:
         return dict.fromkeys(self._fetcher.launch(known, key, missing).values())
 
     def _note(self, series: _Series, known: MetadataEntry) -> None:
-        """Learn how large they are, and ask for the rest of one that will be read whole and is more than one request."""
+        """Record the object's size. In a series that is read completely, request what is left of the object."""
         key = self._source.key(known) if known.info is not None else None
         if key is None:
             return
@@ -363,9 +368,12 @@ class ChunkPrefetch:
 
 
 def first_want(start: int | None, stop: int | None, block_size: int, most: int) -> Range | Suffix:
-    """Return what to ask of an object of unknown size to serve `[start:stop]`: whole blocks, `most` bytes of them."""
+    """Return the range to request of an object of unknown size to serve `[start:stop]`.
+
+    It consists of whole blocks. It has at most `most` bytes, unless `start` is negative.
+    """
     if start is not None and start < 0:
-        # Whatever its size: the blocks that hold the last -start bytes are whole then.
+        # Enough to have the blocks of the last -start bytes complete, whatever the size of the object.
         return Suffix(-start + block_size - 1)
     first = (start or 0) - (start or 0) % block_size
     if stop is None or stop < 0:
@@ -375,7 +383,7 @@ def first_want(start: int | None, stop: int | None, block_size: int, most: int) 
 
 
 def _roots(path: str) -> list[str]:
-    """Return the folders, with "/", whose chunk `path` may be, by its name: the most likely first."""
+    """Return the folders, with trailing "/", that may hold the array of chunk `path`; the likeliest first."""
     parts = path.split("/")
     at = len(parts) - 1
     is_flat = parts[at].removeprefix("c.").replace(".", "").isdecimal()

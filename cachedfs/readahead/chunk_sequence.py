@@ -1,4 +1,9 @@
-"""Which chunks of an array to read next, from the places in its grid that were read before."""
+"""Predict the next chunks that will be read of an array, from the chunks read before.
+
+A reader is modeled as a walk through the chunk grid. A walk is a counter with one digit per axis, the fastest
+axis first; each axis has its own start, step and length. So one rule covers every axis order, backward reads,
+strides, and reads of the same part of every step.
+"""
 
 from __future__ import annotations
 
@@ -10,66 +15,68 @@ from cachedfs.readahead.chunk_grid import Place
 
 __all__ = ["Extents", "ChunkHistory", "ChunkWalk", "ahead"]
 
-NEEDED = 4  # places in order, before the next is asked for: random orders rarely have so many
-REACH = (
-    16  # places that a walk may be early or late by, once it is long: zarr has ten reads under way at once
-)
-LONG = 8  # places read, from which on a walk is that tolerant
-YOUNG = 16  # walks that are too short to trust, kept at most; few in a small grid, where chance would make more of them
-CHANCES = 16  # places of the grid for each of these
-MATURE = 4  # walks that are trusted, kept at most
-IDLE = 64  # places read elsewhere, after which a walk is taken as over
-LATELY = 32  # places whose being read again says nothing
-FORGIVEN = 20  # for so many places that were read in order, one that was asked for and not read is forgiven
-MOST_MISLED = 6
+NEEDED = 4  # chunks read in order before readahead starts; random orders rarely have so many
+REACH = 16  # chunks by which a read may be early or late on a long walk: zarr has ten reads in flight
+LONG = 8  # reads after which a walk counts as long
+YOUNG = 16  # most untrusted walks kept; fewer in a small grid, where chance would create more of them
+CHANCES = 16  # chunks (times the squared number of axes) that a grid has for each untrusted walk kept
+MATURE = 4  # most trusted walks kept
+IDLE = 64  # reads elsewhere in the grid after which a walk is over
+LATELY = 32  # latest chunks remembered; reading one of them again is ignored
+FORGIVEN = 20  # one wasted chunk is forgiven for this many chunks read in order
+MOST_MISLED = 6  # upper bound of `ChunkHistory.misled`
 
-Extents = tuple[int | None, ...]  # places along each axis; None: nobody knows
+Extents = tuple[int | None, ...]  # number of chunks along each axis; None: unknown
 
 
 class ChunkWalk(NamedTuple):
-    """A way through the grid: its axes turn like the wheels of a counter, each in steps of its own.
+    """One traversal of the chunk grid, modeled as a counter whose digits are the axes.
 
-    `order` has the axes that turned, the fastest first; the last of them has no end but the grid's. `counts` are the
-    positions of the others. A place's number is how many come before it on the way.
+    `order` lists the axes that have moved, the fastest first. `counts` has the length of each axis; the
+    slowest axis of `order` is bounded only by the grid. The number of a chunk is its position in the walk,
+    counted from 0.
     """
 
     first: Place
     order: tuple[int, ...]
     steps: Place
     counts: Place
-    last: int = 0  # highest number that was read
+    last: int = 0  # highest number read
     n_read: int = 1
-    asked: int = 0  # all with numbers below this were read, asked for, or passed over
-    passed: int = 0  # how many were passed over: asked for perhaps, and not read
-    moved_at: int = 0  # how many places had been read in the grid when this one was moved last
+    asked: int = 0  # every number below this was read, requested or skipped
+    passed: int = 0  # skipped numbers: not read, perhaps requested
+    moved_at: int = 0  # `ChunkHistory.n_read` when this walk last advanced
 
     @property
     def row(self) -> int:
-        """How many places come before the slowest axis moves."""
+        """Number of chunks per row, that is before the slowest axis moves."""
         return math.prod(self.counts[axis] for axis in self.order[:-1])
 
     @property
     def is_unit(self) -> bool:
-        """True when the slowest axis moves from neighbour to neighbour."""
+        """True when the slowest axis advances by one chunk at a time."""
         return bool(self.order) and abs(self.steps[self.order[-1]]) == 1
 
     @property
     def pending(self) -> int:
-        """How many places were asked for and are still ahead."""
+        """Number of chunks requested beyond the last one read."""
         return max(0, self.asked - self.last - 1)
 
     @property
     def is_lost(self) -> bool:
-        """True when more was passed over than reads that come out of order explain."""
+        """True when more chunks were skipped than out-of-order reads explain."""
         return self.passed > REACH + self.n_read // FORGIVEN
 
     def has_overtaken(self, other: ChunkWalk) -> bool:
-        """True when what `other` asked for is on this way: two that began on one way become one."""
+        """Return whether this walk covers the chunks that `other` requested.
+
+        Then both started on the same traversal, and one walk is enough.
+        """
         number = self.number(other.place(max(other.last, other.asked - 1)))
         return number is not None and number < max(self.asked, self.last + REACH)
 
     def number(self, place: Place) -> int | None:
-        """Return the number of `place`; None when it is not on the way."""
+        """Return the number of chunk `place`; None when it is not on the walk."""
         number, weight = 0, 1
         for axis in self.order:
             digit, rest = divmod(place[axis] - self.first[axis], self.steps[axis])
@@ -85,7 +92,7 @@ class ChunkWalk(NamedTuple):
         return number if on_way else None
 
     def place(self, number: int) -> Place:
-        """Return the place with `number`."""
+        """Return the chunk with this number."""
         found = list(self.first)
         for axis in self.order:
             number, digit = (0, number) if axis == self.order[-1] else divmod(number, self.counts[axis])
@@ -93,7 +100,7 @@ class ChunkWalk(NamedTuple):
         return tuple(found)
 
     def after(self, place: Place, extents: Extents) -> ChunkWalk | None:
-        """Return the walk after `place` was read; None when it has nothing to do with it."""
+        """Return the walk after a read of chunk `place`; None when the chunk does not belong to it."""
         number = self.number(place)
         if number is not None and self._is_near(number):
             passed = number - self.last - 1 if number > self.last else -1
@@ -109,18 +116,18 @@ class ChunkWalk(NamedTuple):
         return None
 
     def _is_near(self, number: int) -> bool:
-        """True for the next place, and for one that comes a little before its turn, or after it."""
+        """Return whether `number` is the next on the walk, or close enough for an out-of-order read."""
         if number <= self.last:
             return self.passed > 0 and number >= self.last - REACH
         is_dense = len(self.order) == 1 and self.is_unit and not self.passed
         return number - self.last <= (REACH if self.n_read >= LONG else 2 if is_dense else 1)
 
     def _slack(self) -> int:
-        """How many places of a row may be missing when the next one begins, and how many of that may come first."""
+        """Return how many chunks may be missing at the end of a row, or at the start of the next one."""
         return LONG if self.n_read >= LONG else 0
 
     def _turned(self, place: Place, axis: int, extents: Extents) -> ChunkWalk | None:
-        """Another axis moved, and the others went back to where they began: the row is known from now on."""
+        """Start a new row along `axis`, which moved for the first time. This fixes the row length."""
         step = place[axis] - self.first[axis]
         if not self.order:
             return self._with(order=(axis,), axis=axis, step=step, last=1) if abs(step) == 1 else None
@@ -136,12 +143,12 @@ class ChunkWalk(NamedTuple):
         number = walk.number(place)
         if number is None or number - walk.row > self._slack():
             return None
-        # Any two places are some step apart: that is no evidence of a way, before there was much of it.
+        # Any two chunks are some step apart. On a short walk, a step above 1 is therefore no evidence.
         n_read = self.n_read if abs(step) > 1 and self.n_read < NEEDED else walk.n_read
         return walk._replace(last=number, asked=number + 1, n_read=n_read)
 
     def _start(self, at: int, axis: int, extents: Extents) -> int:
-        """Return where a row begins: where it began the first time, unless that was in the middle of the grid's."""
+        """Return where rows start along `axis`: at the grid's edge if only the first row started inside it."""
         extent, step = extents[axis], self.steps[axis]
         edge = 0 if step > 0 else (extent or 0) - 1
         first = self.first[axis]
@@ -149,7 +156,7 @@ class ChunkWalk(NamedTuple):
         return at if is_before and at == edge and len(self.order) == 1 else first
 
     def _wider(self, place: Place) -> ChunkWalk | None:
-        """A row turns out to be longer than it seemed when the next one began, before all of it was read."""
+        """Lengthen the row when the next row began before all of this one was read."""
         if self.last >= 2 * self.row or self.n_read < LONG:
             return None
         before = self.order[-2]
@@ -164,7 +171,7 @@ class ChunkWalk(NamedTuple):
         return walk._replace(last=last, asked=last + 1, n_read=self.n_read + 1)
 
     def _elsewhere(self, place: Place) -> ChunkWalk | None:
-        """The same row, read at another place of the slowest axis: if that comes again, it is its step."""
+        """Restart the row after a jump along the slowest axis; the jump becomes the step if it repeats."""
         slowest, here = self.order[-1], self.place(self.last)
         if -(self.last + 1) % self.row > self._slack():
             return None
@@ -189,7 +196,7 @@ class ChunkWalk(NamedTuple):
         )
 
     def end(self) -> int:
-        """Return the number up to which the way is known: to the end of the row, until the slowest axis has shown its step."""
+        """Return the first number not predicted: the row's end, until the slowest axis has shown its step."""
         row = self.row
         lookup_slots = self.last // row
         is_line = len(self.order) == 1
@@ -199,9 +206,10 @@ class ChunkWalk(NamedTuple):
 
 
 class ChunkHistory(NamedTuple):
-    """The places of one grid that were read lately, as the ways on which they lie, the one that moved last in front.
+    """The recent reads of one grid as walks; the walk that advanced last comes first.
 
-    `followed` places were read on walks that are trusted; `wasted` ones were asked for, on walks that ended before them.
+    `followed` counts chunks read on trusted walks. `wasted` counts chunks requested on walks that ended
+    before them.
     """
 
     walks: tuple[ChunkWalk, ...] = ()
@@ -209,22 +217,22 @@ class ChunkHistory(NamedTuple):
     n_read: int = 0
     followed: int = 0
     wasted: int = 0
-    misled: int = (
-        0  # walks that ended before what was asked for was read; each doubles what the next ones have to show
-    )
+    # Walks that ended with requested chunks unread. Each doubles the reads needed before a walk is trusted.
+    misled: int = 0
 
     @property
     def needed(self) -> int:
+        """Number of reads before a walk is trusted."""
         return NEEDED << self.misled
 
     @property
     def before(self) -> Place | None:
-        """The place that comes before the one read last, on its way; None where it has no way."""
+        """The chunk before the last one read on its walk; None when there is no walk."""
         walk = self.walks[0] if self.walks else None
         return walk.place(walk.last - 1) if walk is not None and walk.last else None
 
     def after(self, place: Place, extents: Extents) -> ChunkHistory:
-        """Return the history after `place` was read; what was read a moment ago says nothing."""
+        """Return the history after a read of chunk `place`. A chunk that was read recently changes nothing."""
         if place in self.lately:
             return self
         history = self._replace(lately=(*self.lately[1 - LATELY :], place), n_read=self.n_read + 1)
@@ -244,7 +252,7 @@ class ChunkHistory(NamedTuple):
         )._tidied(YOUNG)
 
     def _begun(self, place: Place, extents: Extents) -> ChunkHistory:
-        """A place that is on no way may be where one begins, or the second of one in steps of more than one."""
+        """Start walks at a chunk that is on no walk: as a first chunk, or as the second at a step above 1."""
         none, ones = (0,) * len(place), (1,) * len(place)
         begun = [ChunkWalk(place, (), none, ones, moved_at=self.n_read)]
         for walk in self.walks:
@@ -262,7 +270,7 @@ class ChunkHistory(NamedTuple):
         return self._replace(walks=(*begun, *self.walks))._tidied(min(YOUNG, max(2, chances)))
 
     def _tidied(self, n_young: int) -> ChunkHistory:
-        """Forget walks that are over, and of the others all but those that moved last."""
+        """Drop the walks that are over, and all but the latest of the others."""
         kept: list[ChunkWalk] = []
         wasted = n_misled = 0
         room = {True: n_young, False: MATURE}
@@ -278,17 +286,17 @@ class ChunkHistory(NamedTuple):
         return self._replace(walks=tuple(kept), wasted=self.wasted + wasted, misled=misled)
 
     def having_asked(self, n: int) -> ChunkHistory:
-        """Return the history after the next `n` places of the walk in front were asked for."""
+        """Return the history after the next `n` chunks of the first walk were requested."""
         walk = self.walks[0]
         asked = max(walk.asked, walk.last + 1) + n
         return self._replace(walks=(walk._replace(asked=asked), *self.walks[1:]))
 
 
 def ahead(history: ChunkHistory, *, extents: Extents, most: int) -> Sequence[Place]:
-    """Return the places to ask for now: the next ones of the walk that moved last, never beyond the grid.
+    """Return the chunks to request now: the next ones of the walk that advanced last, inside the grid.
 
-    The window starts at one, doubles with every place that is read, and is never more than what was read on this walk.
-    All that is asked for and not read, in walks that are over too, is at most `most` places.
+    The window starts at one chunk, doubles with every read, and never exceeds the number of reads on this
+    walk. At most `most` chunks are requested and unread at a time, including those of walks that are over.
     """
     walk = history.walks[0] if history.walks else None
     if walk is None or not walk.order:
@@ -311,9 +319,9 @@ def ahead(history: ChunkHistory, *, extents: Extents, most: int) -> Sequence[Pla
 
 
 def _crowd(lately: Sequence[Place], extents: Extents) -> ChunkWalk | None:
-    """Return the way row by row through all of the grid, when the places read last are close together on it, in any order.
+    """Return a row-by-row walk through the grid if the latest reads are close together, in any order.
 
-    So begins a reader of many threads: it reads in order, but for the first places that has no order yet.
+    A reader with many threads starts like this: it reads in order, but its first reads arrive out of order.
     """
     lengths = [extent or 0 for extent in extents]
     if len(lately) < LONG or math.prod(lengths) < CHANCES * LONG:

@@ -1,12 +1,16 @@
-"""When the rest of an object that is read here and there is worth fetching. Pure.
+"""Access patterns per object: readahead for range reads, and when to fetch the rest of an object.
 
-The cost model. A read that misses waits for one request; the rest costs requests of full size, at the speed of the whole
-link. It is worth it once going on as before would cost more requests, and more time. How long a reader goes on nobody
-knows; we assume GOES_ON times as long as it has. In simulation (readers of every length, each length tenfold as likely as one ten times
-as long; objects of 25, 192 and 1,000 blocks) that leaves 0.77, 0.68 and 0.68 of the time, and 0.89, 0.96 and 0.81 of the
-requests. Once as long leaves more time (0.74 of it at 192 blocks), three times as long takes more requests (1.03).
+Cost model: a read that misses waits for one request. The rest of the object takes full-size requests, at the
+speed of the whole link. Fetching it pays off when going on as before would take more requests and more time.
+How long a reader goes on is unknown; the assumption is GOES_ON times as long as so far.
 
-Who stops just then has cost a window: no more than that is unread at first, and one request more with every further read.
+In simulation (readers of every length, each length ten times as likely as one ten times as long; objects of
+25, 192 and 1,000 blocks), reads take 0.77, 0.68 and 0.68 of the time, and 0.89, 0.96 and 0.81 of the
+requests. With a factor of 1 they take more time (0.74 at 192 blocks); with a factor of 3, more requests
+(1.03).
+
+A reader that stops after the decision has cost one window. At first no more than one window is fetched and
+unread; every further read adds one request.
 """
 
 from __future__ import annotations
@@ -39,16 +43,16 @@ __all__ = [
 
 
 GOES_ON = 2
-LEAST = 6  # reads that waited: a table's footer and a few of its columns are fewer
+LEAST = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
 
 
 def is_rest_worth_it(
     n_misses: int, n_missing: int, *, block_size: int, blocks_per_request: int, link: LinkEstimate
 ) -> bool:
-    """Return whether to fetch the `n_missing` blocks of an object in which `n_misses` reads had to wait.
+    """Return whether to fetch the `n_missing` blocks of an object after `n_misses` reads had to wait.
 
-    `link` is taken as it mostly is: figures of the moment would make it chance what is fetched.
-    Where they are one request or less, the second read that waits is enough: it takes them along.
+    Pass typical figures as `link`: momentary ones would make the decision depend on chance. If the missing
+    blocks fit into one request, the second read that waits is enough, and its request takes them along.
     """
     if n_misses < 2 or not n_missing:
         return False
@@ -62,21 +66,22 @@ def is_rest_worth_it(
 
 
 class OutstandingReadahead:
-    """The requests ahead of each run of a history. The loop appends to them, their reader takes from the left.
+    """The readahead requests of each run of a history.
 
-    They are kept until their run has passed them: where nothing can be stored, what they bring would be lost before.
+    The event loop thread appends; the reader takes from the left. Requests are kept until their run has
+    passed them: if nothing can be stored, their bytes are only in memory.
     """
 
     def __init__(self) -> None:
         self._by_run: dict[int, deque[InflightRequest]] = {}
 
     def __iter__(self) -> Iterator[InflightRequest]:
-        """Yield all of them, as they are now."""
+        """Yield all requests, from a copy of each run's queue."""
         for inflight_requests in self._by_run.values():
             yield from [*inflight_requests]
 
     def of(self, run: SequentialRun) -> deque[InflightRequest]:
-        """Return the requests ahead of a run, without those that it left behind; they need not have come in its order."""
+        """Return the requests ahead of a run, without those it has passed. They may be in any order."""
         inflight_requests = self._by_run.setdefault(run.number, deque())
         is_backwards = run.repeats > 0 and run.start < run.origin
         for _ in range(len(inflight_requests)):
@@ -86,7 +91,11 @@ class OutstandingReadahead:
         return inflight_requests
 
     def over(self, history: ReadHistory) -> tuple[ReadHistory, list[deque[InflightRequest]]]:
-        """Return what was sent for runs that are over, to be ended, and the history without what of it does not come."""
+        """Remove the requests of runs that are over.
+
+        Returns the updated history (see `ReadHistory.given_up`), and the removed requests, which the caller
+        has to stop.
+        """
         unwanted = []
         for number in self._by_run.keys() - {run.number for run in history.runs}:
             inflight_requests = self._by_run.pop(number)
@@ -95,20 +104,20 @@ class OutstandingReadahead:
         return history, unwanted
 
     def clear(self) -> list[deque[InflightRequest]]:
-        """Return all of them, which are not wanted any more."""
+        """Remove and return all requests, which are no longer wanted."""
         inflight_requests, self._by_run = [*self._by_run.values()], {}
         return inflight_requests
 
 
-MOST = 1000  # objects that are remembered
-FEW = 64  # blocks of an object that are looked at one by one before it is known whether the rest of it is worth it
+MOST = 1000  # objects remembered
+FEW = 64  # objects with more blocks are checked block by block only if an estimate favors fetching the rest
 
 
 _habits: WeakKeyDictionary[Runtime, dict[str, AccessPattern]] = WeakKeyDictionary()
 
 
 def habits_of(runtime: Runtime) -> dict[str, AccessPattern]:
-    """Return the access patterns of a process, by the digest of the object's key, the latest last. On the loop."""
+    """Return the access patterns by digest of the object key, the latest last. Event loop thread only."""
     return _habits.setdefault(runtime, {})
 
 
@@ -117,9 +126,10 @@ _is_declared = ContextVar("cachedfs_is_declared", default=False)
 
 @contextmanager
 def as_declared() -> Iterator[None]:
-    """Infer nothing from what is read in here, in this thread: somebody declared it, and has it fetched in its order.
+    """Disable inference for reads in this context: a prefetch plan already fetches them in order.
 
-    What is inferred goes before that; the rest of a large object, sent for at once, came between it and the next batch.
+    Inferred requests go before declared ones. The rest of a large object, requested at once, would delay the
+    next batch.
     """
     token = _is_declared.set(True)
     try:
@@ -129,29 +139,31 @@ def as_declared() -> Iterator[None]:
 
 
 class AccessPattern:
-    """What is known of the reads of one object version."""
+    """The access pattern of one object version."""
 
     def __init__(self, block_size: int) -> None:
-        self.history = ReadHistory(block_size)  # of reads by ranges: an open file has its own
+        self.history = ReadHistory(block_size)  # of range reads; an open file has its own history
         self.sent = OutstandingReadahead()
         self.n_misses = 0
-        # Once the rest is worth fetching: the requests that were not sent yet, how many blocks more may be sent for,
-        self.rest: deque[range] | None = None
-        self.n_earned = 0
-        self.of_rest: deque[InflightRequest] = deque()  # and those that were.
+        self.rest: deque[range] | None = None  # unsent requests, once the rest is worth fetching
+        self.n_earned = 0  # blocks of the rest that may be requested now
+        self.of_rest: deque[InflightRequest] = deque()  # requests sent for the rest
 
 
 class AccessPatterns:
-    """The habits of those who read the objects of one source; kept by the runtime. On its loop."""
+    """Observe the reads of one source's objects, and request what comes next. Event loop thread only.
+
+    The patterns belong to the runtime: all filesystems that use it share them.
+    """
 
     def __init__(self, source: Source, fetcher: Fetcher) -> None:
         self._source = source
         self._fetcher = fetcher
 
     def observe_range(self, known: MetadataEntry, key: ObjectKey, want: Range, *, is_first: bool) -> None:
-        """Somebody reads the bytes `want` by themselves, and not all of them are here.
+        """Record a range read (such as `cat_file`) of the bytes `want`, some of which are not cached.
 
-        `is_first`: the object was not known, and the question what it is brings them.
+        `is_first`: the object was unknown, and the request that looks it up also brings these bytes.
         """
         if _is_declared.get():
             return
@@ -161,11 +173,11 @@ class AccessPatterns:
         self._follow(known, key, wanted)
 
     def observe_hit(self, known: MetadataEntry, key: ObjectKey, want: Range) -> None:
-        """Somebody read the bytes `want`, which were here, of an object that is read ahead."""
+        """Record a range read of the cached bytes `want` of an object that is read ahead."""
         self._follow(known, key, self._wanted(known, key, want))
 
     def _wanted(self, known: MetadataEntry, key: ObjectKey, want: Range) -> list[range]:
-        """Return what to send for ahead after a read of `want`."""
+        """Return the blocks to request ahead after a read of `want`, one range per request."""
         habit = self._habit(key)
         window = self._source.runtime.window(self._source.config) // key.block_size
         history, unwanted = habit.sent.over(habit.history.after(want.start, want.stop))
@@ -180,7 +192,7 @@ class AccessPatterns:
         return wanted
 
     def _follow(self, known: MetadataEntry, key: ObjectKey, wanted: list[range]) -> None:
-        """Send for blocks ahead, and have it told when what was sent for is read from the cache."""
+        """Request blocks ahead, and have further cached reads of this object observed."""
         habit, followed = self._habit(key), self._source.runtime.followed
         run = habit.history.runs[0]
         if wanted:
@@ -191,9 +203,10 @@ class AccessPatterns:
             followed.pop(key.digest, None)
 
     def observe_wait(self, known: MetadataEntry, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
-        """Somebody waits for `blocks`, after `n_reads` reads of the object: what else of it is worth sending for?
+        """Record that a reader waits for `blocks`, and request more of the object if that pays off.
 
-        Where the rest is one request, what follows the blocks is sent for with them.
+        `n_reads` is the number of reads of the object since the last wait. If the rest fits into one request,
+        what follows `blocks` is requested together with them.
         """
         if _is_declared.get():
             return
@@ -222,7 +235,7 @@ class AccessPatterns:
         self._launch_speculative(known, key, requests, habit.of_rest)
 
     def _rest(self, known: MetadataEntry, key: ObjectKey, habit: AccessPattern) -> list[int] | None:
-        """Return the blocks of an object that are not here, if they are worth fetching."""
+        """Return the missing blocks of an object if they are worth fetching, else None."""
         n_blocks, config, size = self._n_blocks(known, key), self._source.config, key.block_size
         per_request = self._per_request(key, self._source.runtime.window(config) // size)
 
@@ -275,12 +288,12 @@ class AccessPatterns:
 
     def _n_blocks(self, known: MetadataEntry, key: ObjectKey) -> int:
         size = known.object.size
-        assert size is not None  # what has a key has a size
+        assert size is not None  # an object with a key has a size
         return -(-size // key.block_size)
 
 
 def _requests(indexes: list[int], length: int) -> Iterator[range]:
-    """Yield adjacent ones of ascending indexes together, up to `length` of them."""
+    """Yield runs of adjacent indexes, each up to `length` long. The indexes ascend."""
     start = stop = -1
     for index in indexes:
         if index != stop or stop - start == length:

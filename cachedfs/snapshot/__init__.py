@@ -1,7 +1,8 @@
-"""Cached blocks, and what is known of their objects, as a few large objects: to another machine, or past the end of this one.
+"""Export cached blocks and metadata as a few large objects, and import them into another cache.
 
-`Export` writes them, `Import` takes them in. docs/cache-format.md has their bytes. They come from elsewhere: nothing of them
-is believed before its checksum was right, nothing in them is a file name, and every length in them is bounded.
+`Export` writes them and `Import` reads them; docs/cache-format.md describes the bytes. Imported data is
+untrusted: it is used only after its checksum matches, no name in it becomes a file name, and every length in
+it is bounded.
 """
 
 from cachedfs.snapshot.export import Export

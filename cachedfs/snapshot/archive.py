@@ -1,4 +1,7 @@
-"""Rows of JSON values as bytes: compressed frames, each with its length and checksum, read as they come."""
+"""Bundle format of an export: blocks and their index, and frames of JSON rows.
+
+A frame is some rows, compressed, with their length and checksum. Frames are parsed while their bytes arrive.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +29,19 @@ __all__ = [
 ]
 
 
-_FRAME_HEAD = struct.Struct("<II")  # length of the compressed rows, their CRC-32
-_ROWS = 2048  # in a frame
+_FRAME_HEAD = struct.Struct("<II")  # length of the compressed rows, and their CRC-32
+_ROWS = 2048  # rows in a frame
 _PLAIN = 1 << 20  # bytes of rows after which a frame ends
-_LONGEST_ROW = 1 << 20  # bytes: the details of one object are some 3 kB
-_MOST = _PLAIN + _LONGEST_ROW + _ROWS  # bytes of rows, and of the ends of their lines, that a frame may have
+_LONGEST_ROW = 1 << 20  # bytes; the details of one object take about 3 kB
+_MOST = _PLAIN + _LONGEST_ROW + _ROWS  # most bytes of rows, line ends included, in a frame
 
 
 class BadBundle(Exception):
-    """What was carried is not what was exported; the message says in what."""
+    """Exported data is damaged or invalid; the message says how."""
 
 
 def framed(rows: Iterable[Any]) -> Iterator[bytes]:
-    """Yield `rows` as frames, and last an empty one: what lacks it was cut off."""
+    """Yield `rows` as frames, and then an empty frame. Without that last frame, the data is truncated."""
     lines: list[bytes] = []
     size = 0
     for row in rows:
@@ -58,9 +61,9 @@ def _frame(lines: list[bytes]) -> bytes:
 
 
 class FrameReader:
-    """The rows of frames that come in pieces of any size. `is_over`: the last frame was here.
+    """Parse frames that arrive in pieces of any size. `is_over` is True after the last frame.
 
-    `most`: bytes of rows that all frames together may have; None: any number.
+    `most` bounds the bytes of rows in all frames together; None: unbounded.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -69,7 +72,7 @@ class FrameReader:
         self._waiting = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[list[Any]]:
-        """Yield the rows of each frame that is complete now. Raises BadBundle."""
+        """Add bytes, and yield the rows of each frame that is complete now. Raises BadBundle."""
         waiting = self._waiting
         waiting += piece
         while len(waiting) >= _FRAME_HEAD.size and not self.is_over:
@@ -95,7 +98,10 @@ class FrameReader:
 
 
 def _plain(packed: bytes) -> bytes:
-    """Return the lines of a frame: no more bytes, and no more lines, than an export writes. A few kB may hold millions."""
+    """Decompress a frame, within the size and number of rows that an export writes.
+
+    The limit is needed because a few kB may expand to millions of rows.
+    """
     inflater = zlib.decompressobj()
     try:
         plain = inflater.decompress(packed, _MOST)
@@ -114,22 +120,22 @@ def _decoded_rows(plain: bytes) -> list[Any]:
 
 
 FORMAT = 1
-_HEAD = struct.Struct("<8sII")  # magic, format, zero
-_FOOT = struct.Struct("<QQII8s")  # where the index begins, number of blocks, format, zero, magic
+_HEAD = struct.Struct("<8sII")  # magic, format, 0
+_FOOT = struct.Struct("<QQII8s")  # offset of the index, number of blocks, format, 0, magic
 _MAGIC = b"cfsbundl"
 HEADER = _HEAD.pack(_MAGIC, FORMAT, 0)
 
-LEAST = 64 << 20  # bytes of a bundle before it may end
-MEAN = 64 << 20  # bytes behind them at which it ends, in the mean
+LEAST = 64 << 20  # bytes a bundle has before it may end
+MEAN = 64 << 20  # mean number of bytes after LEAST until a bundle ends
 MOST = 256 << 20
-MOST_BLOCKS = 50_000  # so that an index is a few MB,
-MOST_INDEX = 64 << 20  # and never more, compressed or not
-RUN = 32 << 20  # bytes of one request: a lost one costs little, and a few of them fill a link
-GAP = 256 << 10  # bytes between two missing blocks that are read rather than asked around
+MOST_BLOCKS = 50_000  # keeps an index to a few MB
+MOST_INDEX = 64 << 20  # most bytes of an index, compressed or not
+RUN = 32 << 20  # bytes per request: cheap to repeat, and a few of them fill a link
+GAP = 256 << 10  # up to this many unneeded bytes between two missing blocks are read, to save a request
 
 
 class BundleEntry(NamedTuple):
-    """One block: its key, and the bytes that it takes in a bundle and on the disk."""
+    """One block: its key, its index in the object, and its bytes in a bundle, as on disk."""
 
     key: ObjectKey
     number: int
@@ -137,7 +143,11 @@ class BundleEntry(NamedTuple):
 
 
 class BundleLayout(NamedTuple):
-    """A bundle before it is made. Its name follows from the keys of its blocks, which never change; `tail` is its index."""
+    """The layout of a bundle before it is written.
+
+    Its name is a hash of the names and sizes of its blocks; the content of a named block never changes.
+    `tail` is the index and the footer.
+    """
 
     name: str
     entries: Sequence[BundleEntry]
@@ -147,14 +157,15 @@ class BundleLayout(NamedTuple):
 
     @property
     def data(self) -> int:
-        """The bytes of the blocks."""
+        """Bytes of the blocks."""
         return self.index_at - len(HEADER)
 
 
 def cut(entries: Iterable[BundleEntry]) -> Iterator[list[BundleEntry]]:
-    """Yield the entries as bundles. Where one ends depends on its last blocks, not on what came long before.
+    """Split the entries into bundles, at blocks chosen by their hashes.
 
-    So a block more or less changes the bundle that it is in, and perhaps the next: the others are already there.
+    Where a bundle ends depends on its last blocks, not on those long before. So an added or removed block
+    changes its own bundle and perhaps the next; the others are in the export already.
     """
     bundle: list[BundleEntry] = []
     size = 0
@@ -172,7 +183,7 @@ def cut(entries: Iterable[BundleEntry]) -> Iterator[list[BundleEntry]]:
 
 
 def layout_of(entries: Sequence[BundleEntry]) -> BundleLayout:
-    """Return the bundle of these blocks."""
+    """Return the layout of a bundle with these blocks."""
     names = hashlib.blake2b(digest_size=16)
     for entry in entries:
         names.update(f"{entry.key.name(entry.number)} {entry.size}\n".encode())
@@ -183,11 +194,11 @@ def layout_of(entries: Sequence[BundleEntry]) -> BundleLayout:
 
 
 def _rows(entries: Iterable[BundleEntry]) -> Iterator[list[Any]]:
-    """Yield a row of the index for each object version: its key, then number and size of each block."""
+    """Yield the index rows, one per object version: its key, then number and size of each block."""
     row: list[Any] = []
     last: ObjectKey | None = None
     for key, number, size in entries:
-        if key != last or len(row) > 1000:  # rows of many blocks are cut too
+        if key != last or len(row) > 1000:  # long rows are split
             if row:
                 yield row
             row, last = [key.identity, key.path, key.fingerprint, key.block_size], key
@@ -197,7 +208,11 @@ def _rows(entries: Iterable[BundleEntry]) -> Iterator[list[Any]]:
 
 
 def entries_of(index: bytes, *, index_at: int, identity: str, block_size: int) -> list[BundleEntry]:
-    """Return what a bundle's index says, first block first. Raises BadBundle for what cannot be."""
+    """Parse the index of a bundle and return its entries in file order.
+
+    `index` has the bytes from the offset `index_at` to the end of the bundle. Raises BadBundle if it is
+    invalid.
+    """
     if len(index) < _FOOT.size:
         raise BadBundle("it is cut off")
     begins, n_blocks, version, zero, magic = _FOOT.unpack(index[-_FOOT.size :])
@@ -210,7 +225,7 @@ def entries_of(index: bytes, *, index_at: int, identity: str, block_size: int) -
     for rows in unframer.feed(index[: -_FOOT.size]):
         for row in rows:
             entries += _entries(row, identity, block_size)
-            if len(entries) > n_blocks:  # at once: a few kB of index may hold millions
+            if len(entries) > n_blocks:  # checked for each row: a few kB of index may hold millions
                 raise BadBundle("its index is not whole")
     if not unframer.is_over or len(entries) != n_blocks or begins != index_at:
         raise BadBundle("its index is not whole")
@@ -244,7 +259,7 @@ def _entries(row: Any, identity: str, block_size: int) -> Iterator[BundleEntry]:
 def runs(
     entries: Sequence[BundleEntry], wanted: Sequence[bool]
 ) -> Iterator[tuple[Range, list[tuple[int, BundleEntry]]]]:
-    """Yield the ranges to ask for, and which wanted entries, with their offsets, are in each."""
+    """Yield the byte ranges to request, each with the wanted entries inside it and their offsets."""
     begin = end = 0
     inside: list[tuple[int, BundleEntry]] = []
     at = len(HEADER)

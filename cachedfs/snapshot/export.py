@@ -1,4 +1,4 @@
-"""Writing an export: bundles first, then what is known, the manifest last."""
+"""Export: write the bundles of cached blocks, then the metadata, then the manifest."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ __all__ = ["Export"]
 
 logger = logging.getLogger("cachedfs.snapshot")
 
-AT_ONCE = 4  # bundles that are made and sent at a time: each is a file in the temporary folder meanwhile
-TRIES = 3  # with the blocks that are left, where some were evicted while their bundle was made
+AT_ONCE = 4  # bundles written and sent at a time; each takes a file in the temporary folder
+TRIES = 3  # attempts for a bundle whose blocks are evicted while it is written
 
 
 class _Gone(Exception):
-    """A block of a bundle is not here any more."""
+    """A block of a bundle is no longer cached."""
 
 
 class Export:
-    """The cached blocks of some objects of one source, written to a folder of another.
+    """Export the cached blocks of some objects of one source to a folder of another source.
 
-    `advance` is told the bytes of blocks as they are sent, `expect` how many there are in all.
+    `reader` reads the exported source, and `there` writes `folder`. `advance` is called with the bytes of
+    blocks as they are sent, `expect` with their total.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Export:
         self._advance, self._expect = advance, expect
 
     async def run(self, roots: Sequence[str]) -> Exported:
-        """Send what is cached at and below `roots`, but for what is there already. On the loop of the runtime.
+        """Export what is cached at and below `roots`. Runs on the runtime's event loop.
 
-        Raises CacheError where nothing is cached, or where the folder has a manifest that is not of an export of this origin, and whatever
-        the target raises: then it is as if it had not run, and it goes on when it is run again.
+        Bundles that are in the folder already are not sent again. Raises CacheError if nothing is cached, or
+        if the folder has a manifest that is not of an export of this origin; also raises the errors of the
+        target. After an error, the previous export is intact, and another run continues.
         """
         made_at = time.time()
         await self._know_folders(roots)
@@ -77,7 +79,7 @@ class Export:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._send(bundle, there, gate)) for bundle in bundles]
-        except* Exception as failures:  # one failure, whatever the others
+        except* Exception as failures:  # report one failure
             raise failures.exceptions[0] from None
         sent = [task.result() for task in tasks]
         layouts = [layout for layout, _ in sent if layout.entries]
@@ -94,7 +96,7 @@ class Export:
                 for layout in layouts
             ),
         )
-        # dies here: an export that was there before is there still
+        # Until this is written, the previous export is intact.
         await self._put_whole(manifest.NAME, made.encode())
         await self._remove(set(there) - {name, *(layout.name for layout in layouts)})
         return Exported(
@@ -105,25 +107,28 @@ class Export:
             bundles=len(layouts),
         )
 
-    # What there is
+    # Collect blocks.
 
     async def _know_folders(self, roots: Iterable[str]) -> None:
-        """Have the folders above be known, without which no feed tells of what is in them: writing beside them changes them."""
+        """Look up the parent folders, so that change feeds cover what is in them.
+
+        Writing an export next to them may have made their metadata invalid.
+        """
         if self._source.config.offline or not self._source.origin("").by_parent:
             return
         for folder in sorted({folder for root in roots for folder in _above(root)}):
-            with contextlib.suppress(CachedFSError):  # then what is in it will be asked about
+            with contextlib.suppress(CachedFSError):  # then the import has to revalidate its contents
                 if self._source.last_known(folder) is None:
                     await self._reader.resolver.know(folder)
 
     def _entries(self, roots: Iterable[str]) -> tuple[list[str], list[BundleEntry]]:
-        """Return the paths of objects of which blocks are here, in the version that is known, and these blocks, by name."""
+        """Return the paths of objects with cached blocks, and these blocks, both ordered by path."""
         cache, config = self._source.runtime.cache, self._source.config
         entries: list[BundleEntry] = []
         paths: list[str] = []
         below = {path for root in roots for path in cache.paths_below(self._source.identity, root)}
         for path in sorted(below):
-            # What was learnt last names the version, also where it may not hold any more: blocks of another are of no harm.
+            # The last known version counts even if it may be stale: blocks of an old version do no harm.
             fact = cache.metadata.lookup(self._source.identity, path)
             key = None if fact is None else key_of(fact.info, self._source.identity, config.block_size)
             if fact is None or fact.info is None or key is None:
@@ -139,14 +144,17 @@ class Export:
         return paths, entries
 
     async def _names_there(self) -> dict[str, int | None]:
-        """Return name and size of each part of an export that is in the folder, of this origin or unfinished."""
+        """Return name and size of each file of an export in the folder, finished or not.
+
+        Raises CacheError as `_check` does.
+        """
         infos = await self._folder.infos()
         if (info := infos.get(manifest.NAME)) is not None:
             await self._check(info)
         return {name: info.size for name, info in infos.items() if manifest.is_ours(name)}
 
     async def _check(self, info: ObjectInfo) -> None:
-        """Raise CacheError where something else would be lost under the manifest."""
+        """Raise CacheError if the folder's manifest is not of an export of this origin."""
         url = self._folder.url(manifest.NAME)
         try:
             whose = (await self._folder.manifest(info)).identity
@@ -161,16 +169,19 @@ class Export:
             )
 
     async def _make_folder(self) -> None:
-        if self._there.source.protocol not in ("gs", "gcs"):  # where a folder is a part of names
+        if self._there.source.protocol not in ("gs", "gcs"):  # in GCS, a folder is only a part of names
             path = self._folder.path
             await self._there.write([path], "makedirs", path, exist_ok=True)
 
-    # Sending
+    # Send.
 
     async def _send(
         self, entries: Sequence[BundleEntry], there: dict[str, int | None], gate: asyncio.Semaphore
     ) -> tuple[BundleLayout, bool]:
-        """Send a bundle unless it is there; return it, and whether it was sent. Without blocks that are gone."""
+        """Send a bundle unless it is there; return its layout, and whether it was sent.
+
+        Blocks that are no longer cached are left out.
+        """
         async with gate:
             for _ in range(TRIES):
                 layout = await asyncio.to_thread(layout_of, entries)
@@ -189,7 +200,10 @@ class Export:
             )
 
     async def _make_and_send(self, layout: BundleLayout) -> None:
-        """A whole object or none: bytes that are sent as they are read would leave half of one after an interrupt."""
+        """Write a bundle to a temporary file and send it.
+
+        Sent while it is read, it could be a partial object after an interrupt.
+        """
         with contextlib.ExitStack() as files:
             try:
                 file = files.enter_context(tempfile.NamedTemporaryFile(prefix="cachedfs-"))
@@ -207,7 +221,7 @@ class Export:
         file.write(HEADER)
         for entry in layout.entries:
             packed = self._packed(entry)
-            if packed is None:  # where one is damaged, others may be: all are found in one go, and dropped
+            if packed is None:  # others may be damaged as well: find and drop them all
                 is_whole = False
             elif is_whole:
                 file.write(packed)
@@ -217,7 +231,7 @@ class Export:
         file.flush()
 
     def _packed(self, entry: BundleEntry) -> bytes | None:
-        """Return a block as a bundle has it; None for one that is not here any more, or damaged and dropped."""
+        """Return a block in the format of its file; None if it is not cached. A damaged block is dropped."""
         cache = self._source.runtime.cache
         try:
             packed = cache.packed(entry.key, entry.number)
@@ -233,7 +247,7 @@ class Export:
         await self._there.write([path], "pipe_file", path, data)
 
     async def _put_whole(self, name: str, data: bytes) -> None:
-        """As `_put`, and a file too is there as it was, or whole: object stores see to that themselves."""
+        """Write a file like `_put`, but atomically also at a local target. Object stores always do so."""
         if self._there.source.protocol not in ("file", "local"):
             await self._put(name, data)
             return
@@ -246,7 +260,7 @@ class Export:
         await self._there.write([path], "put_file", local, path)
 
     async def _remove(self, names: Iterable[str]) -> None:
-        """Remove what the manifest that was there before named, and what was left half done."""
+        """Remove files that the previous manifest named, and those of unfinished exports."""
         for name in sorted(names):
             path = f"{self._folder.path}/{name}"
             try:

@@ -1,7 +1,11 @@
-"""What is known of objects, as rows that travel: facts and listings with their age, and the feeds that watch them.
+"""Metadata in an export: objects, listings and change feeds as rows, each with its time.
 
-`["feed", part, token, checked_at]`, `["folder", path, way]`, `["listing", folder, checked_at, is_watched, n]` with n rows
-`["child", path, info]` behind it, and `["fact", path, checked_at, is_watched, info]`.
+- `["feed", part, token, checked_at]`: `part` is the first component of a path.
+- `["folder", path, way]`: `way` has path and id of the folder and of each folder above it.
+- `["listing", folder, checked_at, is_watched, n]`, followed by n rows `["child", path, info]`.
+- `["fact", path, checked_at, is_watched, info]`: an object or folder.
+
+`is_watched`: a change feed covers the answer.
 """
 
 from __future__ import annotations
@@ -30,27 +34,27 @@ from cachedfs.snapshot.manifest import LATEST_S
 
 __all__ = ["MetadataImport", "age_kept", "told_of"]
 
-_AT_ONCE = 4096  # facts that are stored in one transaction,
-_MOST_AT_ONCE = 4 << 20  # and the length of their text
-# Bytes of memory, about, for the children of one listing, and for the ways to all folders.
+_AT_ONCE = 4096  # metadata records stored in one transaction
+_MOST_AT_ONCE = 4 << 20  # and the most characters of their text
+# Approximate bytes of memory for the children of one listing, and for the ways of all folders.
 _MOST_HELD = 512 << 20
-_MOST_FEEDS = 1000  # far more than an account has drives
-_DEEPEST = 16  # details in details: who reads them later may be deep in calls
+_MOST_FEEDS = 1000  # far more than the drives of an account
+_DEEPEST = 16  # nesting of details; code that reads them later may have little stack left
 
 Way = tuple[tuple[str, str], ...]
 
 
 def told_of(source: Source, roots: Iterable[str], paths: Iterable[str]) -> Iterator[list[Any]]:
-    """Yield what is known, and still holds, of the objects at `paths`, of the folders that they are in, and below `roots`.
+    """Yield the valid metadata of the objects at `paths`, of the folders above, and below `roots`.
 
-    Listings are those of `roots` and of what is below them. Whatever a feed tells after its row was read concerns the rows behind it: none is
-    older than the feed's token says.
+    Listings are those of `roots` and of the folders below. Feeds come first: no other row is older than the
+    token of its feed, so the feed reports every change made after that row was read.
     """
     return _Gathering(source).rows(list(roots), list(paths))
 
 
 class _Gathering:
-    """One walk over what is known of some objects."""
+    """One pass over the metadata of some objects."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -109,8 +113,8 @@ class _Gathering:
             yield ["child", info.path, encode_info(info)]
 
     def _way(self, folder: str, told: set[str]) -> Iterator[list[Any]]:
-        """Yield, once, the folders by which a feed finds what is in `folder`."""
-        if folder in told or not folder:  # what is at the top is in no folder
+        """Yield the row with the folders by which a feed finds what is in `folder`; once per folder."""
+        if folder in told or not folder:  # objects at the top are in no folder
             return
         told.add(folder)
         seen = self._seen.get(folder.partition("/")[0])
@@ -122,7 +126,7 @@ class _Gathering:
             yield ["folder", folder, watch.way]
 
     def _is_watched(self, folder: str, told: FeedConfirmation | None) -> bool:
-        """Return whether what a feed told of a folder concerns the one that has its name now."""
+        """Return whether the confirmation of a feed is about the folder that has this name now."""
         if told is None or not folder:
             return told is not None
         known = self._source.metadata.get(folder)
@@ -140,17 +144,18 @@ def _is_below(path: str, roots: Iterable[str]) -> bool:
 
 
 def age_kept(checked_at: float, *, made_at: float, now: float) -> float:
-    """Return since when an answer counts that was `made_at - checked_at` old when it left another machine.
+    """Return the local time of an imported answer, which keeps the age it had when it was exported.
 
-    It cannot have become younger on its way, whatever the other machine took for the time.
+    That age is `made_at - checked_at`. The answer never gets younger, even if the clock of the other machine
+    is wrong.
     """
     return min(checked_at, now, now - (made_at - checked_at))
 
 
 class MetadataImport:
-    """Rows of another machine, stored as they come: `take` them in a thread, `end` it.
+    """Store the metadata rows of another machine as they arrive: call `take` in a thread, then `end`.
 
-    What this cache saw happen to a path after the row was learnt wins over the row.
+    A change of a path that this cache saw after the row's time wins over the row.
     """
 
     def __init__(self, known: MetadataStore, identity: str, made_at: float) -> None:
@@ -166,7 +171,7 @@ class MetadataImport:
         self._n_missing = self._size_of_children = 0
 
     def feed_in(self, row: Any) -> tuple[str, str, float] | None:
-        """Return part, token and time of a row that is a feed's."""
+        """Return part, token and time of a feed's row; None for another row. Raises BadBundle."""
         if not isinstance(row, list) or row[:1] != ["feed"]:
             return None
         try:
@@ -176,11 +181,11 @@ class MetadataImport:
         return _text(part), _text(token), self._at(checked_at)
 
     def takes_feed(self, part: str) -> bool:
-        """Return whether the feed of a part is to begin now: once each, and of no more parts than there can be."""
+        """Return whether to import the feed of a part: each part once, and a bounded number of parts."""
         return part not in self.feeds and len(self.feeds) < _MOST_FEEDS
 
     def take(self, rows: Iterable[Any]) -> None:
-        """Store what rows say. Raises BadBundle, CacheError."""
+        """Store rows. Raises BadBundle and CacheError."""
         known_kinds: dict[str, Callable[..., None]] = {
             "folder": self._folder,
             "listing": self._begin,
@@ -197,6 +202,7 @@ class MetadataImport:
             self._keep()
 
     def end(self) -> None:
+        """Store the remaining rows. Raises BadBundle for an incomplete listing, and CacheError."""
         if self._listing is not None:
             raise BadBundle("a listing is cut off")
         self._keep()
@@ -210,7 +216,7 @@ class MetadataImport:
         steps = tuple((_text(folder), _text(id)) for folder, id in way)
         self._size_of_ways += 200 + len(_text(path))
         self._size_of_ways += sum(200 + len(folder) + len(id) for folder, id in steps)
-        if self._size_of_ways <= _MOST_HELD:  # without its way a folder is only watched by nobody
+        if self._size_of_ways <= _MOST_HELD:  # without its way, a folder is just not watched
             self._ways[path] = steps
 
     def _fact(self, path: Any, checked_at: Any, is_watched: Any, text: Any) -> None:
@@ -236,7 +242,7 @@ class MetadataImport:
         self._size_of_children += len(path) + _memory_of(text)
         if self._size_of_children <= _MOST_HELD:
             self._children.append(info)
-        else:  # a listing is whole or none: this folder will be asked for
+        else:  # a partial listing is useless: the folder will be listed again
             self._children.clear()
         self._end_listing()
 
@@ -266,12 +272,12 @@ class MetadataImport:
         self.n_facts += len(children)
 
     def _mark(self, path: str, at: float) -> int | None:
-        """Return the mark under which what was learnt of `path` counts; None when something happened to it since."""
+        """Return the change counter to store with metadata of `path`; None if it changed since `at`."""
         mark: int = self._known.mark(self.identity, path)
         return None if self._known.changed_at(self.identity, path) >= int(at) else mark
 
     def _watch(self, path: str, folder: str) -> FeedSnapshot | None:
-        """Return by which feed, and by which way to `folder`, an answer about `path` is watched."""
+        """Return the feed, and the way to `folder`, that watch metadata of `path`; None without them."""
         feed = self.feeds.get(path.partition("/")[0])
         way = self._ways.get(folder) if folder else ()
         return None if feed is None or way is None else FeedSnapshot(feed.id, feed.number, way)
@@ -289,12 +295,12 @@ def _text(value: Any) -> str:
 
 
 def _memory_of(text: str) -> int:
-    """Return about how many bytes the details in a text of JSON take when decoded: `[[],[]]` takes 25 times its length."""
+    """Estimate the bytes of memory of decoded JSON details: `[[],[]]` takes 25 times its length."""
     return 200 + len(text) + 100 * (text.count(",") + text.count("[") + text.count("{"))
 
 
 def _info(path: Any, text: Any) -> ObjectInfo:
-    """Return what was known of a path; nothing but what `ObjectInfo` may hold."""
+    """Decode the metadata of a path. Raises BadBundle for values that `ObjectInfo` cannot have."""
     info = decode_info(_text(path), _text(text))
     texts: Sequence[Any] = (info.fingerprint, info.id)
     is_sound = (
@@ -310,7 +316,7 @@ def _info(path: Any, text: Any) -> ObjectInfo:
 
 
 def _is_flat(value: Any, most: int) -> bool:
-    """Return whether lists and mappings are in one another `most` deep at most."""
+    """Return whether lists and dicts are nested at most `most` levels deep."""
     if not isinstance(value, dict | list):
         return True
     return most > 0 and all(

@@ -1,4 +1,4 @@
-"""Taking an export in: what is missing of its blocks, each checked, and then what is known of their objects."""
+"""Import: fetch the missing blocks of an export, check each of them, then store the metadata."""
 
 from __future__ import annotations
 
@@ -28,28 +28,32 @@ T = TypeVar("T")
 
 logger = logging.getLogger("cachedfs.snapshot")
 
-AT_ONCE = 8  # requests; more of them were no faster, and each holds a few MiB
+AT_ONCE = 8  # requests; more were no faster, and each takes a few MiB of memory
 BUNDLES_AT_ONCE = 4
-BATCH = 8 << 20  # bytes of blocks that are stored in one transaction,
-MOST_IN_BATCH = 512  # and how many
+BATCH = 8 << 20  # bytes of blocks stored in one transaction
+MOST_IN_BATCH = 512  # number of blocks stored in one transaction
 
 
 @dataclasses.dataclass
 class _Opened:
-    """A bundle whose index was read. That stays as bytes: the entries of all bundles at once would take much memory."""
+    """A bundle whose index was read.
+
+    The index stays encoded: the entries of all bundles at once would take too much memory.
+    """
 
     bundle: Bundle
     info: ObjectInfo
     identity: str
     index: bytes
-    here: bytes = b""  # for each block whether it is in the cache,
-    size_here: int = 0  # and the bytes of those that are
+    here: bytes = b""  # one byte per block: whether it is cached
+    size_here: int = 0  # bytes of the cached blocks
 
 
 class Import:
-    """The export in a folder of `there`, into the cache of `runtime`; of the origin and account `identity` only, or (None) of any.
+    """Import the export in a folder of `there` into the cache of `runtime`.
 
-    `advance` is told the bytes of the export that are dealt with, `expect` how many there are in all.
+    `identity` is the only origin and account accepted; None accepts any. `advance` is called with the bytes
+    of the export that are processed, `expect` with their total.
     """
 
     def __init__(
@@ -71,15 +75,15 @@ class Import:
         self._requests = asyncio.Semaphore(AT_ONCE)
         self._bundles = asyncio.Semaphore(BUNDLES_AT_ONCE)
         self._room = 0
-        self._stored: list[tuple[BlockKey, int]] = []  # with the bytes of each
+        self._stored: list[tuple[BlockKey, int]] = []  # each with its bytes
         self._here = self._left = 0
-        self._bad: dict[str, str] = {}  # by name of the object
+        self._bad: dict[str, str] = {}  # message by name of the object
 
     async def run(self) -> Imported:
-        """Take in what is missing. On the loop of the runtime.
+        """Import what is missing. Runs on the runtime's event loop.
 
-        Raises ObjectNotFound where there is no export, OriginUnavailable for one that is damaged as a whole, ValueError for one of another
-        origin, CacheError where blocks cannot be stored.
+        Raises ObjectNotFound if there is no export, OriginUnavailable if its manifest is damaged, ValueError
+        if it has another origin or block size, and CacheError if blocks cannot be stored.
         """
         infos = await self._folder.infos()
         made = await self._manifest(infos)
@@ -90,10 +94,10 @@ class Import:
             opened = await self._all(
                 self._open(bundle, infos.get(bundle.name), made.identity) for bundle in made.bundles
             )
-            # What is here takes its room first: else what is fetched drives it out.
+            # Reserve room for cached blocks first: otherwise fetched blocks evict them.
             self._room -= sum(each.size_here for each in opened if each is not None)
             await self._all(self._take(each) for each in opened if each is not None)
-        except* Exception as failures:  # one failure, whatever the others
+        except* Exception as failures:  # report one failure
             raise _first(failures) from None
         n_facts = await self._adopt(made, infos.get(made.facts))
         kept = await asyncio.to_thread(
@@ -108,7 +112,7 @@ class Import:
             bad=tuple(self._bad.values()),
         )
 
-    # What there is
+    # Check the manifest.
 
     async def _manifest(self, infos: dict[str, ObjectInfo]) -> Manifest:
         info, url = infos.get(manifest.NAME), self._folder.url(manifest.NAME)
@@ -134,7 +138,7 @@ class Import:
                 f"{url} has blocks of {made.block_size} bytes: give block_size={made.block_size} to read them"
             )
 
-    # Blocks
+    # Import blocks.
 
     async def _all(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as group:
@@ -142,7 +146,7 @@ class Import:
         return [task.result() for task in tasks]
 
     async def _open(self, bundle: Bundle, info: ObjectInfo | None, identity: str) -> _Opened | None:
-        """Read the index of a bundle; None, and noted, where that is not what the manifest says."""
+        """Read the index of a bundle. Record an error and return None if it contradicts the manifest."""
         try:
             if info is None or info.size != bundle.size:
                 size = "is not there" if info is None else f"has {info.size} bytes, not {bundle.size}"
@@ -159,7 +163,7 @@ class Import:
             return None
 
     def _look(self, opened: _Opened) -> list[BundleEntry]:
-        """Find out which blocks of a bundle are here, and return all. Raises BadBundle."""
+        """Find out which blocks of a bundle are cached, and return all its entries. Raises BadBundle."""
         index_at, block_size = opened.bundle.index_at, self._block_size
         entries = entries_of(opened.index, index_at=index_at, identity=opened.identity, block_size=block_size)
         if len(entries) != opened.bundle.blocks:
@@ -179,11 +183,11 @@ class Import:
             )
 
     async def _take(self, opened: _Opened) -> None:
-        """Take in what is missing of one bundle; what is wrong in it is noted, and the rest of it taken."""
+        """Import the missing blocks of one bundle. Invalid blocks are recorded and left out."""
         bundle = opened.bundle
         fetch_lock = ObjectKey(opened.identity, bundle.name, "who imports it?", 0).hash64(0)
         async with self._bundles:
-            await self._runtime.locked(fetch_lock)  # so that two imports at once fetch each bundle once
+            await self._runtime.locked(fetch_lock)  # two simultaneous imports fetch each bundle once
             try:
                 before = opened.here
                 entries = await asyncio.to_thread(self._look, opened)
@@ -195,9 +199,10 @@ class Import:
                 self._cache.release_lock(fetch_lock)
 
     def _wanted(self, entries: Sequence[BundleEntry], before: bytes, now: bytes) -> list[bool]:
-        """Return which blocks to fetch: those that are not here, as long as there is room beside those of the export that are.
+        """Return which blocks to fetch: the missing ones, as long as there is room for them.
 
-        `before`, `now`: which were here when the room was counted, and are.
+        The room is what the cached blocks of the export leave. `before`: the blocks that were cached when the
+        room was counted. `now`: the blocks that are cached now.
         """
         wanted = []
         for entry, was_here, is_here in zip(entries, before, now, strict=True):
@@ -212,7 +217,7 @@ class Import:
     async def _run(
         self, bundle: Bundle, info: ObjectInfo, span: Range, inside: Sequence[tuple[int, BundleEntry]]
     ) -> None:
-        """Fetch a range and store the blocks in it; one that is not to be had is noted."""
+        """Fetch a range and store its blocks; record an error if the bundle changed or is gone."""
         async with self._requests:
             try:
                 async with self._folder.reading(info, span) as reply:
@@ -223,7 +228,7 @@ class Import:
     async def _store_all(
         self, bundle: Bundle, span: Range, inside: Sequence[tuple[int, BundleEntry]], pieces: Reply
     ) -> None:
-        """Store blocks as they come."""
+        """Store blocks as they arrive."""
         batch: list[tuple[BlockKey, memoryview]] = []
         sizes: list[int] = []
         waiting, at = bytearray(), span.start
@@ -252,7 +257,7 @@ class Import:
     def _unpacked(
         self, bundle: Bundle, entry: BundleEntry, packed: bytes
     ) -> tuple[BlockKey, memoryview] | None:
-        """Return a block that is what the index says, every byte of it right; None, noted, for another."""
+        """Return a block if all its bytes are right and it is the one in the index; else record an error."""
         try:
             key, data = self._cache.unpacked(packed)
             if (key.object, key.index) != (entry.key, entry.number):
@@ -266,10 +271,13 @@ class Import:
         await asyncio.to_thread(self._cache.put, batch, self._bounds)
         self._stored += [(key, size) for (key, _), size in zip(batch, sizes, strict=True)]
 
-    # Facts
+    # Import metadata.
 
     async def _adopt(self, made: Manifest, info: ObjectInfo | None) -> int:
-        """Take in what is known, after the blocks: what has none may be forgotten. Return of how many objects."""
+        """Import the metadata, and return of how many objects.
+
+        It follows the blocks, because metadata of objects without blocks may be dropped.
+        """
         adoption = MetadataImport(self._cache.metadata, made.identity, made.made_at)
         async with contextlib.AsyncExitStack() as locks:
             try:
@@ -310,7 +318,11 @@ class Import:
         checked_at: float,
         locks: contextlib.AsyncExitStack,
     ) -> None:
-        """Have a feed of changes begin where the export left it; nobody polls it until all that it watches is here."""
+        """Set a change feed back to the export's token, if that is the older one.
+
+        The feed's lock is kept until all metadata is imported. So no process polls the feed before everything
+        it watches is stored.
+        """
         identity = adoption.identity
         fetch_lock = claim_of(identity, part)
         if not adoption.takes_feed(part):

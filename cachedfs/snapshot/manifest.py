@@ -1,4 +1,4 @@
-"""The manifest: which objects an export is made of. Written last, so that what has one is whole."""
+"""Manifest of an export: the list of its files, written last. An export with one is complete."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["Bundle", "ExportFolder", "Manifest", "NAME", "is_ours"]
 
 NAME = "manifest.json"
 FORMAT = 1
-LATEST_S = 1e12  # no time is later: neither overflows nor is no number
-MOST_BYTES = 16 << 20  # bytes:
+LATEST_S = 1e12  # seconds; later times, infinities and NaN are invalid
+MOST_BYTES = 16 << 20  # most bytes of a manifest
 MOST_BUNDLES = 100_000
 _KIND = "cachedfs export"
 _BUNDLE = re.compile("blocks-[0-9a-f]{32}")
@@ -29,13 +29,13 @@ _FACTS = re.compile("facts-[0-9a-f]{16}")
 
 
 def is_ours(name: str) -> bool:
-    """Return whether an object beside a manifest can only be a part of an export."""
+    """Return whether only an export can have an object with this name."""
     return bool(_BUNDLE.fullmatch(name) or _FACTS.fullmatch(name))
 
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """One bundle: its name, its whole size, where its index begins, how many blocks it has."""
+    """One bundle: name, size in bytes, offset of the index, and number of blocks."""
 
     name: str
     size: int
@@ -45,7 +45,7 @@ class Bundle:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """One export: whose objects (`identity`), in blocks of which size, at what time, in which bundles and facts."""
+    """One export: origin (`identity`), bytes per block, time it was made, metadata file, and bundles."""
 
     identity: str
     block_size: int
@@ -55,12 +55,13 @@ class Manifest:
     bundles: tuple[Bundle, ...]
 
     def encode(self) -> bytes:
+        """Return the manifest as JSON."""
         return json.dumps({"kind": _KIND, "format": FORMAT, **dataclasses.asdict(self)}, indent=1).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Return what the bytes say. Raises BadBundle for anything that an export would not write."""
-        if data.count(b"{") + data.count(b"[") > MOST_BUNDLES + 100:  # each takes more memory than its bytes
+        """Parse a manifest. Raises BadBundle for anything that an export would not write."""
+        if data.count(b"{") + data.count(b"[") > MOST_BUNDLES + 100:  # each takes more memory than its text
             raise BadBundle("it has too many bundles")
         try:
             found: dict[str, Any] = json.loads(data)
@@ -94,7 +95,7 @@ class Manifest:
 
 
 class ExportFolder:
-    """A folder at an origin that holds an export, or is to hold one."""
+    """A folder at an origin that has an export, or will have one."""
 
     def __init__(self, source: Source, path: str) -> None:
         self._source, self.path = source, path
@@ -103,14 +104,14 @@ class ExportFolder:
         return self._source.url(f"{self.path}/{name}" if name else self.path)
 
     async def infos(self) -> dict[str, ObjectInfo]:
-        """Return the objects in it, by name: reads are then of these versions, and ask nobody where they are."""
+        """Return the objects in the folder by name. Reads use these versions, without further lookups."""
         found = self._source.origin(self.path).list(self.path)
-        with contextlib.suppress(ObjectNotFound):  # then it has no manifest either
+        with contextlib.suppress(ObjectNotFound):  # then there is no manifest either
             return {info.path.rpartition("/")[2]: info async for info in found if info.kind == "file"}
         return {}
 
     async def manifest(self, info: ObjectInfo) -> Manifest:
-        """Return the manifest. Raises BadBundle for what is none."""
+        """Read the manifest. Raises BadBundle if it is invalid."""
         size = info.size or 0
         if size > MOST_BYTES:
             raise BadBundle(f"it is no manifest: it has {size} bytes")
@@ -118,7 +119,7 @@ class ExportFolder:
 
     @contextlib.asynccontextmanager
     async def reading(self, info: ObjectInfo, span: Range) -> AsyncIterator[Reply]:
-        """Give the bytes `[start, stop)` of one version of an object, as they come."""
+        """Open a read of the bytes `span` of one object version. Raises ObjectChanged for other bytes."""
         async with self._source.origin(info.path).read(info.path, span, info) as reply:
             if (reply.start, reply.stop) != (span.start, span.stop):
                 raise ObjectChanged(
@@ -127,6 +128,6 @@ class ExportFolder:
             yield reply
 
     async def bytes_of(self, info: ObjectInfo, span: Range) -> bytes:
-        """Return bytes `[start, stop)` of one version of an object."""
+        """Return the bytes `span` of one object version."""
         async with self.reading(info, span) as reply:
             return b"".join([piece async for piece in reply])
