@@ -115,9 +115,10 @@ def cached_url(text: str) -> str:
         return f"cachedfs::file://{os.path.abspath(path)}"
     if text.startswith(AT_DRIVE):
         raise ValueError(f"{text!r} has no protocol: write 'drive://{text}' for Google Drive")
+    at_drive = text.removeprefix("MyDrive/")  # where a mounted Drive has its files
     raise ValueError(
         f"{text!r} has no protocol, and no local file has this name: "
-        f"write gs://{text or 'my-bucket'} for Google Cloud Storage, 'drive://My Drive/{text}' for Google Drive"
+        f"write gs://{text or 'my-bucket'} for Google Cloud Storage, 'drive://My Drive/{at_drive}' for Google Drive"
     )
 
 

@@ -51,10 +51,8 @@ def sim(
     ] = None,
 ) -> None:
     """Run a simulated cloud on this machine until Ctrl-C."""
-    try:
-        from cachedfs.sim.__main__ import main as run
-    except ModuleNotFoundError as error:
-        raise ImportError(f'The simulated cloud needs {error.name}: pip install "cachedfs[sim]"') from error
+    from cachedfs.sim.__main__ import main as run
+
     if folder is not None and not os.path.isdir(folder):
         raise typer.BadParameter(f"there is no folder {folder}", param_hint="--folder")
     port = usable_port(PORTS.get(cloud, 0) if port is None else port)
@@ -64,7 +62,9 @@ def sim(
     elif cloud == "gcs" and "--bucket" not in arguments:
         arguments += ["--bucket", "my-bucket"]
     lines = how_to_reach(cloud, port, arguments)
-    raise typer.Exit(run(arguments, before=lambda: typer.echo("\n".join(lines), err=True)))
+    raise typer.Exit(
+        run(arguments, before=lambda: typer.echo("\n".join(lines), err=True), program="cachedfs sim")
+    )
 
 
 def usable_port(port: int) -> int:

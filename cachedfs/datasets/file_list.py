@@ -125,7 +125,10 @@ def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
         raise ObjectNotFound(
             f"{url}: no file matches this pattern; see what fs.ls has of the folder before it"
         )
-    raise ObjectNotFound(f"{url}: no file has this name, and there is none below a folder of this name")
+    hint = ""
+    if "://" not in url:
+        hint = f". It is taken as a local path: for Google Cloud Storage write gs://{url}, for Google Drive drive://{url}"
+    raise ObjectNotFound(f"{url}: no file has this name, and there is none below a folder of this name{hint}")
 
 
 def infos_at(fs: Any, paths: Sequence[str]) -> list[dict[str, Any]]:

@@ -338,7 +338,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the demo from the command line; return the exit status (1: wrong bytes)."""
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
-        sys.exit(f"The demo needs {', '.join(missing)}: pip install {' '.join(missing)}")
+        sys.exit(f"The demo needs {', '.join(missing)}: pip install 'cachedfs[demo]'")
     from rich.console import Console
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # an exit removes the temporary files

@@ -12,6 +12,7 @@ from typing import Any
 from fsspec.utils import tokenize
 
 from cachedfs.common.types import LinkStats, ObjectKey
+from cachedfs.common.urls import GCS_PROTOCOLS
 from cachedfs.config import Config
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.fetch.metadata_cache import MetadataCache, MetadataEntry
@@ -135,8 +136,15 @@ class Source:
 
     def not_found(self, path: str, known: MetadataEntry) -> ObjectNotFound:
         """Return the error for an absent path, with the origin's error text if known: it may name a remedy."""
-        where = "the folder it is in" if self.protocol == "drive" else "its bucket"
-        why = known.why or f"no such object or folder; check the name, and that of {where}, with ls"
+        if self.protocol == "file":
+            why = (
+                "no such file or folder on the local disk. For Google Cloud Storage write gs://BUCKET/KEY, "
+                "for Google Drive drive://My Drive/NAME"
+            )
+        else:
+            parent = "its bucket" if self.protocol in GCS_PROTOCOLS else "the folder it is in"
+            why = f"no such object or folder; check the name, and that of {parent}, with ls"
+        why = known.why or why
         return ObjectNotFound(f"{self.url(path)}: {why}")
 
     def is_a_folder(self, path: str) -> IsAFolder:

@@ -3,6 +3,11 @@
 All timings measured against them are simulated.
 """
 
+import importlib.util
+
+if importlib.util.find_spec("google_crc32c") is None:
+    raise ImportError('The simulated clouds need google-crc32c: pip install "cachedfs[sim]"')
+
 from cachedfs.sim.drive import DriveServer
 from cachedfs.sim.faults import Fault
 from cachedfs.sim.gcs import GCSServer

@@ -20,7 +20,7 @@ from cachedfs.sim.network import PROFILES, Network, Profile
 from cachedfs.sim.quota import QUOTAS
 from cachedfs.sim.server import new_loop, serve
 
-_ROOMS: dict[str, type[DriveService] | type[GCSService]] = {"drive": DriveService, "gcs": GCSService}
+_CLOUDS: dict[str, type[DriveService] | type[GCSService]] = {"drive": DriveService, "gcs": GCSService}
 
 
 def _wait_for_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
@@ -32,13 +32,18 @@ def _wait_for_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         loop.call_soon_threadsafe(stop.set)
 
 
-def main(argv: list[str] | None = None, *, before: Callable[[], object] = bool) -> int:
+def main(
+    argv: list[str] | None = None,
+    *,
+    before: Callable[[], object] = bool,
+    program: str = "python -m cachedfs.sim",
+) -> int:
     """Run a simulated cloud until SIGINT or SIGTERM, then return 0. The first line printed is its URL.
 
     `before` is called once the arguments are valid and the port is bound, before the URL is printed.
     """
-    parser = argparse.ArgumentParser(prog="python -m cachedfs.sim", description=__doc__)
-    parser.add_argument("room", choices=sorted(_ROOMS))
+    parser = argparse.ArgumentParser(prog=program, description=__doc__)
+    parser.add_argument("cloud", choices=sorted(_CLOUDS))
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--profile", default="off", help=f"one of {', '.join(PROFILES)}, or JSON")
@@ -55,7 +60,7 @@ def main(argv: list[str] | None = None, *, before: Callable[[], object] = bool) 
             profile = dataclasses.replace(profile, quota=QUOTAS[options.quota])
     except ValueError as error:
         parser.error(str(error))
-    service = _ROOMS[options.room](Network(profile, options.seed, options.time_scale), options.folder)
+    service = _CLOUDS[options.cloud](Network(profile, options.seed, options.time_scale), options.folder)
     for bucket in options.bucket:
         if not isinstance(service, GCSService):
             parser.error("--bucket is of gcs")

@@ -1212,6 +1212,7 @@ def test_ctrl_c_while_drive_does_not_answer(drive, monkeypatch):
         ("cachedfs::gs:/my-bucket/key", "is no URL: write cachedfs::gs://my-bucket/key"),
         ("cachedfs::", "a path is missing, as in cachedfs::gs://my-bucket"),
         ("cachedfs::gs", "a path is missing, as in cachedfs::gs://..."),
+        ("MyDrive/data", "'drive://My Drive/data' for Google Drive"),
         ("My Drive/data", "write 'drive://My Drive/data' for Google Drive"),
         ("xyz://a/b", "no protocol that is installed is called 'xyz'"),
         ("Drive://My Drive/a", "did you mean drive://?"),

@@ -312,6 +312,8 @@ def test_nothing_found_says_what_was_looked_for(machine):
         ObjectNotFound, match=r"test: no file has this name, and there is none below a folder"
     ):
         FileDataset(machine.url("test"))
+    with pytest.raises(ObjectNotFound, match=r"taken as a local path.*drive://My Drive/pics"):
+        FileDataset("My Drive/pics")
     with pytest.raises(ObjectNotFound, match=r"train/b/\*: this pattern matches folders only"):
         FileDataset(machine.url("train/b/*"))
 

@@ -224,7 +224,7 @@ def test_a_missing_package_is_one_sentence_with_the_command(monkeypatch):
     monkeypatch.setattr(comparison, "NEEDED", {"no_such_module": "no-such-package"})
     with pytest.raises(SystemExit) as exit_:
         sys.exit(comparison.main([]))
-    assert exit_.value.code == "The demo needs no-such-package: pip install no-such-package"
+    assert exit_.value.code == "The demo needs no-such-package: pip install 'cachedfs[demo]'"
 
 
 def test_interrupted_it_leaves_nothing_behind(tmp_path):

@@ -298,6 +298,13 @@ def test_a_file_that_was_broken_off_in_a_transaction_is_left_out(cloud, tmp_path
     assert not fs.exists(f"{top}/b")
 
 
+def test_a_missing_path_without_a_protocol_is_told_how_urls_begin(own_cache):
+    with pytest.raises(
+        FileNotFoundError, match="on the local disk. For Google Cloud Storage write gs://BUCKET/KEY"
+    ):
+        fsspec.open("cachedfs::my-bucket/x").open()
+
+
 # Found out when it is closed, and when it is written.
 @pytest.mark.parametrize(("size", "protocol"), [(10, "gs"), (1 << 20, "memory"), (10, "file")])
 def test_what_a_transaction_has_no_room_to_hold_leaves_what_was_there(
