@@ -1,4 +1,4 @@
-"""What a cached filesystem does that fsspec has no method for: its cache, and what is fetched ahead into it."""
+"""The methods of a cached filesystem that fsspec does not have: cache control, prefetch, export and import."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = ["WINDOW", "AnyPath", "CacheMethods"]
 
-WINDOW = 64 << 20  # bytes of one object that are held in memory at once
-AnyPath = str | os.PathLike[str]  # of an object or a folder, as `b/k`, `gs://b/k` or `cachedfs::gs://b/k`
-Items = AnyPath | Iterable[AnyPath | tuple[str, int | None, int | None]]  # what a plan is made of
+WINDOW = 64 << 20  # most bytes of one object in memory at once
+AnyPath = str | os.PathLike[str]  # of an object or a folder: `b/k`, `gs://b/k` or `cachedfs::gs://b/k`
+Items = AnyPath | Iterable[AnyPath | tuple[str, int | None, int | None]]  # the `items` of `prefetch`
 T = TypeVar("T")
 
 
 class CacheMethods(ChainedFileSystem):
-    """The methods of `CachedFileSystem` that no other filesystem has; it gives what they need."""
+    """Mixin with the methods of `CachedFileSystem` that no other filesystem has.
+
+    `CachedFileSystem` provides the attributes declared here, and `_strip`, `_object` and `_run`.
+    """
 
     config: Config
     target_protocol: str
@@ -53,18 +56,25 @@ class CacheMethods(ChainedFileSystem):
     def prefetch(
         self, items: Items, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
     ) -> Prefetch:
-        """Fetch what will be read, in the order in which it will be, while the program goes on; return what runs.
+        """Fetch objects into the cache in the background, in the order they will be read; return a handle.
 
-        `items`: a path or URL of an object, a folder or a pattern, with everything below it by name; `(path, start, stop)`;
-        or any iterable of them, also one without end: it is taken from as the plan gets there, in a thread of its own
-        where it is no list. What is here already is not fetched again, what another process fetches neither.
+            with fs.prefetch(paths, window="1GiB"):
+                for path in paths:
+                    train(fs.cat_file(path))
 
-        `window`: bytes (`"64MiB"`) that may be ahead of what has been read, by any process of the machine; who reads
-        further on has passed what is in between. None: as much as the cache keeps until it is read.
+        `items` is a path or URL of an object, a folder or a glob pattern; a tuple `(path, start, stop)`; or any
+        iterable of these, infinite ones included. A folder or pattern stands for all objects below it, in order of
+        their names. Items are taken as the prefetch gets to them; an iterator runs in a thread of its own. Blocks that
+        are cached, or that another process is fetching, are not fetched again.
 
-        It runs for as long as somebody holds what is returned: `wait()` for the end, `cancel()` it, or leave its `with`
-        block. Objects that cannot be had are noted there, the others are fetched. No read returns anything else for it.
-        `callback` (fsspec's) is told of bytes, on another thread. Raises ValueError for a window that is no size.
+        `window` is how many bytes (an int, or a text such as `"64MiB"`) the prefetch may be ahead of the reads of all
+        processes of the machine. A read further on counts as having passed everything before it. None means as much as
+        the cache can keep until it is read.
+
+        The prefetch runs as long as the program keeps the returned handle: `wait()` for its end, `cancel()` it, or
+        leave its `with` block. An object that cannot be fetched is listed in the handle's `errors`, and the prefetch
+        goes on with the others. Reads return the same bytes with or without a prefetch. `callback` is an fsspec
+        callback, called with byte counts from another thread. Raises ValueError for a `window` that is not a size.
         """
         strip, glob = self._strip, functools.partial(self._glob, detail=True)
         from cachedfs.prefetch.handle import begin
@@ -77,24 +87,27 @@ class CacheMethods(ChainedFileSystem):
         return await asyncio.to_thread(self.prefetch, items, window, callback)
 
     def stats(self) -> Stats:
-        """Return what this process hit, missed and fetched, and what the cache holds."""
+        """Return this process's counters (hits, misses, bytes fetched) and what the cache holds."""
         return self._source.runtime.stats()
 
     def link_stats(self) -> LinkStats:
-        """Return what this process measured of the way to the origin, by what it fetched ahead."""
+        """Return this process's measurements of the link to the origin, taken from speculative requests."""
         return self._source.link_stats()
 
     def may_hold(self) -> int | None:
-        """Return how many bytes the cache may hold now, by `cache_size` and `keep_free`; None where nothing can be stored."""
+        """Return how many bytes the cache may hold now, by `cache_size` and `keep_free`.
+
+        None where nothing can be stored; `stats().cannot_store` then has the reason.
+        """
         try:
             return self._source.runtime.cache.allowance(self.config.bounds)
-        except CacheError:  # `stats` says why
+        except CacheError:  # `stats` has the reason
             return None
 
     def cached_extent(self, path: AnyPath) -> list[tuple[int, int]]:
-        """Return the byte ranges `(start, stop)` of the object's present version that are in the cache, merged."""
+        """Return the cached byte ranges `(start, stop)` of the object's current version, merged."""
         name: str = self._strip(path)
-        self._source.runtime.drain()  # what was read a moment ago counts
+        self._source.runtime.drain()  # include blocks that are still being written
         info = self._object(name)
         known = self._source.metadata.get(name)
         key = None if known is None else self._source.key(known)
@@ -103,31 +116,38 @@ class CacheMethods(ChainedFileSystem):
         return Verifier(self._source, self._reader).extent(key, info)
 
     def pin(self, path: AnyPath) -> None:
-        """Keep the blocks of an object, those here and those to come, until `unpin`; in all processes, over restarts."""
+        """Keep the blocks of an object, cached now or later, until `unpin`.
+
+        This applies to all processes of the machine and survives restarts. Raises CacheError where nothing can be
+        stored.
+        """
         self._source.runtime.cache.pin(self._source.identity, self._strip(path))
 
     def unpin(self, path: AnyPath) -> None:
-        """Let the blocks of an object be evicted again."""
+        """Allow the blocks of an object to be evicted again."""
         self._source.runtime.cache.unpin(self._source.identity, self._strip(path))
 
     def evict(self, path: Any = None) -> int:
-        """Drop the cached blocks of an object, of all below a folder, or of everything of this origin; return the bytes freed.
+        """Drop the cached blocks of an object, a folder or this whole origin; return the bytes freed.
 
-        Nobody is asked what a folder holds: what is cached below its name goes.
+        Without `path`, this drops all blocks of the origin. A folder is matched by name: the origin is not asked for
+        its contents. Pinned blocks are dropped too.
         """
         self._source.runtime.drain()
         name = None if path is None else self._strip(path)
         return self._source.runtime.cache.evict(self._source.identity, name)
 
     def verify(self, path: AnyPath, callback: Any = DEFAULT_CALLBACK) -> list[Verified]:
-        """Look over what is cached of an object, or of all objects below a folder; return the verdict on each, by name.
+        """Check the cached blocks of an object, or of all objects below a folder; return the results by name.
 
-        Every block of the version that is known is read from the disk, all of it, and checked; where all of an object is
-        here, it is compared with the checksum that the origin states. What is wrong is dropped: the next read fetches it.
-        One block is in memory at a time; nothing is touched, so what is evicted next stays the same. `callback` is told
-        the bytes as they are read. Works offline, with the checksums that are known.
+        Every cached block of the known version is read from disk in full and checked. Where an object is completely
+        cached, its checksum is compared with the one the origin states. Wrong blocks are dropped, so the next read
+        fetches them again.
+
+        One block is in memory at a time. The check does not count as an access, so it does not change what is evicted
+        next. `callback` receives the number of bytes read. With `offline`, the known checksums are used.
         """
-        self._source.runtime.drain()  # what was read a moment ago counts
+        self._source.runtime.drain()  # include blocks that are still being written
         integrity = Verifier(self._source, self._reader)
         return [
             integrity.verify(name, callback.relative_update) for name in integrity.paths(self._strip(path))
@@ -138,10 +158,10 @@ class CacheMethods(ChainedFileSystem):
 
     @contextlib.contextmanager
     def local_path(self, path: AnyPath) -> Iterator[str]:
-        """Give the path of the whole object as a real read-only file, for code that takes nothing else; gone afterwards.
+        """Copy the whole object into a read-only local file; yield the file's path, and delete it at the end.
 
-        `with fs.local_path(path) as name: ...`. It counts in the cache's bound while in use. Raises ObjectNotFound, IsAFolder,
-        or CacheError when it cannot fit.
+        For code that accepts only local files: `with fs.local_path(path) as name: ...`. The file counts toward the
+        limit of the cache while it exists. Raises ObjectNotFound, IsAFolder, or CacheError where it does not fit.
         """
         name: str = self._strip(path)
         info = self._object(name)
@@ -166,16 +186,19 @@ class CacheMethods(ChainedFileSystem):
         target_options: Mapping[str, Any] | None = None,
         callback: Any = DEFAULT_CALLBACK,
     ) -> Exported:
-        """Write what is cached at and below `path`, and what is known of it, as a few large objects into the folder `target`.
+        """Write the cached blocks and metadata at and below `path` to a folder, as a few large objects.
 
-        `path`: an object, a folder or a list of them. `target`: any URL, with `target_options` for its filesystem: None are
-        this one's where it has the same protocol. Nothing is asked or fetched of `path`. Run again, it sends what is not there
-        yet; what the folder held before is replaced when all of it is there. `callback` is told bytes. Raises CacheError where nothing is cached,
-        and where the folder holds a `manifest.json` that is not of an export of this origin.
+        `path` is an object, a folder or a list of them. `target` is any URL or a local folder. `target_options` are the
+        options of the target's filesystem; None means this filesystem's own options if the protocol is the same. No
+        data is fetched from `path`.
+
+        Repeating an export sends only what the folder lacks. An older export in the folder is replaced once the new one
+        is complete. `callback` receives the number of bytes sent. Raises CacheError where nothing is cached, or where
+        the folder holds a `manifest.json` that is not an export of this origin.
         """
         from cachedfs.snapshot import Export
 
-        self._source.runtime.drain()  # what was read a moment ago counts
+        self._source.runtime.drain()  # include blocks that are still being written
         there, folder = self._elsewhere(target, target_options)
         roots = [self._strip(each) for each in (path if isinstance(path, list | tuple) else [path])]
         if not roots:
@@ -191,15 +214,16 @@ class CacheMethods(ChainedFileSystem):
     def import_cache(
         self, source: str, source_options: Mapping[str, Any] | None = None, callback: Any = DEFAULT_CALLBACK
     ) -> Imported:
-        """Take what `export_cache` wrote into the folder `source` into the cache, in few requests; what is here is not fetched.
+        """Load an export from the folder `source` into the cache, in few requests.
 
-        Every block is checked, and what is wrong is not taken. What is known of objects is as old as it was: for `max_age`
-        nobody is asked. Raises ValueError for the export of another origin or account, ObjectNotFound where there is none, CacheError where
-        nothing can be stored.
+        Blocks that are cached already are not fetched. Every block is checked; the result's `bad` lists what was
+        damaged and left out. Imported metadata keeps its age, so it is used without a request until it is older than
+        `max_age`. Raises ValueError for an export of another origin or account, ObjectNotFound where there is no
+        export, and CacheError where nothing can be stored.
         """
         from cachedfs.snapshot import Import
 
-        self._source.runtime.drain()  # what was read a moment ago takes its room
+        self._source.runtime.drain()  # blocks that are still being written take space too
         there, folder = self._elsewhere(source, source_options)
         taking = Import(
             self._source.runtime,
@@ -216,12 +240,12 @@ class CacheMethods(ChainedFileSystem):
         return await asyncio.to_thread(self.import_cache, *args, **kwargs)
 
     def _elsewhere(self, url: str, options: Mapping[str, Any] | None) -> tuple[Reader, str]:
-        """Return who reads and writes at a URL, in this process's runtime, and the path that it means."""
+        """Return a reader for the origin of a URL, in this process's runtime, and the path in it."""
         text = url.rpartition("::")[2] if "://" in url else os.path.abspath(os.path.expanduser(url))
         protocol, has_protocol, rest = text.partition("://")
         if not has_protocol:
             protocol = "file"
-        elif protocol in ORIGINS:  # read through the cache, an export would be cached once more
+        elif protocol in ORIGINS:  # go to the origin itself: an export needs no caching
             protocol = ORIGINS[protocol]
             text = f"{protocol}://{rest}"
         if options is None:

@@ -1,4 +1,4 @@
-"""An open object: an io.BufferedReader that threads may share, over a raw reader of blocks."""
+"""`CachedFile`: an `io.BufferedReader` over a raw reader of blocks, safe to share between threads."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ __all__ = ["CachedFile"]
 
 
 class CachedFile(SharedFile, io.BufferedReader):
-    """A readable, seekable binary file over one version of one object.
+    """A readable, seekable binary file over one version of an object, as `fs.open` returns it.
 
-    What `fs.open` gives: `read`, `readinto`, `seek`, `tell`, iteration over lines, as a builtin file opened with "rb".
-    It stays with the version it opened: a block that is not here after the object was replaced is `ObjectChanged`.
-    Threads may share it: a read begins where its own thread sought last, whatever the others do in between.
-    Pickles by path and position. Carries what libraries look for on a fsspec file: `fs`, `path`, `size`, `loc`,
-    `blocksize`, `info()`.
+    It behaves like a builtin file opened with "rb": `read`, `readinto`, `seek`, `tell` and iteration over lines. It
+    reads only the version it was opened on: once the object was replaced, reading a block that is not cached raises
+    `ObjectChanged`. Threads may share the file: a read starts where its own thread last sought, whatever other threads
+    do in between.
+
+    Pickling keeps the path and the position. Unpickling raises `ObjectChanged` if the object was replaced. The file has
+    the attributes that libraries expect of an fsspec file: `fs`, `path`, `size`, `loc`, `blocksize`, `info()`.
     """
 
     def __init__(
@@ -51,10 +53,10 @@ class CachedFile(SharedFile, io.BufferedReader):
     read1 = at_own_seek(io.BufferedReader.read1)
     readinto = at_own_seek(io.BufferedReader.readinto)
     readinto1 = at_own_seek(io.BufferedReader.readinto1)
-    readline = at_own_seek(io.BufferedReader.readline)  # iteration calls it too
+    readline = at_own_seek(io.BufferedReader.readline)  # iteration uses it too
 
     def peek(self, size: int = 0, /) -> bytes:
-        """Return bytes that the next read of this thread begins with, without moving."""
+        """Return bytes from the start of this thread's next read, without moving the position."""
         with self._lock:
             if (thread := get_ident()) != self._mover:
                 self._take_over(thread)
@@ -62,7 +64,7 @@ class CachedFile(SharedFile, io.BufferedReader):
 
     @property
     def loc(self) -> int:
-        """Offset of the next byte that will be read."""
+        """Offset of the next byte to read."""
         return self.tell()
 
     @property
@@ -72,16 +74,17 @@ class CachedFile(SharedFile, io.BufferedReader):
 
     @property
     def details(self) -> dict[str, Any]:
-        """What `info` returns, by fsspec's name for it."""
+        """The same as `info()`, under fsspec's name."""
         return self.info()
 
     def info(self) -> dict[str, Any]:
-        """Return what `fs.info` says of the version that this handle reads; what is known of it where it was replaced."""
+        """Return what `fs.info` returns, for the version this file reads.
+
+        If the object was replaced or cannot be looked up now, return the metadata from when the file was opened.
+        """
         info = self._object()
         if not is_whole(self.fs._source.identity, info):
-            with contextlib.suppress(
-                FileNotFoundError, OriginUnavailable
-            ):  # this handle still has its version
+            with contextlib.suppress(FileNotFoundError, OriginUnavailable):  # then keep `info`
                 now = self.fs._described(self.path)
                 info = now if now.fingerprint == info.fingerprint else info
         return info.as_info()
@@ -90,7 +93,7 @@ class CachedFile(SharedFile, io.BufferedReader):
         """Raise UnsupportedOperation: the object is not in memory."""
         raise io.UnsupportedOperation(f"{self.full_name}: not in memory; read() it")
 
-    def __reduce_ex__(self, protocol: Any, /) -> tuple[Any, ...]:  # io's own refuses, from Python 3.12 on
+    def __reduce_ex__(self, protocol: Any, /) -> tuple[Any, ...]:  # io's own raises from Python 3.12 on
         return _reopen, (self.fs, self.path, self.tell(), self._object().fingerprint)
 
     def __repr__(self) -> str:
@@ -102,7 +105,7 @@ class CachedFile(SharedFile, io.BufferedReader):
 
 
 def _reopen(fs: AbstractFileSystem, path: str, position: int, fingerprint: str | None) -> CachedFile:
-    """Return a handle at the same place of the same version; ObjectChanged when that was replaced meanwhile."""
+    """Return a file at the same position of the same version; raise ObjectChanged if it was replaced."""
     file: CachedFile = fs.open(path, "rb")
     now = file._object().fingerprint
     if now != fingerprint:

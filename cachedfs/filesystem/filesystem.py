@@ -1,4 +1,4 @@
-"""The fsspec face: names and paths, sync meets async, and nothing else."""
+"""The fsspec filesystem classes: they map paths, and connect synchronous and asynchronous methods."""
 
 from __future__ import annotations
 
@@ -39,25 +39,31 @@ if sys.platform == "win32":
 __all__ = ["CachedDriveFileSystem", "CachedFileSystem", "CachedGCSFileSystem"]
 
 T = TypeVar("T")
-_NO_LOOP = object()  # keeps fsspec from starting its own loop thread: ours starts with the first miss
+_NO_LOOP = object()  # keeps fsspec from starting its own event loop thread; ours starts at the first miss
 
 
 class CachedFileSystem(CacheMethods, WriteMethods):
-    """Any fsspec filesystem, read through a persistent cache that all processes of the machine share.
+    """An fsspec filesystem that reads any other one through a persistent cache on local disk.
 
-    `cachedfs::gs://bucket/key` as a URL, or `fsspec.filesystem("cachedfs", target_protocol="gs")`. Options are those of
-    `cachedfs.config.Config`; the target's own go in `target_options` or in a dictionary named like its protocol
-    (`gs={"token": "anon"}`). Paths are the target's, with or without `gs://` or `cachedfs::gs://` in front.
+    All processes of the machine share the cache. Open `cachedfs::gs://bucket/key` as a URL, or create the filesystem:
 
-    Cheap to make: no thread, no connection, no import of the target before something has to be fetched. Raises ValueError
-    for an option that does not exist, naming the nearest one, for a value that does not fit, and for an unknown protocol.
+        fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"token": "anon"})
+        data = fs.cat_file("bucket/key")
 
-    What reads or asks raises ObjectNotFound, IsAFolder, AccessDenied, QuotaExceeded or OriginUnavailable, and ObjectChanged
-    where one version cannot be had any more.
+    The options are those of `cachedfs.config.Config`. Options of the target filesystem go in `target_options`, or in a
+    dictionary named like its protocol, such as `gs={"token": "anon"}`. Paths are the target's, with or without `gs://`
+    or `cachedfs::gs://` in front.
+
+    Creating a filesystem is cheap: no thread, no connection and no import of the target before the first fetch. Raises
+    ValueError for an unknown option (the message names the nearest one), for an invalid value and for an unknown
+    protocol.
+
+    Methods that read data or metadata raise ObjectNotFound, IsAFolder, AccessDenied, QuotaExceeded or
+    OriginUnavailable, and ObjectChanged where one version can no longer be read.
     """
 
     protocol: ClassVar[str] = "cachedfs"
-    mirror_sync_methods: ClassVar[bool] = False  # `_mirror_all` does it
+    mirror_sync_methods: ClassVar[bool] = False  # `_mirror_all` does this
     _strip_tokenize_options = ("fo",)
 
     def __init__(
@@ -68,7 +74,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         **options: Any,
     ) -> None:
         if self._cached:
-            return  # fsspec gave an instance that exists already
+            return  # fsspec returned an existing instance
         own = {name: value for name, value in options.items() if name in FSSPEC_KEYWORDS}
         options = {name: value for name, value in options.items() if name not in FSSPEC_KEYWORDS}
         target_protocol, target_options, options = target_of(fo, target_protocol, target_options, options)
@@ -80,11 +86,11 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         self.config = Config.resolve(options, defaults=conf.get("cachedfs"))
         self._source = Source(target_protocol, target_options, self.config, self.unstrip_protocol)
         self._reader = Reader(self._source)
-        # Instances know the target's rules for bare paths; the class can only tell from a protocol in the URL.
+        # An instance knows the target's rules for bare paths; the class knows only URLs with a protocol.
         self._strip_protocol = self._strip  # type: ignore[method-assign]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: where it reads, and `stats`. Nobody is asked."""
+        """Return what a notebook shows: the target and `stats`; sends no request."""
         stats = self.stats()
         title = f"{type(self).__name__} over {self.target_protocol}://"
         return shown(title, stats.cannot_store or "", stats.rows())
@@ -98,7 +104,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
 
     @property
     def fsid(self) -> str:
-        """Names the origin and the account: instances of the same see the same blocks."""
+        """Name of the origin and account: instances with the same name share cached blocks."""
         return f"cachedfs-{self._source.identity}"
 
     @classmethod
@@ -113,9 +119,9 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return strip(self.protocol, self.target_protocol, path)
 
     def unstrip_protocol(self, name: str) -> str:
-        """Return the URL that opens `name` again: `cachedfs::gs://bucket/key`."""
+        """Return the URL that opens `name`, such as `cachedfs::gs://bucket/key`."""
         name = strip(self.protocol, self.target_protocol, name)
-        # Where names are whole URLs, they need no protocol in front.
+        # A name that is a whole URL needs no protocol in front.
         return f"cachedfs::{name}" if is_url(name) else f"{self._url_prefix()}{name}"
 
     def _url_prefix(self) -> str:
@@ -123,14 +129,15 @@ class CachedFileSystem(CacheMethods, WriteMethods):
 
     @property
     def origin_fs(self) -> Any:
-        """The inner filesystem, made now if it was not: uncached reads, and whatever only it can do.
+        """The target filesystem itself, created at first use: for uncached reads and methods only it has.
 
-        What it writes is as if another machine had written it. Raises ImportError where its package is not installed.
+        The cache treats a write through it like a write from another machine. Raises ImportError where the target's
+        package is not installed.
         """
         runtime = self._source.runtime
         return runtime.run(self._source.origin("").filesystem())
 
-    if TYPE_CHECKING:  # fsspec has no types: what is inherited, and used most, for who checks his own
+    if TYPE_CHECKING:  # fsspec has no types: these are for type checkers
 
         @overload
         def open(self, path: AnyPath, mode: Literal["rb"] = "rb", **kwargs: Any) -> CachedFile: ...
@@ -160,11 +167,11 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     # Reading.
 
     def info(self, path: AnyPath, **kwargs: Any) -> dict[str, Any]:
-        """Return what is known of an object or folder, for `max_age`; without a request where that is young enough.
+        """Return the metadata of an object or folder, without a request while it is younger than `max_age`.
 
-        Of a GCS object known only by a read, one request asks for what the read's headers did not tell.
-        A dictionary: `name`; `size` in bytes, 0 of a folder, None where the origin does not tell; `type`, "file" or
-        "directory"; and the origin's own details, as JSON values and datetimes.
+        The result is a dictionary: `name`; `size` in bytes, 0 for a folder, None where the origin does not state it;
+        `type`, "file" or "directory"; and the origin's own details, as JSON values and datetimes. For a GCS object
+        known only from a read, one request gets the details that the read's headers lacked.
         """
         return self._described(path).as_info()
 
@@ -176,7 +183,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return (await self._hop(self._reader.resolver.describe(path))).as_info()
 
     def size(self, path: AnyPath) -> int | None:
-        """Return the size in bytes: 0 of a folder, None where the origin does not tell."""
+        """Return the size in bytes: 0 for a folder, None where the origin does not state it."""
         size: int | None = self._object(path).as_info()["size"]
         return size
 
@@ -185,15 +192,15 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return size
 
     def exists(self, path: AnyPath, **kwargs: Any) -> bool:
-        """Return whether there is an object or a folder; an origin that cannot tell raises."""
+        """Return whether an object or folder exists; raise an error if the origin cannot tell."""
         return self._kind(path) is not None
 
     def isfile(self, path: AnyPath) -> bool:
-        """Return whether there is an object; an origin that cannot tell raises."""
+        """Return whether an object exists; raise an error if the origin cannot tell."""
         return self._kind(path) == "file"
 
     def isdir(self, path: AnyPath) -> bool:
-        """Return whether there is a folder; an origin that cannot tell raises."""
+        """Return whether a folder exists; raise an error if the origin cannot tell."""
         return self._kind(path) == "directory"
 
     def _kind(self, path: Any) -> str | None:
@@ -211,10 +218,11 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     def cat_file(
         self, path: AnyPath, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:
-        """Return the bytes `[start:end]` of one object, of one version of it.
+        """Return the bytes `[start:end]` of one version of an object.
 
-        Offsets are those of a slice: None is the beginning or the end, negative ones count from the end, and what is
-        beyond it is left out. An object that was replaced meanwhile is asked for again, and ObjectChanged the third time.
+        Offsets work as in a slice: None is the start or the end, negative offsets count from the end, and offsets past
+        the end are clipped. If the object is replaced during the read, the read starts again; the third time it raises
+        ObjectChanged.
         """
         name: str = self._strip(path)
         data = self._reader.cached_reads.read(name, start, end)
@@ -226,16 +234,17 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         path, reader = self._strip(path), self._reader
         try:
             data = reader.cached_reads.read(path, start, end, nowait=True)
-        except BlockingIOError:  # on the disk but not in its page cache: do not stop the caller's loop for it
+        except BlockingIOError:  # on disk but not in the page cache: do not block the caller's loop
             data = await asyncio.to_thread(reader.cached_reads.read, path, start, end)
         return data if data is not None else await self._hop(reader.read(path, start, end))
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
-        """Return the bytes of one object, or a dictionary of many; what is here at once, the others in one round trip.
+        """Return the bytes of one object, or a dictionary from path to bytes for several.
 
-        `path`: one, a list, or a pattern; the dictionary has paths as the target names them. `recursive`: all objects below.
-        `on_error`: "raise" the first error, "omit" what could not be had, or "return" errors in the place of bytes. Of one
-        object there is nothing to omit: its error is raised.
+        `path` is one path, a list or a glob pattern; the keys of the dictionary are the target's paths. `recursive`
+        includes all objects below. Cached objects are read at once, the others are fetched concurrently. `on_error` is
+        "raise" for the first error, "omit" to leave out objects that cannot be read, or "return" to return errors in
+        place of bytes. For a single object, "omit" raises the error too.
         """
         single = isinstance(path, str | os.PathLike)
         paths = [path] if single else list(path)
@@ -258,13 +267,14 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         on_error: str = "return",
         **kwargs: Any,
     ) -> list[Any]:
-        """Return the bytes `[start:end]` of each path, in a list; what is here at once, the others in one round trip.
+        """Return a list with the bytes `[start:end]` of each path.
 
-        `starts` and `ends` are offsets as in `cat_file`, one for each path, or one for all. Errors are in the places of
-        bytes; `on_error="raise"` raises the first instead. `max_gap` is fsspec's, and of no use here. Raises TypeError
-        where `paths` is no list or tuple: of one object read `cat_file`.
+        `starts` and `ends` are offsets as in `cat_file`, one for each path or one for all. Cached ranges are read at
+        once, the others are fetched concurrently. An error takes the place of the bytes; `on_error="raise"` raises the
+        first one instead. `max_gap` is accepted for fsspec and has no effect. Raises TypeError where `paths` is not a
+        list or tuple: use `cat_file` for a single object.
         """
-        if not isinstance(paths, list | tuple):  # a text would be taken for a list of its letters
+        if not isinstance(paths, list | tuple):  # a str would be taken for a list of its characters
             raise TypeError(
                 f"paths of cat_ranges: {paths!r} is no list or tuple; of one object read cat_file"
             )
@@ -275,9 +285,9 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     def _read_many(
         self, wanted: list[tuple[str, int | None, int | None]], *, raises: bool, **options: Any
     ) -> list[Any]:
-        """Return the bytes or the error of each `(path, start, stop)`: what is here at once, the others in one round trip.
+        """Return the bytes or the error of each `(path, start, stop)`; `raises`: raise the first error.
 
-        `raises`: the first error.
+        Cached ranges are read at once. All others are fetched in one call to the event loop thread.
         """
         found: list[Any] = [*self._reader.cached_reads.read_many(wanted)]
         missing = [i for i, data in enumerate(found) if data is None]
@@ -294,7 +304,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     async def _cat_ranges(
         self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, **kwargs: Any
     ) -> list[Any]:
-        # A gap to merge over is of no use here: ranges of one block are one request in any case.
+        # `max_gap` would have no effect: ranges of one block are one request anyway.
         return await super()._cat_ranges(paths, _each(starts, paths), _each(ends, paths), **kwargs)  # type: ignore[no-any-return]
 
     def _open(
@@ -307,7 +317,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         cache_type: Any = None,
         **kwargs: Any,
     ) -> CachedFile | WrittenFile:
-        # block_size, cache_type and cache_options are what libraries pass to make other filesystems fast.
+        # Libraries pass block_size, cache_type and cache_options to speed up other filesystems; a read ignores them.
         if mode in ("rb", "r"):
             known = self._source.existing(path)
             inflight = None
@@ -323,7 +333,10 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return WrittenFile(self, path, mode, autocommit=autocommit, **kwargs)
 
     def _must_be_new(self, path: str) -> None:
-        """Raise FileExistsError for what exists at the origin now; an inner filesystem may see it at close only."""
+        """Raise FileExistsError if `path` exists at the origin now.
+
+        An inner filesystem may notice that only at close.
+        """
         self.invalidate_cache(path)
         if self.exists(path):
             raise FileExistsError(
@@ -370,7 +383,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         found = await self._hop(self._reader.resolver.listing(path))
         if not detail:
             return [info.path for info in found]
-        if [info.path for info in found] == [path]:  # an object, of which a read may have told
+        if [info.path for info in found] == [path]:  # an object, maybe known only from a read's headers
             return [await self._info(path)]
         return [info.as_info() for info in found]
 
@@ -387,7 +400,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
             self.invalidate_cache(path)
         if maxdepth is not None:
             near = await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
-            # Of a file, fsspec's own says nothing but its name.
+            # For a file, fsspec's own `_find` returns an empty info.
             wanted = {
                 name: info or await self._info(name)
                 for name, info in near.items()
@@ -414,7 +427,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
             return await super()._expand_path(paths, recursive, maxdepth)
         if maxdepth is not None and maxdepth < 1:
             raise ValueError("maxdepth must be at least 1")
-        # As fsspec does, whose own look would take the query of a URL for a pattern.
+        # As in fsspec, but fsspec takes the query of a URL for a pattern.
         found: set[str] = set()
         for each in paths:
             if recursive:
@@ -441,7 +454,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         **kwargs: Any,
     ) -> Any:
         found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
-        sizes = {name: info["size"] or 0 for name, info in found.items()}  # what has no bytes has no size
+        sizes = {name: info["size"] or 0 for name, info in found.items()}  # None: unknown size
         return sum(sizes.values()) if total else sizes
 
     async def _itself(self, path: str, withdirs: bool, detail: bool) -> list[ObjectInfo]:
@@ -452,10 +465,13 @@ class CachedFileSystem(CacheMethods, WriteMethods):
             return []
         return [info] if withdirs or info.kind == "file" else []
 
-    # What the origin says of an object.
+    # Metadata of one object.
 
     def ukey(self, path: AnyPath) -> str | None:
-        """Return the fingerprint of an object, a text that differs whenever the bytes may; None where the origin has no evidence."""
+        """Return the fingerprint of an object: a text that changes whenever its bytes may have changed.
+
+        None where the origin gives no way to tell versions apart.
+        """
         return self._object(path).fingerprint
 
     def checksum(self, path: AnyPath) -> str | None:
@@ -463,11 +479,11 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return self.ukey(path)
 
     def created(self, path: AnyPath) -> Any:
-        """Return when the object was made, by the origin's clock: a datetime with a time zone."""
+        """Return when the object was created, by the origin's clock: a datetime with a time zone."""
         return self._time(path, "created", ("ctime", "created"))
 
     def modified(self, path: AnyPath) -> Any:
-        """Return when the object was written last, by the origin's clock: a datetime with a time zone."""
+        """Return when the object was last written, by the origin's clock: a datetime with a time zone."""
         return self._time(path, "modified", ("mtime", "modified"))
 
     def _time(self, path: Any, method: str, names: tuple[str, ...]) -> Any:
@@ -494,28 +510,31 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return known.object if known is not None else self._run(self._reader.resolver.describe(path))
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
-        """Return a URL, signed by the origin, that opens the object for `expiration` seconds without an account.
+        """Return a signed URL that opens the object for `expiration` seconds without an account.
 
         Raises NotImplementedError at Google Drive, AccessDenied for credentials that cannot sign.
         """
         path = self._strip(path)
         return self._run(self._source.origin(path).call("sign", path, expiration=expiration, **kwargs))
 
-    # The cache; what fsspec has no method for is in `caching`.
+    # The cache. Methods that fsspec does not have are in `cache_api`.
 
     def invalidate_cache(self, path: Any = None) -> None:
-        """Forget what is known at and below a path, or of everything: the next use asks the origin. Blocks stay."""
+        """Expire the metadata at and below `path`, or all metadata of this origin; cached blocks stay.
+
+        The next use in any process of the machine asks the origin.
+        """
         below = "" if path is None else self._strip(path)
         self._source.runtime.cache.metadata.changed(self._source.identity, [below], tree=True)
         super().invalidate_cache(path)
 
-    # To the runtime's loop.
+    # Running coroutines on the runtime's event loop.
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._source.runtime.run(coroutine)
 
     def _mirror_all(self) -> None:
-        """Make the blocking twins of our coroutines, as fsspec would, but so that an interrupt breaks off the work."""
+        """Create the blocking versions of the coroutines, as fsspec does, but let an interrupt cancel the work."""
         mirror_sync_methods(self)
         for name, mirror in list(vars(self).items()):
             coroutine = getattr(mirror, "__wrapped__", None)
@@ -525,7 +544,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     def _mirror(self, coroutine: Callable[..., Any], mirror: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(mirror)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("timeout"):  # fsspec's own way to give up after a time
+            if kwargs.get("timeout"):  # only fsspec's own wrapper has a timeout
                 return mirror(*args, **kwargs)
             return self._run(coroutine(*args, **kwargs))
 
@@ -542,7 +561,11 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return super().__reduce__()
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
-        """Return JSON values that make this filesystem again. Live credentials cannot travel so: TypeError says what can."""
+        """Return JSON values that create this filesystem again.
+
+        `include_password=False` leaves out tokens, secrets and credentials. Raises TypeError for live credentials,
+        which cannot be written as JSON; the message names what can be.
+        """
         cls = type(self)
         options = jsonable(self.storage_options, "storage_options", include_password)
         return {
@@ -554,9 +577,9 @@ class CachedFileSystem(CacheMethods, WriteMethods):
 
 
 class CachedGCSFileSystem(CachedFileSystem):
-    """`cgs://bucket/key`: Google Cloud Storage through the cache, as one protocol, for code that cannot take `::`.
+    """Google Cloud Storage through the cache, as one protocol: `cgs://bucket/key`.
 
-    Options of gcsfs go in `gs={...}`.
+    For code that cannot handle URLs with `::`. Options of gcsfs go in `gs={...}`.
     """
 
     protocol: ClassVar[str] = "cgs"
@@ -570,9 +593,9 @@ class CachedGCSFileSystem(CachedFileSystem):
 
 
 class CachedDriveFileSystem(CachedFileSystem):
-    """`cdrive://My Drive/key`: Google Drive through the cache, as one protocol, for code that cannot take `::`.
+    """Google Drive through the cache, as one protocol: `cdrive://My Drive/key`.
 
-    Options of `DriveFileSystem` go in `drive={...}`.
+    For code that cannot handle URLs with `::`. Options of `DriveFileSystem` go in `drive={...}`.
     """
 
     protocol: ClassVar[str] = "cdrive"
@@ -586,11 +609,11 @@ class CachedDriveFileSystem(CachedFileSystem):
 
 
 def _begins(name: str, folder: str, prefix: str) -> bool:
-    """Return whether what is called `name` in `folder` begins with `prefix` there; the folder itself does."""
+    """Return whether `name`, relative to `folder`, begins with `prefix`; True for the folder itself."""
     return name == folder or name.removeprefix(folder).removeprefix("/").startswith(prefix)
 
 
 def _each(value: Any, paths: Any) -> list[Any]:
-    """Return an offset for each path: numbers of Python, as those of numpy end at 64 bits, and keys of blocks do not."""
+    """Return one offset for each path, as Python ints: numpy's end at 64 bits, keys of blocks do not."""
     offsets = value if hasattr(value, "__iter__") else [value] * len(paths)
     return [None if offset is None else operator.index(offset) for offset in offsets]

@@ -1,4 +1,8 @@
-"""What a cached filesystem writes: to the origin at once; what is known of the paths is forgotten by every process of the machine."""
+"""The methods of a cached filesystem that write.
+
+A write goes to the origin at once. It moves the change counters of its paths, so every process of the machine drops its
+metadata of them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ __all__ = ["WriteMethods"]
 
 
 class WriteMethods(CycleSafeWalk):
-    """The methods of `CachedFileSystem` that write; it gives what they need."""
+    """Mixin with the methods of `CachedFileSystem` that write."""
 
     _reader: Reader
 
@@ -42,7 +46,7 @@ class WriteMethods(CycleSafeWalk):
         await self._write([path], "pipe_file", path, value, **options)
 
     def _hold_back(self, path: str, mode: str, opened: Callable[[], IO[bytes]], **kwargs: Any) -> None:
-        """Write what the transaction sends when it ends."""
+        """Write data that the transaction sends to the origin when it ends."""
         with opened() as data, self.open(path, "xb" if mode == "create" else "wb", **kwargs) as file:
             shutil.copyfileobj(data, file)
 
@@ -50,7 +54,7 @@ class WriteMethods(CycleSafeWalk):
         self, lpath: Any, rpath: Any, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
     ) -> None:
         path = self._strip(rpath)
-        about = os.stat(lpath)  # what is missing here is no object that is missing there
+        about = os.stat(lpath)  # a missing local file is a plain FileNotFoundError, not an ObjectNotFound
         if self._intrans and not stat.S_ISDIR(about.st_mode):
             await asyncio.to_thread(
                 self._hold_back, path, mode, functools.partial(io.FileIO, lpath), **kwargs
@@ -85,16 +89,20 @@ class WriteMethods(CycleSafeWalk):
         copied: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Copy as fsspec does; `tree`: with the folders around it. `copied`: what was, and where to, is added to it."""
+        """Copy one object or folder, as fsspec does.
+
+        `tree` means the copy is part of a recursive one, so missing folders are created. `copied`, where given,
+        receives the copy's source and target.
+        """
         source, target = self._strip(path1), self._strip(path2)
         try:
             await self._write([target], "cp_file", source, target, **kwargs)
         except FileNotFoundError:
             if await self._isdir(source):
-                # To fsspec, a copied folder is a folder that is made.
+                # fsspec copies a folder by creating it.
                 await self._makedirs(target, exist_ok=True)
             elif tree and (await self._hop(self._reader.resolver.ask(source))).info is not None:
-                # Its folder is still being made, by the copy of the folder beside this one.
+                # A concurrent copy has not created its folder yet.
                 await self._makedirs(folder_of(target), exist_ok=True)
                 await self._write([target], "cp_file", source, target, **kwargs)
             else:
@@ -105,12 +113,16 @@ class WriteMethods(CycleSafeWalk):
     def mv(
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        """Move an object, or with `recursive` a folder: as the inner filesystem does, where it can do better than copy and remove."""
+        """Move an object, or with `recursive` a folder.
+
+        This calls the inner filesystem's `mv` where it has its own. Otherwise it copies, and then removes exactly what
+        was copied.
+        """
         path1 = _one_or_list(path1)
         inner = type(self.origin_fs).mv
         copies = getattr(inner, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
         single = not isinstance(path1, list) and maxdepth is None
-        # A name that is there is no pattern, whatever is in it.
+        # An existing name is not a pattern, whatever characters it has.
         if copies or not single or (is_pattern(self._strip(path1)) and not self.exists(path1)):
             self._run(self._copy_and_remove(path1, path2, recursive, maxdepth))
             return
@@ -123,33 +135,33 @@ class WriteMethods(CycleSafeWalk):
         )
 
     async def _copy_and_remove(self, path1: Any, path2: Any, recursive: bool, maxdepth: int | None) -> None:
-        """Move by copies, and remove exactly what was copied: others may write below the same folders meanwhile."""
+        """Move by copying, then remove exactly what was copied: other writers may add objects meanwhile."""
         began_at = time.time()
         for source in path1 if isinstance(path1, list) else [path1]:
             source = self._strip(source)
             if recursive or is_pattern(source):
-                self.invalidate_cache(before_magic(source))  # what was listed before is not all
+                self.invalidate_cache(before_magic(source))  # an older listing may be incomplete
         copied: dict[str, str] = {}
         await self._copy(
             path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", copied=copied
         )
-        if not copied and not isinstance(path1, list):  # fsspec copies no folders then, and says nothing
+        if not copied and not isinstance(path1, list):  # then fsspec skips folders without an error
             raise await self._nothing_moved(self._strip(path1), recursive)
-        left = copied.keys() - copied.values()  # what was moved onto itself stays
+        left = copied.keys() - copied.values()  # keep what was moved onto itself
         folders = {path for path in left if await self._was_dir(path, began_at)}
         files = [self._rm_file(path) for path in left - folders]
         await _run_coros_in_chunks(files, batch_size=self.batch_size)
         for folder in sorted(folders, reverse=True):
             try:
                 await self._rmdir(folder)
-            except FileNotFoundError:  # it was no more than the names of what was in it
+            except FileNotFoundError:  # the folder existed only through the objects in it
                 pass
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:
                     raise
 
     async def _was_dir(self, path: str, since: float) -> bool:
-        """Return whether a path is a folder; what was listed `since` then is not asked for, whatever its age may be."""
+        """Return whether `path` is a folder, from metadata checked after `since` or by asking the origin."""
         known = self._reader.source.last_known(path)
         if known is None or known.info is None or known.checked_at < since:
             return bool(await self._isdir(path))
@@ -174,11 +186,17 @@ class WriteMethods(CycleSafeWalk):
         await self._write([path], "rmdir", path)
 
     def rmdir(self, path: Any) -> None:
-        """Remove an empty folder. Where the origin has folders, one that is not empty is an OSError."""
+        """Remove an empty folder.
+
+        Where the origin has real folders, raises OSError for a folder that is not empty.
+        """
         self._run(self._rmdir(path))
 
     def touch(self, path: Any, truncate: bool = True, **kwargs: Any) -> None:
-        """Make an empty object, or empty one. `truncate=False` is a NotImplementedError of most inner filesystems."""
+        """Create an empty object, or truncate an existing one.
+
+        With `truncate=False`, most inner filesystems raise NotImplementedError.
+        """
         path = self._strip(path)
         self._run(self._write([path], "touch", path, truncate=truncate, **kwargs))
 

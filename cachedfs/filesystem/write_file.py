@@ -1,4 +1,4 @@
-"""An object being written: the origin's own file, whose change every process sees."""
+"""`WrittenFile`: a file open for writing, over the inner filesystem's own file."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ __all__ = ["WrittenFile"]
 
 logger = logging.getLogger("cachedfs.filesystem")
 
-_NEW = ("wb", "xb")  # modes that write the whole object
-_PIECE = 8 << 20  # bytes of what was held back that are in memory at once
-_MAGIC = {  # suffix of a name -> pandas' name of the format, and how its bytes begin
+_NEW = ("wb", "xb")  # modes that write a whole new object
+_PIECE = 8 << 20  # bytes copied at a time when a held-back file is sent
+_MAGIC = {  # suffix -> pandas' name of the format, and the first bytes of such a file
     ".gz": ("gzip", b"\x1f\x8b"),
     ".bz2": ("bz2", b"BZh"),
     ".xz": ("xz", b"\xfd7zXZ\x00"),
     ".zst": ("zstd", b"\x28\xb5\x2f\xfd"),
     ".zip": ("zip", b"PK"),
 }
-_warned: set[str] = set()  # the URL that this process has warned of: one is enough
+_warned: set[str] = set()  # at most one URL: a process warns once
 
 
 class WrittenFile(io.IOBase):
-    """An object being written: the inner filesystem's own file, whose change all processes see when it is closed."""
+    """A file open for writing: wraps the inner filesystem's own file.
+
+    When it is closed, every process of the machine sees the change.
+    """
 
     def __init__(
         self, fs: AbstractFileSystem, path: str, mode: str, *, autocommit: bool = True, **options: Any
@@ -45,9 +48,9 @@ class WrittenFile(io.IOBase):
         self.mode = mode
         self.autocommit = autocommit
         self._is_begun = mode not in _NEW
-        self._handled = handled_exceptions()  # while the file is opened
+        self._handled = handled_exceptions()  # exceptions being handled while the file is opened
         if "a" in mode and fs.target_protocol in GCS_PROTOCOLS:
-            # gcsfs would write a new object with the new bytes alone.
+            # gcsfs would replace the object by the new bytes alone.
             raise ValueError(
                 f"{fs.unstrip_protocol(path)}: objects of Google Cloud Storage cannot be appended to (mode {mode!r}); "
                 "write another object, or read this one and write it anew"
@@ -95,7 +98,7 @@ class WrittenFile(io.IOBase):
         return int(self._inner.tell())
 
     def flush(self, force: bool = False) -> None:
-        # Also called for one that was never made completely, when it is collected.
+        # Also called by the garbage collector for a file whose `__init__` failed.
         if not self.closed and "_inner" in self.__dict__ and not self._inner.closed:
             self._inner.flush()
 
@@ -111,11 +114,11 @@ class WrittenFile(io.IOBase):
                 super().close()
 
     def close(self) -> None:
-        """Finish the write; the object is there, and seen by every process of the machine, when this returns.
+        """Finish the write: on return the object exists, and every process of the machine sees it.
 
-        Called while an exception is handled that was raised after the file was opened, it gives up what was written and
-        raises that exception again: text files and libraries close a file so when its writer fails, and do not pass the
-        exception on. What ends an iteration, and `sys.exit(0)`, are no failures.
+        A call while an exception is handled that was raised after the file was opened discards what was written and
+        raises that exception again. Text wrappers and libraries close a file this way when their writer fails, and do
+        not pass the exception on. The end of an iteration and `sys.exit(0)` are not failures.
         """
         if self.closed:
             return
@@ -131,49 +134,49 @@ class WrittenFile(io.IOBase):
             if "_inner" in self.__dict__:
                 self._changing(self._inner.close)
         finally:
-            # Over, also where it failed: else the bytes would be sent again when this file is collected.
+            # Close after a failure too: else the garbage collector would send the bytes again.
             super().close()
-            self._handled = ()  # they hold the frames that hold this file
+            self._handled = ()  # break the reference cycle through the exceptions' frames
 
     def __del__(self) -> None:
-        # Nobody hears an exception that leaves here.
+        # Python ignores an exception raised here, so discard after a failure and do not raise it again.
         error = failure_since(self.__dict__.get("_handled", ()))
         self.__exit__(None if error is None else type(error), error)
 
     def _give_up(self, error: BaseException) -> None:
-        """Close the inner file because of `error`: the object stays what it was, where its filesystem can do that."""
+        """Close the inner file because of `error`; leave the object unchanged where its filesystem can."""
         inner = self.__dict__.get("_inner")
         if inner is None or inner.closed:
             return
         if isinstance(inner, AbstractBufferedFile) and self.mode in _NEW:
-            inner.closed = True  # its own close would publish
-            with contextlib.suppress(Exception):  # an upload that nobody ends is forgotten by the service
+            inner.closed = True  # its own `close` would finish the upload
+            with contextlib.suppress(Exception):  # the service drops an unfinished upload
                 self._changing(inner.discard)
         else:
             self._changing(lambda: inner.__exit__(type(error), error, error.__traceback__))
 
     def commit(self) -> None:
-        """Make what was written in a transaction the object's content."""
+        """Make the bytes written in a transaction the object's content."""
         self._changing(self._inner.commit)
 
     def discard(self) -> None:
-        """Forget what was written in a transaction."""
+        """Drop the bytes written in a transaction."""
         self._changing(self._inner.discard)
 
     @contextlib.contextmanager
     def _told(self, doing: str) -> Iterator[None]:
-        """Turn what the inner file raises into the errors of cachedfs."""
+        """Turn exceptions of the inner file into errors of cachedfs."""
         url = self.fs.unstrip_protocol(self.path)
         try:
             with mapped(url, doing):
                 yield
-        except KeyError as error:  # gcsfs takes every 200 for the answer that it waits for
+        except KeyError as error:  # gcsfs takes any 200 for the expected answer
             raise OriginUnavailable(
                 f"{url}: no usable answer from the origin ({doing}: it lacks {error}); check the network, or try again later"
             ) from error
 
     def _changing(self, act: Callable[[], object]) -> None:
-        # Marks move before and after, so that no answer given meanwhile counts.
+        # Move the change counters before and after, so that metadata fetched meanwhile does not count.
         self.fs.invalidate_cache(self.path)
         try:
             with self._told("writing it"):
@@ -185,14 +188,17 @@ class WrittenFile(io.IOBase):
             ) from error
         finally:
             if "+" in self.mode or "a" in self.mode:
-                # Edited in place: some filesystems (memory://) then tell of no change, so the old blocks must not stay.
-                with contextlib.suppress(CacheError):  # nothing can be stored: then nothing old is there
+                # Some filesystems (memory://) keep the fingerprint when a file is edited in place: drop the old blocks.
+                with contextlib.suppress(CacheError):  # no cache, so no old blocks
                     self.fs.evict(self.path)
             self.fs.invalidate_cache(self.path)
 
 
 def _warn_if_not_compressed(url: str, begin: bytes) -> None:
-    """Warn once of an object that its name says is compressed, and whose first bytes are not: pandas sees no suffix behind `::`."""
+    """Warn once if the name says compressed and the first bytes do not.
+
+    pandas does not see the suffix of a URL with `::`.
+    """
     name, magic = _MAGIC.get(posixpath.splitext(url)[1].lower(), ("", begin))
     if not _warned and not magic.startswith(begin[: len(magic)]):
         _warned.add(url)
@@ -207,9 +213,9 @@ def _warn_if_not_compressed(url: str, begin: bytes) -> None:
 
 
 class _Held:
-    """What a transaction holds back: a file without a name, whose bytes the origin gets at `commit`, and not before.
+    """A file written in a transaction: a local temporary file, sent to the origin at `commit`.
 
-    Not all inner filesystems have files that wait, or wait where only one of their files was told to.
+    Some inner filesystems cannot delay a file, or cannot delay a single one of their files.
     """
 
     def __init__(self, opened: Callable[[], Any]) -> None:
@@ -229,7 +235,7 @@ class _Held:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """Give up where something cannot be held: half a file is nobody's file, also where that error is passed over."""
+        """Discard the file if a write to it fails, even if the caller ignores the error: it is incomplete."""
         try:
             yield
         except OSError as error:
@@ -242,7 +248,7 @@ class _Held:
             raise told from error
 
     def __exit__(self, *exc_info: object) -> None:
-        self.discard()  # who wrote it broke off: it is not whole
+        self.discard()  # the writer failed: the file is incomplete
 
     def close(self) -> None:
         pass
@@ -250,11 +256,11 @@ class _Held:
     def commit(self) -> None:
         if self._file.closed:
             return
-        self.flush()  # first: what finds no room here has touched nothing there
+        self.flush()  # first: a full local disk must not change the object
         with self._file as held, self._opened() as file:
             held.seek(0)
             shutil.copyfileobj(held, file, _PIECE)
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):  # it has no room for what it still has to write
+        with contextlib.suppress(OSError):  # a full disk makes the final flush fail
             self._file.close()

@@ -1,1 +1,1 @@
-"""Origins: what reads and writes objects at a service over the network."""
+"""Origins: clients that read and write objects at a remote service."""

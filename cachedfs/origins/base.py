@@ -1,4 +1,7 @@
-"""Ranges as HTTP writes them: the only place where an end is inclusive. Pure."""
+"""The `Origin` protocol that each remote service implements, and HTTP byte ranges.
+
+Only the HTTP headers here have inclusive ends. Everywhere else the end of a range is exclusive.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def range_header(want: Range | Suffix | None) -> str | None:
 
 
 def content_range(text: str) -> tuple[int, int, int | None]:
-    """Return start, stop and total of `bytes a-b/N`, where N may be `*`."""
+    """Return start, exclusive stop and total size from `bytes a-b/N`; the size is None where N is `*`.
+
+    Raises ValueError for anything else.
+    """
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", text.strip())
     if not found:
         raise ValueError(f"the answer has no usable Content-Range: {text!r}")
@@ -40,16 +46,19 @@ def content_range(text: str) -> tuple[int, int, int | None]:
 
 
 def number(text: str | None) -> int | None:
-    """Return the number that a header holds; None where it holds none."""
+    """Return the number in a header, or None if it is not a number."""
     return int(text) if text is not None and text.isdigit() else None
 
 
 Alone = Callable[[str], AbstractAsyncContextManager[None]]
-"""Gives the right to change what a path names, which one has at a time: of all processes that whoever hands it in reaches."""
+"""Exclusive access to a path while it is changed: call it with the path and enter the result.
+
+Whoever provides it decides which processes it excludes.
+"""
 
 
 def clipped(want: Range | Suffix | None, size: int) -> Range:
-    """Return the bytes that `want` means of an object of `size` bytes; `[size, size)` when it lies behind the end."""
+    """Return the bytes that `want` means in an object of `size` bytes; `[size, size)` past its end."""
     if want is None:
         return Range(0, size)
     if isinstance(want, Suffix):
@@ -58,7 +67,7 @@ def clipped(want: Range | Suffix | None, size: int) -> Range:
 
 
 def describe(want: Range | Suffix | None) -> str:
-    """Return the words that an error has for a read of `want`."""
+    """Return the phrase that errors use for a read of `want`."""
     if want is None:
         return "reading all bytes"
     if isinstance(want, Suffix):
@@ -67,7 +76,7 @@ def describe(want: Range | Suffix | None) -> str:
 
 
 def subject_of(method: str, args: Sequence[Any]) -> str:
-    """Return the path that a call of the inner filesystem is about; of several the first, "" where it has none."""
+    """Return the path that a call of the inner filesystem is about: the first of several, "" without one."""
     subject = args[1] if method == "put_file" else next(iter(args), "")
     if isinstance(subject, list):
         subject = next(iter(subject), "")
@@ -75,13 +84,12 @@ def subject_of(method: str, args: Sequence[Any]) -> str:
 
 
 class Reply(Protocol):
-    """A read whose headers are here and whose body is still coming.
+    """A read whose headers have arrived and whose body is still coming.
 
-    `info` names the version whose bytes follow and its whole size; `start` is the offset of the first byte,
-    `stop` the offset after the last one that the origin announced. Iteration gives non-empty bytes in
-    order, from `start` to `stop` exactly, or raises: a body that breaks is resumed by the origin, a version
-    that changes is `ObjectChanged`. What iteration has given is true: bytes that need to be confirmed
-    first (an origin without conditional reads) are held back until they are.
+    `info` is the version being read, with its full size. `start` is the offset of the first byte, `stop` the offset
+    after the last byte that the origin announced. Iteration yields non-empty bytes in order, from `start` to `stop`
+    exactly, or raises. The origin resumes a body that breaks off, and raises `ObjectChanged` if the version changes.
+    Bytes that were yielded are final: an origin without conditional reads holds bytes back until it has confirmed them.
     """
 
     info: ObjectInfo
@@ -92,77 +100,90 @@ class Reply(Protocol):
 
 
 class Origin(Protocol):
-    """A remote service that holds the truth. All methods run on the runtime's loop.
+    """The interface of a remote service; all methods run on the runtime's event loop.
 
-    Errors are those of `cachedfs.errors`, made here and nowhere above. Retries are made here, and counted
-    by `on_request`, which is called once for every request sent.
+    An origin retries by itself and raises the errors of `cachedfs.errors`. It calls `on_request` once for every request
+    it sends, retries included.
     """
 
     identity: str
-    """Protocol, endpoint host, anon or auth: part of every key. Known without any request or import."""
+    """Protocol, endpoint host and account ("anon" or "auth"); part of every block key.
+
+    Known without a request or an import.
+    """
 
     on_request: Callable[[], None]
 
     by_parent: bool
-    """A name is looked up in its folder: questions are cheaper with what is known of the folder, reading answers none
-    of them, and an absence is known for sure."""
+    """True where the service looks a name up in its folder, as Google Drive does.
+
+    Then a lookup is cheaper with the folder's metadata, a read cannot replace a lookup, and an absence is certain.
+    """
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
-        """Return what `path` is now: an object or a folder. Raises `ObjectNotFound` for neither.
+        """Return the object or folder that `path` is now; raise `ObjectNotFound` for neither.
 
-        `parent` is the folder that it lies in, as far as that is known.
+        `parent` is the folder it is in, where that is known.
         """
         ...
 
     def read(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> AbstractAsyncContextManager[Reply]:
-        """Ask for bytes of `path`; entering returns at the headers, leaving early stops the body.
+        """Request bytes of `path`: entering returns when the headers arrive, leaving early stops the body.
 
-        `want` None is the whole object; a range may pass the end and is clipped, one that starts at or after the
-        end gives an empty reply (`start == stop == info.size`). With `pinned`, bytes are of exactly that version, or
-        `ObjectChanged` is raised: also when the object is gone. Without, a missing object is `ObjectNotFound`.
+        `want` None is the whole object. A range past the end is clipped, and one that starts at or after the end gives
+        an empty reply (`start == stop == info.size`). With `pinned`, the bytes are of exactly that version, or
+        `ObjectChanged` is raised, also when the object was removed. Without it, a missing object raises
+        `ObjectNotFound`.
         """
         ...
 
     def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
     ) -> AsyncIterator[ObjectInfo]:
-        """Give the children of `folder`: objects and folders, each once; `deep`: all objects below it,
-        and, where the origin has folders of its own, those too: an empty one would be missed otherwise.
+        """Yield the children of `folder`, objects and folders, each once.
 
-        `parent` is the folder itself, as far as that is known: the parent of what is given.
-        Nothing at all for an empty folder, and for a missing one where the origin cannot tell them apart; where it
-        can, `ObjectNotFound`.
+        `deep` yields all objects below `folder` instead. Where the origin has real folders it yields these too, because
+        empty ones would be missed otherwise. `parent` is the metadata of `folder` itself, where that is known. An empty
+        folder yields nothing. A missing folder raises `ObjectNotFound`, or yields nothing where the origin cannot tell
+        it from an empty one.
         """
         ...
 
     concurrency: int
-    """How many requests it has in flight for those who wait; and beside them as many that nobody waits for (`slots`)."""
+    """Most requests in flight that callers wait for; `RequestSlots` allows speculative requests beside them."""
 
     def spare_s(self) -> float:
-        """Return in how many seconds to look again whether the service takes a request that nobody waits for, without
-        keeping one waiting that somebody does; 0: it does now."""
+        """Return in how many seconds to check again whether a speculative request may be sent; 0: send it now.
+
+        A speculative request may be sent when the service accepts it without delaying a request that a caller waits
+        for.
+        """
         ...
 
     async def changes(self, path: str, token: str | None) -> Changes | None:
-        """Return what happened since `token` was given, in that part of the origin which the first name of `path` is.
+        """Return what changed since `token`, in the part of the origin that the first name of `path` is.
 
-        Without a token: the one of now, and nothing else. None: there is no feed of that part, or it cannot go on from
-        this token and has to begin anew.
+        Without a token, return only the current token. Return None if the part has no change feed, or if the feed
+        cannot continue from this token and must start again.
         """
         ...
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Return what the inner filesystem's `method` returns ("pipe_file", "rm", "cp_file", "makedirs", "sign", ...).
+        """Call a method of the inner filesystem ("pipe_file", "rm", "cp_file", "makedirs", "sign", ...).
 
-        The door for writes and for everything that is not reading: fsspec's own names and arguments, run as a coroutine
-        where the inner filesystem has one, else in a thread; its errors become those of `cachedfs.errors`.
+        This is for writes and everything else that is not reading. Names and arguments are fsspec's. It awaits the
+        inner filesystem's coroutine where there is one, and runs the method in a thread where not. Errors become those
+        of `cachedfs.errors`.
         """
         ...
 
     async def filesystem(self) -> Any:
-        """Return the inner fsspec filesystem, made at the first call; its sync face works from any thread but the loop's."""
+        """Return the inner fsspec filesystem, created at the first call.
+
+        Its synchronous methods work from any thread except the event loop thread.
+        """
         ...
 
     async def aclose(self) -> None: ...

@@ -1,7 +1,7 @@
-"""Any fsspec filesystem as an origin: async ones on our loop, sync ones in threads.
+"""`FsspecOrigin`: any fsspec filesystem as an origin, async ones on our event loop, sync ones in threads.
 
-fsspec has no conditional read. So the version is looked at before and after the bytes, and bytes are
-handed on only when both looks agree.
+fsspec has no conditional read. So the origin looks the object up before and after it reads, and passes bytes on only
+when both lookups agree.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from cachedfs.origins.request_slots import RequestSlots
 
 __all__ = ["FsspecOrigin", "fingerprint", "jsonable", "plain_path"]
 
-_PIECE = 32 << 20  # of one inner read: what a read holds in memory; the reader's requests are 8 MiB
+_PIECE = 32 << 20  # most bytes of one inner read, kept in memory; the reader's requests are 8 MiB
 _HASHES = ("md5", "md5Hash", "md5Checksum", "Content-MD5", "content-md5", "sha256", "sha1", "checksum")
 _EVIDENCE = (("generation", ("generation",)), ("etag", ("etag", "ETag", "e_tag")), ("hash", _HASHES))
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created")
 
 
 def fingerprint(info: Mapping[str, Any]) -> str | None:
-    """Return what changes whenever the bytes of a file may change, from fsspec's `info`; None without evidence.
+    """Return a text that changes whenever the bytes of a file may change, from fsspec's `info`.
 
-    The strongest evidence alone counts, and its kind is part of the text: generation, etag, content hash,
-    time of modification with the size. Evidence is worth nothing when the size is not known.
+    Only the strongest evidence is used, and the text names its kind: generation, etag, content hash, or modification
+    time, each with the size. Returns None without evidence, or if the size is unknown.
     """
     size = info.get("size")
     if size is None:
@@ -42,7 +42,7 @@ def fingerprint(info: Mapping[str, Any]) -> str | None:
             return f"{kind}:{value}-{size}"
     if (at := _first(info, _TIMES)) is None:
         return None
-    # Seconds, because one filesystem may say the same moment as a datetime here and a number there.
+    # As seconds: a filesystem may return the same time as a datetime or as a number.
     moment = at.timestamp() if isinstance(at, datetime) else at
     inode = f"-{info['ino']}" if info.get("ino") else ""
     return f"time:{moment}-{size}{inode}"
@@ -53,7 +53,7 @@ def _first(info: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def jsonable(value: Any) -> Any:
-    """Return the value made of JSON values and datetimes only; what is neither becomes its text."""
+    """Return `value` as JSON values and datetimes; anything else becomes its text."""
     if value is None or isinstance(value, (str, bool, int, float, datetime)):
         return value
     if isinstance(value, Mapping):
@@ -64,14 +64,14 @@ def jsonable(value: Any) -> Any:
 
 
 def plain_path(inner: Any, path: str) -> str:
-    """Return the one name that a filesystem's `path` has here: without its protocol, without a slash at the end."""
+    """Return the canonical form of `path`: no protocol, no slash at the end."""
     path = inner._strip_protocol(path)
-    # Where names are whole URLs, the slash is part of the name.
+    # In a URL, the slash at the end is part of the name.
     return path if "://" in path else path.rstrip("/") or path
 
 
 class FsspecOrigin:
-    """An origin over any fsspec filesystem; see `cachedfs.origins.base.Origin` for what its methods promise."""
+    """An origin over any fsspec filesystem; `cachedfs.origins.base.Origin` describes its methods."""
 
     by_parent = False
 
@@ -96,34 +96,34 @@ class FsspecOrigin:
         return await asyncio.to_thread(make_filesystem, self._protocol, self._options, self._loop)
 
     async def filesystem(self) -> Any:
-        """Return the inner filesystem; blocking work in its constructor is done in a thread."""
+        """Return the inner filesystem; its constructor may block, so it runs in a thread."""
         with mapped(f"{self._protocol}://", "making the filesystem"):
             return await self._inner.get()
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
-        """Return what `path` is now, by one `info`."""
+        """Return the object or folder that `path` is now, with one `info`."""
         inner = await self.filesystem()
         path = plain_path(inner, path)
         with mapped(self.url(path), "looking it up"):
             return self._described(path, await self.ask("info", path))
 
     def spare_s(self) -> float:
-        """Return 0: nobody knows what such a service takes."""
+        """Return 0: the limits of the service are unknown."""
         return 0.0
 
     def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> _Read:
-        """Ask for bytes; entering returns when the first piece of them is here and known to be true."""
+        """Request bytes; entering returns when the first piece has arrived and its version is confirmed."""
         return _Read(self, path, want, pinned)
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
     ) -> AsyncIterator[ObjectInfo]:
-        """Give the children of `folder` by one `ls`, or all that is below it by one `find`."""
+        """Yield the children of `folder` with one `ls`, or everything below it with one `find`."""
         inner = await self.filesystem()
         folder = plain_path(inner, folder)
         with mapped(self.url(folder), "listing it"):
             if deep:
-                # By its name: of a file, fsspec's own `find` says nothing more.
+                # Keep the names: for a file, fsspec's own `find` returns an empty info.
                 found = list((await self.ask("find", folder, detail=True, withdirs=True)).items())
             else:
                 found = [(info["name"], info) for info in await self.ask("ls", folder, detail=True)]
@@ -133,11 +133,11 @@ class FsspecOrigin:
                 yield self._described(path, info)
 
     async def changes(self, path: str, token: str | None) -> Changes | None:
-        """Return None: there is no feed."""
+        """Return None: there is no change feed."""
         return None
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Return what the inner filesystem's `method` returns; takes no slot, as one call may be many requests."""
+        """Call a method of the inner filesystem; takes no slot, because one call may be many requests."""
         inner = await self.filesystem()
         path = subject_of(method, args)
         self.on_request()
@@ -145,16 +145,16 @@ class FsspecOrigin:
             return await invoke(inner, method, *args, **options)
 
     async def aclose(self) -> None:
-        """Close the sessions of the inner filesystem; the next call would make another one."""
+        """Close the sessions of the inner filesystem; the next call creates a new one."""
         if (inner := self._inner.take()) is not None:
             await close_session(inner)
 
     def url(self, path: str) -> str:
-        """Return how errors name `path`."""
+        """Return the URL that errors show for `path`."""
         return path if "://" in path else f"{self._protocol}://{path}"
 
     async def ask(self, method: str, *args: Any, **options: Any) -> Any:
-        """Return what the inner filesystem answers; one slot, one request."""
+        """Call a method of the inner filesystem as one request, in one slot."""
         inner = await self._inner.get()
         async with self._slots.mine:
             self.on_request()
@@ -190,16 +190,16 @@ def _range_of(options: Mapping[str, Any]) -> str:
 
 
 def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
-    """Return whether an object still is what it was, as far as its origin tells."""
+    """Return whether two lookups show the same version, as far as the origin tells."""
     if now.size is not None or then.fingerprint is not None:
         return (now.kind, now.size, now.fingerprint) == (then.kind, then.size, then.fingerprint)
-    # Its size was told by its bytes, and is by the next ones: what else may differ is in the details.
+    # The size is known only from a read. So compare the evidence in the details, with 0 for the size.
     told = (fingerprint({**info.details, "size": 0}) for info in (now, then))
     return now.kind == then.kind and next(told) == next(told)
 
 
 class _Read:
-    """A read of one version, held back piece by piece until a look at the object confirms it."""
+    """A read of one version; each piece is held back until a lookup confirms the version."""
 
     info: ObjectInfo
     start: int
@@ -221,7 +221,7 @@ class _Read:
         except ObjectChanged:
             if self._pinned is not None:
                 raise
-            await self._begin()  # nobody has seen a byte: the newer version is as good
+            await self._begin()  # no bytes were returned yet, so read the newer version
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -240,7 +240,7 @@ class _Read:
         return piece
 
     async def _begin(self) -> None:
-        """Settle the version and the range, and get the first piece."""
+        """Choose the version and the range, and read the first piece."""
         self.info = self._pinned or await self._origin.lookup(self._path)
         if self.info.kind == "directory":
             raise IsAFolder(f"{self._url}: this is a folder; list it, or read an object in it")
@@ -253,7 +253,7 @@ class _Read:
         self._piece = await self._next_piece()
 
     async def _read_unsized(self) -> None:
-        """Read the whole object where only that tells its size, and keep what was asked for."""
+        """Read the whole object, because its size is unknown, and keep the range that was requested."""
         data = await self._bytes(None, None)
         await self._confirm()
         span = clipped(self._want, len(data))
@@ -263,7 +263,7 @@ class _Read:
         self._piece = data if span.size == len(data) else data[span.start : span.stop]
 
     async def _next_piece(self) -> bytes:
-        """Return the next bytes, after a look that says they are of this version."""
+        """Return the next bytes, after a lookup confirmed that they are of this version."""
         span = Range(self._position, min(self._position + _PIECE, self.stop))
         data = b""
         if span.size:
@@ -279,19 +279,19 @@ class _Read:
         except (FileNotFoundError, IsADirectoryError) as error:
             raise self._changed("it is gone") from error
         except CachedFSError:
-            await self._confirm()  # a filesystem may well stumble over a version that is no longer there
+            await self._confirm()  # the version may be gone, which explains the error
             raise
         return data if isinstance(data, bytes) else bytes(data)
 
     def _exactly(self, data: bytes, span: Range) -> bytes:
         if len(data) == span.size:
             return data
-        if len(data) == self.info.size:  # the server knows no ranges and sent all of it
+        if len(data) == self.info.size:  # the server ignored the range and sent the whole object
             return data[span.start : span.stop]
         raise self._changed(f"{len(data)} bytes came instead of {span.size}")
 
     async def _confirm(self) -> None:
-        """Raise ObjectChanged unless the object still is the version that was promised."""
+        """Raise ObjectChanged unless the object is still the version being read."""
         try:
             now = await self._origin.lookup(self._path)
         except FileNotFoundError as error:

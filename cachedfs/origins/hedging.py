@@ -1,8 +1,8 @@
-"""When a request whose answer is late is worth a second one. Pure.
+"""Hedged requests: send a request a second time when its answer is late.
 
-The rule: when its first byte is later than that of 99 in 100 requests before it. While fewer are known, when it is later
-than `early_s`; never before `least_s`, as a second request has to be worth its price. And at most one request in
-twenty is sent a second time, the first one that is late aside.
+A request is late when its first byte takes longer than for 99 % of the requests before it. While too few are known to
+tell, it is late after `early_s`. It is never late before `least_s`, because a second request has to be worth its cost.
+At most one request in twenty is sent a second time, not counting the first late one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cachedfs.origins.retry import RetryPolicy
 __all__ = ["HedgedRequests", "LatencyStats", "late_s", "may_hedge"]
 
 
-_LATEST = 500  # answers that are remembered
-_ENOUGH = 100  # to tell what one in a hundred is
+_LATEST = 500  # most recent answers that are remembered
+_ENOUGH = 100  # answers needed to estimate the slowest 1 %
 _ONE_IN = 20
 
 
 class LatencyStats(NamedTuple):
-    """What is known of the requests of one kind: seconds to the first byte, latest last, and how many were sent."""
+    """Latencies of one kind of request: seconds to the first byte, the newest last, and counts."""
 
     waits_s: tuple[float, ...] = ()
     n_sent: int = 0
@@ -36,7 +36,10 @@ class LatencyStats(NamedTuple):
         return self._replace(n_hedged=self.n_hedged + 1)
 
     def answered(self, wait_s: float) -> LatencyStats:
-        """Return what is known after an answer; where a second request was faster, it came at least so late."""
+        """Return the statistics after an answer.
+
+        If the second request was faster, `wait_s` is the least that the first one took.
+        """
         return self._replace(waits_s=(*self.waits_s[1 - _LATEST :], wait_s))
 
 
@@ -49,7 +52,7 @@ def late_s(seen: LatencyStats, *, least_s: float, early_s: float) -> float:
 
 
 def may_hedge(seen: LatencyStats) -> bool:
-    """Return whether one more second request is within the limit."""
+    """Return whether the limit allows one more second request."""
     return seen.n_hedged < 1 + seen.n_sent // _ONE_IN
 
 
@@ -57,7 +60,7 @@ T = TypeVar("T")
 
 
 class HedgedRequests:
-    """What was seen of the requests of one kind, and the second requests that follow from it."""
+    """Sends second requests for late requests of one kind, by the latencies seen so far."""
 
     def __init__(self, policy: RetryPolicy, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._policy, self._clock = policy, clock
@@ -69,10 +72,10 @@ class HedgedRequests:
         again: Callable[[], Coroutine[Any, Any, T]],
         discard: Callable[[T], object] = lambda answer: None,
     ) -> T:
-        """Return the answer to `request`, or to the one that `again` makes when that is late: whichever is here first.
+        """Return the answer to `request`, or to the second request that `again` makes if the first is late.
 
-        The other is cancelled, and its answer discarded if it has one. A request that fails is no answer while the other
-        is still under way.
+        The first answer wins. The other request is cancelled, and its answer, if it has one, goes to `discard`. A
+        failure does not count as an answer while the other request is still running.
         """
         began, self._seen = self._clock(), self._seen.sent()
         second = _Second(self._worth(again), discard)
@@ -88,7 +91,7 @@ class HedgedRequests:
     def _worth(
         self, again: Callable[[], Coroutine[Any, Any, T]]
     ) -> Callable[[], Coroutine[Any, Any, T] | None]:
-        """Return what makes the second request, or None when there were too many of them."""
+        """Return a function that starts the second request, or returns None when the limit is reached."""
 
         def begin() -> Coroutine[Any, Any, T] | None:
             if not may_hedge(self._seen):
@@ -100,9 +103,10 @@ class HedgedRequests:
 
 
 class _Second(Generic[T]):
-    """A request that may follow one which runs in the task that makes this: that one then goes without a task of its own.
+    """The second of two requests; the first one runs in the current task, not in a task of its own.
 
-    A body that breaks with its answer would lose what came of it in the turns of the loop that another task takes.
+    A separate task would take extra turns of the event loop. If the first answer's body breaks off at once, the bytes
+    received in these turns would be lost.
     """
 
     def __init__(
@@ -126,7 +130,7 @@ class _Second(Generic[T]):
             self._task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[T]) -> None:
-        if task.cancelled() or task.exception() is not None:  # looking at it keeps asyncio from logging it
+        if task.cancelled() or task.exception() is not None:  # reading it keeps asyncio from logging it
             return
         if not self._is_over:
             self._has_won = True
@@ -135,14 +139,14 @@ class _Second(Generic[T]):
             self._discard(task.result())
 
     async def or_first(self, request: Coroutine[Any, Any, T]) -> T:
-        """Return the answer of `request`, or that of this one if it comes before."""
+        """Return the answer of `request`, or of the second request if that comes first."""
         try:
             return await request
         except asyncio.CancelledError:
-            # As asyncio's own timeouts do: somebody else may have cancelled us as well.
+            # As in asyncio's timeouts: another caller may have cancelled this task too.
             if not self._has_won or self._owner.uncancel() > self._n_cancelled:
                 raise
-        except Exception:  # whatever it is: the second request may still do better
+        except Exception:  # any error: the second request may still succeed
             if self._task is None:
                 raise
             self._is_over = True
@@ -154,11 +158,11 @@ class _Second(Generic[T]):
         return self._task.result()
 
     def end(self) -> None:
-        """Let nothing more come of it."""
+        """Cancel the second request, and discard its answer if it has an unused one."""
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
         if self._task is None or self._is_taken:
             return
-        if not self._task.cancel() and self._has_won:  # it has an answer, and somebody cancelled us with it
+        if not self._task.cancel() and self._has_won:  # it has an answer, but this task was cancelled too
             self._discard(self._task.result())

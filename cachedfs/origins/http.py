@@ -1,7 +1,7 @@
-"""Requests over one aiohttp session: bounded, counted, retried. The only importer of aiohttp.
+"""`HTTPClient`: GET requests over one aiohttp session, with request slots, counting and retries.
 
-Whose service it is does not show here: an `Ask` says what to send, `judge` what an answer means, an
-`Auth` which headers prove who asks.
+It is independent of the service: an `HTTPRequest` is what to send, `judge` interprets an error response, and an `Auth`
+provides the headers that prove the account.
 """
 
 from __future__ import annotations
@@ -35,76 +35,76 @@ T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
 _GOOD = frozenset({200, 206, 416})
 _ERROR_BODY = 64 << 10
-_KIND = "download"  # of the requests that a pacer counts
-_LATE_S = 0.05  # a loop that runs keeps its times better
+_KIND = "download"  # as the rate limiter counts these requests
+_LATE_S = 0.05  # a running event loop fires its timers sooner than this
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HTTPRequest:
-    """One GET, before it is sent; `subject` and `doing` are what an error names."""
+    """One GET request before it is sent; errors name its `subject` and what it was `doing`."""
 
     url: str  # percent-encoded, without a query
     params: Mapping[str, str]
     subject: str
     doing: str
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    as_stored: bool = False  # the body is bytes of an object: never unpack it
+    as_stored: bool = False  # the body is an object's bytes: do not decompress it
     is_pinned: bool = False
 
 
 class Auth(Protocol):
-    """Who asks."""
+    """The credentials of an account, as request headers."""
 
     async def headers(self) -> dict[str, str]:
         """Return the headers to send, from credentials that are valid now."""
         ...
 
     async def renew(self, refused: Mapping[str, str]) -> bool:
-        """Get other credentials than the refused headers; False where there are none to be had."""
+        """Replace the credentials of the `refused` headers; return False if there are no others."""
         ...
 
 
 class HTTPResponse:
-    """A request whose headers are here."""
+    """A response whose headers have arrived."""
 
     def __init__(self, response: aiohttp.ClientResponse, told: LoggedRequest) -> None:
         self._response, self._told = response, told
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
-        self.other_host = other_host(response)  # that answered, None for the one that was asked
+        self.other_host = other_host(response)  # where redirects led; None for the host that was asked
 
     async def read_some(self) -> bytes:
-        """Return the next bytes of the body, empty at its end; raises Failed."""
+        """Return the next bytes of the body, empty at its end; raise RetryableError if it breaks."""
         with _troubled():
             data = await self._response.content.readany()
         self._told.size += len(data)
         return data
 
     async def read_all(self) -> bytes:
-        """Return the whole body; raises Failed."""
+        """Return the whole body; raise RetryableError if it breaks."""
         with _troubled():
             data = await self._response.read()
         self._told.size += len(data)
         return data
 
     async def read_error(self) -> bytes:
-        """Return the beginning of the body, as far as it says what is wrong; raises Failed."""
+        """Return the start of an error response's body, up to 64 KiB; raise RetryableError if it breaks."""
         data = bytearray()
         with _troubled():
-            # One read gives what has come so far, however much it is asked for.
+            # One `read` returns only the bytes that have arrived.
             while piece := await self._response.content.read(_ERROR_BODY - len(data)):
                 data += piece
         self._told.size += len(data)
         return bytes(data)
 
     def close(self) -> None:
-        """Read no more of it; the connection goes back when all was read, else it is dropped."""
+        """Stop reading; the connection is reused if the body was read to its end, else dropped."""
         self._response.close()
         self._told.over()
 
 
 class HTTPClient:
-    """Sends requests; every try takes a slot for as long as its answer is being read."""
+    """Sends requests; every attempt holds a request slot while its response is read."""
 
     def __init__(
         self,
@@ -120,21 +120,28 @@ class HTTPClient:
         rate_limiter: RateLimiter | None = None,
         hedge: HedgedRequests | None = None,
     ) -> None:
-        """Send at the pace of `pacer`, and a second time by `hedge`, where there are such."""
-        # It would send a request again by itself, uncounted, when the connection breaks before an answer.
+        """Create a client that calls `on_request` for each request sent.
+
+        `judge` turns an error response into a reason to retry or into the exception to raise. `rate_limiter` delays
+        requests, and `hedge` sends late ones a second time, where they are given.
+        """
+        # aiohttp would repeat a request, uncounted, when the connection breaks before the response.
         session._retry_connection = False
         self._session, self._auth, self._judge = session, auth, judge
         self._slots, self._on_request, self.new_tries = slots, on_request, new_tries
         self._rate_limiter, self._hedge = rate_limiter, hedge
         self._kwargs: dict[str, Any] = {} if keeps_session_timeout else {"timeout": timeout}
-        # Later than this, a time-out of connecting was late itself. aiohttp rounds long ones up to the full second.
+        # A connect timeout that fires later than this was itself delayed. aiohttp rounds long ones up to full seconds.
         rounded_s = 1.0 if (timeout.sock_connect or 0.0) > timeout.ceil_threshold else 0.0
         self._connected_s = (timeout.sock_connect or math.inf) + rounded_s + _LATE_S
 
     async def json(
         self, ask: HTTPRequest, is_answer: Callable[[dict[str, Any]], bool] | None = None
     ) -> dict[str, Any]:
-        """Return the answer to `ask`, after retries; one that `is_answer` does not know is somebody else's."""
+        """Return the JSON object that the service answers to `ask`, after retries.
+
+        An answer that `is_answer` rejects is from another server, such as a proxy, and is retried.
+        """
 
         async def attempt() -> dict[str, Any]:
             async with self.exchange(ask) as exchange:
@@ -146,7 +153,7 @@ class HTTPClient:
         return await self.retried(attempt, ask, self.new_tries())
 
     async def retried(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest, tries: RetryAttempts) -> T:
-        """Return what `attempt` returns, tried again while there is hope."""
+        """Return the result of `attempt`, repeated for as long as `tries` allows."""
         while True:
             try:
                 return await attempt()
@@ -154,7 +161,7 @@ class HTTPClient:
                 await self.pause(failed, ask, tries)
 
     async def pause(self, failed: RetryableError, ask: HTTPRequest, tries: RetryAttempts) -> None:
-        """Wait before the next try; raises OriginUnavailable when there shall be none."""
+        """Wait before the next attempt; raise OriginUnavailable when there is none left."""
         wait_s = tries.next_wait_s(failed.trouble)
         if wait_s is None:
             kind = OriginUnreachable if failed.trouble.is_unreachable else OriginUnavailable
@@ -166,7 +173,10 @@ class HTTPClient:
 
     @asynccontextmanager
     async def exchange(self, ask: HTTPRequest) -> AsyncIterator[HTTPResponse]:
-        """Send `ask` once; leaving before the end of the body drops the connection. Raises Failed, or what is final."""
+        """Send `ask` once; leaving before the end of the body drops the connection.
+
+        Raises RetryableError, or the final error.
+        """
         async with self._slots.mine:
             exchange = await self._send(ask)
             try:
@@ -175,13 +185,13 @@ class HTTPClient:
                 exchange.close()
 
     async def _send(self, ask: HTTPRequest) -> HTTPResponse:
-        """Return a good response; a refusal of the credentials is answered with other ones, once."""
+        """Return a successful response; after a 401, renew the credentials and send once more."""
         proof = await self._auth.headers()
         sent_at, response = await self._first(ask, proof)
         if response.status == 401 and await self._renewed(response, proof):
             sent_at, response = await self._first(ask, await self._auth.headers())
         is_good = response.status in _GOOD
-        if response.other_host and not (is_good and ask.as_stored):  # headers and checksums prove media
+        if response.other_host and not (is_good and ask.as_stored):  # headers and checksums prove object data
             response.close()
             raise RetryableError(
                 foreign(f"redirected to {response.other_host}, which answered {response.status}")
@@ -200,7 +210,7 @@ class HTTPClient:
     async def _renewed(self, response: HTTPResponse, proof: Mapping[str, str]) -> bool:
         try:
             is_renewed = await self._auth.renew(proof)
-        except BaseException:  # a cancellation too: the connection goes back with its response
+        except BaseException:  # also on cancellation: closing the response frees the connection
             response.close()
             raise
         if is_renewed:
@@ -208,7 +218,7 @@ class HTTPClient:
         return is_renewed
 
     async def _first(self, ask: HTTPRequest, proof: Mapping[str, str]) -> tuple[float, HTTPResponse]:
-        """Return when `ask` was sent, and the answer to it, or to a second request where the first is late."""
+        """Return when `ask` was sent, and the response to it or to a hedged second request."""
         sent_at = await self._turn()
         if self._hedge is None:
             return sent_at, await self._request(ask, proof)
@@ -231,7 +241,7 @@ class HTTPClient:
         told = LoggedRequest("GET", ask.url, ask.headers.get("Range", ""))
         try:
             response = await self._answer(ask, proof)
-        except BaseException as error:  # a cancellation too
+        except BaseException as error:  # also on cancellation
             told.over(error)
             raise
         told.answered(response.status)
@@ -253,14 +263,14 @@ class HTTPClient:
         except RetryableError as failed:
             if not failed.trouble.is_unreachable or time.monotonic() - started < self._connected_s:
                 raise
-            # A process that was stopped for so long, or a loop that was held up, says nothing of the service.
+            # The process or its event loop was blocked, so the timeout says nothing about the service.
             raise RetryableError(
                 dataclasses.replace(failed.trouble, is_unreachable=False)
             ) from failed.__cause__
 
 
 def other_host(response: aiohttp.ClientResponse) -> str | None:
-    """Return the host that answered where redirects led away from the one that was asked, else None."""
+    """Return the host that answered if redirects led to another host, else None."""
     asked, came = (response.history[0] if response.history else response).url, response.url
     is_same = asked.host == came.host and (asked.port == came.port or asked.scheme != came.scheme)
     return None if is_same else came.authority
@@ -272,15 +282,15 @@ def timeout_of(
     given: float | aiohttp.ClientTimeout | None = None,
     can_wait_for_pool: bool = False,
 ) -> aiohttp.ClientTimeout:
-    """Return the limits of one request: ours have none for the whole, but for connecting and for silence.
+    """Return the timeouts of one request: for connecting and for silence, none for the whole.
 
-    `given` is the user's limit, in seconds for the whole or as aiohttp's own value.
+    `given` is the user's own: seconds for the whole request, or an aiohttp value, which is used as it is.
     """
     if isinstance(given, aiohttp.ClientTimeout):
         return given
     return aiohttp.ClientTimeout(
         total=given,
-        # aiohttp counts finding the host's address only here, and with it waiting for a free connection.
+        # Only `connect` includes finding the host's address, but also waiting for a free connection.
         connect=None if can_wait_for_pool else policy.connect_s,
         sock_connect=policy.connect_s,
         sock_read=policy.stall_s,
@@ -289,14 +299,14 @@ def timeout_of(
 
 @contextmanager
 def _troubled() -> Iterator[None]:
-    """Turn what aiohttp raises for a broken connection into Failed."""
+    """Turn the exceptions of aiohttp for a broken connection into RetryableError."""
     try:
         yield
     except aiohttp.ClientConnectorCertificateError as error:
         raise RetryableError(untrusted(_text(error))) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise RetryableError(RetryReason(_text(error), is_unreachable=True)) from error
-    except aiohttp.ClientHttpProxyError as error:  # its text has the proxy's URL, with the password
+    except aiohttp.ClientHttpProxyError as error:  # its text contains the proxy's URL and password
         why = f"the proxy does not connect: {error.status} {error.message}"
         raise RetryableError(RetryReason(why, is_unreachable=True)) from None
     except aiohttp.InvalidURL:
@@ -308,6 +318,6 @@ def _troubled() -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    # As aiohttp says it, of plain HTTP too.
+    # aiohttp mentions ssl for plain HTTP too.
     text = re.sub(" ssl:([a-z]+|<.+?>)", "", str(error), flags=re.IGNORECASE)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

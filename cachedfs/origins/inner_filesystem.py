@@ -1,4 +1,4 @@
-"""The inner fsspec filesystem of an origin: made once and late, and called as a coroutine or in a thread."""
+"""Create the inner fsspec filesystem of an origin, and call it as a coroutine or in a thread."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ T = TypeVar("T")
 
 
 class AsyncOnce(Generic[T]):
-    """A value made at the first call, once for all who wait; a failure is told to all of them and forgotten."""
+    """A value created at the first `get`, once for all waiting callers.
+
+    A failure is raised in all waiting callers and then forgotten, so the next `get` tries again.
+    """
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._make = make
         self._task: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
-        """Return the value; a caller that is cancelled does not stop the making for the others."""
+        """Return the value; cancelling one caller does not stop the creation for the others."""
         if self._task is None or _has_failed(self._task):
             self._task = asyncio.ensure_future(self._make())
-            # Looking at the outcome keeps asyncio from logging it where all who waited have gone.
+            # Reading the exception keeps asyncio from logging it when all waiting callers are gone.
             self._task.add_done_callback(_has_failed)
         return await asyncio.shield(self._task)
 
     def take(self) -> T | None:
-        """Return the value if it has been made, and forget it: the next `get` makes another."""
+        """Return the value if it exists, and forget it: the next `get` creates another."""
         task, self._task = self._task, None
         if task is None or not task.done():
             if task is not None:
@@ -51,9 +54,12 @@ def _has_failed(task: asyncio.Task[Any]) -> bool:
 def make_filesystem(
     protocol: str, options: Mapping[str, Any], loop: asyncio.AbstractEventLoop
 ) -> AbstractFileSystem:
-    """Return a filesystem of our own, never the instance that fsspec shares; blocks, so call it in a thread."""
+    """Return a new filesystem, not shared through fsspec's instance cache.
+
+    Blocks, so call it in a thread.
+    """
     cls = _class_of(protocol)
-    preload(["encodings.idna"])  # which looking for a host needs
+    preload(["encodings.idna"])  # needed to resolve host names
     given = make_private(options)
     if cls.async_impl:
         given |= {"asynchronous": False, "loop": loop}
@@ -77,7 +83,7 @@ def _class_of(protocol: str) -> Any:
 
 
 def make_private(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with instance sharing off, for the filesystem and for the ones that it wraps."""
+    """Return the options with fsspec's instance cache off, for wrapped filesystems too."""
     private = {**options, "skip_instance_cache": True}
     if private.get("target_protocol"):
         private["target_options"] = make_private(private.get("target_options") or {})
@@ -85,7 +91,7 @@ def make_private(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_listing_cache(inner: Any) -> Any:
-    """Return the filesystem, which from now on asks the origin each time: the facts are kept above."""
+    """Turn off the filesystem's listing cache and return it: cachedfs caches metadata itself."""
     wrapped = inner
     while isinstance(wrapped, AbstractFileSystem):
         wrapped.dircache = DirCache(use_listings_cache=False)
@@ -94,7 +100,7 @@ def without_listing_cache(inner: Any) -> Any:
 
 
 async def invoke(inner: Any, method: str, *args: Any, **options: Any) -> Any:
-    """Return what the filesystem's `method` returns: awaited on this loop where it can be, else from a thread."""
+    """Return what the filesystem's `method` returns: awaited on this loop where possible, else from a thread."""
     if method.startswith("_"):
         raise ValueError(f"{method!r} is not one of fsspec's public methods")
     if _is_native(inner, method):
@@ -103,8 +109,8 @@ async def invoke(inner: Any, method: str, *args: Any, **options: Any) -> Any:
 
 
 def _is_native(inner: Any, method: str) -> bool:
-    """Return whether `_method` does the work itself, on the loop it is awaited on."""
-    # A filesystem that wraps another made that one without our loop, or it may be a sync one.
+    """Return whether `_method` is a coroutine that does the work on the loop that awaits it."""
+    # A wrapper created its wrapped filesystem without our loop, or that one is synchronous.
     if not inner.async_impl or hasattr(inner, "fs"):
         return False
     cls, hidden = type(inner), "_" + method
@@ -115,7 +121,7 @@ def _is_native(inner: Any, method: str) -> bool:
 
 
 async def close_session(inner: Any) -> None:
-    """Close the network session that a filesystem keeps as `_session`, as those over aiohttp do."""
+    """Close the network session that aiohttp-based filesystems keep as `_session`."""
     session: Any = getattr(inner, "_session", None)
     if inspect.iscoroutinefunction(getattr(session, "close", None)):
         await session.close()

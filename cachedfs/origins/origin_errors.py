@@ -1,4 +1,4 @@
-"""What Google's services have in common: how they word answers and errors, and which ones pass. Pure."""
+"""Turn error responses and exceptions of libraries into retry reasons and the errors of cachedfs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _TOO_MANY = "Too many requests: lower concurrency=, or wait a minute; others may
 def trouble_of(
     status: int, reasons: set[str], said: str, headers: Mapping[str, str], now: datetime
 ) -> RetryReason | None:
-    """Return the trouble that an answer tells of, where another try may succeed; None where none will."""
+    """Return the retry reason of an error response; None where another attempt would not help."""
     is_rate = status == 429 or (status == 403 and bool(reasons & _RATE_REASONS))
     if status not in _RETRIED and status <= 504 and not is_rate:
         return None
@@ -55,9 +55,9 @@ def trouble_of(
 
 
 def error_of(body: bytes) -> tuple[str, set[str]]:
-    """Return Google's own message and reasons from the body of an error: JSON, or short text (of media).
+    """Return Google's message and reasons from an error body: JSON, or short text (for media).
 
-    A reason that names a place is there twice: by itself, and as "reason at place".
+    A reason with a location appears twice: by itself, and as "reason at location".
     """
     text = body.decode("utf-8", "replace").strip()
     try:
@@ -71,9 +71,9 @@ def error_of(body: bytes) -> tuple[str, set[str]]:
 
 
 def token_server_away(error: Exception) -> Exception | None:
-    """Return the error of google-auth that says that who gives tokens is away or in trouble; None where it says anything else.
+    """Return google-auth's error if the token server is unreachable or failing, else None.
 
-    It may be behind `error`: of a metadata server, google-auth makes a refusal of whatever is in the way.
+    It may be the cause of `error`: for a metadata server, google-auth reports any network problem as a refusal.
     """
     from google.auth.exceptions import TransportError
 
@@ -82,13 +82,16 @@ def token_server_away(error: Exception) -> Exception | None:
 
 
 def _is_answered(error: Exception) -> bool:
-    """Return whether a metadata server is there, and says that it has no such credentials: nobody has signed in yet."""
+    """Return whether a metadata server answered that it has no credentials for this account."""
     status = getattr(error.args[1] if len(error.args) > 1 else None, "status", None)
     return isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
 
 
 def object_of(text: bytes) -> dict[str, Any]:
-    """Return the object that an answer is in JSON; raises Failed: any other value is something's on the way."""
+    """Return the JSON object in an answer; raise RetryableError for anything else.
+
+    Anything else comes from a server in between, such as a proxy.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -103,9 +106,9 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...
     ((PermissionError,), AccessDenied),
     ((IsADirectoryError,), IsAFolder),
     ((ConnectionError, socket.gaierror), OriginUnreachable),
-    ((TimeoutError, json.JSONDecodeError), OriginUnavailable),  # an answer that is none
+    ((TimeoutError, json.JSONDecodeError), OriginUnavailable),  # an unusable answer
 )
-# Class names of aiohttp, requests and google-auth, looked for among the bases: the most special first.
+# Names of base classes in aiohttp, requests and google-auth; the most specific first.
 _BY_NAME: tuple[tuple[frozenset[str], type[CachedFSError]], ...] = (
     (frozenset({"ClientConnectorError", "TransportError"}), OriginUnreachable),
     (frozenset({"ClientConnectionError", "ClientPayloadError"}), OriginUnavailable),
@@ -137,27 +140,27 @@ _SECRETS = re.compile(
 
 
 def without_secrets(text: str) -> str:
-    """Return a library's message without the tokens, signatures and passwords that it may quote."""
+    """Return a library's message with tokens, signatures and passwords replaced by `***`."""
     return _SECRETS.sub(lambda found: f"{found[1] or found[2] or ''}***", text)
 
 
 @contextmanager
 def mapped(url: str, doing: str) -> Iterator[None]:
-    """Turn what libraries raise inside into the errors of cachedfs, which name `url` and what was tried."""
+    """Turn exceptions of libraries into errors of cachedfs that name `url` and the operation."""
     try:
         yield
-    except Exception as error:  # everything passes through; `translate` leaves alone what is not known
+    except Exception as error:  # `translate` returns an exception it does not know as it is
         ours = translate(error, url, doing)
         if ours is error:
             raise
-        # A cause is printed with its message: where that quotes a secret, it stays behind.
+        # A traceback prints the cause too: drop it if its message contains a secret.
         raise ours from (error if str(error) == without_secrets(str(error)) else None)
 
 
 def translate(error: Exception, url: str, doing: str) -> Exception:
-    """Return the error of cachedfs that says what `error` says, or `error` itself where that is clear enough.
+    """Return the error of cachedfs for `error`, or `error` itself where that is clear enough.
 
-    FileExistsError, NotImplementedError, ValueError and what else is about the call pass as they are.
+    FileExistsError, NotImplementedError, ValueError and other errors about the call itself are returned as they are.
     """
     if (
         isinstance(error, (CachedFSError, FileExistsError))
@@ -176,10 +179,10 @@ def translate(error: Exception, url: str, doing: str) -> Exception:
 
 
 def _behind(error: Exception) -> Exception:
-    """Return the error to believe: what an absence was made of, where that was none.
+    """Return the cause of a FileNotFoundError if the cause is another failure, else `error` itself.
 
-    fsspec's HTTP filesystem says of a 503, and of a server that is gone, that there is no such file. Who takes that for an
-    absence, such as Zarr, reads zeros where there are data.
+    fsspec's HTTP filesystem raises FileNotFoundError for a 503 and for an unreachable server. Zarr takes a missing
+    object for an empty chunk, and would return zeros in place of data.
     """
     cause = error.__cause__
     if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
@@ -208,19 +211,19 @@ def _kind_of(error: Exception) -> type[CachedFSError] | None:
             return kind
     if not isinstance(error, OSError):
         return None
-    # gcsfs says 403 in words only.
+    # gcsfs raises a 403 as an OSError with this text.
     return AccessDenied if str(error).startswith("Forbidden") else CachedFSError
 
 
 def _is_no_http(error: Exception) -> bool:
-    """Return whether what came was no HTTP: aiohttp raises that as a 400 of its own, which no service said."""
+    """Return whether the answer was not HTTP: aiohttp raises that with a status 400 that no service sent."""
     return any(base.__name__ == "HttpProcessingError" for base in type(error.__cause__).__mro__)
 
 
 def _status_of(error: Exception) -> int | None:
-    """Return the HTTP status that an exception of any library carries, None without one."""
+    """Return the HTTP status that an exception of any library carries, else None."""
     response = getattr(error, "response", None)
-    # aiohttp's errors have `code` as well, which warns whoever reads it.
+    # aiohttp's errors have `code` too, but reading it gives a deprecation warning.
     own = "status" if hasattr(error, "status") else "code"
     for holder, name in ((error, own), (response, "status_code")):
         value = getattr(holder, name, None)
@@ -234,9 +237,9 @@ def _text(error: Exception) -> str:
     return f"{name}: {text}" if text else name
 
 
-# Writers that fail
+# Failures of writers
 def handled_exceptions() -> tuple[BaseException, ...]:
-    """Return the exceptions that are being handled here, the innermost first."""
+    """Return the exceptions that are being handled now, the innermost first."""
     found: list[BaseException] = []
     error = sys.exc_info()[1]
     while error is not None and not any(error is known for known in found):
@@ -246,7 +249,7 @@ def handled_exceptions() -> tuple[BaseException, ...]:
 
 
 def failure_since(before: tuple[BaseException, ...]) -> BaseException | None:
-    """Return the failure that is being handled here, unless it was among the handled exceptions `before`."""
+    """Return the failure that is being handled now, unless it is one of the exceptions `before`."""
     error = sys.exc_info()[1]
     if error is None or not is_failure(error) or any(error is known for known in before):
         return None
@@ -254,7 +257,7 @@ def failure_since(before: tuple[BaseException, ...]) -> BaseException | None:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether an exception says that something failed: the end of an iteration and `sys.exit(0)` do not."""
+    """Return whether an exception means a failure; the end of an iteration and `sys.exit(0)` do not."""
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return not isinstance(error, (StopIteration, StopAsyncIteration, GeneratorExit))

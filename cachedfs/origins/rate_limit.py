@@ -1,8 +1,8 @@
-"""How fast a service lets us ask: what may be sent when, and what its answers say of that. Pure.
+"""Adaptive rate limits: when a request may be sent, and what the answers say about the limit.
 
-A limit is not told, so it is learnt: from a ladder of limits that are known to exist, the highest first. A bulk of
-refusals means that this rung is not ours; below the last one the share of it that is taken is halved, and grows again
-with time. A refusal now and then says nothing: services refuse some requests of everybody.
+The service does not state its limit, so we try a ladder of known limits, the highest first. Many refusals in a short
+time mean a lower limit applies. Below the last one, we halve the share of it that we use, and let it grow again with
+time. A single refusal means nothing: services refuse some requests of every client.
 
 Times are seconds of one clock that all processes of the machine share; it may jump.
 """
@@ -33,18 +33,18 @@ __all__ = [
 ]
 
 
-# So long a lower rung is believed: a wrong one costs an hour, and asking again some 20 refusals.
+# Seconds until a higher limit is tried again. A wrong low limit costs an hour; a try costs some 20 refusals.
 LEARNT_S = 3600.0
-_MARGIN = 0.95  # of a limit: what is counted here and at the service differs by what is on its way
-_BURST_S = 0.5  # of the rate; the service's own bucket is taken to hold at least twice as much
-_WEIGHT = 1 / 32  # of the newest answer in the average; six refusals in a row are a bulk,
-_BULK = 0.15  # and so is one in seven for a while. One in seventy, on the worst of days, never is
-_LEAST = 1 / 32  # of a limit is always taken
-_GROWTH = 0.005  # of the limit, a second: from a half to all of it in 100 s
+_MARGIN = 0.95  # of a limit; requests under way make our count differ from the service's
+_BURST_S = 0.5  # of the rate, sent at once; we assume that the service allows at least twice as much
+_WEIGHT = 1 / 32  # of the newest answer in the moving average of refusals
+_BULK = 0.15  # 6 refusals in a row, or 1 in 7 for a while, mean a lower limit; without one, the worst days have 1 in 70
+_LEAST = 1 / 32  # share of a limit that we always use
+_GROWTH = 0.005  # of the limit per second: from a half to all of it in 100 s
 
 
 class RateLimit(NamedTuple):
-    """What a service takes in a second: requests, or units, where `costs` says what each kind of them costs."""
+    """A service's limit per second: in requests, or in units if `costs` has the units of each kind of request."""
 
     per_s: float
     costs: Mapping[str, float] = {}
@@ -56,25 +56,25 @@ class RateLimit(NamedTuple):
         return max([self.cost("other"), *self.costs.values()])
 
 
-# Google Drive, for one user of one project: 12,000 requests a minute, or for projects made since May 2026 (or long
-# unused) 325,000 units. What counts as a download is not said of `alt=media`: the dearer reading is taken.
+# Google Drive's limits for one user of one project, per minute: 12,000 requests, or 325,000 units for projects made
+# since May 2026 or long unused. Google does not say if `alt=media` is a download: we take the higher cost.
 _UNITS = {"other": 5.0, "list": 100.0, "download": 200.0, "edit": 50.0, "create": 50.0}
 REQUESTS = (RateLimit(12_000 / 60), RateLimit(325_000 / 60, _UNITS))
-CREATES = (RateLimit(3.0), RateLimit(2.0))  # new items: not documented, and the same for all who write much
+CREATES = (RateLimit(3.0), RateLimit(2.0))  # new items: undocumented, the same for all heavy writers
 
 
 class LimitState(NamedTuple):
-    """What is known of one limit, and how far it is used. Any numbers at all are a state: see `_sane`."""
+    """The state of one limit, as numbers that may come from other processes; `_sane` repairs any values."""
 
     rung: float = 0.0
-    share: float = 1.0  # of the rung's limit that was taken at `cut_at`
-    refused: float = 0.0  # part of the latest answers that said "too many", as a moving average
-    free_at: float = 0.0  # when all that was sent is paid for
-    cut_at: float = 0.0  # the last time that less was taken; answers to what was sent before count no more
+    share: float = 1.0  # share of the limit in use at `cut_at`
+    refused: float = 0.0  # moving average of answers that say "too many requests"
+    free_at: float = 0.0  # when the next request may be sent
+    cut_at: float = 0.0  # when the rate was last lowered; answers to earlier requests are ignored
 
 
 def taken(pace: LimitState, ladder: Sequence[RateLimit], kind: str, now: float) -> tuple[LimitState, float]:
-    """Return the state after a request that is sent now, and 0; or, where it has to wait, for how many seconds."""
+    """Return the state after sending a request now, and 0; or the state and the seconds to wait first."""
     pace = _sane(pace, ladder, now)
     if pace.free_at > now:
         return pace, pace.free_at - now
@@ -85,7 +85,7 @@ def taken(pace: LimitState, ladder: Sequence[RateLimit], kind: str, now: float) 
 def answered(
     pace: LimitState, ladder: Sequence[RateLimit], *, sent_at: float, refused: bool, now: float
 ) -> LimitState:
-    """Return the state after an answer; `refused`: it said that there were too many requests."""
+    """Return the state after an answer; `refused` means it said "too many requests"."""
     pace = _sane(pace, ladder, now)
     if sent_at < pace.cut_at:
         return pace
@@ -99,12 +99,12 @@ def answered(
 
 
 def spare_s(pace: LimitState, ladder: Sequence[RateLimit], now: float) -> float:
-    """Return in how many seconds half of what may be sent at once is there: the other half is for who waits."""
+    """Return in how many seconds half of the burst is free; the other half is for waiting callers."""
     return max(0.0, _sane(pace, ladder, now).free_at - (now - _BURST_S / 2))
 
 
 def per_s(pace: LimitState, ladder: Sequence[RateLimit], now: float) -> float:
-    """Return what is taken in a second."""
+    """Return the present rate per second, in requests or units."""
     return ladder[int(pace.rung)].per_s * _MARGIN * _share(pace, now)
 
 
@@ -113,9 +113,10 @@ def _share(pace: LimitState, now: float) -> float:
 
 
 def _sane(pace: LimitState, ladder: Sequence[RateLimit], now: float) -> LimitState:
-    """Return the state as far as it can be true now; one of no numbers is forgotten.
+    """Return the state with only values that are possible now; an invalid state is reset.
 
-    Where the clock was set back, its times are ahead: what was learnt is kept, and nobody waits for the old time.
+    If the clock was set back, the stored times are in the future. Then the learned limit is kept, and the times are
+    moved back so that no request waits for them.
     """
     is_sound = (
         all(map(math.isfinite, pace))
@@ -129,7 +130,7 @@ def _sane(pace: LimitState, ladder: Sequence[RateLimit], now: float) -> LimitSta
     if pace.rung and now > pace.cut_at + LEARNT_S:
         pace = LimitState(free_at=pace.free_at)
     limit = ladder[int(pace.rung)]
-    # Nothing is sent before the last is paid for. The share is that of the cut: it was no less when this was sent.
+    # `free_at` can be ahead by the cost of one request, at the share of the last cut or a higher one.
     most_s = limit.dearest() / (limit.per_s * _MARGIN * pace.share)
     return pace._replace(free_at=min(pace.free_at, now + most_s), cut_at=min(pace.cut_at, now))
 
@@ -140,31 +141,34 @@ T = TypeVar("T")
 Numbers = tuple[float, ...]
 
 _CREATE = "create"
-_BEHIND_S = 0.05  # when to look again whether somebody still waits for a turn
+_BEHIND_S = 0.05  # seconds until the next check while requests wait for their turn
 
 
 class BudgetRecord(Protocol):
-    """The numbers of one budget, at least as many as a `Pace` has; any numbers may be in it, or be added."""
+    """The stored numbers of one rate limit: those of `LimitState`, and maybe more after them.
+
+    The numbers may have any value.
+    """
 
     def change(self, step: Callable[[Numbers], tuple[Numbers, T]]) -> T:
-        """Put what `step` makes of the numbers in their place at once, and return what else it says."""
+        """Replace the numbers atomically by the first result of `step`, and return its second result."""
         ...
 
 
 class ProcessRecord:
-    """The numbers of one process; `account` only says whose."""
+    """The numbers of one rate limit in this process only; `account` has no effect."""
 
     def __init__(self, account: str = "") -> None:
         self._numbers: Numbers = LimitState()
 
     def change(self, step: Callable[[Numbers], tuple[Numbers, T]]) -> T:
-        """Put what `step` makes of the numbers in their place, and return what else it says."""
+        """Replace the numbers by the first result of `step`, and return its second result."""
         self._numbers, result = step(self._numbers)
         return result
 
 
 class _Lane:
-    """One limit: those who wait for it go in the order in which they came."""
+    """One rate limit; requests that wait for it are sent in the order of their calls."""
 
     def __init__(
         self, ladder: Sequence[RateLimit], book: BudgetRecord, clock: Callable[[], float], *, mostly: str
@@ -189,7 +193,7 @@ class _Lane:
         return taken(_pace(numbers), self._ladder, kind, self._clock())
 
     def _learn(self, sent_at: float, refused: bool, numbers: Numbers) -> tuple[Numbers, float | None]:
-        """Return what is known after an answer, and, where that is to send less, how many a second."""
+        """Return the state after an answer, and the new rate per second if it was lowered, else None."""
         before, now = _pace(numbers), self._clock()
         pace = answered(before, self._ladder, sent_at=sent_at, refused=refused, now=now)
         if not refused or pace.cut_at in (before.cut_at, 0.0):
@@ -202,7 +206,7 @@ class _Lane:
 
 
 class RateLimiter:
-    """The budget of one account: its requests, and of these the ones that create items."""
+    """The rate limits of one account: one for all requests, and one more for requests that create items."""
 
     def __init__(
         self,
@@ -211,26 +215,26 @@ class RateLimiter:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Use the records that `book` has of `account`. The clock is that of all who use them."""
+        """Use the records that `book` returns for `account`; all users of them must share the clock."""
         self._requests = _Lane(REQUESTS, book(f"{account}|requests"), clock, mostly="download")
         self._creates = _Lane(CREATES, book(f"{account}|creates"), clock, mostly=_CREATE)
 
     async def spend(self, kind: str) -> float:
-        """Return, when a request of this kind may be sent, the time: for `answered`. It is counted as sent."""
+        """Wait until a request of this kind may be sent, count it as sent, and return the time for `answered`."""
         if kind == _CREATE:
             await self._creates.spend(kind)
         return await self._requests.spend(kind)
 
     def answered(self, kind: str, sent_at: float, *, refused: bool) -> None:
-        """Learn from an answer; `refused`: it said that there were too many requests."""
+        """Adjust the limits to an answer; `refused` means it said "too many requests"."""
         if kind == _CREATE:
             self._creates.answered(sent_at, refused)
-        # New items have by far the lower limit, and the words are the same.
+        # A refused create counts for new items only: their limit is far lower, and the error is the same.
         if kind != _CREATE or not refused:
             self._requests.answered(sent_at, refused)
 
     def spare_s(self) -> float:
-        """Return in how many seconds to look again whether a request that nobody waits for is in nobody's way; 0: now."""
+        """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""
         return self._requests.spare_s()
 
 

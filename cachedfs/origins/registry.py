@@ -1,4 +1,4 @@
-"""Origins: the network room. `open_origin` makes one for a protocol; nothing here knows the cache."""
+"""Create the origin for a protocol, and compute the identity of an origin from its options."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 _GCS = ("gs", "gcs")
-_AWARE = "-versions"  # of the account in an identity: its paths may name a generation
-_GENERATION = re.compile(r"(#|[?&]generation=)\d+$")  # as gcsfs finds it
+_AWARE = "-versions"  # ends an identity whose paths may name a generation
+_GENERATION = re.compile(r"(#|[?&]generation=)\d+$")  # gcsfs's pattern
 _DRIVE_ACCOUNT = ("client_id", "profile", "client_user_email", "client_json_file_path")
 _ALIASES = {"gcs": "gs", "local": "file"}
 _HOSTS = ("endpoint_url", "endpoint", "host", "account_name")
@@ -54,12 +54,14 @@ def open_origin(
     book: Callable[[str], BudgetRecord] | None = None,
     alone: Callable[[str], Alone] | None = None,
 ) -> Origin:
-    """Return the origin behind `protocol`; neither imports its packages nor looks for credentials.
+    """Return the origin for `protocol`; its packages and credentials are loaded at the first request.
 
-    `options` are the inner filesystem's own. The origin's methods run on `loop`; `on_request` is called
-    there once for every request sent, of which `concurrency` may be in flight.
-    `book` keeps what was sent of what a service lets an account send; without it each origin counts for itself. `alone` says for an identity how to keep
-    others off a path: needed where the service would make two objects of one name.
+    `options` are the inner filesystem's own. The origin's methods run on `loop`. It calls `on_request` there once for
+    every request it sends, and has at most `concurrency` requests in flight that callers wait for.
+
+    `book` returns the record of an account's rate limit; without it each origin counts its own requests. `alone`
+    returns, for an identity, the locks that keep other writers off a path. Google Drive needs them, because it would
+    create two items of the same name.
     """
     identity = identity_of(protocol, options)
     with importing():
@@ -99,21 +101,21 @@ def _drive_filesystem(origin: Any) -> Any:
 
 
 def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ) -> str:
-    """Return what says which data `protocol` and `options` lead to: part of every key.
+    """Return a text that identifies the data behind `protocol` and `options`; part of every block key.
 
-    Secrets never enter it, only that there are some. fsspec's own configuration counts as it will for
+    It contains no secrets, only whether there are any. It includes fsspec's configuration, because that also applies to
     the filesystem.
     """
     names = _GCS if protocol in _GCS else (protocol,)
     given = {name: value for each in names for name, value in conf.get(each, {}).items()} | dict(options)
     if protocol in _GCS:
-        # The same path is another object to gcsfs, where it is aware of versions.
+        # With version_aware, gcsfs may read another object for the same path.
         aware = _AWARE if given.get("version_aware") else ""
         return f"gs|{_gcs_host(given, environ)}|{_gcs_account(given)}{aware}"
     if protocol == "drive":
         from cachedfs.origins.drive.options import DriveOptions
 
-        DriveOptions.of(given)  # what is wrong with them is said when the filesystem is made
+        DriveOptions.of(given)  # raises ValueError for wrong options
         return f"drive|{_host_of(given.get('endpoint_url') or 'www.googleapis.com')}|{_drive_account(given)}"
     plain = _without_secrets({name: value for name, value in given.items() if value is not None})
     digest = _digest(plain) if plain else "-"
@@ -122,17 +124,17 @@ def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[s
 
 
 def names_a_version(identity: str, path: str) -> bool:
-    """Return whether `path` may name one version of an object, which no listing has, to the origin of this identity."""
+    """Return whether `path` may name one version of an object, which no listing contains."""
     return identity.startswith("gs|") and identity.endswith(_AWARE) and bool(_GENERATION.search(path))
 
 
 def is_whole(identity: str, info: ObjectInfo) -> bool:
-    """Return whether `info` has all the metadata that a lookup gives; the headers of a read from GCS have fewer."""
+    """Return whether `info` has all metadata that a lookup gives; the headers of a GCS read have less."""
     return "bucket" in info.details or "generation" not in info.details or not identity.startswith("gs|")
 
 
 def with_known_details(info: ObjectInfo, known: ObjectInfo) -> ObjectInfo:
-    """Return what the headers of a read say with the metadata that are known, if these are still the same.
+    """Return `info` from the headers of a read, with the details of `known` if they still apply.
 
     Metadata can change while the bytes stay: GCS counts these changes in `metageneration`.
     """
@@ -143,7 +145,7 @@ def with_known_details(info: ObjectInfo, known: ObjectInfo) -> ObjectInfo:
 
 
 def _gcs_host(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Return host and port as gcsfs finds them: argument, emulator, universe."""
+    """Return host and port as gcsfs chooses them: from the argument, the emulator or the universe domain."""
     emulator = environ.get("STORAGE_EMULATOR_HOST", "")
     given = options.get("endpoint_url") or ("" if emulator == "default" else emulator)
     universe = environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN", "googleapis.com")
@@ -156,7 +158,7 @@ def _gcs_account(options: Mapping[str, Any]) -> str:
 
 
 def _drive_account(options: Mapping[str, Any]) -> str:
-    """Return which account it is, as far as options without secrets tell: paths are each account's own."""
+    """Return the account as far as options other than secrets tell it: each account has its own paths."""
     from cachedfs.origins.drive.options import token_file
 
     token = options.get("token")
@@ -172,7 +174,7 @@ def _drive_account(options: Mapping[str, Any]) -> str:
 
 
 def _email_of(key: Any) -> str | None:
-    """Return whose key the JSON of a service account is."""
+    """Return the email address in the JSON key of a service account, else None."""
     if isinstance(key, str) and key.lstrip().startswith("{"):
         try:
             key = json.loads(key)
@@ -187,13 +189,13 @@ def _digest(plain: Mapping[str, Any]) -> str:
 
 
 def _host_of(endpoint: str) -> str:
-    """Return `host:port` of a URL or of itself, in lower case; user names and passwords are dropped."""
+    """Return `host:port` of a URL or host in lower case, without user name and password."""
     netloc = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").netloc
     return netloc.rpartition("@")[2].lower()
 
 
 def _without_secrets(value: Any) -> Any:
-    """Return options as JSON values: what names a secret is only marked as given, an object is its type."""
+    """Return options as JSON values: "given" in place of a secret, the type's name in place of an object."""
     if isinstance(value, Mapping):
         return {
             str(name): "given" if _SECRET.search(str(name)) else _without_secrets(item)

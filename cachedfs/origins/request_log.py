@@ -1,4 +1,4 @@
-"""Every request is told of once, when it is over: a line of the log at debug, and an event where events are written."""
+"""Log every request once, when it ends: as a debug line, and as an event where events are recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ logger = logging.getLogger("cachedfs.origins")
 
 
 class LoggedRequest:
-    """One request, from when it is sent. `range_` is the header of that name, `size` the bytes of its answer as they come."""
+    """One request, from the time it is sent.
+
+    `range_` is its Range header. `size` counts the bytes of the answer as they arrive.
+    """
 
     def __init__(self, method: str, url: str, range_: str = "") -> None:
         self._method, self._url, self._range = method, url, range_
@@ -28,11 +31,14 @@ class LoggedRequest:
         self.size = 0
 
     def answered(self, status: int | str) -> None:
-        """The headers are here."""
+        """Note the status and the latency, when the headers have arrived."""
         self.status, self._wait_s = status, time.monotonic() - self._began
 
     def over(self, error: BaseException | None = None) -> None:
-        """The answer is complete, given up, or failed with `error` before it began. Once; later calls are nothing."""
+        """Log the request: complete, abandoned, or failed with `error` before an answer began.
+
+        Only the first call has an effect.
+        """
         if self._is_over:
             return
         self._is_over = True
@@ -66,13 +72,13 @@ class LoggedRequest:
 
 @contextmanager
 def logged_request(method: str, url: str, range_: str = "") -> Iterator[LoggedRequest]:
-    """Tell of a request whose answer comes in one piece: it is over when the block is left; `size` is set there."""
+    """Log a request whose answer arrives in one piece; it ends with the block, which sets `size`."""
     told = LoggedRequest(method, url, range_)
     try:
         yield told
         if told.status == "no answer":
             told.answered("ok")
-    except BaseException as error:  # a cancellation too
+    except BaseException as error:  # also on cancellation
         told.over(error)
         raise
     told.over()

@@ -1,4 +1,4 @@
-"""How many requests are in flight at one origin: those that somebody waits for, and beside them those that nobody does."""
+"""Limits on the requests in flight at one origin: one for waiting callers, one for speculative requests."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from contextvars import ContextVar
 
 __all__ = ["SPECULATIVE_FACTOR", "RequestSlots", "is_speculative", "speculative"]
 
-SPECULATIVE_FACTOR = 2  # times `concurrency`, for what is sent ahead
+SPECULATIVE_FACTOR = 2  # times `concurrency`, for speculative requests
 
 _is_ahead = ContextVar("cachedfs_is_ahead", default=False)
 
 
 def is_speculative() -> bool:
-    """Return whether what runs here was begun before anybody waited for it."""
+    """Return whether the running task was started before any caller waited for its result."""
     return _is_ahead.get()
 
 
 @contextmanager
 def speculative() -> Iterator[None]:
-    """Nobody waits for the requests that are begun in here, nor for those of the tasks that are."""
+    """Make all requests started in this block speculative, also those of tasks started in it."""
     token = _is_ahead.set(True)
     try:
         yield
@@ -30,10 +30,10 @@ def speculative() -> Iterator[None]:
 
 
 class RequestSlots:
-    """Permits of two kinds. Who sends ahead takes none that another might wait for.
+    """Two semaphores: speculative requests never take a slot that a waiting caller needs.
 
-    `concurrency` of them for those who wait. Twice as many for what is sent ahead: what somebody waits for by now keeps
-    its permit, and as many again are sent while nobody does.
+    There are `concurrency` slots for waiting callers, and twice as many for speculative requests. A speculative request
+    keeps its slot when a caller starts to wait for it; then there is still room for `concurrency` others.
     """
 
     def __init__(self, concurrency: int) -> None:
@@ -44,5 +44,5 @@ class RequestSlots:
 
     @property
     def mine(self) -> asyncio.Semaphore:
-        """The permits of whoever asks: to be entered for as long as the answer is being read."""
+        """The semaphore for the running task, to be held while the answer is being read."""
         return self._ahead if is_speculative() else self._waited_for

@@ -1,4 +1,4 @@
-"""A reply whose body is resumed, of the same version, where it breaks, and checked. What a try is, an origin says."""
+"""`ResumableRead`: a reply whose body is checked, and resumed with the same version where it breaks off."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ if TYPE_CHECKING:
 
 __all__ = ["WHOLE", "RangeNotSatisfiable", "ResumableRead", "reaches"]
 
-WHOLE = 8 << 20  # what is held until its checksum is right: one request of the reader
+WHOLE = 8 << 20  # most bytes held back until their checksum is verified: one request of the reader
 
 
 class RangeNotSatisfiable(RetryableError):
-    """416: no byte of the object is in the range, as far as this try could see."""
+    """HTTP 416: no byte of the object is in the range, as far as this attempt could see."""
 
 
 def reaches(want: Range | Suffix | None, size: int) -> bool:
-    """Return whether any byte that is wanted is in an object of this size."""
+    """Return whether an object of this size has any of the bytes in `want`."""
     return size > (want.start if isinstance(want, Range) else 0)
 
 
 class ResumableRead(ABC):
-    """A read of one version. Subclasses begin it, send again for what is left, and say what proves the bytes."""
+    """A read of one version.
+
+    Subclasses open it, request the remaining bytes after a failure, and set the checksum to verify.
+    """
 
     info: ObjectInfo
     start: int
@@ -41,28 +44,28 @@ class ResumableRead(ABC):
     def __init__(self, url: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> None:
         self._url, self._doing = url, describe(want)
         self._want, self._pinned = want, pinned
-        self._attempt = AsyncExitStack()  # holds what the try that runs holds: slot and connection
+        self._attempt = AsyncExitStack()  # slot and connection of the running attempt
         self._body: HTTPResponse | None = None
-        self._arrived = 0  # offset of the next byte to take
-        self._offset = 0  # of the next byte of the body: before what has arrived where a range was ignored
-        # What has arrived and is not given. Invariant: no proof is open when a piece is given.
+        self._arrived = 0  # offset of the next byte to receive
+        self._offset = 0  # offset of the body's next byte; before `_arrived` if the server ignored the range
+        # Received bytes that were not returned yet. Invariant: `_proof` is None whenever a piece is returned.
         self._held: deque[bytes] = deque()
-        self._proof: StatedChecksum | None = None  # of all bytes of the object, until it holds
-        self._total: RunningChecksum | None = None  # of those that have arrived
+        self._proof: StatedChecksum | None = None  # checksum of the whole object, until it is verified
+        self._total: RunningChecksum | None = None  # checksum of the bytes received so far
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Settle what is read, and have its body coming."""
+        """Choose the version and the range, and open the body."""
 
     @abstractmethod
     async def _resume(self, left: Range, failed: RetryableError) -> None:
-        """Have the body of what is left coming, after a wait; raises OriginUnavailable when there is no hope."""
+        """Wait, then open the body of the remaining range; raise OriginUnavailable after too many attempts."""
 
     async def __aenter__(self) -> Reply:
         try:
             with mapped(self._url, self._doing):
                 await self._begin()
-        except BaseException:  # a cancellation too: __aexit__ is not called when this fails
+        except BaseException:  # also on cancellation: __aexit__ is not called when this fails
             await self._attempt.aclose()
             raise
         return self
@@ -85,8 +88,8 @@ class ResumableRead(ABC):
         raise StopAsyncIteration
 
     async def _take(self) -> bytes:
-        """Return the next bytes, never none, often a piece of the body as it is; raises Failed where it breaks."""
-        assert self._body is not None  # there is one wherever bytes are left to take
+        """Return the next bytes, never empty, uncopied where possible; raise RetryableError if the body breaks."""
+        assert self._body is not None  # set whenever bytes are left to receive
         while True:
             piece = await self._body.read_some()
             if not piece:
@@ -101,7 +104,7 @@ class ResumableRead(ABC):
                 return wanted
 
     async def _prove(self) -> None:
-        """Hold what comes until it is known to be true; raises Failed where it is not."""
+        """Hold bytes back until their checksum is verified; raise RetryableError if it is wrong."""
         if self._proof is None:
             return
         self._total = self._total or RunningChecksum(self._proof)
@@ -117,7 +120,7 @@ class ResumableRead(ABC):
 
     @abstractmethod
     async def _doubt(self) -> None:
-        """Raise what explains bytes that are not those of the version, unless they were spoilt on the way."""
+        """Raise the error that explains a wrong checksum; return if the transfer damaged the bytes."""
 
     def _settle(self, info: ObjectInfo, span: Range) -> None:
         self.info, self.start, self.stop = info, span.start, span.stop

@@ -1,4 +1,4 @@
-"""When to try again, and when to give up: decisions only; the clock and chance are arguments."""
+"""Decide when to retry a failed request and when to give up; clock and randomness are arguments."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How patient an origin is with its service; leave alone outside tests."""
+    """Limits on retries and timeouts of an origin; change them only in tests."""
 
-    tries: int = 6  # as many as gcsfs makes
+    tries: int = 6  # as in gcsfs
     base_s: float = 1.0
     cap_s: float = 32.0
-    patience_s: float = 64.0  # a service that asks for a longer wait is taken as unavailable
-    connect_s: float = 2.0  # a service that cannot be reached for so long is away
-    stall_s: float = 30.0  # a socket that is silent for so long is broken
-    export_s: float = 300.0  # nothing comes of a document before it is converted: another silence limit
-    hedge_least_s: float = 2.0  # where late requests are sent again, none is late before that,
-    hedge_early_s: float = 5.0  # or before that while too little is known to tell
+    patience_s: float = 64.0  # a service that asks for a longer wait is unavailable
+    connect_s: float = 2.0  # a service not connected within this is unreachable
+    stall_s: float = 30.0  # a socket that is silent for longer is broken
+    export_s: float = 300.0  # `stall_s` of an export: Drive converts the document before it sends
+    hedge_least_s: float = 2.0  # no request is late (and hedged) before this,
+    hedge_early_s: float = 5.0  # or before this while too few latencies are known
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RetryReason:
-    """Why one try failed, where another may succeed."""
+    """Why an attempt failed, where another one may succeed."""
 
     reason: str
     retry_after_s: float | None = None
     is_unreachable: bool = False  # refused, unresolved or not connected: nothing was sent
-    is_final: bool = False  # another try would end in the same
+    is_final: bool = False  # another attempt would fail the same way
     is_rate: bool = False  # there were too many requests
-    is_absence: bool = False  # a "not found" that may be somebody else's
-    remedy: str = "Check the network and the endpoint, or try again later"  # when it does not pass
+    is_absence: bool = False  # a 404 that may be from another server
+    remedy: str = "Check the network and the endpoint, or try again later"  # advice for when retries fail
 
 
 def untrusted(reason: str) -> RetryReason:
-    """Return the trouble with whoever answers with a certificate that is not trusted here: the service is not reached."""
+    """Return the retry reason for an untrusted certificate: the service itself was not reached."""
     remedy = (
         "Where a proxy or a server of your own answers, name the file of its authority in SSL_CERT_FILE; else see "
         "that the clock is right, and that the network lets you through"
@@ -58,7 +58,7 @@ def untrusted(reason: str) -> RetryReason:
 
 
 def foreign(reason: str, *, is_absence: bool = False) -> RetryReason:
-    """Return the trouble with an answer that does not look like the service's."""
+    """Return the retry reason for an answer that does not look like the service's own."""
     remedy = (
         "Something between, such as a proxy or the login page of a network, seems to answer: check the network and the "
         "endpoint, or try again later"
@@ -67,7 +67,7 @@ def foreign(reason: str, *, is_absence: bool = False) -> RetryReason:
 
 
 class RetryableError(Exception):
-    """One try failed and may be repeated; never leaves this room."""
+    """One attempt failed and may be repeated; never raised outside `cachedfs.origins`."""
 
     def __init__(self, trouble: RetryReason) -> None:
         super().__init__(trouble.reason)
@@ -75,17 +75,17 @@ class RetryableError(Exception):
 
 
 def delay(attempt: int, policy: RetryPolicy, rng: random.Random, *, at_least_s: float = 0.0) -> float:
-    """Return the seconds to wait after failed try number `attempt` (the first is 1).
+    """Return the seconds to wait after failed attempt number `attempt` (the first is 1).
 
-    Full jitter: uniform between nothing and a bound that doubles up to `cap_s`. What the service asked
-    for is waited at least, and the jitter comes on top, so that its clients do not return all at once.
+    Full jitter: uniform between 0 and a bound that doubles up to `cap_s`. It is added to the wait that the service
+    asked for (`at_least_s`), so that its clients do not all return at once.
     """
     bound = min(policy.cap_s, policy.base_s * 2 ** (attempt - 1))
     return at_least_s + rng.uniform(0.0, bound)
 
 
 def retry_after_s(text: str | None, now: datetime) -> float | None:
-    """Return what a `Retry-After` header asks for in seconds: a number or a date; None for neither."""
+    """Return the seconds that a `Retry-After` header asks for, as a number or a date; None for neither."""
     if text is None:
         return None
     if text.strip().isdigit():
@@ -99,23 +99,23 @@ def retry_after_s(text: str | None, now: datetime) -> float | None:
 
 
 class RetryAttempts:
-    """The tries of one operation: counts them, and says how long to wait for the next one."""
+    """The attempts of one operation: counts failures and decides how long to wait before the next one."""
 
     def __init__(self, policy: RetryPolicy, *, clock: Callable[[], float], rng: random.Random) -> None:
         self.n_failed = 0
         self._policy, self._clock, self._rng = policy, clock, rng
         self._started = clock()
-        self._unreachable_since: float | None = None  # Invariant: None unless the last try did not connect
+        self._unreachable_since: float | None = None  # Invariant: None after an attempt that connected
 
     def next_wait_s(self, trouble: RetryReason) -> float | None:
-        """Count a failed try and return the seconds to wait before the next one; None: give up."""
+        """Count a failed attempt; return the seconds to wait before the next one, or None to give up."""
         self.n_failed += 1
         policy, now = self._policy, self._clock()
         wait_s = delay(self.n_failed, policy, self._rng, at_least_s=trouble.retry_after_s or 0.0)
         if not trouble.is_unreachable:
             self._unreachable_since = None
         elif self._unreachable_since is None:
-            # The failed try itself took time: at worst all there is.
+            # The first attempt itself may have used up the time allowed.
             self._unreachable_since = self._started if self.n_failed == 1 else now
         if (
             trouble.is_final
@@ -128,6 +128,6 @@ class RetryAttempts:
         return wait_s
 
     def summary(self) -> str:
-        """Return how many tries there were, and how long they took."""
+        """Return how many attempts there were and how long they took, as text."""
         tries = "1 try" if self.n_failed == 1 else f"{self.n_failed} tries"
         return f"{tries} in {self._clock() - self._started:.1f} s"

@@ -1,1 +1,1 @@
-"""Google Drive: sign-in, names, reading and writing, as an origin and as the fsspec filesystem `drive://`."""
+"""Google Drive: sign-in, paths, reads and writes, as an origin and as the fsspec filesystem `drive://`."""

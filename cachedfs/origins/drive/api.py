@@ -1,4 +1,4 @@
-"""The Drive API v2 as values: what to ask, and what an answer says. Pure.
+"""The Drive API v2: build requests and interpret answers, without I/O.
 
 Written from the published discovery document and developers.google.com/workspace/drive/api/guides: search-files,
 handle-errors, shortcuts, enable-shareddrives, manage-downloads.
@@ -120,19 +120,20 @@ _USED_UP = {
 
 # Names
 def url_of(path: str) -> str:
-    """Return how errors name a path."""
+    """Return the URL that errors show for a path."""
     return f"drive://{path}"
 
 
 def shown(title: str) -> str:
-    """Return the part of a path that names an item: its title, with a slash of its own shown as "／"."""
+    """Return the part of a path that names an item: its title, with "／" in place of each slash."""
     return title.replace("/", _SLASH)
 
 
 def title_of(name: str) -> tuple[str, ...]:
-    """Return the titles that a part of a path may stand for; the last has a slash for every sign of one.
+    """Return the titles that a part of a path may stand for; the last one has a slash for every "／".
 
-    Each sign may stand for itself. Where there are many, all are taken to do what the first does: each one doubles a query.
+    Each "／" in the path may be a slash or itself, and each doubles the number of titles in a query. Where there are
+    more than four, all are replaced or none.
     """
     parts = name.split(_SLASH)
     n_signs = len(parts) - 1
@@ -145,18 +146,18 @@ def title_of(name: str) -> tuple[str, ...]:
 
 
 def form_of(name: str) -> str:
-    """Return which form of Unicode a name is in."""
+    """Return the Unicode normalization form of a name."""
     return next((form for form in ("NFC", "NFD") if is_normalized(form, name)), "mixed forms")
 
 
 def looks_like(name: str, other: str) -> bool:
-    """Return whether nobody can see the difference between two names."""
+    """Return whether two names look the same."""
     return _normal("NFC", name) == _normal("NFC", other)
 
 
 # Addresses
 def files_url(base: str) -> str:
-    """Return the address of the files; `base` is `https://host`, here and below."""
+    """Return the address of the files. `base` is `https://host`, here and below."""
     return f"{base}/drive/v2/files"
 
 
@@ -169,22 +170,22 @@ def changes_url(base: str) -> str:
 
 
 def changes_params(drive_id: str) -> dict[str, str]:
-    """Return of what changes are asked: of one shared drive, or ("") of all that is the account's own.
+    """Return the query for the changes of one shared drive, or ("") of everything the account owns.
 
-    Of the latter with shared drives: who asks without is not told of what moves there.
+    The latter includes shared drives: otherwise Drive does not report what moves there.
     """
     params = {**ANY_DRIVE, "includeItemsFromAllDrives": "true"}
     return params | ({"driveId": drive_id} if drive_id else {})
 
 
 def upload_url(base: str, id: str | None) -> str:
-    """Return where bytes are sent: for a new item, or (`id`) as the new content of one."""
+    """Return the address to send bytes to: for a new item, or as new content of the item `id`."""
     address = f"{base}/upload/drive/v2/files"
     return address if id is None else f"{address}/{quote(id, safe='')}"
 
 
 def kind_of(method: str, address: str) -> str:
-    """Return what a request counts as in the quota: a get, a list, an edit or a create; `address` may have a query."""
+    """Return what a request counts as in the quota: get, list, edit or create; `address` may have a query."""
     last = urlsplit(address).path.rpartition("/")[2]
     if method != "GET":
         return "create" if method == "POST" and last in ("files", "copy") else "edit"
@@ -198,33 +199,36 @@ def key_headers(keys: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def drive_of(folder: ObjectInfo) -> str | None:
-    """Return the shared drive that a listing of a folder looks in; None for what is not reached by its drive.
+    """Return the shared drive that a listing of `folder` searches; None if its path does not begin with the drive.
 
-    It is there for members only. A folder of it that was shared with others is listed like what is in no drive.
+    Only members can search the drive. A folder of it that was shared with others is listed like one outside any drive.
     """
     return folder.details.get("driveId") if folder.path.startswith(SHARED) else None
 
 
 def drive_params(drive_id: str | None) -> dict[str, str]:
-    """Return where a listing looks: in one shared drive, or in all that the account sees."""
+    """Return where a listing searches: one shared drive, or everything the account sees."""
     params = {**ANY_DRIVE, "includeItemsFromAllDrives": "true"}
     return params | ({"corpora": "drive", "driveId": drive_id} if drive_id else {})
 
 
 def children_query(folder_id: str) -> str:
-    """Return the query for all that is in one folder. Never several at once: Drive then forgets items silently."""
+    """Return the query for everything in one folder.
+
+    Never ask for several folders at once: Drive then leaves out items without an error.
+    """
     where = "sharedWithMe = true" if folder_id == SHARED_WITH_ME else f"{_quoted(folder_id)} in parents"
     return f"{where} and trashed = false"
 
 
 def child_query(folder_id: str, name: str) -> str:
-    """Return the query for the items of one name; Drive ignores case, so the answers need a second look."""
+    """Return the query for items of one name; Drive ignores case, so the caller must compare the names."""
     titles = " or ".join(f"title = {_quoted(title)}" for title in _look_alikes(title_of(name)))
     return f"{children_query(folder_id)} and ({titles})"
 
 
 def _look_alikes(titles: Iterable[str]) -> Iterable[str]:
-    """Return titles, and the same in the other forms of Unicode: a Mac writes ö in two characters."""
+    """Return the titles in all Unicode normalization forms: macOS writes ö as two characters."""
     return dict.fromkeys(
         form for title in titles for form in (title, _normal("NFC", title), _normal("NFD", title))
     )
@@ -236,7 +240,7 @@ def _quoted(text: str) -> str:
 
 # Items
 def shortcut_target(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the details of a shortcut; None for every other item."""
+    """Return the details of a shortcut; None for any other item."""
     if item.get("mimeType") != SHORTCUT:
         return None
     details: Mapping[str, Any] = item.get("shortcutDetails") or {}
@@ -244,22 +248,22 @@ def shortcut_target(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def is_native(mime: str) -> bool:
-    """Return whether this is a kind of Google's own, which has no bytes: a document, a form, a folder."""
+    """Return whether a MIME type is Google's own and has no bytes: a document, a form, a folder."""
     return mime.startswith(_NATIVE)
 
 
 def takes_id(mime: str) -> bool:
-    """Return whether a new item of a kind takes an id that Drive gave out beforehand: documents of its own do not."""
+    """Return whether a new item of this type accepts an id that Drive generated before: Google documents do not."""
     return not is_native(mime) or mime == FOLDER or mime.startswith(_THIRD_PARTY)
 
 
 def is_trashed(item: Mapping[str, Any]) -> bool:
-    """Return whether an item, or a folder that it lies in, is in the trash."""
+    """Return whether an item, or a folder it is in, is in the trash."""
     return bool((item.get("labels") or {}).get("trashed"))
 
 
 def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | None = None) -> ObjectInfo:
-    """Return what an item is; `via` is the shortcut that led to it."""
+    """Return the object or folder that an item describes; `via` is the shortcut that led to it."""
     details: dict[str, Any] = {
         name: item[name]
         for name in ("id", "mimeType", "md5Checksum", "headRevisionId", "driveId", "resourceKey")
@@ -280,7 +284,7 @@ def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | No
 
 
 def change_of(entry: Mapping[str, Any]) -> Change:
-    """Return what an entry of the changes says: where the item is now."""
+    """Return the change that an entry of the changes describes, with the item's present places."""
     item = entry.get("file")
     if not item:
         return Change(entry.get("fileId") or entry.get("driveId") or "")
@@ -291,7 +295,7 @@ def change_of(entry: Mapping[str, Any]) -> Change:
 
 
 def dangling_info(shortcut: Mapping[str, Any], path: str) -> ObjectInfo:
-    """Return a shortcut whose target is gone, or not shared with this account: a file that cannot be read."""
+    """Return a shortcut whose target is gone or not shared with this account: a file that cannot be read."""
     return ObjectInfo(
         path, "file", details={"mimeType": SHORTCUT, "shortcut": shortcut["id"], "dangling": True}
     )
@@ -309,10 +313,10 @@ def folder_info(path: str, id: str, **details: Any) -> ObjectInfo:
 
 
 def rank(item: Mapping[str, Any], *, for_folder: bool = False) -> tuple[bool, bool, float, str]:
-    """Return the place of an item among those of its name; the least counts.
+    """Return the sort key of an item among items of the same name; the lowest is the one the name means.
 
-    Folders and files with bytes come before documents of Google's own; of each the one modified last, then that of least
-    id. `for_folder`: folders come first, as nothing else has names in it.
+    Folders and files with bytes come before Google documents. Within each group the last modified comes first, then the
+    lowest id. `for_folder`: folders come first, because only they can contain names.
     """
     target = shortcut_target(item)
     mime = item["mimeType"] if target is None else target.get("targetMimeType", "")
@@ -321,25 +325,26 @@ def rank(item: Mapping[str, Any], *, for_folder: bool = False) -> tuple[bool, bo
 
 
 def age(item: Mapping[str, Any]) -> tuple[float, str]:
-    """Return what sorts items from the one modified last to the oldest."""
+    """Return a sort key that puts the last modified item first and the oldest last."""
     at = item.get("modifiedDate")
     return (-datetime.fromisoformat(at).timestamp() if at else 0.0), item["id"]
 
 
 # Answers
 def resource_of(status: int, body: bytes, kind: str | None) -> dict[str, Any]:
-    """Return the resource of `kind` in a successful answer (None: no content); raises Failed where it is not Drive's.
+    """Return the resource of `kind` in a successful answer (None: no content).
 
-    Drive answers in one of three ways, and never with a redirect:
+    Raises RetryableError if the answer is not Drive's. Drive answers in one of three ways, and never with a redirect:
 
-    - A resource: a JSON object with the `kind` of the method, such as "drive#fileList". The discovery document gives each
-      resource its kind as a constant, and every request names it in `fields`. So `{}` is no empty listing, while a list
-      of the right kind without `items` is one. A file has an `id` too.
+    - A resource: a JSON object with the `kind` of the method, such as "drive#fileList". In the discovery document the
+      kind is a constant of each resource, and every request names it in `fields`. So `{}` is not an empty listing,
+      while a list of the right kind without `items` is one. A file also has an `id`.
     - 204 without a body, to a DELETE.
-    - An error: a JSON object such as {"error": {"code": 404, "errors": [{"reason": "notFound"}]}}, which `failure` reads.
+    - An error: a JSON object such as {"error": {"code": 404, "errors": [{"reason": "notFound"}]}}, which `failure`
+      parses.
 
-    Everything else comes from a proxy, a load balancer or the sign-in page of a network. It is asked again, and then is
-    OriginUnavailable.
+    Any other answer comes from a proxy, a load balancer or the sign-in page of a network. It is retried, and then
+    raises OriginUnavailable.
     """
     if kind is None:
         if status != 204:
@@ -357,16 +362,16 @@ def resource_of(status: int, body: bytes, kind: str | None) -> dict[str, Any]:
 
 # Failures
 class DriveOutOfSight(AccessDenied):
-    """The account is no member of a shared drive, or no longer; what was shared with it of that drive is there all the same."""
+    """The account is not a member of the shared drive; items of it that were shared with the account still exist."""
 
 
 def failure(
     status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
 ) -> RetryReason | Exception:
-    """Return what an answer that is no success means: trouble that may pass, or the error to raise.
+    """Return what an error response means: a reason to retry, or the exception to raise.
 
-    Only an error with a reason is Drive's: a 404 without one says nothing of the file. A 401 is believed of everybody, as
-    it never means that something is absent.
+    An error is Drive's own only if it has a reason: a 404 without one says nothing about the file. A 401 counts from
+    any server, because it never means that something is absent.
     """
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
@@ -405,7 +410,7 @@ def failure(
 
 
 def _refusal(reasons: set[str], what: str, url: str) -> CachedFSError:
-    """Return the error for a 403 that time does not mend."""
+    """Return the error for a 403 that does not pass with time."""
     if reasons & _DOWNLOADS:
         return QuotaExceeded(
             f"{url}: the download quota of this file is used up, for up to 24 hours ({what}). What is cached can be "

@@ -1,8 +1,8 @@
-"""The sign-in to Google Drive: every way that PyDrive2 and google-auth know, as one PyDrive2 `GoogleAuth`.
+"""Sign in to Google Drive in every way PyDrive2 and google-auth support, as one PyDrive2 `GoogleAuth`.
 
-PyDrive2 itself renews a token by opening a browser where it can find no other way, and threads that find a
-token expired at the same time renew it once each. So the credentials in the `GoogleAuth` are `Held`: to
-PyDrive2 they never expire, and they are renewed here, behind one lock.
+PyDrive2 renews a token by opening a browser if it finds no other way, and threads that find a token expired renew it
+once each. So the `GoogleAuth` holds `SharedCredentials`: to PyDrive2 they never expire, and we renew them behind one
+lock.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _POLICY = RetryPolicy()
 
 
 def sign_in(options: Mapping[str, Any], *, connect_s: float, stall_s: float) -> GoogleAuth:
-    """Return an authorised PyDrive2 GoogleAuth; blocks on the network and on files: call it in a thread.
+    """Return an authorized PyDrive2 GoogleAuth; blocks on the network and on files, so call it in a thread.
 
-    Tokens are asked for when they are first needed, so what is cached can be read without a network; only
-    a search for default credentials may ask a metadata server. Never opens a browser. Raises ValueError for
-    options that do not go together or name no file, AccessDenied where there are no credentials.
+    Tokens are requested when they are first needed, so cached data can be read without a network. Only a search for
+    default credentials may ask a metadata server. Never opens a browser. Raises ValueError for options that contradict
+    each other or name a missing file, and AccessDenied where there are no credentials.
     """
     given = {name: value for name, value in options.items() if not _is_absent(value)}
     _check(given)
@@ -62,7 +62,7 @@ def sign_in(options: Mapping[str, Any], *, connect_s: float, stall_s: float) -> 
 
 
 def describe(gauth: GoogleAuth) -> str:
-    """Return one line that says who signs in, without secrets."""
+    """Return one line that names the account, without secrets."""
     credentials = gauth.credentials
     return credentials.name if isinstance(credentials, SharedCredentials) else name_of(credentials)
 
@@ -112,7 +112,7 @@ def _google_auth(held: SharedCredentials, stall_s: float) -> GoogleAuth:
 
 
 def _guarded(gauth: Any, connect_s: float, stall_s: float) -> GoogleAuth:
-    """Return `gauth` with its credentials held; a copy, because the user goes on using the original."""
+    """Return `gauth` with its credentials shared; a copy, because the user keeps using the original."""
     if not hasattr(gauth, "Get_Http_Object"):
         raise ValueError(
             f"drive option google_auth=: a pydrive2.auth.GoogleAuth is expected, not {type(gauth).__name__}"
@@ -139,7 +139,7 @@ def _guarded(gauth: Any, connect_s: float, stall_s: float) -> GoogleAuth:
 
 
 class DriveAuth:
-    """Who asks Google Drive: headers for asyncio, http objects for threads, one token for both."""
+    """The credentials of a Drive account: headers for asyncio, http objects for threads, one token for both."""
 
     def __init__(self, gauth: GoogleAuth) -> None:
         if not isinstance(gauth.credentials, SharedCredentials):
@@ -154,15 +154,15 @@ class DriveAuth:
 
     @property
     def name(self) -> str:
-        """Who signs in, without secrets."""
+        """The account, without secrets."""
         return describe(self._gauth)
 
     def scopes(self) -> list[str] | None:
-        """Return what the tokens are for, as far as that is known."""
+        """Return the scopes of the tokens; None if unknown."""
         return None if self._held is None else self._held.scopes()
 
     async def headers(self) -> dict[str, str]:
-        """Return the headers to send, renewed when they are about to expire."""
+        """Return the headers to send; renew a token that is about to expire."""
         held = self._held
         if held is None:
             return _headers_of_foreign(self._gauth.credentials)
@@ -176,7 +176,7 @@ class DriveAuth:
         return held.headers()
 
     async def renew(self, refused: Mapping[str, str]) -> bool:
-        """Get another token than the refused one, unless somebody just did; False where there is none."""
+        """Get another token than the refused one, unless another request just did; return False if there is none."""
         held = self._held
         if held is None:
             return False
@@ -200,13 +200,13 @@ class DriveAuth:
         return self._here.http
 
     def close(self) -> None:
-        """Break off the requests of all threads, and close their connections."""
+        """Abort the requests of all threads and close their connections."""
         for http in list(self._made):
             abort(http)  # first: closing alone would wake nobody
             close(http)
 
     def _asked(self, question: Any) -> Any:
-        """Return the answer of a new http object: tokens are asked for once an hour."""
+        """Return the result of `question` for a new http object; tokens are requested only about once an hour."""
         http = self._gauth.Get_Http_Object()
         try:
             return question(http)

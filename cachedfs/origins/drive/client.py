@@ -1,4 +1,4 @@
-"""New items on their way to Drive: so many at once, counted, and told of while many wait. How fast, `Pacer` says."""
+"""`DriveAccount` and `DriveConnection`: the requests to Google Drive as one account; limits on creating items."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ _SAY_EVERY_S = 10.0
 
 
 class CreationLimit:
-    """The turns of what makes new items: files, folders, copies. On one loop."""
+    """Limits how many new items (files, folders, copies) are being created at once, on one event loop.
+
+    It counts them, and logs when many are waiting. `RateLimiter` sets the rate.
+    """
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self.n_made = 0
@@ -61,7 +64,7 @@ class CreationLimit:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Enter when the next item may be sent, and leave when it was answered; first come, first served."""
+        """Hold a slot while one item is created; first come, first served."""
         self._n_waiting += 1
         self._warn()
         try:
@@ -74,7 +77,7 @@ class CreationLimit:
             self._slots.release()
 
     def made(self) -> None:
-        """Note that an item was made."""
+        """Count a created item."""
         self.n_made += 1
         now = self._clock()
         if not self._n_waiting or self._said_at is None or now < self._said_at + _SAY_EVERY_S:
@@ -98,7 +101,7 @@ _MOST_THREADS = 16  # of metadata requests that are waited for: Drive gives one 
 
 
 class DriveAccount:
-    """Whose Drive it is, and how it is asked. Cheap to make; signs in at the first `connection`."""
+    """One Drive account and its settings. Cheap to create: it signs in at the first `connection`."""
 
     def __init__(
         self,
@@ -112,7 +115,7 @@ class DriveAccount:
         rng: random.Random | None = None,
         rate_limiter: RateLimiter | None = None,
     ) -> None:
-        """Send at the pace of `pacer`; without one, at a pace of its own."""
+        """Send at the pace of `rate_limiter`; without one, with a limiter of its own."""
         self.options = DriveOptions.of(options)
         self.on_request = on_request
         self.loop = loop
@@ -125,7 +128,10 @@ class DriveAccount:
         self._connection = AsyncOnce(self._connect)
 
     async def connection(self) -> DriveConnection:
-        """Return what sends requests; raises AccessDenied or ValueError where there is no way to sign in."""
+        """Return the connection, created at the first call.
+
+        Raises AccessDenied or ValueError if there is no way to sign in.
+        """
         return await self._connection.get()
 
     async def _connect(self) -> DriveConnection:
@@ -155,26 +161,29 @@ class DriveAccount:
         return DriveConnection(self.options, auth, session, client, exports, threads, self)
 
     def new_hedge(self) -> HedgedRequests:
-        """Return what sends requests of one kind a second time when they are late."""
+        """Return a sender of second requests for late requests of one kind."""
         return HedgedRequests(self._policy)
 
     def count(self) -> None:
-        """A request is being sent."""
+        """Count a request that is being sent."""
         self.on_request()  # whoever it is by now
 
     async def aclose(self) -> None:
-        """Close the connections; the next request would make new ones."""
+        """Close the connections; the next request creates new ones."""
         if (connection := self._connection.take()) is not None:
             await connection.aclose()
 
     def drop(self) -> None:
-        """Close the connections when there is no loop to do it on any more."""
+        """Close the connections when no event loop is left to do it."""
         if (connection := self._connection.take()) is not None:
             connection.drop()
 
 
 def _signed_in(options: DriveOptions, policy: RetryPolicy) -> tuple[DriveAuth, str | None, SSLContext | bool]:
-    """Return who asks, by which proxy, and who is trusted; blocks on files, on imports, and maybe on a metadata server."""
+    """Return the credentials, the proxy and the TLS settings.
+
+    Blocks on files, on imports, and perhaps on a metadata server.
+    """
     try:
         with importing():
             from cachedfs.origins.drive.auth import DriveAuth, sign_in
@@ -196,7 +205,7 @@ GOOD = frozenset({200, 201, 204, 308})
 
 
 class DriveConnection:
-    """The requests that Drive knows, sent as one account."""
+    """Requests to Google Drive as one account."""
 
     def __init__(
         self,
@@ -223,7 +232,7 @@ class DriveConnection:
         self._close_threads()
 
     def drop(self) -> None:
-        """Close all without the loop."""
+        """Close everything without the event loop."""
         connector = self._session.connector
         self._session.detach()
         if connector is not None:
@@ -237,7 +246,10 @@ class DriveConnection:
 
     # Media
     def media(self, info: ObjectInfo, path: str, want: Range, revision: str | None) -> HTTPRequest:
-        """Return the request for bytes of one item: always bounded, as an open end is charged as the whole file."""
+        """Return the request for bytes of one item.
+
+        The range always has an end, because Drive charges an open one as the whole file.
+        """
         from cachedfs.origins.http import HTTPRequest
 
         params = {"alt": "media", **api.ANY_DRIVE}
@@ -256,7 +268,7 @@ class DriveConnection:
         )
 
     def export(self, info: ObjectInfo, path: str, mime: str) -> HTTPRequest:
-        """Return the request for a document as a file of the type `mime`."""
+        """Return the request for a Google document as a file of the type `mime`."""
         from cachedfs.origins.http import HTTPRequest
 
         assert info.id is not None
@@ -287,14 +299,14 @@ class DriveConnection:
         )
 
     async def about(self) -> dict[str, Any]:
-        """Return what Drive says of the account that asks."""
+        """Return what Drive reports about the account."""
         params = {"fields": "kind,user(displayName,emailAddress),quotaBytesTotal,quotaBytesUsed,quotaType"}
         return await self.json(
             "GET", f"{self.base}/drive/v2/about", "", "asking who signs in", params, kind="drive#about"
         )
 
     async def capabilities(self, info: ObjectInfo) -> dict[str, bool]:
-        """Return what Drive lets the account do with an item, in Drive's own words."""
+        """Return what the account may do with an item, under Drive's own names."""
         params = {"fields": "kind,id,capabilities", **api.ANY_DRIVE}
         address = api.file_url(self.base, str(info.id))
         item = await self.json(
@@ -303,7 +315,7 @@ class DriveConnection:
         return dict(item.get("capabilities") or {})
 
     async def items(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
-        """Return all items that a query finds in one folder: a request for every thousand."""
+        """Return all items that a query finds in one folder, with one request per thousand."""
         drive_id = api.drive_of(folder)
         if drive_id is not None and drive_id not in self._out_of_sight:
             with suppress(api.DriveOutOfSight):  # a shortcut led to a folder of another drive
@@ -319,7 +331,7 @@ class DriveConnection:
         return await self._all(url, path, doing, params, kind="drive#fileList", headers=headers)
 
     async def drives(self) -> list[dict[str, Any]]:
-        """Return the shared drives: their ids and names."""
+        """Return the ids and names of the shared drives."""
         params = {"maxResults": "100", "fields": "kind,nextPageToken,items(id,name)"}
         drives = await self._all(
             f"{self.base}/drive/v2/drives", "", "listing the shared drives", params, kind="drive#driveList"
@@ -328,7 +340,7 @@ class DriveConnection:
         return list({drive["id"]: drive for drive in drives}.values())
 
     async def start_token(self, drive_id: str, path: str) -> str:
-        """Return the token of the changes from now on, in a shared drive or ("") all that is the account's own."""
+        """Return a token for the changes from now on, in a shared drive or ("") in everything the account owns."""
         url = f"{api.changes_url(self.base)}/startPageToken"
         params = {"fields": "kind,startPageToken", **api.changes_params(drive_id)}
         del params["includeItemsFromAllDrives"]  # the listing's alone
@@ -337,7 +349,7 @@ class DriveConnection:
         return str(found["startPageToken"])
 
     async def changes(self, drive_id: str, token: str, path: str) -> tuple[str, list[dict[str, Any]]]:
-        """Return the next token, and the changes since one was given. Raises ValueError when it is of no use any more."""
+        """Return the next token and the changes since `token`; raise ValueError if the token is no longer usable."""
         params = {"pageToken": token, "maxResults": "1000", "fields": api.CHANGE_FIELDS}
         params |= api.changes_params(drive_id)
         entries: list[dict[str, Any]] = []
@@ -351,7 +363,7 @@ class DriveConnection:
         raise ValueError(f"{api.url_of(path)}: more changed than is worth being told")
 
     async def _all(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
-        """Return what is on all pages; a listing that was forgotten in the middle begins again, once."""
+        """Return the items of all pages; if Drive forgets the listing in the middle, list again once."""
         try:
             return [item async for page in self._pages(*args, **options) for item in page.get("items", ())]
         except PageRejected:
@@ -373,7 +385,7 @@ class DriveConnection:
                 return
 
     async def new_id(self) -> str:
-        """Return the id of an item that is not made yet, so that making it twice makes one."""
+        """Return an unused id for a new item, so that a repeated create makes one item."""
         async with self._asking_ids:
             if not self._ids:
                 params = {"maxResults": str(_IDS), "space": "drive", "fields": "kind,ids"}
@@ -393,7 +405,10 @@ class DriveConnection:
         *,
         headers: Mapping[str, str] = {},
     ) -> dict[str, Any]:
-        """Return the item after a change; `what` is its id, with what is done to it (`ID/trash`), None for a new one."""
+        """Return the item after a change.
+
+        `what` is the item's id, maybe with an action (`ID/trash`); None creates a new item.
+        """
         address = api.files_url(self.base) + (f"/{what}" if what else "")
         given = {"fields": api.ITEM_FIELDS, **api.ANY_DRIVE, **params}
         tried: Tried = self.retried
@@ -418,9 +433,10 @@ class DriveConnection:
         is_pinned: bool = False,
         tried: Tried | None = None,
     ) -> dict[str, Any]:
-        """Return the answer to a request about `path`, after retries: as `tried` makes them, one of the three below.
+        """Return the answer to a request about `path`, after retries by `tried`, one of the three methods below.
 
-        `kind`: the kind of resource that Drive answers with, which `params` has to name in `fields`; None: nothing.
+        `kind` is the kind of resource that Drive answers with, which `params` must name in `fields`; None means no
+        content.
         """
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
@@ -436,13 +452,14 @@ class DriveConnection:
         return await (tried or self.retried)(attempt, ask)
 
     async def retried(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest) -> T:
-        """Return what `attempt` returns, tried again while there is hope."""
+        """Return the result of `attempt`, repeated for as long as the retry policy allows."""
         return await self.client.retried(attempt, ask, self.client.new_tries())
 
     async def created(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest) -> T:
-        """Return what `attempt`, which makes a new item, returns: in its turn, and with patience while others are made.
+        """Return the result of `attempt`, which creates an item.
 
-        The item has an id that was given out beforehand, so that to make it again is refused.
+        It waits for its turn, and retries as long as other items are being created. The item has an id that Drive
+        generated before, so Drive refuses to create it twice.
         """
         tries, n_made = self.client.new_tries(), self.creates.n_made
         while True:
@@ -459,7 +476,7 @@ class DriveConnection:
                 return result
 
     async def created_once(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest) -> T:
-        """Return what `attempt` returns, which makes one more item each time: tried again only where it made none."""
+        """Return the result of `attempt`, which creates one more item each time; retry it only if it created none."""
 
         async def careful() -> T:
             try:
@@ -478,9 +495,9 @@ class DriveConnection:
     async def send(
         self, ask: HTTPRequest, method: str, data: bytes | None = None, *, good: frozenset[int] = GOOD
     ) -> Answer:
-        """Send `ask` once, in a thread, or a second time where that is late; raises Failed, or what is final.
+        """Send `ask` once in a thread, or a second time if the answer is late.
 
-        `good`: the statuses that are no failure.
+        Raises RetryableError, or the final error. `good` are the statuses that are not failures.
         """
         address = str(URL(ask.url, encoded=True).update_query(ask.params)) if ask.params else ask.url
         kind, rate_limiter = api.kind_of(method, address), self._account.rate_limiter
@@ -537,7 +554,7 @@ class DriveConnection:
 
 
 def _unless_made(trouble: RetryReason) -> RetryReason:
-    """Return the trouble of what must not be made twice: final where only the answer may have been lost."""
+    """Return the retry reason of a create that must not be repeated: final if only the answer may be lost."""
     if trouble.is_rate or trouble.is_unreachable:
         return trouble
     remedy = "What it makes may be there all the same: look for it before you try again"
@@ -545,7 +562,7 @@ def _unless_made(trouble: RetryReason) -> RetryReason:
 
 
 class PageRejected(ValueError):
-    """A listing cannot go on: Drive has forgotten where it was."""
+    """A listing cannot continue: Drive has forgotten its page token."""
 
 
 def key_of(info: ObjectInfo) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where the credentials for Google Drive come from: what each option of the sign-in names, and what is found without any."""
+"""Find the credentials for Google Drive: those that an option names, or the default ones."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def _from_access_token(token: str) -> FoundToken:
 
 
 def _from_default() -> FoundToken:
-    """Return what google-auth finds: Colab's sign-in, gcloud's, a key file in the environment, the machine's."""
+    """Return google-auth's default credentials.
+
+    These are Colab's sign-in, gcloud's, a key file in the environment, or the machine's.
+    """
     try:
         preload(["google.auth.compute_engine", "google.auth.transport.requests", "google.oauth2.credentials"])
         credentials, _ = google.auth.default(scopes=[SCOPE])
@@ -115,7 +118,7 @@ def from_object(credentials: Any) -> FoundToken:
 
 
 def _from_client(given: Mapping[str, Any]) -> FoundToken:
-    """Return what a JSON file holds: the one named, or the one where PyDrive2 and DVC save an OAuth sign-in."""
+    """Return the credentials of a JSON file: the named one, or where PyDrive2 and DVC save an OAuth sign-in."""
     path = os.fspath(
         given.get("client_json_file_path") or _saved_by_pydrive2(given["client_id"], given.get("profile"))
     )
@@ -134,7 +137,7 @@ def _saved_by_pydrive2(client_id: str, profile: str | None) -> str:
 
 
 def _once(given: Mapping[str, Any]) -> str:
-    """Return how to sign in by hand; what it saves is found here."""
+    """Return how to sign in by hand, so that the saved credentials are found here."""
     names = ("client_id", "profile", "client_json_file_path")
     named = [f"{name}={os.fspath(given[name])!r}" for name in names if name in given]
     if "client_id" not in given:
@@ -160,7 +163,7 @@ def _read_json(path: str, option: str) -> dict[str, Any]:
 
 
 def _parsed(text: Any, what: str) -> dict[str, Any]:
-    """Return JSON as a dictionary; raises ValueError that does not quote it."""
+    """Return JSON as a dictionary; raise a ValueError that does not quote it."""
     if isinstance(text, Mapping):
         return dict(text)
     with suppress(ValueError, TypeError):
@@ -171,7 +174,7 @@ def _parsed(text: Any, what: str) -> dict[str, Any]:
 
 
 def _from_info(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> FoundToken:
-    """Return the credentials that a JSON dictionary describes; `where` is what an error names."""
+    """Return the credentials that a JSON dictionary describes; `where` is its name in errors."""
     kind = info.get("type")
     try:
         if kind == "service_account":
@@ -231,7 +234,7 @@ def _from_authorized_user(info: dict[str, Any]) -> FoundToken:
 
 
 def _from_saved(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> FoundToken:
-    """Return credentials saved by PyDrive2; renewed ones are saved where they came from."""
+    """Return credentials saved by PyDrive2; renewed ones are saved to the same file."""
     credentials = OAuth2Credentials.from_json(json.dumps({"user_agent": None, "invalid": False, **info}))
     path = given.get("client_json_file_path")
     if path is not None:
@@ -246,7 +249,7 @@ def _from_saved(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> F
 
 
 def source_of(credentials: Any) -> CredentialSource | None:
-    """Return what renews these credentials; None for a kind that is not known."""
+    """Return the credential source of these credentials; None for an unknown type."""
     if isinstance(credentials, google.auth.credentials.Credentials):
         scoped = google.auth.credentials.with_scopes_if_required(credentials, [SCOPE])  # type: ignore[no-untyped-call]
         return GoogleCredentials(scoped)
@@ -260,7 +263,7 @@ def _is_anonymous(credentials: Any) -> bool:
 
 
 def name_of(credentials: Any) -> str:
-    """Return who credentials are, as far as they say: never what they hold."""
+    """Return the account of credentials as far as they name it, never their secrets."""
     for attribute, words in (
         ("service_account_email", "service account"),
         ("client_id", "OAuth credentials of client"),

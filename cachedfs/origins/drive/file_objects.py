@@ -1,4 +1,4 @@
-"""Open files of Google Drive: one version being read, or bytes kept here until they are sent."""
+"""Open files of Google Drive: one version being read, or written bytes kept locally until they are sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["DriveFile", "WrittenDriveFile", "not_kept"]
 
 
 class DriveFile(SharedFile, AbstractBufferedFile):
-    """A file of Drive being read, in the version that it had when it was opened. Threads may share it."""
+    """A file of Drive open for reading, in the version it had when it was opened. Threads may share it."""
 
     _seek, _tell = AbstractBufferedFile.seek, AbstractBufferedFile.tell
     _read = at_own_seek(AbstractBufferedFile.read)
@@ -40,7 +40,7 @@ class DriveFile(SharedFile, AbstractBufferedFile):
 
     @property
     def details(self) -> dict[str, Any]:
-        """What was known of the file when it was opened."""
+        """The metadata from when the file was opened."""
         return self._info.as_info()
 
     def read(self, length: int = -1) -> bytes:
@@ -59,7 +59,7 @@ class DriveFile(SharedFile, AbstractBufferedFile):
 
 
 class WrittenDriveFile(io.RawIOBase):
-    """A file being written: kept here until it is closed, then sent; a process that dies before changed nothing."""
+    """A file open for writing: kept locally and sent at close, so a process that dies first changes nothing."""
 
     # Nothing in here may fail: Python closes what it has half made, and closing sends.
     def __init__(
@@ -88,10 +88,10 @@ class WrittenDriveFile(io.RawIOBase):
         return int(self._spool.tell())
 
     def close(self) -> None:
-        """Send what was written, unless a transaction shall decide.
+        """Send what was written, unless a transaction will do it.
 
-        Called while an exception is handled that was raised after the file was opened, it sends nothing and raises that
-        exception again: a text file closes its bytes so when its writer fails.
+        A call while an exception is handled that was raised after the file was opened sends nothing and raises that
+        exception again: a text wrapper closes its binary file this way when its writer fails.
         """
         if self.closed:
             return
@@ -120,7 +120,10 @@ class WrittenDriveFile(io.RawIOBase):
             super().close()
 
     def commit(self) -> None:
-        """Make what was written the file's content; of a file that was given up, which a transaction may still hold, nothing."""
+        """Make the written bytes the file's content.
+
+        Does nothing for a file that was discarded, which a transaction may still list.
+        """
         if self._is_given_up:
             return
         if self._trouble is not None:
@@ -138,13 +141,13 @@ class WrittenDriveFile(io.RawIOBase):
             self._spool.close()
 
     def discard(self) -> None:
-        """Forget what was written."""
+        """Drop what was written."""
         self._is_given_up = True
         self._spool.close()
 
 
 def not_kept(path: str, error: OSError) -> CachedFSError:
-    """Return the error for bytes that cannot be kept until they are sent."""
+    """Return the error for bytes that cannot be kept locally until they are sent."""
     ours = CachedFSError(
         f"drive://{path}: what is written is kept in {tempfile.gettempdir()} until it is sent, and that failed "
         f"({error.strerror}); nothing is sent. TMPDIR names another folder"

@@ -1,4 +1,4 @@
-"""Google Drive as a fsspec filesystem: `drive://`, uncached, with ranged reads."""
+"""`DriveFileSystem`: Google Drive as an fsspec filesystem, `drive://`, uncached, with ranged reads."""
 
 from __future__ import annotations
 
@@ -41,17 +41,23 @@ _INHERITED: list[DriveOrigin] = []  # of a parent process: what is closed here w
 class DriveFileSystem(CycleSafeWalk):
     """Google Drive: `drive://My Drive/a/b`, `drive://shared:DRIVE/a`, `drive://Shared with me/a`, `drive://id:ID/a`.
 
-    Sign-in, by PyDrive2's names: `google_auth` (an authenticated GoogleAuth), `client_id`, `client_secret` and `profile`
-    (an OAuth client whose sign-in PyDrive2 saved), `client_json` or `client_json_file_path` (saved credentials, or with
-    `use_service_account` the key of a service account, `client_user_email` for whom). Or `credentials` (a google-auth
-    object), or `token`: "google_default", "anon", a JSON file, its content, an access token. Nothing given: what google-auth
-    finds, as in Colab after `google.colab.auth.authenticate_user()`.
+        fs = fsspec.filesystem("drive", token="google_default")
+        fs.ls("My Drive")
 
-    `endpoint_url`: another server than https://www.googleapis.com. `trash_only` (True): what is removed goes to the trash.
-    `acknowledge_abuse` (False): read files that Google takes for malware. `export`: what documents of Google's own are read
-    as, {"document": "docx", "spreadsheet": "csv"} or one type for all; without it they cannot be read.
+    The sign-in options have PyDrive2's names. `google_auth` is an authenticated GoogleAuth. `client_id`,
+    `client_secret` and `profile` name an OAuth client whose sign-in PyDrive2 saved. `client_json` or
+    `client_json_file_path` are saved credentials, or with `use_service_account` the key of a service account, which
+    acts for `client_user_email`. Instead of these, give `credentials` (a google-auth object) or `token`
+    ("google_default", "anon", a JSON file, its content, or an access token). Without any, google-auth's default
+    credentials are used, such as Colab's after `google.colab.auth.authenticate_user()`.
 
-    Of several items of one name the one modified last counts. Shortcuts are followed. A slash in a name is shown as "／".
+    `endpoint_url` is another server than https://www.googleapis.com. `trash_only` (default True) moves removed items to
+    the trash. `acknowledge_abuse` (default False) reads files that Google takes for malware. `export` is the type that
+    Google documents are read as: {"document": "docx", "spreadsheet": "csv"}, or one type for all. Without it they
+    cannot be read.
+
+    Of several items with the same name, the last modified one counts. Shortcuts are followed. A slash in a name is
+    shown as "／".
     """
 
     protocol: ClassVar[str] = "drive"
@@ -69,14 +75,14 @@ class DriveFileSystem(CycleSafeWalk):
 
     @classmethod
     def over(cls, origin: DriveOrigin) -> Self:
-        """Return a filesystem over the account of an origin that exists, and on its loop."""
+        """Return a filesystem over the account of an existing origin, on its event loop."""
         made = cls(**origin.options, loop=origin.account.loop, skip_instance_cache=True)
         made._origin = origin
         return made
 
     @property
     def origin(self) -> DriveOrigin:
-        """The account behind this filesystem; signs in at the first request."""
+        """The origin behind this filesystem; it signs in at the first request."""
         if self._origin is None:
             made = DriveOrigin(self._options, identity="drive", loop=self._loop, on_request=lambda: None)
             weakref.finalize(self, _close, self._loop, made, os.getpid())
@@ -85,7 +91,7 @@ class DriveFileSystem(CycleSafeWalk):
 
     @property
     def writer(self) -> DriveWriter:
-        """What changes the Drive."""
+        """The object that changes the Drive."""
         if self._writer is None:
             self._writer = DriveWriter(self.origin.account, self.origin.tree, self.origin.alone)
         return self._writer
@@ -99,7 +105,7 @@ class DriveFileSystem(CycleSafeWalk):
 
     @property
     def fsid(self) -> str:
-        """Names the service, and not the account."""
+        """Name of the service, not of the account."""
         return "drive"
 
     # Reading
@@ -142,7 +148,7 @@ class DriveFileSystem(CycleSafeWalk):
     async def _du(
         self, path: Any, total: bool = True, maxdepth: int | None = None, **kwargs: Any
     ) -> int | dict[str, int]:
-        """Return the bytes below a path; what has no size, a document of Google's own, counts nothing."""
+        """Return the bytes below a path; a Google document has no size and counts as 0."""
         found = await self._find(path, maxdepth=maxdepth, detail=True, **kwargs)
         sizes = {name: info["size"] or 0 for name, info in found.items()}
         return sum(sizes.values()) if total else sizes
@@ -220,7 +226,7 @@ class DriveFileSystem(CycleSafeWalk):
         return WrittenDriveFile(self, path, mode, spool, onto=onto, autocommit=autocommit)
 
     async def _begin_append(self, path: str, spool: Any) -> str | None:
-        """Copy what a file holds to where the rest is written; return its fingerprint, "" where there is no file."""
+        """Copy the file's present content into `spool`; return its fingerprint, "" if there is no file."""
         for tries_left in (1, 0):
             try:
                 info = await self.origin.lookup(path)
@@ -239,7 +245,7 @@ class DriveFileSystem(CycleSafeWalk):
         raise AssertionError("unreachable")
 
     async def _readable(self, path: str) -> tuple[ObjectInfo, bytes | None]:
-        """Return the version that a new handle reads, and of a document its export; raises for what has no bytes."""
+        """Return the version that a new file reads, and for a Google document its export; raise if it has no bytes."""
         info = await self.origin.lookup(path)
         must_have_bytes(info, self.origin.account.options.exports)
         return info, await self._bytes(path, None, info) if info.size is None else None
@@ -273,7 +279,7 @@ class DriveFileSystem(CycleSafeWalk):
     async def _rm(
         self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        """Remove files, or with `recursive` folders with all in them: one request each, whatever they hold."""
+        """Remove files, or with `recursive` folders with all their contents; one request per named item."""
         if recursive and maxdepth is not None:
             await super()._rm(path, recursive=recursive, maxdepth=maxdepth, **kwargs)
             return
@@ -287,7 +293,7 @@ class DriveFileSystem(CycleSafeWalk):
         await self.writer.remove_empty(self._strip_protocol(path))
 
     def rmdir(self, path: Any) -> None:
-        """Remove an empty folder; OSError (ENOTEMPTY) for one that holds something."""
+        """Remove an empty folder; raise OSError (ENOTEMPTY) if it is not empty."""
         sync(self.loop, self._rmdir, path)
 
     async def _mv_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
@@ -299,7 +305,7 @@ class DriveFileSystem(CycleSafeWalk):
     def mv(
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        """Move a file or folder: on the server, where a single one is named; it keeps its id."""
+        """Move a file or folder. A single one is moved on the server and keeps its id."""
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         if isinstance(source, list) or maxdepth is not None or "*" in source:
             super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
@@ -311,20 +317,22 @@ class DriveFileSystem(CycleSafeWalk):
 
     # What Drive says of a file
     def created(self, path: Any) -> Any:
-        """Return when the file was made, by Drive's clock."""
+        """Return when the file was created, by Drive's clock."""
         return self.info(path).get("created")
 
     def modified(self, path: Any) -> Any:
-        """Return when the file was written last, by Drive's clock."""
+        """Return when the file was last written, by Drive's clock."""
         return self.info(path).get("modified")
 
     def identity(self) -> str:
-        """Return who signs in, without secrets: the way of it, and the account as far as the credentials say."""
+        """Return the way of signing in, and the account as far as the credentials name it, without secrets."""
         return sync(self.loop, self.origin.account.connection).auth.name  # type: ignore[no-any-return]
 
     def about(self) -> dict[str, Any]:
-        """Return what Drive says of the account (`user`, `quotaBytesUsed`, ...), and the `scopes` of its tokens; None where
-        nobody knows them."""
+        """Return what Drive reports about the account (`user`, `quotaBytesUsed`, ...), and the `scopes` of its tokens.
+
+        `scopes` is None if they are unknown.
+        """
 
         async def ask() -> dict[str, Any]:
             to = await self.origin.account.connection()
@@ -333,7 +341,10 @@ class DriveFileSystem(CycleSafeWalk):
         return sync(self.loop, ask)  # type: ignore[no-any-return]
 
     def capabilities(self, path: Any) -> dict[str, bool]:
-        """Return what Drive lets the account do with a file or folder: `canEdit`, `canAddChildren`, `canDownload`, ..."""
+        """Return what the account may do with a file or folder: `canEdit`, `canAddChildren`, `canDownload`, ...
+
+        The values are booleans, under Drive's own names.
+        """
 
         async def ask() -> dict[str, bool]:
             info = await self.origin.lookup(self._strip_protocol(path))
@@ -342,19 +353,19 @@ class DriveFileSystem(CycleSafeWalk):
         return sync(self.loop, ask)  # type: ignore[no-any-return]
 
     def ukey(self, path: Any) -> str | None:
-        """Return what differs whenever the bytes may differ."""
+        """Return the fingerprint of a file: a text that changes whenever its bytes may have changed."""
         return sync(self.loop, self.origin.lookup, self._strip_protocol(path)).fingerprint  # type: ignore[no-any-return]
 
     def checksum(self, path: Any) -> str | None:
-        """Return what differs whenever the bytes may differ, as `ukey` does."""
+        """Return the fingerprint, as `ukey` does."""
         return self.ukey(path)
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> str:
-        """Raise NotImplementedError: Google Drive has no such thing."""
+        """Raise NotImplementedError: Google Drive has no signed URLs."""
         raise NotImplementedError("Google Drive has no signed URLs; share the file instead")
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
-        """Return the constructor's arguments; TypeError for live objects among them."""
+        """Return the constructor's arguments as JSON values; raise TypeError for live objects among them."""
         refuse_live(self._options)
         return super().to_dict(include_password=include_password)  # type: ignore[no-any-return]
 
@@ -374,7 +385,7 @@ def _above(path: str) -> Iterator[str]:
 
 
 def _close(loop: asyncio.AbstractEventLoop | None, origin: DriveOrigin, pid: int) -> None:
-    """Close the connections of a filesystem that nobody holds any more; those of a parent process are its own."""
+    """Close the connections of a filesystem that is no longer used, unless they belong to a parent process."""
     if os.getpid() != pid:
         _INHERITED.append(origin)
         return

@@ -1,4 +1,4 @@
-"""Credentials of whichever library, renewed by one thread for all."""
+"""Credentials of google-auth and oauth2client behind one interface, renewed by one thread for all."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ SCOPE = "https://www.googleapis.com/auth/drive"
 
 
 class CredentialSource(Protocol):
-    """Credentials of one library; only `Held` calls them."""
+    """Credentials of one library; only `SharedCredentials` calls them."""
 
     @property
     def can_renew(self) -> bool:
-        """Whether there is something to get another token from."""
+        """Whether another token can be requested."""
         ...
 
     def lasts_s(self) -> float:
-        """Return for how long the token can be used; infinite where that is not known, -1 without one."""
+        """Return for how many seconds the token can be used: infinite if unknown, -1 without a token."""
         ...
 
     def headers(self) -> dict[str, str]:
-        """Return what to send with the present token."""
+        """Return the headers of the present token."""
         ...
 
     def renew(self, http: Any) -> None:
-        """Get another token over `http`; raises what its library raises."""
+        """Get another token over `http`; raises the library's own exceptions."""
         ...
 
     def scopes(self) -> list[str] | None:
-        """Return what the tokens are for: as granted, else as asked for; None where the library does not know."""
+        """Return the scopes of the tokens, as granted or else as requested; None if the library does not know."""
         ...
 
 
@@ -97,7 +97,7 @@ class GoogleCredentials:
 
 
 class OAuth2ClientCredentials:
-    """Credentials of oauth2client, which PyDrive2 makes."""
+    """Credentials of oauth2client, which PyDrive2 creates."""
 
     def __init__(self, credentials: Any) -> None:
         needs_scope = getattr(credentials, "create_scoped_required", lambda: False)
@@ -127,7 +127,7 @@ class OAuth2ClientCredentials:
 
 
 class _Caller:
-    """What google-auth calls to send a request; the timeouts are those of the http object."""
+    """The callable that google-auth sends requests with; timeouts are those of the http object."""
 
     class _Response(NamedTuple):
         status: int
@@ -151,7 +151,7 @@ class _Caller:
 
 
 class SavedFile:
-    """Where oauth2client keeps the credentials of a JSON file; replaced as a whole, as other processes read it."""
+    """The JSON file in which oauth2client saves credentials; replaced atomically, as other processes read it."""
 
     def __init__(self, path: str) -> None:
         self._path = os.path.realpath(os.path.expanduser(path))
@@ -164,7 +164,7 @@ class SavedFile:
         self._lock.release()
 
     def locked_get(self) -> Any:
-        """Return the saved credentials, which another process may have renewed; None where there are none."""
+        """Return the saved credentials, which another process may have renewed; None if there are none."""
         try:
             with open(self._path, encoding="utf-8") as file:
                 return OAuth2Credentials.from_json(file.read())
@@ -172,7 +172,7 @@ class SavedFile:
             return None
 
     def locked_put(self, credentials: Any) -> None:
-        """Save credentials, readable by their owner only; where that fails, they are still good for this process."""
+        """Save credentials, readable by their owner only; if that fails, this process can still use them."""
         try:
             number, temp = tempfile.mkstemp(dir=os.path.dirname(self._path), prefix=".", suffix=".json")
             with os.fdopen(number, "w", encoding="utf-8") as file:
@@ -183,7 +183,7 @@ class SavedFile:
 
 
 class SharedCredentials:
-    """Credentials as PyDrive2 wants them, renewed by one thread for all."""
+    """Credentials in the form PyDrive2 needs, renewed by one thread for all."""
 
     # What PyDrive2 asks before it would renew them in its own way.
     access_token_expired = False
@@ -198,32 +198,32 @@ class SharedCredentials:
         self.renewals = TokenRenewals()
 
     def authorize(self, http: Any) -> SignedHttp:
-        """Return an http object that sends these credentials; PyDrive2 calls this for each thread."""
+        """Return an http object that sends these credentials; PyDrive2 calls this in each thread."""
         if http.timeout is None:
             http.timeout = self._stall_s
         return SignedHttp(self, http)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the present token, none without one."""
+        """Return the headers of the present token, empty without one."""
         headers = self._source.headers() if self._source is not None else {}
         return {name.lower(): str(text) for name, text in headers.items()}
 
     def scopes(self) -> list[str] | None:
-        """Return what the tokens are for, as far as that is known."""
+        """Return the scopes of the tokens; None if unknown."""
         return None if self._source is None else self._source.scopes()
 
     def is_fresh(self) -> bool:
-        """Whether the headers can be sent without a thought."""
+        """Return whether the present headers can be sent without renewing the token."""
         return self._source is None or self.renewals.is_fresh(self._source.lasts_s())
 
     def is_expired(self) -> bool:
-        """Whether the present token cannot be used any more."""
+        """Return whether the present token can no longer be used."""
         return self._source is not None and is_expired(self._source.lasts_s())
 
     def fresh_headers(self, http: Any) -> dict[str, str]:
-        """Return headers that can be sent, renewed over `http` when they are about to expire.
+        """Return headers that can be sent; renew a token over `http` when it is about to expire.
 
-        Raises Failed where the network is in the way, AccessDenied where there is no token to be had.
+        Raises RetryableError for network trouble, AccessDenied if no token can be had.
         """
         failure = self.renewals.failure
         if self._source is not None and not self.is_fresh():
@@ -234,7 +234,7 @@ class SharedCredentials:
         return self.headers()
 
     def renew(self, refused: Mapping[str, str], http: Any) -> bool:
-        """Get another token than the refused one, unless somebody just did; False where there is none."""
+        """Get another token than the refused one, unless another thread just did; return False if there is none."""
         if self._source is None or not self._source.can_renew:
             return False
         failure = self.renewals.failure

@@ -1,4 +1,4 @@
-"""Copies and moves at a Drive, on the server: what is not done in the end is undone."""
+"""Change a Drive by path: write, copy, move and remove; a failed change is undone."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _PERHAPS = "It may have been moved all the same, as no answer came: look at both
 
 
 class ServerSideMove:
-    """What is at one path gets to another, while nobody else changes either."""
+    """Copies and moves on the server, while no other writer changes either path."""
 
     def __init__(self, account: DriveAccount, tree: PathResolver, places: PathLocks) -> None:
         self._account, self._tree, self._places = account, tree, places
 
     async def copy(self, source: str, target: str) -> None:
-        """Make `target` a copy of the file `source`, on the server; what was there goes into the trash."""
+        """Copy the file `source` to `target`, on the server; a file that was at `target` goes into the trash."""
         try:
             await self._between(source, target, self._copy)
         except _IsFolder:  # to fsspec, a copied folder is a folder that is made
@@ -75,9 +75,9 @@ class ServerSideMove:
         return True
 
     async def move(self, source: str, target: str) -> None:
-        """Move a file or folder, on the server: it keeps its id; a file that `target` named goes into the trash.
+        """Move a file or folder, on the server: it keeps its id, and a file at `target` goes into the trash.
 
-        Older items of the same name go along: else they would show where it was.
+        Older items of the same name move along: otherwise they would appear at the old path.
         """
         if target.startswith(f"{source}/"):
             raise ValueError(f"{api.url_of(source)}: a folder cannot be moved into itself ({target})")
@@ -120,7 +120,7 @@ class ServerSideMove:
         return True
 
     async def _shift(self, id: str, title: str, way: _Way, path: str) -> dict[str, Any]:
-        """Return an item after it got a title and went from one folder to another."""
+        """Give an item a title and move it from one folder to another; return it."""
         params = {} if way.out_of == way.into else {"addParents": way.into, "removeParents": way.out_of}
         params |= {"modifiedDateBehavior": "noChange"}  # which of several counts stays what it was
         to = await self._account.connection()
@@ -131,7 +131,7 @@ class ServerSideMove:
             await self._shift(item["id"], item["title"], way.back(), path)
 
     async def _undone(self, target: str, undoing: Awaitable[None], undone: str = _NOTHING) -> str:
-        """Undo what was put at `target` and cannot take the place of what is there; return what is left: else `undone`."""
+        """Undo a failed change at `target`; return what is left of it, or `undone`, in words for the error."""
         try:
             await undoing
         except CachedFSError as trouble:  # the change failed in any case
@@ -142,9 +142,10 @@ class ServerSideMove:
         return undone
 
     async def _between(self, source: str, target: str, change: Callable[[str, str], Awaitable[bool]]) -> None:
-        """Do a change of two paths while nobody else changes either; it returns False where the folder of `target` is missing.
+        """Change two paths while no other writer changes either.
 
-        The folder is made while neither is held: whoever makes it just now may wait for one of them.
+        `change` returns False if the target's folder is missing. The folder is then created while neither path is
+        locked: another writer that creates it may wait for one of them.
         """
         for _ in range(2):
             async with self._places.both_alone(source, target):
@@ -156,7 +157,7 @@ class ServerSideMove:
 
 
 class _Way(NamedTuple):
-    """From which folder to which an item goes, by their ids."""
+    """The ids of the folders that an item moves from and to."""
 
     out_of: str
     into: str
@@ -166,7 +167,7 @@ class _Way(NamedTuple):
 
 
 class _IsFolder(Exception):
-    """What shall be copied is a folder."""
+    """The source of a copy is a folder."""
 
 
 def _must_have_a_name(path: str) -> None:
@@ -178,7 +179,7 @@ def _must_have_a_name(path: str) -> None:
 
 
 class DriveWriter:
-    """Changes by path; a path names one item afterwards, and changes of one path wait for each other."""
+    """Changes by path: afterwards a path names one item, and changes of the same path run one after another."""
 
     def __init__(self, account: DriveAccount, tree: PathResolver, elsewhere: Alone | None = None) -> None:
         self._account, self._tree = account, tree
@@ -188,10 +189,10 @@ class DriveWriter:
     async def write(
         self, path: str, content: UploadContent, *, exclusive: bool = False, onto: str | None = None
     ) -> None:
-        """Make `content` what the file at `path` holds: a new revision of the one that is there, else a new file.
+        """Write `content` to the file at `path`: as a new revision if it exists, else as a new file.
 
-        Folders on the way are made. `exclusive`: FileExistsError where there is one. `onto`: ObjectChanged where it is not
-        of this fingerprint any more, "" for no file.
+        Missing folders are created. `exclusive`: raise FileExistsError if the file exists. `onto`: raise ObjectChanged
+        if its fingerprint is another, where "" means no file.
         """
         async with self._places.alone(path):
             await self._places.in_place(path, lambda: self._write(path, content, exclusive, onto))
@@ -233,7 +234,7 @@ class DriveWriter:
     async def _take_back(
         self, to: DriveConnection, path: str, error: UploadMismatch, into: str | None, made: Mapping[str, Any]
     ) -> str:
-        """Undo a write that went wrong, as far as Drive lets us; return what is left."""
+        """Undo a write that stored wrong bytes, as far as Drive allows; return what is left, in words for the error."""
         item = error.item
         if not error.is_ours:
             return "They may be of somebody who wrote it since, and are left"
@@ -252,7 +253,7 @@ class DriveWriter:
     async def _written_into(
         self, to: DriveConnection, path: str, items: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Return what holds the content for `path`: a shortcut's target, unless that is in the trash."""
+        """Return the item that holds the content of `path`: for a shortcut its target, unless that is in the trash."""
         item = items[0] if len(items) == 1 else (await self._tree.chosen(items, path))[0]
         into = writable(path, item)
         if (target := api.shortcut_target(item)) is None:
@@ -263,21 +264,22 @@ class DriveWriter:
         return found
 
     async def make_folder(self, path: str, *, exist_ok: bool, parents: bool = True) -> ObjectInfo:
-        """Return the folder at `path`, made where it is missing; `parents`: those on the way too."""
+        """Return the folder at `path`, created if it is missing; `parents`: create those above it too."""
         return await self._places.make_folder(path, exist_ok=exist_ok, parents=parents)
 
     async def copy(self, source: str, target: str) -> None:
-        """Make `target` a copy of the file `source`, on the server; what was there goes into the trash."""
+        """Copy the file `source` to `target`, on the server; a file that was at `target` goes into the trash."""
         await self._moves.copy(source, target)
 
     async def move(self, source: str, target: str) -> None:
-        """Move a file or folder, on the server: it keeps its id; a file that `target` named goes into the trash."""
+        """Move a file or folder, on the server: it keeps its id, and a file at `target` goes into the trash."""
         await self._moves.move(source, target)
 
     async def remove(self, path: str, *, folders: bool = False) -> None:
-        """Put all items of this name in the trash (or delete them, as the options say); a folder goes with all in it.
+        """Move all items of this name to the trash, or delete them if `trash_only` is off; a folder with its contents.
 
-        An item of old that lies in other folders too stays in those. All, because after the newest the one before would show again. Raises IsAFolder for folders unless `folders`.
+        All of them, because otherwise the next older one would appear. An old item that is also in other folders stays
+        there. Raises IsAFolder for folders unless `folders` is set.
         """
         async with self._places.alone(path):
             folder, items = await self._places.named(path)
@@ -290,7 +292,7 @@ class DriveWriter:
             await self._places.discard(path, items, folder)
 
     async def remove_empty(self, path: str) -> None:
-        """Put an empty folder in the trash, with all of its name; raises OSError (ENOTEMPTY) where one holds something."""
+        """Remove an empty folder and all of its name; raise OSError (ENOTEMPTY) if one of them is not empty."""
         async with self._places.alone(path):
             folder, items = await self._places.named(path)
             if not items:

@@ -1,7 +1,7 @@
-"""What Google's own documents, which have no bytes, are exported as. Pure.
+"""The options of `drive://`, and the types that Google documents are exported as. No I/O except file checks.
 
-The types are those of developers.google.com/workspace/drive/api/guides/ref-export-formats; whatever else Drive can
-make is asked for by its MIME type.
+The types are those of developers.google.com/workspace/drive/api/guides/ref-export-formats; any other type that Drive
+supports can be given as its MIME type.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ _KINDS = {
 
 
 def wanted(export: object) -> Mapping[str, str]:
-    """Return the MIME type for each kind of document, from the option `export`; ValueError for what cannot be.
+    """Return the MIME type for each kind of document, from the option `export`; raise ValueError if it is wrong.
 
-    A type is an ending ("docx") or a MIME type; alone it is for all kinds, else in a mapping from kinds.
+    A type is a file extension ("docx") or a MIME type: one for all kinds, or a mapping from kind to type.
     """
     if export is None:
         return {}
@@ -87,19 +87,19 @@ def wanted(export: object) -> Mapping[str, str]:
 
 
 def exported_as(info: ObjectInfo, exports: Mapping[str, str]) -> str | None:
-    """Return the MIME type that a document is asked for as; None for what is not to be exported."""
+    """Return the MIME type that a document is exported as; None if it is not exported."""
     kind = kind_of(info)
     return (exports.get(kind) or exports.get(_ALL)) if kind and info.size is None else None
 
 
 def kind_of(info: ObjectInfo) -> str:
-    """Return which of Google's own kinds this is ("document"); empty for a file with bytes."""
+    """Return the kind of a Google document ("document"); "" for a file with bytes."""
     mime = str(info.details.get("mimeType", ""))
     return mime.removeprefix(_APPS) if mime.startswith(_APPS) else ""
 
 
 def types_of(kind: str) -> str:
-    """Return the endings that a kind is exported as, in words."""
+    """Return the file extensions that a kind can be exported as, as text."""
     return ", ".join(_KINDS.get(kind, ())) or "nothing that is known here"
 
 
@@ -143,7 +143,7 @@ ANONYMOUS, DEFAULT = "anon", "google_default"  # the tokens that are names
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DriveOptions:
-    """The options of `drive://`; see `DriveFileSystem`."""
+    """The options of `drive://`; `DriveFileSystem` describes them."""
 
     sign_in: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     endpoint_url: str = GOOGLE
@@ -153,7 +153,7 @@ class DriveOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> DriveOptions:
-        """Return the options of these keywords; ValueError names one that is unknown, and the nearest."""
+        """Return the options in these keywords; raise ValueError for an unknown one, naming the nearest."""
         own = {field.name for field in dataclasses.fields(cls)} - {"sign_in"}
         for name in given:
             if name not in own and name not in SIGN_IN:
@@ -177,12 +177,12 @@ class DriveOptions:
 
     @property
     def exports(self) -> Mapping[str, str]:
-        """The MIME types that documents are read as, by kind."""
+        """The MIME types that documents are exported as, by kind."""
         return wanted(self.export)
 
 
 def _said(name: str, text: str) -> bool:
-    """Return what a text of the environment means, where Python would take "False" for true."""
+    """Return the boolean in a text from the environment, where Python would take "False" for true."""
     for words, value in ((("true", "yes", "on", "1"), True), (("false", "no", "off", "0"), False)):
         if text.strip().lower() in words:
             return value
@@ -190,7 +190,7 @@ def _said(name: str, text: str) -> bool:
 
 
 def refuse_live(options: Mapping[str, Any]) -> None:
-    """Raise TypeError for a sign-in that is an object: it would not travel to another process, or its secret would."""
+    """Raise TypeError for a sign-in that is an object: it cannot be pickled, or its secret would be."""
     for name in ("google_auth", "credentials"):
         if options.get(name) is not None:
             raise TypeError(
@@ -200,7 +200,7 @@ def refuse_live(options: Mapping[str, Any]) -> None:
 
 
 def token_file(token: Any) -> str | None:
-    """Return the name of the file that `token=` names; None for what is a token itself, or names a way to sign in."""
+    """Return the file name in `token=`; None for a token itself or the name of a way to sign in."""
     if not isinstance(token, (str, os.PathLike)):
         return None
     text: str = os.fspath(token).strip()
@@ -209,7 +209,7 @@ def token_file(token: Any) -> str | None:
 
 
 def _is_file_name(text: str) -> bool:
-    """Return whether a string is meant as the name of a file: access tokens hold no `.json`, but may hold a `/`."""
+    """Return whether a text is meant as a file name: access tokens never contain `.json`, but may contain a `/`."""
     if text.startswith(("ya29.", "1//")) or len(text) > 1000:
         return False
     return text.endswith(".json") or text.startswith(("/", "~", "./", "../")) or os.path.isfile(text)

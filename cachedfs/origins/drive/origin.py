@@ -1,4 +1,4 @@
-"""Google Drive as an origin: the questions of the reader, to one account."""
+"""`DriveOrigin`: one Google Drive account as an origin."""
 
 from __future__ import annotations
 
@@ -47,9 +47,11 @@ class DriveOrigin:
         book: Callable[[str], BudgetRecord] = ProcessRecord,
         filesystem_over: Callable[[DriveOrigin], Any] | None = None,
     ) -> None:
-        """Count requests in the records of `book`, by account: those of the machine, or, without it, of this origin.
+        """Create the origin of an account; it signs in at the first request.
 
-        `filesystem_over` makes the fsspec filesystem whose methods `call` calls, at the first call.
+        `book` returns the rate limit records of the account; without it this origin counts only its own requests.
+        `alone` provides the locks that keep other writers off a path. `filesystem_over` creates the fsspec filesystem
+        whose methods `call` calls, at its first call.
         """
         self.identity = identity
         self.on_request = on_request
@@ -84,23 +86,23 @@ class DriveOrigin:
         await self.account.aclose()
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
-        """Return what `path` is: one request where `parent` is given."""
+        """Return the object or folder that `path` is: one request if `parent` is given."""
         path = plain_path(path)
         with mapped(api.url_of(path), "looking it up"):
             return await self.tree.lookup(path, parent)
 
     def spare_s(self) -> float:
-        """Return in how many seconds to look again whether a request that nobody waits for is in nobody's way; 0: now."""
+        """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""
         return self.account.rate_limiter.spare_s()
 
     def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> DriveMediaRead:
-        """Ask for bytes: one request where `pinned` is given, but for a second look where only that proves the version."""
+        """Request bytes: one request if `pinned` is given, and a second lookup if only that proves the version."""
         return DriveMediaRead(self.account, self.tree, plain_path(path), want, pinned)
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
     ) -> AsyncIterator[ObjectInfo]:
-        """Give the children of `folder`, whose own info `parent` is: one request for every thousand."""
+        """Yield the children of `folder`, with one request per thousand; `parent` is its own metadata."""
         folder = plain_path(folder)
         with mapped(api.url_of(folder), "listing it"):
             try:
@@ -124,7 +126,10 @@ class DriveOrigin:
                 yield below
 
     async def changes(self, path: str, token: str | None) -> Changes | None:
-        """Return what changed in My Drive, or in one shared drive; nobody tells it of other parts as a whole."""
+        """Return what changed in My Drive or in one shared drive; None for other parts, which have no change feed.
+
+        Also None if the feed cannot continue from this token.
+        """
         path = plain_path(path)
         part = place_of(path).top
         with mapped(api.url_of(path), "asking what changed"):
@@ -150,7 +155,7 @@ class DriveOrigin:
         return Changes(f"{drive_id}/{await to.start_token(drive_id, part)}")
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Return what the filesystem's `method` returns."""
+        """Call a method of the filesystem."""
         inner = await self.filesystem()
         path = subject_of(method, args)
         with mapped(api.url_of(plain_path(path)), f"calling {method}"):

@@ -1,4 +1,7 @@
-"""What paths of a Drive name while they are changed: one change of a path at a time, and what was made a moment ago."""
+"""`PathLocks`: the items at paths that are being changed, one change of a path at a time.
+
+A query may not find an item that was just created, so created items are remembered for 30 s.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ _MOST_MADE = 1000
 
 
 class PathLocks:
-    """The items at paths that are being changed, their folders, and the right to be the only one who changes them.
+    """The items at paths that are being changed, their folders, and locks on the paths.
 
-    Changes of one path wait for each other, so that a folder is not made twice and two writers make one file: those of
-    these places, and with `elsewhere` all others that it reaches.
+    Changes of the same path run one after another. Otherwise two writers could create a folder or file twice. The locks
+    cover the changes through this object and, with `elsewhere`, those of all processes it reaches.
     """
 
     def __init__(self, account: DriveAccount, tree: PathResolver, elsewhere: Alone | None = None) -> None:
@@ -37,7 +40,7 @@ class PathLocks:
         self._made: dict[str, tuple[str, float]] = {}  # ids by path, oldest first, with when they were made
 
     async def make_folder(self, path: str, *, exist_ok: bool, parents: bool = True) -> ObjectInfo:
-        """Return the folder at `path`, made where it is missing; `parents`: those on the way too."""
+        """Return the folder at `path`, created if it is missing; `parents`: create those above it too."""
         if not place_of(path).names:
             info = await self._tree.lookup(path)
             return info if exist_ok and info.kind == "directory" else already_exists(path)
@@ -77,7 +80,7 @@ class PathLocks:
             return await to.item(resource["id"], path)
 
     async def in_place(self, path: str, make: Callable[[], Awaitable[Mapping[str, Any]]]) -> dict[str, Any]:
-        """Return the item that `make` puts at `path`: again, where the folder that was remembered is gone or in the trash."""
+        """Return the item that `make` puts at `path`; repeat it if the remembered folder is gone or in the trash."""
         with suppress(ObjectNotFound):
             if not api.is_trashed(item := await make()):
                 return dict(item)
@@ -85,7 +88,7 @@ class PathLocks:
         return dict(_must_be_there(path, await make()))
 
     async def place(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
-        """Return the folder that `path` lies in, made where it is missing, and the items that have the name there."""
+        """Return the folder of `path`, created if it is missing, and the items of that name in it."""
         if not place_of(path).names:
             item = await self._item_of(path)
             if item is None or item["mimeType"] == api.FOLDER:
@@ -104,12 +107,12 @@ class PathLocks:
         return folder, await self._tree.named(path, folder) or await self._just_made(path, folder)
 
     def forget(self, path: str) -> None:
-        """Forget what was made at `path`, and the folders there."""
+        """Forget what was created at `path`, and the folders there."""
         self._made.pop(path, None)
         self._tree.forget(path)
 
     async def standing(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]] | None:
-        """Return the folder that `path` lies in and the items that have the name there; None where there is no such folder."""
+        """Return the folder of `path` and the items of that name in it; None if the folder does not exist."""
         try:
             folder, items = await self._tree.at(path, sure=True)
         except ObjectNotFound:
@@ -118,7 +121,7 @@ class PathLocks:
         return folder, items or await self._just_made(path, folder)
 
     async def named(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
-        """Return the folder of `path`, and the items that it names there."""
+        """Return the folder of `path` and the items of that name in it; raise ObjectNotFound without the folder."""
         if not place_of(path).names:
             item = await self._item_of(path)
             if item is None:
@@ -129,7 +132,7 @@ class PathLocks:
         return folder, items
 
     async def _item_of(self, path: str) -> dict[str, Any] | None:
-        """Return what a path without names is, where it is an item at all: the one that `id:` names."""
+        """Return the item of a path of the form `id:ID`; None for other paths without names."""
         if not path.startswith("id:"):
             return None
         to = await self._account.connection()
@@ -137,7 +140,10 @@ class PathLocks:
         return _must_be_there(path, await to.item(id, path, key=key))
 
     async def new_item(self, path: str, folder: ObjectInfo, mime: str) -> dict[str, Any]:
-        """Return what a new item at `path` has: where its kind takes one, an id, so that a repeated request makes no second one."""
+        """Return the metadata of a new item at `path`.
+
+        It includes an id where its type accepts one, so that a repeated request creates no second item.
+        """
         given: dict[str, Any] = {"title": name_of(path), "parents": [{"id": folder.id}]}
         if api.takes_id(mime):
             to = await self._account.connection()
@@ -145,7 +151,7 @@ class PathLocks:
         return given
 
     def made(self, path: str, item: dict[str, Any]) -> dict[str, Any]:
-        """Return the item that was just made, which no query may find yet."""
+        """Remember and return an item that was just created: a query may not find it yet."""
         self._made.pop(path, None)
         self._made[path] = item["id"], time.monotonic()
         if len(self._made) > _MOST_MADE:
@@ -153,7 +159,7 @@ class PathLocks:
         return item
 
     async def _just_made(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
-        """Return what this writer put at `path` a moment ago, if it still is there: else a second one would be made."""
+        """Return the item that was just created at `path`, if it is still there: otherwise a second one is created."""
         id, at = self._made.get(path, ("", 0.0))
         if not id or time.monotonic() > at + _MADE_LASTS_S:
             return []
@@ -166,7 +172,10 @@ class PathLocks:
         return []
 
     async def discard(self, path: str, items: Sequence[Mapping[str, Any]], folder: ObjectInfo | None) -> None:
-        """Remove items from a folder; None: they lie in no other. The one that counts goes last: no older one shows meanwhile."""
+        """Remove items from a folder, or entirely if `folder` is None.
+
+        The newest goes last, so that no older one appears meanwhile.
+        """
         to = await self._account.connection()
         for item in sorted(items, key=api.age, reverse=True):
             # Until 2020 an item could be put into several folders.
@@ -185,7 +194,10 @@ class PathLocks:
 
     @asynccontextmanager
     async def alone(self, path: str) -> AsyncIterator[None]:
-        """Be the only one that changes `path`. Who waits here holds only what lies below, so that nobody waits in a circle."""
+        """Hold the lock on `path`.
+
+        A caller that waits here may only hold locks on paths below, so no two callers wait for each other.
+        """
         lock, n_users = self._busy.get(path, (asyncio.Lock(), 0))
         self._busy[path] = lock, n_users + 1
         try:
@@ -198,7 +210,7 @@ class PathLocks:
 
     @asynccontextmanager
     async def both_alone(self, one: str, other: str) -> AsyncIterator[None]:
-        """Be the only one that changes two paths: what lies deeper first, as all do who hold one and wait for another."""
+        """Hold the locks on two paths, the deeper one first: the same order for all callers prevents a deadlock."""
         async with AsyncExitStack() as held:
             for path in sorted({one, other}, key=lambda path: (-path.count("/"), path)):
                 await held.enter_async_context(self.alone(path))
@@ -210,17 +222,17 @@ def _nobody_else(path: str) -> AbstractAsyncContextManager[None]:
 
 
 def folder_of(path: str) -> str:
-    """Return the path of the folder that a path lies in."""
+    """Return the path of the folder that `path` is in."""
     return path.rpartition("/")[0]
 
 
 def name_of(path: str) -> str:
-    """Return the title of a new item: as the path has it, with the sign for a slash turned back into one."""
+    """Return the title of a new item: its name in the path, with each "／" turned back into a slash."""
     return api.title_of(path.rpartition("/")[2])[-1]
 
 
 def writable(path: str, item: Mapping[str, Any]) -> str:
-    """Return the id whose content is written for `path`; raises for what has no content."""
+    """Return the id of the item that is written to for `path`; raise if it has no content."""
     target = api.shortcut_target(item)
     mime = item["mimeType"] if target is None else target.get("targetMimeType", "")
     if mime == api.FOLDER:

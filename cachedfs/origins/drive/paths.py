@@ -1,4 +1,7 @@
-"""From paths to items: Drive knows folders by ids only, names are not unique, and shortcuts point elsewhere."""
+"""`PathResolver`: find the items that paths name.
+
+Drive looks items up by folder id. Names are not unique, and shortcuts point to other items.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +41,19 @@ _AT_ONCE = 8  # sibling folders listed at once; a listing costs 100 units of 325
 
 
 class DrivePath(NamedTuple):
-    """A path, taken apart: where it starts, and the names from there on."""
+    """A parsed path: where it starts, and the names after that."""
 
     top: str
     names: tuple[str, ...]
 
 
 def plain_path(path: str) -> str:
-    """Return a path without protocol and without the slashes around it."""
+    """Return a path without protocol and without slashes around it."""
     return path.removeprefix("drive://").removeprefix("drive::").strip("/")
 
 
 def place_of(path: str) -> DrivePath:
-    """Return where a path starts; ValueError for a start that Drive does not have."""
+    """Return a parsed path; raise ValueError for a start that Drive does not have."""
     top, *names = path.split("/")
     named = (top.startswith(api.SHARED) and top != api.SHARED) or (top.startswith(_ID) and top != _ID)
     if not named and top not in ("", MY_DRIVE, SHARED_WITH_ME):
@@ -72,18 +75,18 @@ def place_of(path: str) -> DrivePath:
 
 
 def id_and_key(top: str) -> tuple[str, str | None]:
-    """Return what `id:ID` names, and the resource key of `id:ID,resourcekey=KEY`."""
+    """Return the id in `id:ID`, and the resource key in `id:ID,resourcekey=KEY` if there is one."""
     id, _, key = top.removeprefix(_ID).partition(_KEY)
     return id, key or None
 
 
 def has_feed(top: str) -> bool:
-    """Return whether Drive tells of all that changes below a start of paths: in a drive, but not in a view of many."""
+    """Return whether Drive reports all changes below the start of a path: true for a drive, not for a view."""
     return top == MY_DRIVE or top.startswith(api.SHARED)
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of all; the first failure is raised when the others have ended."""
+    """Run coroutines concurrently and return their results; the first failure cancels the others and is raised."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)
@@ -95,7 +98,7 @@ async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class PathResolver:
-    """The names of one account's Drive."""
+    """Finds the items that paths name in one account's Drive, and remembers folders for 30 s."""
 
     def __init__(self, account: DriveAccount, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._account, self._clock = account, clock
@@ -110,10 +113,10 @@ class PathResolver:
         sure: bool = False,
         for_folder: bool = False,
     ) -> ObjectInfo:
-        """Return what `path` is: one request where its folder is known. Raises ObjectNotFound.
+        """Return the object or folder that `path` is, with one request if its folder is known; raise ObjectNotFound.
 
-        `sure`: the remembered way to it is asked about too, at the same time. `for_folder`: a folder of this name counts
-        before all else that has it.
+        `sure` checks the remembered folders above it too, in concurrent requests. `for_folder` prefers a folder over
+        other items of the same name.
         """
         place = place_of(path)
         if not place.names:
@@ -131,7 +134,10 @@ class PathResolver:
     async def chosen(
         self, items: Sequence[Mapping[str, Any]], path: str, *, for_folder: bool = False
     ) -> tuple[Mapping[str, Any], ObjectInfo]:
-        """Return which of the items of one name counts, and what it is: the first by `api.rank` that leads somewhere."""
+        """Return the item that counts among items of one name, and its metadata.
+
+        This is the first by `api.rank` that is not a shortcut without a target.
+        """
         ranked = sorted(items, key=lambda item: api.rank(item, for_folder=for_folder))
         if len(ranked) > 1:
             self._warn(path, len(ranked))
@@ -145,7 +151,7 @@ class PathResolver:
         return first
 
     async def named(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
-        """Return the items that `path` names in its folder: usually one, or none."""
+        """Return the items that `path` names in its folder: usually one or none."""
         name = path.rpartition("/")[2]
         assert folder.id is not None  # all folders have one
         found = await self._found(api.child_query(folder.id, name), folder, path, "looking it up")
@@ -155,9 +161,10 @@ class PathResolver:
         return items
 
     async def _found(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
-        """Return the items that a query finds in a folder; ObjectNotFound only where the folder itself is gone.
+        """Return the items that a query finds in a folder; raise ObjectNotFound only if the folder itself is gone.
 
-        Else what is in a folder that Drive does not list would be taken for absent: left out, or written beside.
+        Drive may fail to list a folder that exists. Its items would then look absent: they would be left out of
+        listings, or created twice.
         """
         to = await self._account.connection()
         try:
@@ -172,10 +179,11 @@ class PathResolver:
             ) from error
 
     async def at(self, path: str, *, sure: bool = False) -> tuple[ObjectInfo, list[dict[str, Any]]]:
-        """Return the folder of `path` and the items that `path` names there; what was remembered and is gone is asked again.
+        """Return the folder of `path` and the items of that name in it; remembered folders that are gone are looked up
+        again.
 
-        `sure`: the folders on the way are asked whether they still are where they were, beside the question itself: what
-        changes something must not follow a folder that was renamed.
+        `sure` checks concurrently that the remembered folders are where they were: a write must not follow a renamed
+        folder.
         """
         parent = _folder_of(path)
         is_remembered = self.remembered(parent) is not None
@@ -194,7 +202,7 @@ class PathResolver:
         return folder, await self.named(path, folder)
 
     async def stands(self, path: str) -> bool:
-        """Return whether the remembered folder at `path`, and those on the way, have their names and places still."""
+        """Return whether the remembered folder at `path`, and those above it, still have their names and places."""
         way = []
         while place_of(path).names:
             known, above = self.remembered(path), self.remembered(_folder_of(path))
@@ -215,16 +223,16 @@ class PathResolver:
         return is_there and not api.is_trashed(item) and api.shown(item["title"]) == _name_of(folder.path)
 
     def now(self) -> float:
-        """Return the time by which folders are remembered."""
+        """Return the present time of the clock that folders are remembered by."""
         return self._clock()
 
     def remembered(self, path: str, *, since: float = -math.inf) -> ObjectInfo | None:
-        """Return a folder that was seen within half a minute, and `since` a time."""
+        """Return a folder that was seen within the last 30 s, and not before `since`; else None."""
         known, at = self._folders.get(path, (None, 0.0))
         return known if self._clock() < at + _FOLDERS_LAST_S and at >= since else None
 
     async def folder(self, path: str) -> ObjectInfo:
-        """Return a folder, remembered for half a minute; raises ObjectNotFound."""
+        """Return a folder, remembered for 30 s; raise ObjectNotFound if there is none."""
         if (known := self.remembered(path)) is not None:
             return known
         info = await self.lookup(path, for_folder=True)
@@ -234,16 +242,16 @@ class PathResolver:
         return info
 
     def remember(self, info: ObjectInfo) -> None:
-        """Know a folder that was just made."""
+        """Remember a folder that was just created."""
         self._folders[info.path] = (info, self._clock())
 
     def forget(self, path: str) -> None:
-        """Forget a folder, and those below it."""
+        """Forget a folder and those below it."""
         for name in [name for name in self._folders if name == path or name.startswith(f"{path}/")]:
             del self._folders[name]
 
     def forget_way(self, path: str) -> None:
-        """Forget a folder, those below it and those on the way to it."""
+        """Forget a folder, those below it and those above it."""
         self.forget(path)
         while path:
             self._folders.pop(path, None)
@@ -273,9 +281,9 @@ class PathResolver:
         ]
 
     async def below(self, folder: ObjectInfo) -> AsyncGenerator[ObjectInfo, None]:
-        """Yield all that is below a folder; sibling folders are listed side by side.
+        """Yield everything below a folder; sibling folders are listed concurrently.
 
-        A shortcut to a folder that it lies in is named, with `cycle` in its details, and not entered.
+        A shortcut to a folder that it is in is yielded with `cycle` in its details, and not entered.
         """
         gate = asyncio.Semaphore(_AT_ONCE)
 
@@ -348,7 +356,7 @@ class PathResolver:
 
     # Shortcuts and duplicates
     async def followed(self, item: Mapping[str, Any], path: str) -> ObjectInfo:
-        """Return what an item is: for a shortcut, what it points at. Shortcuts to shortcuts do not exist."""
+        """Return what an item is; for a shortcut, its target. Shortcuts to shortcuts do not exist."""
         if (target := api.shortcut_target(item)) is None:
             return api.item_info(item, path)
         to = await self._account.connection()
@@ -378,7 +386,7 @@ class PathResolver:
             )
 
     def warn_unprovable(self, path: str) -> None:
-        """Say once that nothing tells one version of a file from another."""
+        """Warn once that Drive gives no way to tell versions of a file apart."""
         self._say_once(
             path,
             "Drive gives neither a checksum nor a revision of it, so that nothing of it can be cached safely: every read "

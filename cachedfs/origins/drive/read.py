@@ -1,4 +1,4 @@
-"""One read from Google Drive: of exactly one version, though Drive has no conditional read."""
+"""`DriveMediaRead`: one read of exactly one version from Google Drive, which has no conditional read."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Proof = Literal["checksum", "revision", "second look"]
 
 
 def proof_of(info: ObjectInfo, span: Range) -> Proof:
-    """Return how the bytes of `span` are known to be of the version `info`.
+    """Return how to prove that the bytes of `span` are of the version `info`.
 
-    By the MD5 of the whole file, where the whole file comes in one piece of at most 8 MiB. Else by asking for
-    one revision, where this account may. Else by a look at the file after its bytes began to come: what it was before
-    the request and is after the answer, it was in between.
+    By the MD5, if the whole file is read in one piece of at most 8 MiB. Else by requesting one revision, if this
+    account may. Else by a second lookup after the first bytes arrive: if the file is the same before the request and
+    after the answer began, it was the same in between.
     """
     if span.size == info.size and span.size <= WHOLE and "md5Checksum" in info.details:
         return "checksum"
@@ -42,7 +42,10 @@ def proof_of(info: ObjectInfo, span: Range) -> Proof:
 
 
 def must_have_bytes(info: ObjectInfo, exports: Mapping[str, str] = {}) -> None:
-    """Raise what says why `info` cannot be read, unless it can; `exports` is what documents are read as."""
+    """Raise an error that says why `info` cannot be read, if it cannot.
+
+    `exports` are the types that Google documents are exported as.
+    """
     url = api.url_of(info.path)
     if info.kind == "directory":
         raise IsAFolder(f"{url}: this is a folder; list it, or read a file in it")
@@ -119,7 +122,7 @@ class DriveMediaRead(ResumableRead):
 
     # Documents
     async def _export(self, info: ObjectInfo, mime: str) -> None:
-        """Hold what a document is at this moment, whole: an export has no ranges, and no size before its end."""
+        """Hold the whole export of a document: an export has no ranges, and no size before its end."""
         ask = self._to.export(info, self._path, mime)
         try:
             data = await self._to.client.retried(partial(self._whole, ask, mime), ask, self._tries)
@@ -145,7 +148,7 @@ class DriveMediaRead(ResumableRead):
 
     # One try
     async def _try(self, span: Range) -> None:
-        """Have the body of `span` coming; a revision that cannot be had is given up for a second look."""
+        """Open the body of `span`; if a revision cannot be read, prove the version by a second lookup instead."""
         try:
             await self._send(span)
         except (AccessDenied, ObjectChanged):
@@ -171,7 +174,7 @@ class DriveMediaRead(ResumableRead):
             self._attempt.push_async_callback(self._drop_look, self._second_look)
 
     def _start_of(self, status: int, headers: Mapping[str, str], span: Range) -> int:
-        """Return where the body starts in the file; raises what its headers say against that."""
+        """Return the offset in the file where the body starts; raise an error if the headers are wrong."""
         if status == 416:
             raise RangeNotSatisfiable(RetryReason("no byte of the file is in the range"))
         if status == 200:
@@ -204,7 +207,7 @@ class DriveMediaRead(ResumableRead):
         await self._look()
 
     async def _hold_until_seen(self, look: asyncio.Task[None]) -> None:
-        """Take what comes until the second look is done, as far as memory allows."""
+        """Hold arriving bytes until the second lookup is done, as far as memory allows."""
         n_held = sum(map(len, self._held))
         while self._arrived < self.stop and n_held < 2 * WHOLE and not look.done():
             self._held.append(await self._take())
@@ -213,7 +216,7 @@ class DriveMediaRead(ResumableRead):
         self._second_look = None
 
     async def _look(self) -> None:
-        """Raise ObjectChanged unless the file still is the version that is read."""
+        """Raise ObjectChanged unless the file is still the version being read."""
         assert self.info.id is not None
         key = self.info.details.get("resourceKey")
         item = await self._to.item(self.info.id, self._path, key=key, is_pinned=True)
@@ -233,9 +236,9 @@ class DriveMediaRead(ResumableRead):
 
 
 def _evidence(info: ObjectInfo) -> tuple[object, ...]:
-    """Return what two looks at a file have in common only if nothing was written between them.
+    """Return what two lookups have in common only if nothing was written between them.
 
-    Not the checksum alone: a file that was replaced and put back has it again, and the bytes between are others.
+    Not the checksum alone: a file that was replaced and restored has the same one, though the bytes between differed.
     """
     written = info.details.get("headRevisionId") or info.details.get("modified")
     return info.fingerprint, info.size, written

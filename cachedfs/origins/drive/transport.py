@@ -1,7 +1,7 @@
-"""httplib2 as PyDrive2 uses it, made dependable: bounded connects, no silent repetition, one kind of failure.
+"""httplib2 connections for PyDrive2: bounded connects, no hidden retries, one kind of failure.
 
-An HTTP proxy of the environment (`HTTPS_PROXY`) is used by a tunnel of Python's own: httplib2 would need PySocks, and
-connect directly without it.
+An HTTP proxy in the environment (`HTTPS_PROXY`) is used through a tunnel of Python's own. httplib2 would need PySocks,
+and without it would connect directly.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _SLICE = 64 << 10  # has left within the limit for silence where a line takes 2 
 
 
 class Unreachable(OSError):
-    """No connection: refused, unresolved, or not there in time; nothing was sent."""
+    """No connection: refused, unresolved, or not connected in time; nothing was sent."""
 
 
 class HttpLike(Protocol):
-    """What PyDrive2 calls an http object."""
+    """The interface of PyDrive2's http objects."""
 
     def request(
         self,
@@ -75,7 +75,7 @@ class HttpLike(Protocol):
 
 
 class Answer(NamedTuple):
-    """An answer that was read to its end."""
+    """A response that was read to its end."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case
@@ -85,9 +85,10 @@ class Answer(NamedTuple):
 def send(
     http: HttpLike, method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None
 ) -> Answer:
-    """Send one request and return its answer, whatever its status; a 308 is an answer like others.
+    """Send one request and return its answer, whatever its status, also a 308.
 
-    Raises Failed where another try may succeed or the answer came by a redirect, AccessDenied where a token is refused to us for good.
+    Raises RetryableError if another attempt may succeed or the answer came through a redirect, and AccessDenied if the
+    account gets no token.
     """
     with troubled():
         response, content = http.request(url, method=method, body=body, headers=dict(headers or {}))
@@ -98,10 +99,10 @@ def send(
 
 @contextmanager
 def troubled(remedy: str = _SIGN_IN_AGAIN) -> Iterator[None]:
-    """Turn what httplib2, sockets and the libraries of tokens raise inside into Failed or AccessDenied.
+    """Turn exceptions of httplib2, sockets and the token libraries into RetryableError or AccessDenied.
 
-    Their messages are quoted without secrets, and they are no cause that would be printed: a refusal
-    of a token endpoint holds its whole answer.
+    Their messages are quoted without secrets. They are not chained as a cause, which a traceback would print: a refusal
+    by a token server contains its whole answer.
     """
     try:
         yield
@@ -143,14 +144,14 @@ def _text(error: Exception) -> str:
 
 
 def keep_308(http: Any) -> None:
-    """Make an http object return a 308 as it is: for an upload it means "go on", and no redirect."""
+    """Make an http object return a 308 as it is: for an upload it means "continue", not a redirect."""
     codes = getattr(http, "redirect_codes", None)
     if codes is not None and 308 in codes:
         http.redirect_codes = frozenset(codes) - {308}
 
 
 def close(http: Any) -> None:
-    """Close the connections of an http object, which stays usable: it connects again."""
+    """Close the connections of an http object; it stays usable and connects again."""
     connections = getattr(http, "connections", None) or {}
     for connection in list(connections.values()):
         connection.close()
@@ -158,7 +159,7 @@ def close(http: Any) -> None:
 
 
 def abort(http: Any) -> None:
-    """Break off what another thread has under way on an http object, which cannot be used any more."""
+    """Abort the request that another thread is making on an http object, which is unusable afterwards."""
     http.is_aborted = True
     for connection in list((getattr(http, "connections", None) or {}).values()):
         connection.connect = _refuse
@@ -182,11 +183,11 @@ class Signer(Protocol):
         ...
 
     def fresh_headers(self, http: HttpLike) -> dict[str, str]:
-        """Return headers that can be sent, renewed over `http` when they are about to expire."""
+        """Return headers that can be sent; renew a token over `http` when it is about to expire."""
         ...
 
     def renew(self, refused: Mapping[str, str], http: HttpLike) -> bool:
-        """Get another token than the refused one over `http`; False where there is none."""
+        """Get another token than the refused one over `http`; return False if there is none."""
         ...
 
 
@@ -207,7 +208,7 @@ class SignedHttp:
         redirections: int = 5,
         connection_type: Any = None,
     ) -> tuple[Any, bytes]:
-        """Return response and body, as httplib2's own method does; a 401 is answered with another token, once."""
+        """Return response and body, as httplib2's own method does; after a 401, send once more with another token."""
         start = body.tell() if hasattr(body, "seek") and hasattr(body, "tell") else None
         ask = functools.partial(
             self._plain.request, uri, method, body, redirections=redirections, connection_type=connection_type
@@ -221,11 +222,11 @@ class SignedHttp:
         return ask(headers={**(headers or {}), **self._signer.headers()})
 
     def renew(self, refused: Mapping[str, str]) -> bool:
-        """Get another token than the refused one, unless somebody just did; False where there is none."""
+        """Get another token than the refused one, unless another thread just did; return False if there is none."""
         return self._signer.renew(refused, self._plain)
 
     def fresh_headers(self) -> dict[str, str]:
-        """Return headers that can be sent, renewed when they are about to expire."""
+        """Return headers that can be sent; renew a token when it is about to expire."""
         return self._signer.fresh_headers(self._plain)
 
     def close(self) -> None:
@@ -243,7 +244,7 @@ class SignedHttp:
 
 
 class _PlainHttp:
-    """An httplib2 object with connections of ours; tokens are asked for over it."""
+    """An httplib2 object with our connection classes and no credentials; tokens are requested over it."""
 
     def __init__(self, http: Any, types: Mapping[str, type[http.client.HTTPConnection]]) -> None:
         self._http, self._types = http, types
@@ -269,9 +270,9 @@ class _PlainHttp:
 
 
 def proxy_of(url: str) -> str | None:
-    """Return the proxy of the environment for `url`, None where there is none; ValueError for one that is not spoken to.
+    """Return the environment's proxy for `url`, or None; raise ValueError for a proxy that is not supported.
 
-    Asked once for a connection: aiohttp's own look at the environment would read ~/.netrc for every request, too.
+    Asked once per connection: aiohttp's own look at the environment would also read ~/.netrc for every request.
     """
     parts = urlsplit(url)
     # As httplib2 looks for it: what the system's own settings say counts for neither.
@@ -295,7 +296,7 @@ def _is_http(proxy: str) -> bool:
 
 
 def _is_near(host: str) -> bool:
-    """Return whether a host is asked without a proxy: this machine, its metadata server, and what `no_proxy` names."""
+    """Return whether a host needs no proxy: this machine, its metadata server, and hosts in `no_proxy`."""
     with suppress(ValueError):
         address = ip_address(host)
         return address.is_loopback or address.is_link_local or bool(proxy_bypass(host))
@@ -304,11 +305,11 @@ def _is_near(host: str) -> bool:
 
 @functools.cache
 def connection_types(connect_s: float) -> Mapping[str, type[http.client.HTTPConnection]]:
-    """Return the connection classes by URL scheme, to hand to httplib2 as `connection_type`.
+    """Return the connection classes by URL scheme, for httplib2's `connection_type`.
 
-    They raise Unreachable when there is no connection within `connect_s` (to each address of a host;
-    asking for the addresses takes what the system takes), wait as long as httplib2's `timeout`
-    says for data, or for a body to go on, and send nothing twice that may not be repeated.
+    They raise Unreachable if no connection is made within `connect_s`, for each address of a host (finding the
+    addresses may take longer). They wait for data, or to send a body, as long as httplib2's `timeout` says. They never
+    repeat a request that must not be repeated.
     """
     return {
         "http": type("PlainConnection", (_Plain,), {"connect_s": connect_s}),
@@ -317,7 +318,7 @@ def connection_types(connect_s: float) -> Mapping[str, type[http.client.HTTPConn
 
 
 class _Patient:
-    """Mixed into httplib2's connections, before them."""
+    """Mixin for httplib2's connection classes."""
 
     connect_s: float
     host: str
@@ -327,7 +328,7 @@ class _Patient:
     proxy_info: Any
 
     def connect(self) -> None:
-        """Connect within `connect_s`; raises Unreachable."""
+        """Connect within `connect_s`; raise Unreachable if that fails."""
         stall_s, self.timeout = self.timeout, self.connect_s
         try:
             self._dial()
@@ -359,7 +360,7 @@ class _Patient:
         raise NotImplementedError
 
     def _connect_through(self, proxy: Any) -> None:
-        """Have the proxy connect us: it sees the name of the host, and with TLS nothing else."""
+        """Connect through the proxy: it sees the host's name and, with TLS, nothing else."""
         name = f"{unquote(proxy.proxy_user or '')}:{unquote(proxy.proxy_pass or '')}"
         sign_in = {"Proxy-Authorization": f"Basic {base64.b64encode(name.encode()).decode()}"}
         target = self.host, self.port
@@ -371,7 +372,7 @@ class _Patient:
             self.host, self.port = target
 
     def send(self, data: Any) -> None:
-        """Send bytes slice by slice: the limit of a socket is for all that it is given at once, and not for its silence."""
+        """Send bytes in slices: a socket's timeout covers everything given to it at once, not only its silence."""
         if not isinstance(data, (bytes, bytearray, memoryview)):
             super().send(data)  # type: ignore[misc]  # a file, which is sent by pieces of its own
             return
@@ -380,13 +381,13 @@ class _Patient:
             super().send(view[start : start + _SLICE])  # type: ignore[misc]
 
     def request(self, method: str, *args: Any, **kwargs: Any) -> None:
-        """Send a request; on a new connection where the service has left the old one."""
+        """Send a request, on a new connection if the service has closed the old one."""
         if self.sock is not None and _is_stale(self.sock):
             self.close()
         super().request(method, *args, **kwargs)  # type: ignore[misc]
 
     def getresponse(self) -> Any:
-        """Return the response; httplib2 would send a request again on BadStatusLine, even one that creates a file."""
+        """Return the response; on BadStatusLine httplib2 would repeat the request, even one that creates a file."""
         try:
             return super().getresponse()  # type: ignore[misc]
         except (http.client.BadStatusLine, http.client.ResponseNotReady) as error:
@@ -414,9 +415,9 @@ class _Secure(_Patient, httplib2.HTTPSConnectionWithTimeout):  # type: ignore[mi
 
 
 def trusted() -> ssl.SSLContext:
-    """Return whom to trust, the same for media and for all else: the authorities of the system, or of SSL_CERT_FILE.
+    """Return the TLS context for media and all other requests: the system's authorities, or those in SSL_CERT_FILE.
 
-    Those that httplib2 brings, where the system has none.
+    If the system has none, httplib2's are used.
     """
     return _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
@@ -433,7 +434,7 @@ def _trusted(*named: str | None) -> ssl.SSLContext:
 
 
 def _is_stale(sock: socket.socket) -> bool:
-    """Return whether an idle connection has something to read: its end, as nothing was asked."""
+    """Return whether an idle connection is readable, which means that the service has closed it."""
     if sock.fileno() < 0:
         return True
     if hasattr(select, "poll"):  # no limit to the number of a descriptor; not on Windows

@@ -1,4 +1,4 @@
-"""Bytes on their way to Drive: in one request where they are few, else in pieces that go on where they broke off."""
+"""Uploads to Drive: in one request if they are small, else in resumable pieces."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SESSIONS = 2  # how often an upload begins: a session that the service forgot m
 
 
 class UploadContent:
-    """The bytes of an open file, from its beginning to its end. Not owned: whoever opened the file closes it.
+    """The bytes of an open file, from its start to its end; the caller closes the file.
 
-    `sent` is told how many of them the service has; fewer than before where it forgot some.
+    `sent` receives the number of bytes that the service has; it decreases if the service forgot some.
     """
 
     def __init__(self, file: BinaryIO, sent: Callable[[int], object] = lambda n_bytes: None) -> None:
@@ -44,7 +44,7 @@ class UploadContent:
         return self._file.read(stop - start)
 
     def md5(self) -> str:
-        """Return the checksum of all bytes as Drive writes it; blocks on the disk."""
+        """Return the MD5 of all bytes as Drive writes it; blocks on the disk."""
         total = hashlib.md5(usedforsecurity=False)
         for start in range(0, self.size, PIECE):
             total.update(self.piece(start, start + PIECE))
@@ -52,13 +52,13 @@ class UploadContent:
 
 
 class _SessionForgotten(Exception):
-    """The service does not know an upload that was begun."""
+    """The service no longer knows an upload session."""
 
 
 class UploadMismatch(Exception):
-    """Drive holds other bytes than were sent, in the item given; never leaves this room.
+    """Drive holds other bytes than were sent, in `item`; never raised outside `cachedfs.origins.drive`.
 
-    `is_ours`: they came of this write. Else somebody may have written since.
+    `is_ours`: this write caused it. Otherwise another writer may have changed the item since.
     """
 
     def __init__(self, item: Mapping[str, Any], expected: str, *, is_ours: bool) -> None:
@@ -69,9 +69,10 @@ class UploadMismatch(Exception):
 async def upload(
     to: DriveConnection, path: str, content: UploadContent, resource: Mapping[str, Any], *, into: str | None
 ) -> dict[str, Any]:
-    """Return the item that now holds `content`: a new one as `resource` says, or the one whose id is `into`.
+    """Upload `content`; return its item: a new one described by `resource`, or the one whose id is `into`.
 
-    Raises OtherBytes where Drive's checksum of what arrived is another. Sending twice makes one item, as `resource` names the id of a new one.
+    Raises UploadMismatch if Drive's checksum of the received bytes differs. Uploading twice creates one item, because
+    `resource` contains the id of a new one.
     """
     expected = await asyncio.to_thread(content.md5)
     send, is_ours = _at_once if content.size <= _ONE_REQUEST else _in_pieces, True
@@ -146,7 +147,8 @@ async def _piece(
 ) -> tuple[int, dict[str, Any] | None]:
     """Send one piece; return where the next one starts, or the finished item.
 
-    All of it may be more than a slow line takes in one try: as long as more arrives each time, there are others.
+    A slow line may not send a whole piece in one attempt: as long as more arrives each time, there are further
+    attempts.
     """
     tries, has_failed, most = to.client.new_tries(), False, start
     while True:

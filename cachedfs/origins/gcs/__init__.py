@@ -1,1 +1,1 @@
-"""TODO: gcs."""
+"""Google Cloud Storage as an origin."""

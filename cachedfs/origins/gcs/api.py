@@ -1,4 +1,4 @@
-"""The JSON API of Google Cloud Storage as values: what to ask, and what an answer says. Pure.
+"""The JSON API of Google Cloud Storage: build requests and interpret answers, without I/O.
 
 Written from cloud.google.com/storage/docs: json_api/v1, request-endpoints, status-codes, transcoding.
 """
@@ -40,31 +40,31 @@ __all__ = [
     "url_of",
 ]
 
-# What `info` shows of an object: the same from a lookup and from a listing.
+# The fields that `info` shows, the same from a lookup and from a listing.
 FIELDS = (
     "kind,bucket,name,size,generation,metageneration,etag,md5Hash,crc32c,contentType,contentEncoding,"
     "contentLanguage,contentDisposition,cacheControl,storageClass,timeCreated,updated,metadata,customTime,"
     "componentCount,customerEncryption,temporaryHold,eventBasedHold"
 )
 _LIST_FIELDS = f"kind,nextPageToken,prefixes,items({FIELDS})"
-_PAGE = 1000  # objects and folders in one answer: the most that the service gives
+_PAGE = 1000  # objects and folders in one page: the service's maximum
 _STORED_ENCODING = "x-goog-stored-content-encoding"
 _ABSENT = ("No such object: ", "The specified bucket does not exist.")
-_LONGEST_WORDS = 2048  # an object's name has up to 1,024 bytes
+_LONGEST_WORDS = 2048  # of a text error, in characters; an object's name has up to 1,024 bytes
 _HINT_403 = "pass token=..., or ask the owner for roles/storage.objectViewer"
 _HINT_PAYS = "the requester pays for this bucket: pass requester_pays=True (and project=...) or requester_pays='PROJECT'"
 
 
 # Names and addresses
 def plain_path(path: str) -> str:
-    """Return `bucket/key` without protocol and without the slashes around it."""
+    """Return `bucket/key` without protocol and without slashes around it."""
     for prefix in ("gs://", "gcs://", "gs::", "gcs::"):
         path = path.removeprefix(prefix)
     return path.strip("/")
 
 
 def url_of(path: str) -> str:
-    """Return how errors name `bucket/key`."""
+    """Return the URL that errors show for `bucket/key`."""
     return f"gs://{path}"
 
 
@@ -95,17 +95,20 @@ def list_params(prefix: str, *, deep: bool, limit: int = _PAGE, token: str | Non
 
 # Reading
 def read_headers(want: Range | Suffix | None) -> dict[str, str]:
-    """Return the headers of a read. Who takes gzip gets every object as it is stored, in ranges too."""
+    """Return the headers of a read.
+
+    With gzip accepted, the service sends every object as it is stored, in ranges too.
+    """
     given = range_header(want)
     return {"Accept-Encoding": "gzip"} | ({"Range": given} if given else {})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReadHeaders:
-    """What the headers of a read say: the body is the bytes of the object from `offset` on."""
+    """The headers of a read, parsed; the body is the object's bytes from `offset` on."""
 
     offset: int
-    span: Range  # what was wanted, of an object of this size
+    span: Range  # the requested range, clipped to `size`
     size: int
     generation: str | None
     details: Mapping[str, Any]
@@ -115,7 +118,7 @@ class ReadHeaders:
 
 
 def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None) -> ReadHeaders:
-    """Return what the headers of a 200 or 206 say; ValueError where they contradict what was asked for."""
+    """Parse the headers of a 200 or 206; raise ValueError where they contradict the request."""
     offset, stop, size = 0, None, number(headers.get("x-goog-stored-content-length"))
     length = number(headers.get("Content-Length"))
     if status == 206:
@@ -145,7 +148,7 @@ def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None
 
 
 def _header_details(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the headers of a read tell of an object, under the names of the JSON API."""
+    """Return the metadata in the headers of a read, under the names of the JSON API."""
     hashes = dict(part.strip().split("=", 1) for part in _all(headers, "x-goog-hash") if "=" in part)
     encoding = headers.get(_STORED_ENCODING, "identity")
     names = {
@@ -162,7 +165,7 @@ def _header_details(headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _all(headers: Mapping[str, str], name: str) -> list[str]:
-    """Return the parts of a header that may come once, or several times (in a multi-dictionary)."""
+    """Return the comma-separated parts of a header that may occur several times."""
     many = getattr(headers, "getall", None)
     lines = many(name, []) if many else [headers.get(name, "")]
     return [part for line in lines for part in line.split(",")]
@@ -177,7 +180,7 @@ def _http_date(text: str | None) -> datetime | None:
 
 # Metadata and listings
 def object_info(resource: Mapping[str, Any], path: str) -> ObjectInfo:
-    """Return an object from its resource; its details are what gcsfs shows."""
+    """Return the object that a resource describes; its details are those that gcsfs shows."""
     details = {name: value for name, value in resource.items() if name not in ("name", "size")}
     for name, at in (("mtime", "updated"), ("ctime", "timeCreated")):
         if at in resource:
@@ -186,21 +189,22 @@ def object_info(resource: Mapping[str, Any], path: str) -> ObjectInfo:
 
 
 def folder_info(path: str) -> ObjectInfo:
-    """Return the folder that the names of its objects imply."""
+    """Return a folder that is implied by the names of the objects in it."""
     bucket = path.partition("/")[0]
     return ObjectInfo(path, "directory", details={"bucket": bucket, "storageClass": "DIRECTORY"})
 
 
 def bucket_info(resource: Mapping[str, Any]) -> ObjectInfo:
-    """Return a bucket from its resource."""
+    """Return the bucket that a resource describes."""
     details = {name: value for name, value in resource.items() if name not in ("name", "size", "type")}
     return ObjectInfo(resource["name"], "directory", details=details)
 
 
 def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[ObjectInfo]:
-    """Yield what one page of a listing of `prefix` says; an empty object "d/" is the folder d, made by hand.
+    """Yield the objects and folders in one page of a listing of `prefix`.
 
-    A folder without a name, as there is one in `a` where there is `a//b`, is `a/`: see `cachedfs.metadata.listings`.
+    An empty object "d/" is the folder d, as created by hand. A folder with an empty name, such as the one in `a` for
+    `a//b`, is `a/`: see `cachedfs.metadata.listings`.
     """
     for name in page.get("prefixes", ()):
         yield folder_info(f"{bucket}/{name.removesuffix('/')}")
@@ -214,19 +218,19 @@ def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[Obje
             yield object_info(resource, f"{bucket}/{name}")
 
 
-# Whose answer it is
+# Recognizing the service's own answers
 def is_absence(headers: Mapping[str, str], body: bytes) -> bool:
-    """Return whether a 404 is the service's own: only then is there no such object, bucket or folder.
+    """Return whether a 404 is the service's own, so that the object, bucket or folder does not exist.
 
-    What an answer of Google Cloud Storage looks like (gcsfs and google-cloud-storage look at the status alone):
+    gcsfs and google-cloud-storage check the status alone. An answer of Google Cloud Storage looks like this:
 
-    * JSON API: JSON. A success has a `kind` that begins with "storage#", also an empty listing; an error is
-      {"error": {"code": ..., "message": ...}}.
-    * Media: an error of the upload server is short text, sent as text/html, such as "No such object: bucket/key". Every
-      answer of that server has the header X-GUploader-UploadID.
-    * No answer follows a redirect to another host; `Client` refuses those that do.
+    * JSON API: JSON. A success has a `kind` that begins with "storage#", an empty listing too. An error is {"error":
+      {"code": ..., "message": ...}}.
+    * Media: an error is short text, sent as text/html, such as "No such object: bucket/key". Every answer of the media
+      server has the header X-GUploader-UploadID.
+    * It never follows a redirect to another host; `HTTPClient` rejects those answers.
 
-    Emulators send the same JSON. For media some say no more than "Not Found", as proxies do: `MediaRead` then asks the
+    Emulators send the same JSON. For media, some send only "Not Found", as proxies do: `GCSMediaRead` then asks the
     JSON API.
     """
     text = body.decode("utf-8", "replace").strip()
@@ -239,7 +243,7 @@ def is_absence(headers: Mapping[str, str], body: bytes) -> bool:
 
 
 def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
-    """Return whether JSON is an answer of this kind ("" for any), about `name` where it is given."""
+    """Return whether JSON is a resource of this kind ("" for any), with this name where one is given."""
     return (
         isinstance(found, Mapping)
         and str(found.get("kind")).startswith("storage#")
@@ -252,7 +256,7 @@ def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
 def failure(
     status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
 ) -> RetryReason | Exception:
-    """Return what an answer that is no success means: trouble that may pass, or the error to raise."""
+    """Return what an error response means: a reason to retry, or the exception to raise."""
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
     if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
@@ -268,7 +272,7 @@ def failure(
     if status == 404:
         return ObjectNotFound(f"{url}: no object or folder has this name ({doing}: {said})")
     if status in (401, 403):
-        # Who signs in with nothing gets a 401 too, for what is not public.
+        # An anonymous request also gets a 401, for objects that are not public.
         kind = SignInRefused if status == 401 and "anonymous" not in text.lower() else AccessDenied
         return kind(f"{url}: access denied; {_HINT_403} ({doing}: {said})")
     if status == 400:

@@ -1,4 +1,4 @@
-"""What `token=` may be at Google Cloud Storage, turned into what gcsfs takes."""
+"""Credentials for Google Cloud Storage: convert `token=` for gcsfs, and renew access tokens."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ from cachedfs.origins.tokens import TokenRenewals, is_expired, left_s
 __all__ = ["GCSAuth", "known_token", "make_gcsfs", "shown"]
 
 
-_SCOPE = "https://www.googleapis.com/auth/devstorage."  # gcsfs's, which its option `access` ends
-_GCSFSS_OWN = (None, "authorized_user")  # types of JSON; a user's sign-in fails where it names scopes
+_SCOPE = "https://www.googleapis.com/auth/devstorage."  # gcsfs's; its option `access` is appended
+_GCSFSS_OWN = (None, "authorized_user")  # JSON types left to gcsfs; a user's sign-in fails if it names scopes
 
 
 def known_token(token: Any, access: str) -> Any:
-    """Return a token in a form that gcsfs takes; ValueError for a file that is not there, and for damaged credentials."""
+    """Return `token` in a form that gcsfs accepts.
+
+    Raises ValueError for a missing file and for damaged credentials.
+    """
     if isinstance(token, AnonymousCredentials):
         return "anon"
     name = _file_of(token)
@@ -43,19 +46,19 @@ def known_token(token: Any, access: str) -> Any:
 
 
 def shown(token: Any) -> str:
-    """Return how an error names a token: by its file, never by what it holds."""
+    """Return how an error names a token: by its file, never by its content."""
     return f"token={os.fspath(token)!r}" if isinstance(token, (str, os.PathLike)) else "token (a dictionary)"
 
 
 def _file_of(token: Any) -> str | None:
-    """Return the name of the file that a token is, as the system has it; None for every other form."""
+    """Return the file name that a token is, with `~` expanded; None for every other form."""
     if not isinstance(token, (str, os.PathLike)):
         return None
     name: str = os.path.expanduser(token)
     if os.path.exists(name):
         return name
     looks_like_one = ("/" in name or name.endswith(".json")) and len(name) < 1000
-    # gcsfs would take it for a raw token, and send it to Google.
+    # gcsfs would take it for a raw token and send it to Google.
     if isinstance(token, os.PathLike) or (looks_like_one and not name.startswith(("ya29.", "1//"))):
         raise ValueError(
             f"gs option token={os.fspath(token)!r}: there is no such file; a token is a file's name, a dictionary, credentials, "
@@ -65,7 +68,7 @@ def _file_of(token: Any) -> str | None:
 
 
 def _json_of(name: str) -> Any:
-    """Return what a file holds, None where that is not JSON; a pipe, which can be read once, is left to gcsfs."""
+    """Return the JSON in a file, else None; a pipe can be read only once, so it is left to gcsfs."""
     with suppress(OSError, ValueError):
         if os.path.isfile(name):
             with open(name, encoding="utf-8") as file:
@@ -74,14 +77,17 @@ def _json_of(name: str) -> Any:
 
 
 def _loaded(info: Mapping[str, Any], what: str, access: str) -> Any:
-    """Return the credentials in JSON: gcsfs reads keys and sign-ins alone, and takes a damaged key for a sign-in."""
+    """Return google-auth's credentials from JSON.
+
+    gcsfs itself reads only service account keys and user sign-ins, and takes a damaged key for a sign-in.
+    """
     try:
-        with warnings.catch_warnings():  # of JSON that strangers wrote: this is the user's own
+        with warnings.catch_warnings():  # it warns of untrusted JSON; this is the user's own
             warnings.simplefilter("ignore", DeprecationWarning)
-            # Not the scopes yet: with them it would ask Google for the project of a workload.
+            # Scopes follow below: here they would make it ask Google for the project of a workload identity.
             credentials, _ = google.auth.load_credentials_from_dict(dict(info))  # type: ignore[no-untyped-call]
         return with_scopes_if_required(credentials, [_SCOPE + access])  # type: ignore[no-untyped-call]
-    except Exception:  # whatever the damage makes its code raise
+    except Exception:  # damaged JSON may raise anything
         raise ValueError(
             f"gs option {what}: google-auth makes no credentials of its JSON (type {info['type']!r}): it is damaged or "
             "incomplete, or of a type that it does not know; download it again"
@@ -90,7 +96,7 @@ def _loaded(info: Mapping[str, Any], what: str, access: str) -> Any:
 
 logger = logging.getLogger("cachedfs.origins")
 
-# What fsspec takes out of the options of every filesystem, and its signatures do not name.
+# Options that fsspec takes from every filesystem without naming them in a signature.
 _FSSPECS = {
     "default_block_size",
     "listings_expiry_time",
@@ -102,10 +108,10 @@ _FSSPECS = {
 
 
 def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> Any:
-    """Return a `GCSFileSystem` of our own; looking for credentials may take 15 s without a network."""
+    """Return a new `GCSFileSystem`; looking for credentials may take 15 s without a network."""
     try:
         with importing():
-            # Not the package's own class: that one asks for the layout of every bucket, by gRPC.
+            # Not `gcsfs.GCSFileSystem`: that one asks for the layout of every bucket, by gRPC.
             from cachedfs.origins.gcs.checked_gcsfs import CheckedGCSFileSystem
     except ImportError as error:
         raise ImportError(
@@ -131,12 +137,12 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
             f"gs option {shown(token)}: the JSON of credentials lacks {error}; it is neither the key of a service account "
             "nor somebody's sign-in"
         ) from None
-    except FileNotFoundError as error:  # never to be taken for an object that is not there
+    except FileNotFoundError as error:  # must not look like a missing object
         raise PermissionError(f"a file of credentials is missing: {error}") from error
 
 
 def _check_names(kind: type, options: Mapping[str, Any]) -> None:
-    """Warn of options that gcsfs does not have: it takes them, and makes nothing of them."""
+    """Warn of options that gcsfs does not have: it accepts and ignores them."""
     makers = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)]
     known = {name for maker in makers for name in inspect.signature(maker).parameters}
     for name in sorted(options.keys() - known - _FSSPECS):
@@ -156,29 +162,29 @@ def _check_endpoint(endpoint: Any) -> None:
 
 
 class GCSAuth:
-    """The credentials of a gcsfs filesystem; renewing them blocks, so it is done in a thread, once for all."""
+    """The credentials of a gcsfs filesystem; a renewal blocks, so it runs in a thread, once for all requests."""
 
     def __init__(self, held: Any, policy: RetryPolicy) -> None:
-        self._held = held  # gcsfs.credentials.GoogleCredentials; its own `credentials` is None: anonymous
+        self._held = held  # gcsfs's GoogleCredentials; its `credentials` is None for anonymous access
         self._timeout = policy.connect_s, policy.stall_s
         self._renewing = asyncio.Lock()
         self._renewals = TokenRenewals()
 
     async def headers(self) -> dict[str, str]:
-        """Return the headers to send, renewed when they are about to expire."""
+        """Return the headers to send; renew a token that is about to expire."""
         if self._held.credentials is None:
             return {}
         lasts_s = self._lasts_s()
         if is_expired(lasts_s):
             await self.renew(self._current())
         elif not self._renewals.is_fresh(lasts_s) and not self._renewing.locked():
-            # Whatever is in the way, the token still works for some minutes; the others use it meanwhile.
+            # If this fails, the token still works for some minutes.
             with self._renewals.early(), suppress(Exception):
                 await self.renew(self._current())
         return self._current()
 
     async def renew(self, refused: Mapping[str, str]) -> bool:
-        """Get another token than the refused one, unless somebody just did; False where there is none."""
+        """Get another token than the refused one, unless another request just did; return False if there is none."""
         if self._held.credentials is None:
             return False
         failure = self._renewals.failure
@@ -189,7 +195,7 @@ class GCSAuth:
             return self._current() != refused
 
     def _lasts_s(self) -> float:
-        """Return for how long the token can be used: google-auth's own `valid` ends minutes before it does."""
+        """Return for how many seconds the token can be used; google-auth's own `valid` ends minutes earlier."""
         credentials = self._held.credentials
         return left_s(credentials.token, credentials.expiry)
 
@@ -201,15 +207,15 @@ class GCSAuth:
 
 
 def _refresh(held: Any, timeout: tuple[float, float]) -> None:
-    """Get a new token from Google; Failed where the network is in the way, or Google's servers are in trouble."""
+    """Get a new token from Google; raise RetryableError for trouble of the network or Google's servers."""
     import requests
     from google.auth.exceptions import RefreshError, TransportError
     from google.auth.transport.requests import Request
 
     with requests.Session() as session, held.lock:
         try:
-            # Its own limit is two minutes. On some machines of Google's it mounts the certificates of the metadata server on
-            # the request's session.
+            # google-auth's own timeout is two minutes. On some of Google's machines it mounts the certificates of the
+            # metadata server on `request.session`.
             request: Any = partial(Request(session), timeout=timeout)
             request.session = session
             held.credentials.refresh(request)
@@ -224,17 +230,17 @@ def _refresh(held: Any, timeout: tuple[float, float]) -> None:
 
 
 def _said(error: Exception) -> str:
-    """Return what google-auth says, without the whole answer, which may be behind it."""
+    """Return google-auth's message without the answer of the server that may follow it."""
     return without_secrets(str(error.args[0] if error.args else error))
 
 
 def _is_cut_off(cause: BaseException | None) -> bool:
-    """Return whether somebody was there, who fell silent or hung up."""
+    """Return whether a server was reached that then went silent or closed the connection."""
     import requests
     from google.auth.exceptions import TransportError
     from urllib3.exceptions import ProtocolError
 
-    while isinstance(cause, TransportError):  # of a metadata server, one is behind another
+    while isinstance(cause, TransportError):  # for a metadata server they are nested
         cause = cause.__cause__
     reason = cause.args[0] if cause is not None and cause.args else None
     return isinstance(cause, requests.ReadTimeout) or isinstance(reason, ProtocolError)

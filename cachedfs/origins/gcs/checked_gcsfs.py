@@ -1,4 +1,4 @@
-"""The gcsfs filesystem that believes only answers of the service, and an upload only where the answer proves it.
+"""A gcsfs filesystem that accepts only answers of the service, and uploads only if the answer confirms them.
 
 gcsfs itself takes any 404 for an absence, and any 200 for success.
 """
@@ -24,11 +24,11 @@ __all__ = ["CheckedGCSFileSystem", "ForeignResponse"]
 
 
 class ForeignResponse(ProxyError):
-    """An answer that is not the service's; gcsfs tries again, as after any trouble of a proxy."""
+    """An answer that is not the service's own; gcsfs retries it, as it does any proxy error."""
 
 
 class CheckedGCSFileSystem(GCSFileSystem):  # type: ignore[misc] # gcsfs has no types
-    """`gcsfs.core.GCSFileSystem`, whose answers are checked before it sees them."""
+    """`gcsfs.core.GCSFileSystem` with checks of every answer before gcsfs sees it."""
 
     @property
     def session(self) -> Any:
@@ -36,20 +36,20 @@ class CheckedGCSFileSystem(GCSFileSystem):  # type: ignore[misc] # gcsfs has no 
 
 
 class _Upload:
-    """A resumable upload: its object's name, and the checksum of what the service has received."""
+    """A resumable upload: the object's name, and the checksum of the bytes that the service has received."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.sum = RunningChecksum(StatedChecksum("crc32c" if has_crc32c() else "md5", ""))
 
     def with_more(self, data: bytes) -> RunningChecksum:
-        """Return the checksum of what was received and `data`; a request that is sent again adds nothing twice."""
+        """Return a new checksum of the received bytes and `data`, so that a repeated request adds nothing twice."""
         more = self.sum.copy()
         more.add(data)
         return more
 
     def check(self, found: Any, data: bytes, size: int) -> None:
-        """Raise ForeignAnswer unless an answer names the object, and size and checksum of all that was sent."""
+        """Raise ForeignResponse unless the answer has the object's name, and size and checksum of all bytes sent."""
         if not api.is_resource(found, "object", self.name) or str(found.get("size")) != str(size):
             _refuse("an upload was answered without the object's name and size")
         stated = stated_of(found)
@@ -58,7 +58,7 @@ class _Upload:
 
 
 class _CheckedSession:
-    """An aiohttp session for gcsfs."""
+    """An aiohttp session for gcsfs that checks every answer."""
 
     def __init__(self, session: Any, uploads: dict[str, _Upload]) -> None:
         self._session, self._uploads = session, uploads
@@ -71,9 +71,9 @@ class _CheckedSession:
 
     @asynccontextmanager
     async def request(self, method: str, url: str, **options: Any) -> AsyncIterator[Any]:
-        """Send a request and give its answer; raises ForeignAnswer."""
+        """Send a request and yield its answer; raise ForeignResponse if it is not the service's own."""
         if method == "DELETE":
-            self._uploads.pop(url, None)  # of an upload that is given up
+            self._uploads.pop(url, None)  # cancels an upload
         async with self._session.request(method=method, url=url, **options) as answer:
             if host := other_host(answer):
                 _refuse(f"redirected to {host}, which answered {answer.status}")
@@ -87,7 +87,7 @@ class _CheckedSession:
             yield answer
 
     def _check(self, method: str, url: str, answer: Any, body: bytes, options: Mapping[str, Any]) -> None:
-        """Raise ForeignAnswer unless a success is one of the service."""
+        """Raise ForeignResponse unless a success is the service's own answer to this request."""
         params, headers = options.get("params") or {}, options.get("headers") or {}
         kind = params.get("uploadType")
         if kind == "resumable":
@@ -102,7 +102,7 @@ class _CheckedSession:
             if answer.status != 308:
                 del self._uploads[url]
         elif method == "DELETE":
-            if body.strip() not in (b"", b"null"):  # nothing, or what an emulator says
+            if body.strip() not in (b"", b"null"):  # the service sends nothing, an emulator `null`
                 _refuse("a removal was answered with a text")
         elif headers.get("Content-Type", "").startswith("multipart/mixed"):  # a batch
             if answer.content_type != "multipart/mixed":
@@ -111,7 +111,7 @@ class _CheckedSession:
             _check_resource(_json(body), url)
 
     def _check_chunk(self, upload: _Upload, answer: Any, body: bytes, range_: str, data: bytes) -> None:
-        """Raise ForeignAnswer unless an answer to a part of an upload says what was received."""
+        """Raise ForeignResponse unless the answer to a part of an upload says which bytes were received."""
         found = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", range_)
         assert found is not None  # gcsfs wrote it
         total = None if found[2] == "*" else int(found[2])
@@ -130,7 +130,7 @@ class _CheckedSession:
 
 
 def _check_resource(found: Any, url: str) -> None:
-    """Raise ForeignAnswer unless JSON is of the service, and about the object that the address names."""
+    """Raise ForeignResponse unless JSON is the service's, about the object that the address names."""
     _, is_object, name = url.partition("?")[0].removesuffix("/compose").rpartition("/o/")
     if api.is_resource(found, "rewriteResponse") and not found.get("done"):
         return
@@ -141,13 +141,13 @@ def _check_resource(found: Any, url: str) -> None:
 
 
 def _is_media(url: str, options: Mapping[str, Any]) -> bool:
-    """Return whether bytes of an object are asked for: those that read them check them."""
+    """Return whether the request reads an object's bytes; those are checked by their reader."""
     params = options.get("params") or {}
     return "/download/" in url or "alt=media" in url or params.get("alt") == "media"
 
 
 def _split_multipart(content_type: str, data: bytes) -> tuple[str, bytes]:
-    """Return name and bytes of the object in the body of an upload in one request, as gcsfs writes it."""
+    """Return name and bytes of the object in a multipart upload's body, as gcsfs writes it."""
     mark = b"\n--" + content_type.partition("boundary=")[2].strip('"').encode()
     metadata = data.index(b"\n\n") + 2
     end = data.index(mark, metadata)
@@ -156,7 +156,7 @@ def _split_multipart(content_type: str, data: bytes) -> tuple[str, bytes]:
 
 
 def _bytes(data: Any) -> bytes:
-    """Return what gcsfs sends: bytes, a view of them, or a file in memory."""
+    """Return the body that gcsfs sends as bytes; it may be a view or a file in memory."""
     return bytes(data.getbuffer() if hasattr(data, "getbuffer") else data or b"")
 
 

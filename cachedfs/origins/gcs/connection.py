@@ -1,4 +1,4 @@
-"""The requests of our own to Google Cloud Storage: metadata, listings and media."""
+"""`GCSConnection`: our own requests to Google Cloud Storage, for metadata, listings and media."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ __all__ = ["GCSConnection"]
 
 
 class GCSConnection:
-    """The requests that this origin knows, over one session with one filesystem's settings."""
+    """Requests over one session, with the settings of one gcsfs filesystem."""
 
     def __init__(self, inner: Any, session: Any, client: HTTPClient) -> None:
         self._inner, self.session, self.client = inner, session, client
 
     def split(self, path: str) -> tuple[str, str, str | None]:
-        """Return bucket, key and, where the filesystem is aware of versions and the path names one, generation."""
+        """Return bucket, key and generation.
+
+        The generation is None unless the filesystem is version-aware and the path names one.
+        """
         bucket, key, generation = self._inner.split_path(path)
         return bucket, key, generation
 
@@ -43,18 +46,18 @@ class GCSConnection:
     async def pages(
         self, path: str, bucket: str, prefix: str, *, deep: bool, **limit: int
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the pages of a listing; each is asked for when it is wanted."""
+        """Yield the pages of a listing, requesting each one when it is needed."""
         address, token = api.list_url(self._inner._location, bucket), None
         while True:
             params = api.list_params(prefix, deep=deep, token=token, **limit)
             ask = self._ask(address, params, path, "listing it")
             page = await self.client.json(ask, partial(api.is_resource, kind="objects"))
             yield page
-            if not (token := page.get("nextPageToken")):  # without one, the first page would come again
+            if not (token := page.get("nextPageToken")):  # without a token the first page would come again
                 return
 
     def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> HTTPRequest:
-        """Return the request for bytes of one generation, or of whichever is current."""
+        """Return the request for bytes of generation `pin`, or of the current one if it is None."""
         bucket, key, generation = self.split(path)
         return self._ask(
             api.media_url(self._inner._location, bucket, key),
@@ -71,6 +74,6 @@ class GCSConnection:
     ) -> HTTPRequest:
         from cachedfs.origins.http import HTTPRequest
 
-        full = self._inner._get_params(params)  # with who pays
+        full = self._inner._get_params(params)  # adds the project that pays
         given = {name: value for name, value in full.items() if value is not None}
         return HTTPRequest(url=address, params=given, subject=api.url_of(path), doing=doing, **more)

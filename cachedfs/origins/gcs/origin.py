@@ -1,6 +1,6 @@
-"""Google Cloud Storage: gcsfs for credentials, settings and writes; reads and listings are our own requests.
+"""`GCSOrigin`: Google Cloud Storage. gcsfs signs in and writes; reads and listings are our own requests.
 
-So one reply gives bytes, version and size together, a body can be resumed, and every request is counted.
+Our own request returns bytes, version and size in one answer, can be resumed, and is counted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GCSOrigin:
         self._inner = AsyncOnce(self._make)
         self._connection = AsyncOnce(self._connect)
 
-    # The parts, made late
+    # Created at first use
     async def _make(self) -> Any:
         return await asyncio.to_thread(make_gcsfs, self._options, self._loop)
 
@@ -71,8 +71,8 @@ class GCSOrigin:
 
         inner = await self._inner.get()
         session = await inner._set_session()
-        # gcsfs makes itself another one when it needs it: else a burst of writes, which are not bounded
-        # by our slots, would take all connections, and waiting for one would look like a lost network.
+        # gcsfs creates itself another session when it needs one. With a shared session, a burst of writes, which our
+        # slots do not limit, would take all connections, and waiting for one would look like a lost network.
         inner._session = None
         can_wait = 0 < getattr(session.connector, "limit", 0) < 3 * self.concurrency
         client = HTTPClient(
@@ -80,7 +80,7 @@ class GCSOrigin:
             GCSAuth(inner.credentials, self._policy),
             _judge,
             slots=self._slots,
-            on_request=lambda: self.on_request(),  # whoever it is by then
+            on_request=lambda: self.on_request(),  # it may be replaced later
             new_tries=self._new_tries,
             timeout=timeout_of(self._policy, given=inner.requests_timeout, can_wait_for_pool=can_wait),
             keeps_session_timeout="timeout" in inner.session_kwargs and inner.requests_timeout is None,
@@ -88,7 +88,7 @@ class GCSOrigin:
         return GCSConnection(inner, session, client)
 
     async def connection(self) -> GCSConnection:
-        """Return the client and what it needs, made at the first call."""
+        """Return the connection, created at the first call."""
         with mapped("gs://", "looking for credentials"):
             return await self._connection.get()
 
@@ -98,7 +98,7 @@ class GCSOrigin:
             return await self._inner.get()
 
     async def aclose(self) -> None:
-        """Close the sessions, ours and that of gcsfs."""
+        """Close our session and that of gcsfs."""
         connection, inner = self._connection.take(), self._inner.take()
         if connection is not None:
             await connection.session.close()
@@ -106,12 +106,12 @@ class GCSOrigin:
             await close_session(inner)
 
     def spare_s(self) -> float:
-        """Return 0: this service takes all that we can send."""
+        """Return 0: the service accepts all that we can send."""
         return 0.0
 
-    # The questions
+    # Requests
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
-        """Return what `path` is: one request for an object, two for a folder or nothing."""
+        """Return the object or folder that `path` is: one request for an object, two for a folder or nothing."""
         path = api.plain_path(path)
         with mapped(api.url_of(path), "looking it up"):
             if not path:
@@ -131,7 +131,7 @@ class GCSOrigin:
         try:
             return api.bucket_info(jsonable(await to.bucket(bucket)))
         except AccessDenied:
-            # Who may read objects need not be allowed to look at the bucket itself.
+            # Permission to read objects does not include reading the bucket's metadata.
             await self._has_children(to, bucket, bucket, "")
             return api.folder_info(bucket)
 
@@ -143,13 +143,13 @@ class GCSOrigin:
         return False
 
     def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> GCSMediaRead:
-        """Ask for bytes: one request, whose headers tell version and size too."""
+        """Request bytes: one request, whose headers also have version and size."""
         return GCSMediaRead(self.connection, self.lookup, api.plain_path(path), want, pinned)
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
     ) -> AsyncIterator[ObjectInfo]:
-        """Give the children of `folder`: one request for every thousand. Nothing for a folder that is missing.
+        """Yield the children of `folder`: one request per thousand, and nothing for a missing folder.
 
         Raises NoSuchBucket.
         """
@@ -178,11 +178,11 @@ class GCSOrigin:
         return tuple(api.bucket_info(jsonable({**info, "name": info["name"].rstrip("/")})) for info in found)
 
     async def changes(self, path: str, token: str | None) -> Changes | None:
-        """Return None: there is no feed."""
+        """Return None: there is no change feed."""
         return None
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Return what gcsfs's `method` returns; takes no slot, as one call may be many requests."""
+        """Call a method of gcsfs; takes no slot, because one call may be many requests."""
         inner = await self.filesystem()
         path = subject_of(method, args)
         self.on_request()

@@ -1,4 +1,4 @@
-"""One read from Google Cloud Storage: a reply that tells its version, and is resumed where it breaks."""
+"""`GCSMediaRead`: one read from Google Cloud Storage, with its version, resumed where it breaks off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WHOLE", "GCSMediaRead"]
 
-# Objects up to it are held until their checksum is right: 17 ms later at 60 MB/s, and one block.
+# Objects up to this size are held back until their checksum is verified: 17 ms at 60 MB/s, and one block.
 WHOLE = 1 << 20
 
 
@@ -47,7 +47,7 @@ class GCSMediaRead(ResumableRead):
         return await super().__aenter__()
 
     async def _resume(self, left: Range, failed: RetryableError) -> None:
-        """Ask for what is left, of the same generation."""
+        """Request the remaining bytes, of the same generation."""
         ask = self._to.media(self._path, left, self.info.fingerprint)
         await self._to.client.pause(failed, ask, self._tries)
 
@@ -60,23 +60,23 @@ class GCSMediaRead(ResumableRead):
 
         await self._to.client.retried(attempt, ask, self._tries)
 
-    # Beginning
+    # Opening
     async def _begin(self) -> None:
         if isinstance(self._want, Range) and self._want.size == 0:
-            self._settle_empty(await self._current())  # HTTP has no words for an empty range
+            self._settle_empty(await self._current())  # HTTP cannot express an empty range
             return
         known = self._pinned if self._pinned and self._pinned.fingerprint is not None else None
         ask = self._to.media(self._path, self._want, known.fingerprint if known else None)
         await self._to.client.retried(partial(self._open, ask, known), ask, self._tries)
 
     async def _open(self, ask: HTTPRequest, known: ObjectInfo | None) -> None:
-        """Settle what is read by the headers of one try; `known` is the version that it is pinned to."""
+        """Take version and range from the headers of one attempt; `known` is the pinned version."""
         try:
             head = await self._headers(ask, self._want, known)
         except RangeNotSatisfiable:
             info = known if known and known.size is not None else await self._current()
             if reaches(self._want, info.size or 0):
-                raise  # it grew meanwhile
+                raise  # the object grew meanwhile
             self._settle_empty(info)
             return
         except RetryableError as failed:
@@ -91,15 +91,15 @@ class GCSMediaRead(ResumableRead):
             self._proof = stated_of(head.details) or stated_of(self.info.details)
 
     async def _ask_of_absence(self, failed: RetryableError) -> None:
-        """Ask the JSON API, whose word counts, whether the object is missing as an answer in other words says."""
+        """Look the object up if the 404 may be from another server: the JSON API decides if it is missing."""
         if failed.trouble.is_absence:
             await self._current()
 
     async def _doubt(self) -> None:
-        """Nothing explains them: the service keeps to the generation by itself."""
+        """Raise nothing: the service ensures the generation, so the transfer damaged the bytes."""
 
     async def _open_blind(self) -> None:
-        """Ask again for a generation that is looked up first: something on the way hides which one came."""
+        """Look up the generation, then read that one: a proxy removed it from the headers."""
         await self._attempt.aclose()
         known = await self._current()
         await self._open(self._to.media(self._path, self._want, known.fingerprint), known)
@@ -107,9 +107,9 @@ class GCSMediaRead(ResumableRead):
     async def _headers(
         self, ask: HTTPRequest, want: Range | Suffix | None, known: ObjectInfo | None
     ) -> api.ReadHeaders:
-        """Send one try and return what its headers say; its body is then the one that is read.
+        """Send one attempt and return its parsed headers; its body becomes the one being read.
 
-        `known` is the version that it is pinned to.
+        `known` is the pinned version.
         """
         await self._attempt.aclose()
         self._body = body = await self._attempt.enter_async_context(self._to.client.exchange(ask))
@@ -132,7 +132,7 @@ class GCSMediaRead(ResumableRead):
         return head
 
     async def _current(self) -> ObjectInfo:
-        """Return what the object is by a lookup: the pinned version, if one is."""
+        """Return the object from a lookup; raise ObjectChanged if it is not the pinned version."""
         try:
             info = await self._lookup(self._path)
         except ObjectNotFound as error:
@@ -150,8 +150,8 @@ class GCSMediaRead(ResumableRead):
 
 
 def _merged(known: ObjectInfo | None, info: ObjectInfo) -> ObjectInfo:
-    """Return what the headers of a pinned read say with what was known of its version before."""
+    """Return the object from a pinned read's headers, with the details that were known before."""
     if known is None:
         return info
-    # The service kept to the pin, whether the headers show it or not.
+    # The service kept to the pinned generation, even if the headers do not show it.
     return replace(info, fingerprint=known.fingerprint, details={**info.details, **known.details})
