@@ -198,11 +198,11 @@ class ChunkWalk(NamedTuple):
     def end(self) -> int:
         """Return the first number not predicted: the row's end, until the slowest axis has shown its step."""
         row = self.row
-        lookup_slots = self.last // row
+        rows_done = self.last // row
         is_line = len(self.order) == 1
-        if is_line or lookup_slots >= (1 if self.is_unit else 2):
+        if is_line or rows_done >= (1 if self.is_unit else 2):
             return 1 << 62
-        return (lookup_slots + 1) * row
+        return (rows_done + 1) * row
 
 
 class ChunkHistory(NamedTuple):

@@ -300,7 +300,7 @@ def test_a_file_that_was_broken_off_in_a_transaction_is_left_out(cloud, tmp_path
 
 def test_a_missing_path_without_a_protocol_is_told_how_urls_begin(own_cache):
     with pytest.raises(
-        FileNotFoundError, match="on the local disk. For Google Cloud Storage write gs://BUCKET/KEY"
+        FileNotFoundError, match=r"on the local disk\. For Google Cloud Storage write gs://BUCKET/KEY"
     ):
         fsspec.open("cachedfs::my-bucket/x").open()
 
