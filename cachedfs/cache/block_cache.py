@@ -331,30 +331,30 @@ class BlockCache:
 
     # Prefetch plans
 
-    def take_seat(self) -> int | None:
+    def take_plan_slot(self) -> int | None:
         """Register an active prefetch plan and return its number; None if it cannot be registered.
 
         The registration ends with `leave_seat` or with the process.
         """
-        return None if self._own.store is None else self._own.store.room.seats.take()
+        return None if self._own.store is None else self._own.store.room.plan_registry.take()
 
-    def clear_seat(self, seat: int) -> None:
-        """Reset the bytes counted for plan number `seat`, which an earlier plan may have left.
+    def clear_plan_slot(self, plan_slot: int) -> None:
+        """Reset the bytes counted for plan number `plan_slot`, which an earlier plan may have left.
 
         Raises CacheError where nothing can be stored.
         """
         if self._own.store is not None:
-            self._own.store.clear_seat(seat)
+            self._own.store.clear_plan_slot(plan_slot)
 
-    def leave_seat(self, seat: int) -> None:
-        """End the registration of plan number `seat`."""
+    def leave_plan_slot(self, plan_slot: int) -> None:
+        """End the registration of plan number `plan_slot`."""
         if self._own.store is not None:
-            self._own.store.room.seats.leave(seat)
+            self._own.store.room.plan_registry.leave(plan_slot)
 
-    def share(self, seat: int | None, bounds: CacheBounds) -> int:
-        """Return about how many bytes of the cache the plan with number `seat` may use; `put` computes it exactly."""
+    def share(self, plan_slot: int | None, bounds: CacheBounds) -> int:
+        """Return about how many bytes of the cache the plan with number `plan_slot` may use; `put` computes it exactly."""
         allowed = self.allowed or likely_allowance(self.root, bounds) or 0
-        return allowed if self._own.store is None else self._own.store.room.share(allowed, seat)
+        return allowed if self._own.store is None else self._own.store.room.share(allowed, plan_slot)
 
     # Fetch locks
 

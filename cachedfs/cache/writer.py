@@ -168,9 +168,9 @@ class BlockWriter:
                 self._give_back(name)
                 raise
 
-    def clear_seat(self, seat: int) -> None:
+    def clear_plan_slot(self, plan_slot: int) -> None:
         with self._explained("the share of a plan cannot be noted"), self._writing(time.time()) as rows:
-            self.room.clear_seat(rows, seat)
+            self.room.clear_plan_slot(rows, plan_slot)
 
     def check(self, *, repair: bool) -> fsck.CheckReport:
         with self._explained("the cache cannot be checked"):

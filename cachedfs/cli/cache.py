@@ -167,7 +167,7 @@ def pinned(place: Place) -> Pinned:
 def size_of_pins(cache: BlockCache) -> int:
     """Return the total size of all pinned objects with a known size, cached or not, in bytes."""
     facts = (cache.metadata.lookup(identity, path) for identity, path in cache.pins())
-    return sum(fact.info.size or 0 for fact in facts if fact is not None and fact.info is not None)
+    return sum(record.info.size or 0 for record in facts if record is not None and record.info is not None)
 
 
 def objects_of(place: Place) -> list[tuple[str, int]]:

@@ -67,10 +67,10 @@ class CacheWriter:
         if not is_running:
             self._keep_nothing()
 
-    def keep(self, fact: MetadataRecord) -> None:
+    def keep(self, record: MetadataRecord) -> None:
         """Queue the metadata record `fact` for storing."""
         with self._lock:
-            self._facts.append(fact)
+            self._facts.append(record)
             is_running = self._start()
         if not is_running:
             self._keep_nothing()

@@ -160,9 +160,9 @@ class FetchQueue:
         self.bytes_per_s: int | None = None  # measured rate of the fastest link; read from any thread
         self._timer: asyncio.TimerHandle | None = None
 
-    def submit(self, wish: SpeculativeRequest) -> None:
+    def submit(self, candidate: SpeculativeRequest) -> None:
         """Queue a request and send it as soon as the limits allow."""
-        self._queues[wish.is_declared].setdefault(id(wish.owner), deque()).append(wish)
+        self._queues[candidate.is_declared].setdefault(id(candidate.owner), deque()).append(candidate)
         self.pump()
 
     def withdraw(self, owner: object) -> None:
@@ -174,7 +174,7 @@ class FetchQueue:
     def memory(self) -> int:
         """Bytes that sent requests hold, or will hold once they are received."""
         held = sum(inflight.memory for inflight in list(self._sent))
-        return held + sum(wish.size for wish, _ in self._asking.values())
+        return held + sum(candidate.size for candidate, _ in self._asking.values())
 
     def link(self, origin: Origin) -> LinkEstimate:
         """Return the estimate of the link to an origin."""
@@ -204,10 +204,10 @@ class FetchQueue:
             del self._sent[inflight]
         busy = self._busy()
         while (found := self._next(busy)) is not None:
-            wish, origin = found
-            if self._send(wish, origin):
-                busy.add(origin, self.link(origin).load(wish.size))
-                busy.memory += wish.size
+            candidate, origin = found
+            if self._send(candidate, origin):
+                busy.add(origin, self.link(origin).load(candidate.size))
+                busy.memory += candidate.size
 
     def _next(self, busy: _Busy) -> tuple[SpeculativeRequest, Origin] | None:
         """Remove and return the next request that may be sent now, with its origin."""
@@ -229,9 +229,9 @@ class FetchQueue:
         """Return the first useful request of an owner, with its origin; drop the ones before it."""
         queue = queues[owner]
         while queue:
-            wish = queue[0]
-            if not wish.is_over() and (origin := self._origin(wish)) is not None:
-                return wish, origin
+            candidate = queue[0]
+            if not candidate.is_over() and (origin := self._origin(candidate)) is not None:
+                return candidate, origin
             queue.popleft()
         del queues[owner]
         return None
@@ -244,24 +244,24 @@ class FetchQueue:
             busy.memory += inflight.memory
             if not (inflight.done or inflight.is_wanted):
                 busy.add(origin, links[origin].load(inflight.stop - inflight.start))
-        for wish, origin in self._asking.values():
-            busy.memory += wish.size
-            if not wish.is_wanted():
-                busy.add(origin, links[origin].load(wish.size))
+        for candidate, origin in self._asking.values():
+            busy.memory += candidate.size
+            if not candidate.is_wanted():
+                busy.add(origin, links[origin].load(candidate.size))
         return busy
 
-    def _origin(self, wish: SpeculativeRequest) -> Origin | None:
+    def _origin(self, candidate: SpeculativeRequest) -> Origin | None:
         try:
-            return wish.origin()
+            return candidate.origin()
         except Exception as error:  # of any kind: a read of these bytes raises it, other requests go on
             logger.debug("not sent ahead: %s", error)
             return None
 
-    def _may_send(self, wish: SpeculativeRequest, origin: Origin, busy: _Busy) -> bool:
+    def _may_send(self, candidate: SpeculativeRequest, origin: Origin, busy: _Busy) -> bool:
         n_requests, link = busy.requests[origin], self.link(origin)
-        if n_requests >= origin.concurrency or not self._has_memory(wish.size, busy):
+        if n_requests >= origin.concurrency or not self._has_memory(candidate.size, busy):
             return False
-        if n_requests and busy.bodies[origin] + link.load(wish.size) > link.n_bodies + ONE_MORE:
+        if n_requests and busy.bodies[origin] + link.load(candidate.size) > link.n_bodies + ONE_MORE:
             return False
         if wait_s := origin.spare_s():
             self._look_again_in(wait_s)
@@ -289,18 +289,18 @@ class FetchQueue:
         self._timer = None
         self.pump()
 
-    def _send(self, wish: SpeculativeRequest, origin: Origin) -> bool:
+    def _send(self, candidate: SpeculativeRequest, origin: Origin) -> bool:
         """Send a request; return whether it started an in-flight request or a lookup."""
         with speculative():
             try:
-                answer = wish.send()
+                answer = candidate.send()
             except Exception as error:  # of any kind: a read of these bytes raises it, other requests go on
                 logger.debug("not sent ahead: %s", error)
                 return False
             if not isinstance(answer, Awaitable):
                 return self._note(answer, origin)
             task = self._spawn(_awaited(answer))
-        self._asking[task] = wish, origin
+        self._asking[task] = candidate, origin
         task.add_done_callback(self._answered)
         return True
 

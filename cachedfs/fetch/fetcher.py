@@ -252,7 +252,7 @@ class Fetcher:
             self.source.runtime.fetch_queue.saw(origin, wait_s=came_at - sent_at, size=size, took_s=took_s)
 
     async def unknown(
-        self, inflight: InflightRequest, path: str, want: Range | Suffix, learnt: list[MetadataEntry]
+        self, inflight: InflightRequest, path: str, want: Range | Suffix, learned: list[MetadataEntry]
     ) -> None:
         now, mark = time.time(), self.source.metadata.mark(path)
         self._make_room_in_the_air()
@@ -261,7 +261,7 @@ class Fetcher:
 
                 def announce(known: MetadataEntry) -> None:
                     # Take the fetch locks before others can see the entry: they would fetch the same blocks.
-                    learnt.append(known)
+                    learned.append(known)
                     key = self.source.key(known)
                     inflight.begin(reply.info, key, Range(reply.start, reply.stop))
                     if key is not None:
@@ -272,8 +272,8 @@ class Fetcher:
                 )
                 await self._pump(inflight, reply)
         except ObjectNotFound:
-            if not learnt:
-                learnt.append(self.source.metadata.learn(path, None, checked_at=now, mark=mark))
+            if not learned:
+                learned.append(self.source.metadata.learn(path, None, checked_at=now, mark=mark))
             raise
 
     def _register(self, inflight: InflightRequest, key: ObjectKey) -> None:
@@ -332,7 +332,7 @@ class Fetcher:
         try:
             await asyncio.to_thread(self._remove, key, info)
         finally:
-            runtime.end_refusal(key, inflight_requests, error)
+            runtime.end_corruption(key, inflight_requests, error)
 
     def _remove(self, key: ObjectKey, info: ObjectInfo) -> None:
         """Remove the cached blocks of an object, and those that were being written in the meantime."""

@@ -54,7 +54,7 @@ class InflightRequest:
         self._blocks: list[memoryview] = []
         self._headers = asyncio.Event()
         self._wanted = asyncio.Event()
-        self._arrivals: list[tuple[int, asyncio.Future[None]]] = []
+        self._block_checksums: list[tuple[int, asyncio.Future[None]]] = []
 
     # Any thread.
 
@@ -155,7 +155,7 @@ class InflightRequest:
         self.is_wanted |= not is_speculative()
         self.want(position)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._arrivals.append((position, future))
+        self._block_checksums.append((position, future))
         await future
 
     def want(self, position: int) -> None:
@@ -166,7 +166,9 @@ class InflightRequest:
 
     def stop_soon(self, position: int) -> None:
         """End the request at `position`, or where the last current waiter needs it."""
-        self.demand = min(self.demand, max([position, *(p for p, f in self._arrivals if not f.done())]))
+        self.demand = min(
+            self.demand, max([position, *(p for p, f in self._block_checksums if not f.done())])
+        )
         self.stopped = True
         self._wanted.set()
 
@@ -179,7 +181,7 @@ class InflightRequest:
 
         Canceling also ends retries.
         """
-        is_awaited = any(not future.done() for _, future in self._arrivals)
+        is_awaited = any(not future.done() for _, future in self._block_checksums)
         self.stop_at_block()
         if self.task is not None and self.filled == self.start and not (is_awaited or self.done):
             self.task.cancel()
@@ -249,7 +251,7 @@ class InflightRequest:
 
     def _wake(self) -> None:
         waiting = []
-        for position, future in self._arrivals:
+        for position, future in self._block_checksums:
             if future.done():
                 continue
             if self.filled >= position and not self.refused:
@@ -258,4 +260,4 @@ class InflightRequest:
                 future.set_exception(self.error or RequestStopped())
             else:
                 waiting.append((position, future))
-        self._arrivals = waiting
+        self._block_checksums = waiting

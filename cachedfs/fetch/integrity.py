@@ -53,7 +53,7 @@ class StreamingChecksum:
     """Computes the CRC-32C of each block while the bytes of one request are received."""
 
     def __init__(self, block_checksums: BlockChecksums, key: ObjectKey, info: ObjectInfo, start: int) -> None:
-        self._arrivals, self._key, self._info = block_checksums, key, info
+        self._block_checksums, self._key, self._info = block_checksums, key, info
         self._position = start
         # False if the request began in the middle of the current block.
         self._is_whole = start % key.block_size == 0
@@ -70,7 +70,10 @@ class StreamingChecksum:
             self._position += len(part)
             if self._position == stop:
                 if self._is_whole:
-                    wrong = self._arrivals.block_received(self._key, self._info, index, self._crc32c) or wrong
+                    wrong = (
+                        self._block_checksums.block_received(self._key, self._info, index, self._crc32c)
+                        or wrong
+                    )
                 self._crc32c, self._is_whole = 0, True
         return wrong
 

@@ -155,10 +155,10 @@ class MetadataCache:
     def _from_cache(self, path: str) -> MetadataEntry | None:
         slots = self._shared.mark_slots(self._identity, path)
         mark = self._shared.mark_at(slots)
-        fact = self._shared.lookup(self._identity, path)
-        if fact is not None and fact.mark == mark:
-            at = self.held_until(folder_of(path), fact.checked_at, fact.told)
-            return MetadataEntry(path, fact.info, at, mark, slots)
+        record = self._shared.lookup(self._identity, path)
+        if record is not None and record.mark == mark:
+            at = self.held_until(folder_of(path), record.checked_at, record.told)
+            return MetadataEntry(path, record.info, at, mark, slots)
         return self._absence_by_listing(path)
 
     def held_until(self, folder: str, checked_at: float, told: FeedConfirmation | None) -> float:

@@ -336,7 +336,7 @@ class Runtime(event_log.CounterSource):
             inflight.refused = True
         return inflight_requests
 
-    def end_refusal(
+    def end_corruption(
         self, key: ObjectKey, inflight_requests: Iterable[InflightRequest], error: ChecksumMismatch
     ) -> None:
         """Fail the requests of a corrupt object version with `error`, once its blocks are removed.

@@ -273,10 +273,10 @@ class MetadataResolver:
             if (stale := self._stale_fallback.of(path, old)) is not None:
                 return stale, None
             inflight = InflightRequest(demand=demand)
-            learnt: list[MetadataEntry] = []
+            learned: list[MetadataEntry] = []
             request = self.source.runtime.spawn(
                 self._fetcher.run_request(
-                    inflight, partial(self._fetcher.unknown, inflight, path, want, learnt)
+                    inflight, partial(self._fetcher.unknown, inflight, path, want, learned)
                 )
             )
             try:
@@ -286,10 +286,10 @@ class MetadataResolver:
                     request.cancel()  # no other reader knows the request before its headers
                 raise
             except ObjectNotFound:
-                return learnt[0], None
+                return learned[0], None
             except OriginUnreachable as error:
                 return self._stale_fallback.despite(error, old), None
-            return learnt[0], inflight
+            return learned[0], inflight
         finally:
             if self.source.config.lifetime_s > 0:
                 self.source.runtime.cache_writer.after_facts(lambda: cache.release_lock(fetch_lock))

@@ -222,8 +222,8 @@ class FutureReads:
             runtime.cache, self._source.config.bounds, horizon=HORIZON, window=self._window
         )
         runtime.future_uses.append(self._order)
-        if (seat := self._order.seat) is not None:
-            runtime.cache_writer.after_facts(partial(runtime.cache.clear_seat, seat))
+        if (plan_slot := self._order.plan_slot) is not None:
+            runtime.cache_writer.after_facts(partial(runtime.cache.clear_plan_slot, plan_slot))
 
     def close(self) -> None:
         order, self._order = self._order, None

@@ -160,7 +160,7 @@ class OutstandingObjects:
         known = self._source.fresh(part.path)
         if known is not None and (known.info is None or known.info.kind == "file"):
             heapq.heappop(self._parts)
-            self.learnt(part, known, None, is_ours=False)
+            self.learned(part, known, None, is_ours=False)
             return True
         if self._source.config.offline:
             self.fail(part, self._source.offline(part.path))
@@ -280,7 +280,7 @@ class OutstandingObjects:
 
     # Handle results.
 
-    def learnt(
+    def learned(
         self, part: PrefetchObject, known: MetadataEntry, inflight: InflightRequest | None, *, is_ours: bool
     ) -> None:
         """Begin an object whose metadata is known now.

@@ -46,7 +46,7 @@ class RequestSubmitter:
         self._reader, self._source, self._runtime = reader, reader.source, reader.source.runtime
         self._pending, self._distance, self._tally = pending, distance, tally
         self._spawn, self._wake = spawn, wake
-        self._n_wishes = 0  # Invariant: speculative requests submitted and not sent
+        self._n_candidates = 0  # Invariant: speculative requests submitted and not sent
         # The plan's requests until their blocks are stored, oldest first, each with its object.
         self._flying: dict[InflightRequest, PrefetchObject] = {}
         # Blocks that another process fetches, each with the monotonic time when that was seen.
@@ -83,9 +83,9 @@ class RequestSubmitter:
         """Submit a speculative request for each prepared request."""
         ready = self._pending.ready
         # `submit` may send or drop a request at once, which changes both counts.
-        while self._n_wishes < len(ready) and self._may_send:
+        while self._n_candidates < len(ready) and self._may_send:
             request = ready[0]
-            self._n_wishes += 1
+            self._n_candidates += 1
             origin = partial(self._origin, request.part.path)
             self._runtime.fetch_queue.submit(
                 SpeculativeRequest(self, request.size, self._send, origin, is_declared=True)
@@ -100,14 +100,14 @@ class RequestSubmitter:
         try:
             return self._source.origin(path)
         except Exception as error:  # of any kind: it is the same for all objects
-            self._n_wishes -= 1
+            self._n_candidates -= 1
             self._pending.failure = error
             self._wake()
             raise
 
     def _send(self) -> Iterable[InflightRequest] | Awaitable[Iterable[InflightRequest]]:
         """Send the first prepared request; its object may be an earlier one than at the time of `submit`."""
-        self._n_wishes -= 1
+        self._n_candidates -= 1
         self._wake()
         ready = self._pending.ready
         while ready and self._may_send:
@@ -153,7 +153,7 @@ class RequestSubmitter:
             self._distance.release(want.size)
             self._wake()
         is_ours = inflight is not None and inflight.is_speculative and inflight not in self._flying
-        self._pending.learnt(part, known, inflight, is_ours=is_ours)
+        self._pending.learned(part, known, inflight, is_ours=is_ours)
         if inflight is not None and part.first is inflight:
             self._note_sent(inflight, part)
         self._pending.cut()  # the rest of this object goes before later objects

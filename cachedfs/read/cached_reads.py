@@ -89,8 +89,8 @@ class _Version(NamedTuple):
 class CachedReads:
     """Reads of cached objects of one source, without requests; safe from any thread."""
 
-    def __init__(self, source: Source, chunks: ChunkPrefetch, habits: AccessPatterns) -> None:
-        self._source, self._chunk_prefetch, self._access_patterns = source, chunks, habits
+    def __init__(self, source: Source, chunks: ChunkPrefetch, patterns: AccessPatterns) -> None:
+        self._source, self._chunk_prefetch, self._access_patterns = source, chunks, patterns
         self._awaited = chunks.awaited
 
     def read(self, path: str, start: int | None, stop: int | None, *, nowait: bool = False) -> bytes | None:

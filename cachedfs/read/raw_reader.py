@@ -105,10 +105,12 @@ class RawReader(io.RawIOBase):
         self._runtime = reader.source.runtime
         self._cache = self._runtime.cache
         self._block_size = reader.source.config.block_size
-        self._refusal = self._last_refusal()
+        self._corruption = self._last_refusal()
         self._position = 0
         verify = reader.source.config.verify_always
-        self._hand = CurrentBlock(self._runtime.cache, self._key, known.info.size or 0, verify=verify)
+        self._current_block = CurrentBlock(
+            self._runtime.cache, self._key, known.info.size or 0, verify=verify
+        )
         self._jumped = False  # a seek moved the position since the last read
         self._left = self._landed = 0  # position before the last seek; start of the first read after it
         self._last = -1  # index of the block read last
@@ -174,7 +176,7 @@ class RawReader(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         """Read up to `len(buffer)` bytes as soon as some are available; return 0 only at the end of the file."""
         into = buffer if type(buffer) is memoryview else memoryview(buffer).cast("B")
-        position, hand = self._position, self._hand
+        position, hand = self._position, self._current_block
         if self._jumped:
             self._jumped, self._landed = False, position
             if len(into) == BUFFER_SIZE:
@@ -217,7 +219,7 @@ class RawReader(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._hand.put_down()
+            self._current_block.put_down()
             self._let_go()
             self._inflight = None
             if self._runtime.pid == getpid():
@@ -265,15 +267,15 @@ class RawReader(io.RawIOBase):
         The request that completed the object may be a speculative one, whose error no read raises.
         """
         if self._key is not None:
-            self._runtime.corrupt_versions.check(self._key, self._refusal)
+            self._runtime.corrupt_versions.check(self._key, self._corruption)
 
     def _from_cache(self, position: int, into: memoryview) -> int:
         """Make the cached block at `position` the current block, and copy from it; return 0 for a miss."""
         index = position // self._block_size
-        if not self._hand.take(index):
+        if not self._current_block.take(index):
             return 0
         last, self._last = self._last, index
-        n = self._hand.copy(position, into)
+        n = self._current_block.copy(position, into)
         if n > 0 and index in self._asked:
             self._asked.discard(index)
         elif n > 0 and index != last:
@@ -400,7 +402,7 @@ class RawReader(io.RawIOBase):
             self._asked.update(index for blocks in wanted for index in blocks if not has(key, index))
             fetcher, keep = self._reader.fetcher, self._sent.of(run)
             self._runtime.call_soon(
-                fetcher.launch_speculative, self._known, self._key, wanted, keep, self._refusal
+                fetcher.launch_speculative, self._known, self._key, wanted, keep, self._corruption
             )
 
     def _forget(self, unwanted: Iterable[deque[InflightRequest]]) -> None:
@@ -427,7 +429,7 @@ class RawReader(io.RawIOBase):
         """Switch to the child's runtime after a fork, without the in-flight requests, which the parent keeps."""
         self._runtime = self._reader.source.runtime
         self._cache = self._runtime.cache
-        self._hand.leave(self._cache)
+        self._current_block.leave(self._cache)
         self._inflight = self._opening = None
         self._sent = OutstandingReadahead()
-        self._refusal = self._last_refusal()
+        self._corruption = self._last_refusal()

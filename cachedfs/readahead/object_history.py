@@ -34,7 +34,7 @@ from cachedfs.readahead.sequential import ReadHistory, SequentialRun, ahead
 __all__ = [
     "GOES_ON",
     "AccessPatterns",
-    "habits_of",
+    "patterns_of",
     "LEAST",
     "OutstandingReadahead",
     "as_declared",
@@ -113,12 +113,12 @@ MOST = 1000  # objects remembered
 FEW = 64  # objects with more blocks are checked block by block only if an estimate favors fetching the rest
 
 
-_habits: WeakKeyDictionary[Runtime, dict[str, AccessPattern]] = WeakKeyDictionary()
+_patterns: WeakKeyDictionary[Runtime, dict[str, AccessPattern]] = WeakKeyDictionary()
 
 
-def habits_of(runtime: Runtime) -> dict[str, AccessPattern]:
+def patterns_of(runtime: Runtime) -> dict[str, AccessPattern]:
     """Return the access patterns by digest of the object key, the latest last. Event loop thread only."""
-    return _habits.setdefault(runtime, {})
+    return _patterns.setdefault(runtime, {})
 
 
 _is_declared = ContextVar("cachedfs_is_declared", default=False)
@@ -167,7 +167,7 @@ class AccessPatterns:
         """
         if _is_declared.get():
             return
-        self._habit(key).n_misses += is_first
+        self._pattern(key).n_misses += is_first
         wanted = self._wanted(known, key, want)
         self.observe_wait(known, key, covering(want, key.block_size))
         self._follow(known, key, wanted)
@@ -178,12 +178,12 @@ class AccessPatterns:
 
     def _wanted(self, known: MetadataEntry, key: ObjectKey, want: Range) -> list[range]:
         """Return the blocks to request ahead after a read of `want`, one range per request."""
-        habit = self._habit(key)
+        pattern = self._pattern(key)
         window = self._source.runtime.window(self._source.config) // key.block_size
-        history, unwanted = habit.sent.over(habit.history.after(want.start, want.stop))
+        history, unwanted = pattern.sent.over(pattern.history.after(want.start, want.stop))
         for inflight_requests in unwanted:
             self._fetcher.forget_speculative(inflight_requests)
-        habit.history, wanted = ahead(
+        pattern.history, wanted = ahead(
             history,
             n_blocks=self._n_blocks(known, key),
             blocks_per_request=self._per_request(key, window),
@@ -193,12 +193,12 @@ class AccessPatterns:
 
     def _follow(self, known: MetadataEntry, key: ObjectKey, wanted: list[range]) -> None:
         """Request blocks ahead, and have further cached reads of this object observed."""
-        habit, followed = self._habit(key), self._source.runtime.followed
-        run = habit.history.runs[0]
+        pattern, followed = self._pattern(key), self._source.runtime.followed
+        run = pattern.history.runs[0]
         if wanted:
-            self._launch_speculative(known, key, wanted, habit.sent.of(run))
+            self._launch_speculative(known, key, wanted, pattern.sent.of(run))
         if run.unread(key.block_size):
-            followed[key.digest] = (habit.history.last + 1) * key.block_size
+            followed[key.digest] = (pattern.history.last + 1) * key.block_size
         else:
             followed.pop(key.digest, None)
 
@@ -213,10 +213,10 @@ class AccessPatterns:
         free = self._missing(key, blocks)
         if not free or self._n_blocks(known, key) < 2:
             return
-        habit, most = self._habit(key), self._source.runtime.window(self._source.config) // key.block_size
-        habit.n_misses += 1
-        if habit.rest is None:
-            missing = self._rest(known, key, habit)
+        pattern, most = self._pattern(key), self._source.runtime.window(self._source.config) // key.block_size
+        pattern.n_misses += 1
+        if pattern.rest is None:
+            missing = self._rest(known, key, pattern)
             per_request = self._per_request(key, most)
             if missing is None:
                 return
@@ -224,24 +224,24 @@ class AccessPatterns:
                 following = [index for index in missing if index >= free[0]]
                 self._fetcher.launch(known, key, following)
             others = [index for index in missing if index not in blocks]
-            habit.rest, habit.n_earned = deque(_requests(others, per_request)), most
+            pattern.rest, pattern.n_earned = deque(_requests(others, per_request)), most
         else:
-            habit.n_earned += max(1, n_reads) * self._per_request(key, most)
+            pattern.n_earned += max(1, n_reads) * self._per_request(key, most)
         requests = []
-        while habit.rest and habit.n_earned > 0:
-            requests.append(habit.rest.popleft())
-            habit.n_earned -= len(requests[-1])
-        _drop_done(habit.of_rest)
-        self._launch_speculative(known, key, requests, habit.of_rest)
+        while pattern.rest and pattern.n_earned > 0:
+            requests.append(pattern.rest.popleft())
+            pattern.n_earned -= len(requests[-1])
+        _drop_done(pattern.of_rest)
+        self._launch_speculative(known, key, requests, pattern.of_rest)
 
-    def _rest(self, known: MetadataEntry, key: ObjectKey, habit: AccessPattern) -> list[int] | None:
+    def _rest(self, known: MetadataEntry, key: ObjectKey, pattern: AccessPattern) -> list[int] | None:
         """Return the missing blocks of an object if they are worth fetching, else None."""
         n_blocks, config, size = self._n_blocks(known, key), self._source.config, key.block_size
         per_request = self._per_request(key, self._source.runtime.window(config) // size)
 
         def is_worth_it(n_missing: int) -> bool:
             return is_rest_worth_it(
-                habit.n_misses,
+                pattern.n_misses,
                 n_missing,
                 block_size=size,
                 blocks_per_request=per_request,
@@ -249,12 +249,12 @@ class AccessPatterns:
             )
 
         if (
-            habit.n_misses < 2
+            pattern.n_misses < 2
             or not config.read_ahead
             or not self._source.runtime.fits(config, n_blocks * size)
         ):
             return None
-        if n_blocks > FEW and not is_worth_it(n_blocks - habit.n_misses):
+        if n_blocks > FEW and not is_worth_it(n_blocks - pattern.n_misses):
             return None
         missing = self._missing(key, range(n_blocks))
         return missing if is_worth_it(len(missing)) else None
@@ -273,15 +273,15 @@ class AccessPatterns:
         corruption = self._source.runtime.corrupt_versions.last(key)
         self._fetcher.launch_speculative(known, key, wanted, keep, corruption)
 
-    def _habit(self, key: ObjectKey) -> AccessPattern:
-        habits = habits_of(self._source.runtime)
-        habit = habits.pop(key.digest, None) or AccessPattern(key.block_size)
-        habits[key.digest] = habit
-        while len(habits) > MOST:
-            oldest = next(iter(habits))
-            del habits[oldest]
+    def _pattern(self, key: ObjectKey) -> AccessPattern:
+        patterns = patterns_of(self._source.runtime)
+        pattern = patterns.pop(key.digest, None) or AccessPattern(key.block_size)
+        patterns[key.digest] = pattern
+        while len(patterns) > MOST:
+            oldest = next(iter(patterns))
+            del patterns[oldest]
             self._source.runtime.followed.pop(oldest, None)
-        return habit
+        return pattern
 
     def _per_request(self, key: ObjectKey, window: int) -> int:
         return max(1, min(self._source.config.request_size // key.block_size, window // 2))

@@ -129,11 +129,11 @@ class Export:
         below = {path for root in roots for path in cache.paths_below(self._source.identity, root)}
         for path in sorted(below):
             # The last known version counts even if it may be stale: blocks of an old version do no harm.
-            fact = cache.metadata.lookup(self._source.identity, path)
-            key = None if fact is None else key_of(fact.info, self._source.identity, config.block_size)
-            if fact is None or fact.info is None or key is None:
+            record = cache.metadata.lookup(self._source.identity, path)
+            key = None if record is None else key_of(record.info, self._source.identity, config.block_size)
+            if record is None or record.info is None or key is None:
                 continue
-            size = fact.info.size or 0
+            size = record.info.size or 0
             n_before = len(entries)
             for index in range(-(-size // config.block_size)):
                 if cache.has(key, index):

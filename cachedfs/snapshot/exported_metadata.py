@@ -85,18 +85,18 @@ class _Gathering:
                 yield from self._told_listing(folder, listing)
                 pending += [info.path for info in listing.infos if info.kind == "directory"]
         for path in {**named, **dict.fromkeys(paths)}:
-            fact = self._known.lookup(self._identity, path) if path else None
-            if fact is None or fact.info is None or fact.mark != self._known.mark(self._identity, path):
+            record = self._known.lookup(self._identity, path) if path else None
+            if record is None or record.info is None or record.mark != self._known.mark(self._identity, path):
                 continue
             folder = folder_of(path)
-            if self._listed.get(folder) != fact.checked_at:
+            if self._listed.get(folder) != record.checked_at:
                 yield from self._way(folder, ways)
                 yield [
                     "fact",
                     path,
-                    fact.checked_at,
-                    self._is_watched(folder, fact.told),
-                    encode_info(fact.info),
+                    record.checked_at,
+                    self._is_watched(folder, record.told),
+                    encode_info(record.info),
                 ]
 
     def _listing(self, folder: str) -> ListingRecord | None:
@@ -190,7 +190,7 @@ class MetadataImport:
             "folder": self._folder,
             "listing": self._begin,
             "child": self._child,
-            "fact": self._fact,
+            "fact": self._record,
         }
         try:
             for row in rows:
@@ -219,7 +219,7 @@ class MetadataImport:
         if self._size_of_ways <= _MOST_HELD:  # without its way, a folder is just not watched
             self._ways[path] = steps
 
-    def _fact(self, path: Any, checked_at: Any, is_watched: Any, text: Any) -> None:
+    def _record(self, path: Any, checked_at: Any, is_watched: Any, text: Any) -> None:
         info, at = _info(path, text), self._at(checked_at)
         mark = self._mark(path, at)
         if mark is not None:

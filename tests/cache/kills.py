@@ -94,7 +94,7 @@ def put_new(cache: BlockCache, bounds: CacheBounds) -> None:
 class _Plan:
     """A plan that gives up the block that came last."""
 
-    share, seat, taken = 0, 0, 1 << 40
+    share, plan_slot, taken = 0, 0, 1 << 40
 
     def given_up(self) -> Iterator[tuple[ObjectKey, int]]:
         yield from ((OLD, index) for index in reversed(range(N_OLD)))
@@ -131,10 +131,10 @@ def meet_damage(cache: BlockCache, bounds: CacheBounds) -> None:
 
 def keep_records(cache: BlockCache, bounds: CacheBounds) -> None:
     cache.metadata.changed(IDENTITY, ["b/old"])
-    cache.metadata.keep_records([_fact(cache, path) for path in ("b/old", "b/new")])
+    cache.metadata.keep_records([_record(cache, path) for path in ("b/old", "b/new")])
 
 
-def _fact(cache: BlockCache, path: str) -> MetadataRecord:
+def _record(cache: BlockCache, path: str) -> MetadataRecord:
     info = ObjectInfo(path, size=2 * BLOCK, fingerprint="v1")
     return MetadataRecord(IDENTITY, path, info, time.time(), cache.metadata.mark(IDENTITY, path))
 
@@ -171,8 +171,8 @@ def poll(cache: BlockCache, bounds: CacheBounds) -> None:
 
 
 def nothing_old_counts(cache: BlockCache) -> None:
-    fact, now = cache.metadata.lookup(IDENTITY, "b/1"), cache.metadata.mark(IDENTITY, "b/1")
-    is_forgotten = fact is None or fact.mark != now
+    record, now = cache.metadata.lookup(IDENTITY, "b/1"), cache.metadata.mark(IDENTITY, "b/1")
+    is_forgotten = record is None or record.mark != now
     assert is_forgotten or cache.metadata.feed(IDENTITY, "b").token == "t1"  # else it will be asked for again
 
 
@@ -199,7 +199,7 @@ def repair(cache: BlockCache, bounds: CacheBounds) -> None:
 def write_behind(cache: BlockCache, bounds: CacheBounds) -> None:
     writer = CacheWriter(cache, lambda blocks, are_kept: None)
     with writer._changed:  # so that all is one batch, every time
-        writer.keep(_fact(cache, NEW.path))
+        writer.keep(_record(cache, NEW.path))
         for index in range(2):
             data = memoryview(content(NEW, index))
             writer.add(FetchedBlock(NEW.block(index), data, InflightRequest(demand=BLOCK), bounds))

@@ -121,7 +121,7 @@ class GivesUp:
     """A plan that gives up what the test says, and notes what it was asked for."""
 
     def __init__(self, *blocks, taken=1 << 40):
-        self.left, self.asked, self.taken, self.share, self.seat = list(blocks), [], taken, 0, None
+        self.left, self.asked, self.taken, self.share, self.plan_slot = list(blocks), [], taken, 0, None
 
     def given_up(self):
         while self.left:
@@ -251,13 +251,13 @@ def test_two_plans_of_one_process_have_what_half_the_bound_gives_each_alone(open
 
 def test_a_plan_counts_until_its_process_is_gone_however_it_went(open_cache, folder):
     ours, size = open_cache(folder), 1 << 30
-    alone = ours.share(ours.take_seat(), CacheBounds(size, 0))
-    code = "cache = BlockCache([sys.argv[1]], explicit=True)\nprint(cache.take_seat(), flush=True)\nsys.stdin.read()"
+    alone = ours.share(ours.take_plan_slot(), CacheBounds(size, 0))
+    code = "cache = BlockCache([sys.argv[1]], explicit=True)\nprint(cache.take_plan_slot(), flush=True)\nsys.stdin.read()"
     other = start(code, folder)
     assert other.stdout.readline() == "1\n"
     assert ours.share(0, CacheBounds(size, 0)) == alone // 2
     other.kill()
     other.communicate()
     assert ours.share(0, CacheBounds(size, 0)) == alone
-    ours.leave_seat(0)
-    assert ours.take_seat() == 0
+    ours.leave_plan_slot(0)
+    assert ours.take_plan_slot() == 0

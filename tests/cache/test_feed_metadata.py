@@ -43,10 +43,10 @@ def polled(cache, *changes, token="t2", at=NOW, since=None):
 
 def counts(cache, info):
     """Return whether what is stored of a path is valid, and until when the feed told nothing of it."""
-    fact = cache.metadata.lookup(ORIGIN, info.path)
-    if fact is None or fact.mark != cache.metadata.mark(ORIGIN, info.path):
+    record = cache.metadata.lookup(ORIGIN, info.path)
+    if record is None or record.mark != cache.metadata.mark(ORIGIN, info.path):
         return None
-    return fact.told and fact.told.at
+    return record.told and record.told.at
 
 
 def listing_counts(cache):
@@ -108,9 +108,9 @@ def test_what_is_told_of_is_forgotten_and_no_more(cache, open_cache, change, old
         forgotten = {info.path.rpartition("/")[2] for info in (ONE, TWO) if counts(each, info) is None}
         assert forgotten == (old or set())
         assert listing_counts(each) == (old is None)
-        fact = each.metadata.lookup(ORIGIN, FOLDER.path)
+        record = each.metadata.lookup(ORIGIN, FOLDER.path)
         # Above what changed, nothing did.
-        assert (fact.mark == each.metadata.mark(ORIGIN, FOLDER.path)) == (change != Change("root"))
+        assert (record.mark == each.metadata.mark(ORIGIN, FOLDER.path)) == (change != Change("root"))
 
 
 def test_what_is_told_of_is_forgotten_also_where_its_listing_was_before(cache):

@@ -245,8 +245,8 @@ def flip_bytes_of_the_index(cache, folder, share):
         reader = BlockCache([str(folder)], explicit=True)
         found, found_listing = answers(reader)
         reader.close()
-        for path, fact in found.items():
-            assert fact in (None, facts[path]), (place, path)
+        for path, record in found.items():
+            assert record in (None, facts[path]), (place, path)
         for info in found_listing.infos if found_listing else ():
             assert info in listing.infos, place
     return int(len(places) * share)

@@ -26,7 +26,7 @@ class Desk:
         self.is_sent = asyncio.Event()
         self.inflight_requests: dict[str, InflightRequest] = {}
 
-    def wish(self, name: str, owner: object = "owner", size: int = MiB, **options) -> None:
+    def candidate(self, name: str, owner: object = "owner", size: int = MiB, **options) -> None:
         self.ahead.submit(
             SpeculativeRequest(
                 owner, size, lambda: [self.run_request(name, size)], lambda: self.origin, **options
@@ -63,16 +63,16 @@ async def desk() -> Desk:
 
 async def test_as_many_are_sent_as_the_origin_has_slots_and_the_next_when_one_has_ended(desk):
     for name in "abcd":
-        desk.wish(name)
+        desk.candidate(name)
     assert desk.sent == ["a", "b"]
     desk.arrive("b")
     assert desk.sent == ["a", "b", "c"]
 
 
 async def test_what_somebody_waits_for_by_now_takes_no_slot_of_what_nobody_does(desk):
-    desk.wish("a")
-    desk.wish("b")
-    desk.wish("c")
+    desk.candidate("a")
+    desk.candidate("b")
+    desk.candidate("c")
     reader = asyncio.ensure_future(desk.inflight_requests["b"].arrival(MiB))
     await asyncio.sleep(0)
     desk.ahead.pump()
@@ -84,11 +84,11 @@ async def test_what_somebody_waits_for_by_now_takes_no_slot_of_what_nobody_does(
 async def test_a_question_that_somebody_waits_for_by_now_takes_no_slot_of_what_nobody_does(desk):
     answer, is_wanted = asyncio.get_running_loop().create_future(), False
     for _ in range(2):
-        wish = SpeculativeRequest(
+        candidate = SpeculativeRequest(
             "owner", MiB, lambda: answer, lambda: desk.origin, is_wanted=lambda: is_wanted
         )
-        desk.ahead.submit(wish)
-    desk.wish("c")
+        desk.ahead.submit(candidate)
+    desk.candidate("c")
     assert desk.sent == []
     is_wanted = True
     desk.ahead.pump()
@@ -98,30 +98,30 @@ async def test_a_question_that_somebody_waits_for_by_now_takes_no_slot_of_what_n
 
 
 async def test_each_origin_has_slots_of_its_own(desk):
-    desk.wish("a")
-    desk.wish("b")
-    desk.wish("c", owner="other")
+    desk.candidate("a")
+    desk.candidate("b")
+    desk.candidate("c", owner="other")
     other = FakeOrigin()
     desk.ahead.submit(SpeculativeRequest("third", 1, lambda: [desk.run_request("d", 1)], lambda: other))
     assert desk.sent == ["a", "b", "d"]
 
 
 async def test_owners_take_turns_and_what_one_wants_goes_in_its_order(desk):
-    desk.wish("x")
-    desk.wish("y")
+    desk.candidate("x")
+    desk.candidate("y")
     for owner in "abc":
         for number in range(3):
-            desk.wish(f"{owner}{number}", owner=owner)
+            desk.candidate(f"{owner}{number}", owner=owner)
     for number in range(9):
         desk.arrive(desk.sent[number])
     assert desk.sent[2:] == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "b2", "c2"]
 
 
 async def test_what_is_inferred_goes_before_what_is_declared(desk):
-    desk.wish("d0", is_declared=True, owner="plan")
-    desk.wish("d1", is_declared=True, owner="plan")
-    desk.wish("d2", is_declared=True, owner="plan")
-    desk.wish("i0")
+    desk.candidate("d0", is_declared=True, owner="plan")
+    desk.candidate("d1", is_declared=True, owner="plan")
+    desk.candidate("d2", is_declared=True, owner="plan")
+    desk.candidate("i0")
     desk.arrive("d0")
     assert desk.sent == ["d0", "d1", "i0"]
 
@@ -129,8 +129,8 @@ async def test_what_is_inferred_goes_before_what_is_declared(desk):
 async def test_what_is_withdrawn_is_not_sent(desk):
     keep: list[InflightRequest] = []  # owners need not be hashable
     for name in "abc":
-        desk.wish(name, owner=keep)
-    desk.wish("d")
+        desk.candidate(name, owner=keep)
+    desk.candidate("d")
     desk.ahead.withdraw(keep)
     desk.arrive("a")
     desk.arrive("b")
@@ -141,7 +141,7 @@ async def test_what_is_withdrawn_is_not_sent(desk):
 async def test_what_somebody_fetched_meanwhile_is_forgotten(desk):
     here: set[str] = set()
     for name in "abcdef":
-        desk.wish(name, is_over=lambda name=name: name in here)
+        desk.candidate(name, is_over=lambda name=name: name in here)
     here |= set("abcde")
     desk.arrive("a")
     assert desk.sent == ["a", "b", "f"]
@@ -153,8 +153,8 @@ async def test_a_wish_that_finds_all_of_it_here_takes_nothing_of_what_the_next_n
     desk = Desk(concurrency=1)
     for _ in range(3):
         desk.ahead.submit(SpeculativeRequest("owner", MiB, list, lambda: desk.origin))
-    desk.wish("a")
-    desk.wish("b")
+    desk.candidate("a")
+    desk.candidate("b")
     assert desk.sent == ["a"]
 
 
@@ -162,7 +162,7 @@ async def test_memory_is_bounded_until_the_bytes_are_on_the_disk(monkeypatch):
     monkeypatch.setattr(fetch_queue, "MEMORY", 3 * MiB)
     desk = Desk(concurrency=16)
     for name in "abcde":
-        desk.wish(name)
+        desk.candidate(name)
     assert desk.sent == ["a", "b", "c"]
     desk.arrive("a", is_stored=False)
     assert desk.ahead.memory == 3 * MiB
@@ -179,7 +179,7 @@ async def test_what_could_not_be_stored_gives_way_to_what_is_sent_for_oldest_fir
     monkeypatch.setattr(fetch_queue, "MEMORY", 3 * MiB)
     desk = Desk(concurrency=16)
     for name in "abcde":
-        desk.wish(name)
+        desk.candidate(name)
     for name in "abc":
         desk.arrive(name, is_stored=False)
     assert desk.sent == ["a", "b", "c"]
@@ -196,7 +196,7 @@ async def test_a_request_that_broke_takes_the_memory_of_what_came(monkeypatch):
     monkeypatch.setattr(fetch_queue, "MEMORY", 3 * MiB)
     desk = Desk(concurrency=16)
     for name in "abcd":
-        desk.wish(name)
+        desk.candidate(name)
     desk.inflight_requests["a"].feed(bytes(1000))
     desk.inflight_requests["a"].finish(OriginUnavailable("reset"))
     assert desk.ahead.memory == 2 * MiB + 1000
@@ -207,8 +207,8 @@ async def test_a_request_that_broke_takes_the_memory_of_what_came(monkeypatch):
 async def test_what_is_larger_than_the_memory_is_sent_alone(monkeypatch):
     monkeypatch.setattr(fetch_queue, "MEMORY", 3 * MiB)
     desk = Desk(concurrency=16)
-    desk.wish("big", size=4 * MiB)
-    desk.wish("small")
+    desk.candidate("big", size=4 * MiB)
+    desk.candidate("small")
     assert desk.sent == ["big"]
     desk.arrive("big")
     assert desk.sent == ["big", "small"]
@@ -217,7 +217,7 @@ async def test_what_is_larger_than_the_memory_is_sent_alone(monkeypatch):
 async def test_nothing_is_sent_while_the_origin_has_no_requests_to_spare(desk):
     looks = iter([0.001, 0.001])
     desk.origin.spare_s = lambda: next(looks, 0.0)
-    desk.wish("a")
+    desk.candidate("a")
     assert desk.sent == []
     await desk.is_sent.wait()
     assert not list(looks)
@@ -227,7 +227,7 @@ async def test_what_has_to_be_looked_up_first_takes_its_slot_and_its_memory(desk
     answer = asyncio.get_running_loop().create_future()
     for _ in range(2):
         desk.ahead.submit(SpeculativeRequest("owner", MiB, lambda: answer, lambda: desk.origin))
-    desk.wish("c")
+    desk.candidate("c")
     assert desk.sent == []
     assert desk.ahead.memory == 2 * MiB
     with speculative():
@@ -240,18 +240,18 @@ async def test_what_has_to_be_looked_up_first_takes_its_slot_and_its_memory(desk
 async def test_large_bodies_are_as_many_as_the_link_takes_and_small_ones_as_there_are_slots():
     desk = Desk(concurrency=16)
     for number in range(20):
-        desk.wish(f"large {number}", size=8 * MiB)
+        desk.candidate(f"large {number}", size=8 * MiB)
     assert len(desk.sent) == 6, "four and one more on the link, and what waits for its first byte meanwhile"
     other = Desk(concurrency=16)
     for number in range(20):
-        other.wish(f"small {number}", size=64 << 10)
+        other.candidate(f"small {number}", size=64 << 10)
     assert len(other.sent) == 16
 
 
 async def test_more_bodies_are_sent_where_each_comes_as_fast_as_one(desk):
     desk = Desk(concurrency=16)
     for number in range(16):
-        desk.wish(f"large {number}", size=8 * MiB)
+        desk.candidate(f"large {number}", size=8 * MiB)
     for _ in range(40):
         desk.ahead.saw(desk.origin, wait_s=0.05, size=8 * MiB, took_s=0.14)
     desk.ahead.pump()
@@ -269,7 +269,7 @@ async def test_a_wish_that_fails_is_nobodys_error_and_holds_nothing(desk, is_lat
     desk.ahead.submit(SpeculativeRequest("owner", MiB, fail_later if is_later else fail, lambda: desk.origin))
     await desk.asked()
     assert desk.ahead.memory == 0
-    desk.wish("b")
+    desk.candidate("b")
     assert desk.sent == ["b"]
 
 
@@ -278,7 +278,7 @@ async def test_a_wish_that_breaks_does_not_take_the_others_with_it(desk):
         raise RuntimeError("a mistake of ours")
 
     desk.ahead.submit(SpeculativeRequest("other", MiB, broken, lambda: desk.origin))
-    desk.wish("a")
+    desk.candidate("a")
     assert desk.sent == ["a"]
 
 
@@ -305,8 +305,8 @@ async def test_what_was_measured_of_the_link_is_told_and_nothing_that_is_assumed
     for took_s in (0.5, 1.5):
         desk.ahead.saw(desk.origin, wait_s=0.25, size=10 * MiB, took_s=took_s)
     assert desk.ahead.link_stats(desk.origin) == LinkStats(3, 1.0, 10 * MiB, 4)
-    desk.wish("a")
-    desk.wish("b")
+    desk.candidate("a")
+    desk.candidate("b")
     desk.ahead.saw(
         desk.origin, wait_s=1.0, size=20 * MiB, took_s=1.0
     )  # shared with two that wait half of their time

@@ -157,7 +157,7 @@ class Grudging(FakeOrigin):
     async def _body(self, number, data):
         async for piece in super()._body(number, data):
             (here,) = runtimes._runtimes.values()
-            while not any(inflight._arrivals for inflight in here.active_requests):  # noqa: ASYNC110 - nobody tells
+            while not any(inflight._block_checksums for inflight in here.active_requests):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
             yield piece
 

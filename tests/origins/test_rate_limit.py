@@ -147,11 +147,11 @@ def test_items_are_made_as_fast_as_the_service_takes_them(real, at_least):
 
 
 def test_kinds_cost_what_google_says():
-    learnt = LimitState(rung=1.0, cut_at=START, free_at=START)
+    learned = LimitState(rung=1.0, cut_at=START, free_at=START)
     for kind, units in {"get": 5, "list": 100, "download": 200, "edit": 50, "create": 50, "other": 5}.items():
-        after, wait_s = taken(learnt, REQUESTS, kind, START)
+        after, wait_s = taken(learned, REQUESTS, kind, START)
         assert wait_s == 0
-        assert after.free_at - learnt.free_at == pytest.approx(units / (NEW * 0.95), abs=1e-6)
+        assert after.free_at - learned.free_at == pytest.approx(units / (NEW * 0.95), abs=1e-6)
         after, _ = taken(LimitState(free_at=START), REQUESTS, kind, START)
         assert after.free_at - START == pytest.approx(1 / 190, abs=1e-6)
 

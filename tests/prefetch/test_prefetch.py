@@ -607,7 +607,11 @@ def test_who_reads_what_a_cancelled_plan_was_fetching_gets_it(origin):
     plan, data = slow(origin, fs), []
     thread = threading.Thread(target=lambda: data.append(fs.cat_file("b/1")))
     thread.start()
-    until(lambda: any(len(inflight._arrivals) > 1 for inflight in list(fs._source.runtime.active_requests)))
+    until(
+        lambda: any(
+            len(inflight._block_checksums) > 1 for inflight in list(fs._source.runtime.active_requests)
+        )
+    )
     plan.cancel()
     gate(fs, origin, is_open=True)
     thread.join(120)

@@ -50,10 +50,10 @@ def test_who_learns_of_an_object_by_its_first_read_finds_its_blocks_taken(fs, or
     runtime, facts = fs._source.runtime, fs._source.metadata
     keep = facts._keep
 
-    def look(fact):
+    def look(record):
         key = ObjectKey(fs._source.identity, "b/k", "1", MiB)
         taken.append([key.name(index) in runtime.inflight_requests for index in range(3)])
-        keep(fact)
+        keep(record)
 
     monkeypatch.setattr(facts, "_keep", look)
     assert fs.cat_file("b/k") == data
@@ -78,7 +78,11 @@ def test_all_who_wait_for_a_request_get_its_error_and_the_next_read_works(fs, or
     origin.break_after[2] = 2 * MiB
     gate(fs, origin, is_open=False)
     threads, results = in_threads(8, lambda i: fs.cat_file("b/k", 5 * i, 3 * MiB - 5 * i))
-    until(lambda: sum(len(inflight._arrivals) for inflight in fs._source.runtime.active_requests.copy()) == 8)
+    until(
+        lambda: (
+            sum(len(inflight._block_checksums) for inflight in fs._source.runtime.active_requests.copy()) == 8
+        )
+    )
     gate(fs, origin, is_open=True)
     for thread in threads:
         thread.join()
@@ -131,7 +135,7 @@ def test_a_read_that_is_given_up_does_not_stop_the_request_for_others(fs, origin
         second = asyncio.ensure_future(reader.read("b/k"))
 
         def both_wait():
-            return any(len(inflight._arrivals) > 1 for inflight in runtime.active_requests.copy())
+            return any(len(inflight._block_checksums) > 1 for inflight in runtime.active_requests.copy())
 
         await asyncio.to_thread(until, both_wait)
         first.cancel()
@@ -374,7 +378,7 @@ def test_an_interrupt_never_leaves_a_block_in_two_hands(fs, origin, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         file.read(10)
     monkeypatch.undo()
-    assert file.raw._hand._block not in idle.values()
+    assert file.raw._current_block._block not in idle.values()
     file.seek(5)
     assert file.read(10) == data[5:15]
 

@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from cachedfs.common.types import Range
-from cachedfs.readahead.object_history import habits_of
+from cachedfs.readahead.object_history import patterns_of
 from tests.support import KiB, forget, noise, until
 
 BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
@@ -171,7 +171,7 @@ def test_what_is_remembered_of_objects_is_bounded(fs, origin, monkeypatch):
     for number in range(6):
         put(fs, origin, 8, key=f"b/{number}")
         fs.cat_file(f"b/{number}", 0, 10)
-    assert len(habits_of(fs._source.runtime)) == 3
+    assert len(patterns_of(fs._source.runtime)) == 3
     forget()
 
 

@@ -192,14 +192,14 @@ class FutureUses:
         self._schedule: EvictionSchedule[Block] = EvictionSchedule(horizon=horizon)
         self._window, self._largest = window, 0
         self._reading = UseTracker(self._schedule, lambda block: cache.last_use(*block))
-        self.seat = cache.take_seat()
-        self.share = cache.share(self.seat, bounds)
+        self.plan_slot = cache.take_plan_slot()
+        self.share = cache.share(self.plan_slot, bounds)
 
     def close(self) -> None:
-        """Free the plan's seat, so that its share of the cache goes to the other plans."""
-        if self.seat is not None:
-            self._cache.leave_seat(self.seat)
-            self.seat = None
+        """Free the plan slot, so that its share of the cache goes to the other plans."""
+        if self.plan_slot is not None:
+            self._cache.leave_plan_slot(self.plan_slot)
+            self.plan_slot = None
 
     @property
     def share(self) -> int:

@@ -1,6 +1,6 @@
 """Registry of the active prefetch plans on this machine, used to divide the cache size among them.
 
-Each plan holds a seat: a byte-range lock on one of 16 numbers. The kernel releases it when the process dies.
+Each plan holds a plan slot: a byte-range lock on one of 16 numbers. The kernel releases it when the process dies.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from cachedfs.common.types import ObjectKey
 
 __all__ = ["FutureUseSource", "PlanRegistry"]
 
-_FIRST = 0x3243F6A8885A3080  # lock number of seat 0; a block has one of these with a probability of 2^-58
-_MOST = 16  # seats; further plans get none, and the others do not count them
+_FIRST = (
+    0x3243F6A8885A3080  # lock number of plan slot 0; a block has one of these with a probability of 2^-58
+)
+_MOST = 16  # plan slots; further plans get none, and the others do not count them
 
 
 class FutureUseSource(Protocol):
@@ -23,8 +25,8 @@ class FutureUseSource(Protocol):
     share: int  # bytes of the cache that belong to this plan; the cache updates it on every put
 
     @property
-    def seat(self) -> int | None:
-        """The plan's seat in the `PlanRegistry`; None if it has none."""
+    def plan_slot(self) -> int | None:
+        """The slot in the `PlanRegistry`; None if it has none."""
         ...
 
     @property
@@ -38,30 +40,30 @@ class FutureUseSource(Protocol):
 
 
 class PlanRegistry:
-    """The seats of one cache. If locks do not work across processes, only this process's plans are counted."""
+    """The plan slots of one cache. If locks do not work across processes, only this process's plans are counted."""
 
     def __init__(self, locks: ByteRangeLocks) -> None:
         self._locks = locks
-        self._ours: set[int] = set()  # Invariant: the seats that this process holds
+        self._ours: set[int] = set()  # Invariant: the plan slots that this process holds
 
     def take(self) -> int | None:
-        """Take a free seat and return its number; None if all are taken."""
-        for seat in range(_MOST):
-            if self._locks.take(_FIRST + seat):
-                self._ours.add(seat)
-                return seat
+        """Take a free plan slot and return its number; None if all are taken."""
+        for plan_slot in range(_MOST):
+            if self._locks.take(_FIRST + plan_slot):
+                self._ours.add(plan_slot)
+                return plan_slot
         return None
 
-    def leave(self, seat: int) -> None:
-        """Free a seat that `take` returned."""
-        self._ours.discard(seat)
-        self._locks.drop(_FIRST + seat)
+    def leave(self, plan_slot: int) -> None:
+        """Free a plan slot that `take` returned."""
+        self._ours.discard(plan_slot)
+        self._locks.drop(_FIRST + plan_slot)
 
-    def others(self, seat: int | None) -> list[int]:
-        """Return the seats that are taken, except `seat`."""
+    def others(self, plan_slot: int | None) -> list[int]:
+        """Return the plan slots that are taken, except `plan_slot`."""
         is_shared = self._locks.works_across_processes
         return [
             each
             for each in range(_MOST)
-            if each != seat and (self._locks.is_held(_FIRST + each) if is_shared else each in self._ours)
+            if each != plan_slot and (self._locks.is_held(_FIRST + each) if is_shared else each in self._ours)
         ]

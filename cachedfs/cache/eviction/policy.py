@@ -44,7 +44,7 @@ class EvictionPolicy:
         self._directory = directory
         self._handles = handles
         self._locks = locks
-        self.seats = PlanRegistry(locks)
+        self.plan_registry = PlanRegistry(locks)
         self._cursor = 0  # the row after which the next batch of candidates is read
         # By row, least recently used first; with the block's access clock when it was queued.
         self._queue: dict[int, tuple[EvictionCandidate, int]] = {}
@@ -159,14 +159,14 @@ class EvictionPolicy:
             self._stuck.add(block.id)
         return size
 
-    def clear_seat(self, rows: BlockRows, seat: int) -> None:
-        """Set the cached bytes of a seat's new plan to 0: those of the seat's previous plan do not belong to it."""
-        if rows.number(_taken_by(seat)):
-            rows.record(_taken_by(seat), 0)
+    def clear_plan_slot(self, rows: BlockRows, plan_slot: int) -> None:
+        """Set the cached bytes of a plan slot's new plan to 0: those of the plan slot's previous plan do not belong to it."""
+        if rows.number(_taken_by(plan_slot)):
+            rows.record(_taken_by(plan_slot), 0)
 
-    def share(self, allowed: int, seat: int | None) -> int:
-        """Return the share of `allowed` bytes of the plan with this seat: an equal part for each active plan."""
-        return allowed // (1 + len(self.seats.others(seat)))
+    def share(self, allowed: int, plan_slot: int | None) -> int:
+        """Return the share of `allowed` bytes of the plan with this plan slot: an equal part for each active plan."""
+        return allowed // (1 + len(self.plan_registry.others(plan_slot)))
 
     def _make_by_plan(
         self,
@@ -183,15 +183,15 @@ class EvictionPolicy:
         A plan within its share evicts other blocks first, as far as the admission rule allows, or any if another plan
         exceeds its share. If that is not enough, or above its share, it gives up its blocks with the furthest next use.
         """
-        others = self.seats.others(plan.seat)
+        others = self.plan_registry.others(plan.plan_slot)
         plan.share = share = allowed // (1 + len(others))
         freed = 0
         if plan.taken <= share:
-            is_owed = any((rows.number(_taken_by(seat)) or 0) > share for seat in others)
+            is_owed = any((rows.number(_taken_by(plan_slot)) or 0) > share for plan_slot in others)
             freed = self._take_over(rows, need, is_new, is_owed, touches, now_s)
         freed += self._take_back(rows, plan, need - freed, now_s)
-        if plan.seat is not None:
-            rows.record(_taken_by(plan.seat), plan.taken)
+        if plan.plan_slot is not None:
+            rows.record(_taken_by(plan.plan_slot), plan.taken)
         return freed
 
     def _take_over(
@@ -302,9 +302,9 @@ class EvictionPolicy:
         return len(found)
 
 
-def _taken_by(seat: int) -> str:
-    """Return the key in the index table `meta` of the bytes that this seat's plan had at its last put."""
-    return f"taken by {seat}"
+def _taken_by(plan_slot: int) -> str:
+    """Return the key in the index table `meta` of the bytes that this plan slot's plan had at its last put."""
+    return f"taken by {plan_slot}"
 
 
 def wal_pages_of(bounds: CacheBounds) -> int:

@@ -145,7 +145,7 @@ class MetadataRows(FeedRows):
         return MetadataRecord(identity, path, info, checked_at, mark, told=self._told(identity, *watch))
 
     def keep_records(self, facts: Iterable[MetadataRecord]) -> None:
-        rows = [self._row_of(fact) for fact in facts]
+        rows = [self._row_of(record) for record in facts]
         (before,) = self._run("SELECT total_changes()").fetchone()
         self._run_many(
             "INSERT OR IGNORE INTO facts (info, checked_at, mark, feed, place, item, origin, path)"
@@ -161,20 +161,20 @@ class MetadataRows(FeedRows):
                 [(*row, row[1]) for row in rows],
             )
 
-    def _row_of(self, fact: MetadataRecord) -> tuple[Any, ...]:
-        feed, place = self._watched(fact.identity, fact.watch)
-        item = None if feed is None else _item_of(fact.identity, fact.info)
-        beside = (fact.identity, fact.path, float(fact.checked_at), fact.mark, feed, place)
-        text = sealed(fact.info, *beside)
+    def _row_of(self, record: MetadataRecord) -> tuple[Any, ...]:
+        feed, place = self._watched(record.identity, record.watch)
+        item = None if feed is None else _item_of(record.identity, record.info)
+        beside = (record.identity, record.path, float(record.checked_at), record.mark, feed, place)
+        text = sealed(record.info, *beside)
         return (
             text,
-            fact.checked_at,
-            fact.mark,
+            record.checked_at,
+            record.mark,
             feed,
             place,
             item,
-            origin_of(fact.identity),
-            blob_of(fact.path),
+            origin_of(record.identity),
+            blob_of(record.path),
         )
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:
@@ -287,12 +287,12 @@ class MetadataRows(FeedRows):
         counter.
         """
         found = list[tuple[ObjectInfo | None, str, int]]()
-        fact = self._run(
+        record = self._run(
             "SELECT info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?",
             (origin_of(identity), blob_of(path)),
         ).fetchone()
-        if fact is not None:
-            found.append((_believed(fact[0], identity, path, *fact[1:]), path, fact[2]))
+        if record is not None:
+            found.append((_believed(record[0], identity, path, *record[1:]), path, record[2]))
         folder = folder_of(path)
         listing = self._listing(identity, folder)
         if listing is not None:

@@ -405,11 +405,11 @@ def failure(
             f"again or pass another ({doing}: {said})"
         )
     if status == 403:
-        return _refusal(reasons, f"{doing}: {said}", url)
+        return _corruption(reasons, f"{doing}: {said}", url)
     return CachedFSError(f"{url}: Drive answered in a way that is not understood ({doing}: {said})")
 
 
-def _refusal(reasons: set[str], what: str, url: str) -> CachedFSError:
+def _corruption(reasons: set[str], what: str, url: str) -> CachedFSError:
     """Return the error for a 403 that does not pass with time."""
     if reasons & _DOWNLOADS:
         return QuotaExceeded(
