@@ -115,6 +115,16 @@ def test_no_two_modules_have_one_name():
     assert [name for name, n in names.items() if n > 1 and name != "__main__"] == []
 
 
+def test_no_two_public_classes_have_one_name():
+    names = Counter(
+        node.name
+        for tree in modules().values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, n in names.items() if n > 1] == []
+
+
 def test_no_pickle_and_no_print():
     for module, tree in modules().items():
         assert not {*imports(tree)} & {"pickle", "marshal", "shelve"}, module
