@@ -58,7 +58,7 @@ def get(
         raise typer.BadParameter(
             f"{target} is a file, and several URLs want a directory", param_hint="TARGET"
         )
-    done, planned = Done(), list[Planned]()
+    done, planned = CopyCounts(), list[Planned]()
     is_into = os.path.isdir(target) or target.endswith("/") or len(urls) > 1
     for text in urls:
         place = place_of(text, given)
@@ -85,7 +85,7 @@ Planned = tuple["Place", list[Copy]]  # a URL and the copies it stands for
 
 
 @dataclasses.dataclass
-class Done:
+class CopyCounts:
     """Result of `get`.
 
     `from_cache` counts the bytes served by the cache. `failed` lists the files that could not be read.
@@ -97,7 +97,7 @@ class Done:
     from_cache: int = 0
     failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
 
-    def add(self, more: Done) -> None:
+    def add(self, more: CopyCounts) -> None:
         self.files += more.files
         self.bytes += more.bytes
         self.seconds = round(self.seconds + more.seconds, 3)
@@ -203,14 +203,14 @@ def below(folder: str, name: str) -> str:
     return os.path.join(folder, *parts)
 
 
-def copy(place: Place, copies: list[Copy], *, is_quiet: bool) -> Done:
+def copy(place: Place, copies: list[Copy], *, is_quiet: bool) -> CopyCounts:
     """Create folders and copy files. Errors of one of several files are recorded, others are raised."""
     fs, started = place.fs, time.perf_counter()
     fetched = fs.stats().bytes_fetched
     for each in copies:
         os.makedirs(each.local if each.is_folder else os.path.dirname(each.local), exist_ok=True)
     files = [each for each in copies if not each.is_folder]
-    done = Done()
+    done = CopyCounts()
     with progress(sum(each.size or 0 for each in files), is_quiet=is_quiet) as advance:
         for wave in waves(files):
             for each, error in zip(wave, copy_wave(fs, wave, advance), strict=True):

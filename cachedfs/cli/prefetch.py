@@ -39,7 +39,7 @@ def prefetch(given: Given, urls: Urls) -> None:
     not been read yet. Objects that cannot be fetched are reported, the rest is
     fetched, and the exit status is 1.
     """
-    done = Done()
+    done = PrefetchCounts()
     # One plan per origin: blocks of a finished plan are not protected from the next plan.
     for places in by_origin([place_of(text, given) for text in urls]):
         given.url = places[0].text
@@ -73,7 +73,7 @@ def item_of(place: Place) -> str:
 
 
 @dataclasses.dataclass
-class Done:
+class PrefetchCounts:
     """Result of `prefetch`. `here` counts the bytes that were already cached.
 
     `failed` has the first errors; `errors` is the total number of errors.

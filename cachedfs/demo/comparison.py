@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.demo.session import BATCH, MAX_AGE_S, SHARD, Cloud, Reading, Session, digest, digits, drawn
+from cachedfs.demo.session import BATCH, MAX_AGE_S, SHARD, Cloud, Session, TimedPass, digest, digits, drawn
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +102,7 @@ class Line:
 
     who: str
     seconds: float | None = None  # None: a module that it needs is missing
-    reading: Reading | None = None  # None: computed, not measured
+    reading: TimedPass | None = None  # None: computed, not measured
     expected: str = ""  # SHA-256 of the local data
     part: int = 1  # it read 1/part of the items
 

@@ -24,7 +24,18 @@ import fsspec
 if TYPE_CHECKING:
     from cachedfs.sim import DriveServer, GCSServer
 
-__all__ = ["BATCH", "MAX_AGE_S", "SHARD", "Cloud", "Reading", "Session", "digest", "digits", "drawn", "main"]
+__all__ = [
+    "BATCH",
+    "MAX_AGE_S",
+    "SHARD",
+    "Cloud",
+    "TimedPass",
+    "Session",
+    "digest",
+    "digits",
+    "drawn",
+    "main",
+]
 
 BATCH = 64  # files in one call
 MAX_AGE_S = 3600  # the first pass may take longer than the default of 60 s
@@ -33,7 +44,7 @@ TRIES = 3  # attempts of each PyDrive2 call
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TimedPass:
     """The measurements of one pass of one client over a dataset."""
 
     seconds: float
@@ -264,7 +275,7 @@ class Session:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
 
-    def read(self, url: str, *, scale: float = 1.0, **options: int) -> Reading:
+    def read(self, url: str, *, scale: float = 1.0, **options: int) -> TimedPass:
         """Open `url`, make one pass with `options`, and return its measurements.
 
         `scale` multiplies all numbers but those of opening.
@@ -276,7 +287,7 @@ class Session:
         self.tell(read=options)
         answer = self.hear()
         reading, sent = self._server.count() - opening, self._server.bytes_sent() - opening_sent
-        return Reading(
+        return TimedPass(
             seconds=opened["seconds"] + answer["seconds"] * scale,
             requests=round(opening + reading * scale),
             sent=round(opening_sent + sent * scale),

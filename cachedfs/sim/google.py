@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from cachedfs.sim.faults import Fault
-from cachedfs.sim.messages import Answer, Call, Refusal, Route
+from cachedfs.sim.messages import Call, Refusal, Response, Route
 from cachedfs.sim.objects import Content, DataBody
 from cachedfs.sim.service import Service
 
@@ -23,11 +23,13 @@ _MOST_CALLS, _LONGEST_TARGET = 100, 8000  # limits of a batch
 class GoogleService(Service):
     """Answers in JSON, compressed if the client accepts gzip as documented. Media is never compressed."""
 
-    def render(self, style: str, refusal: Refusal) -> Answer:
+    def render(self, style: str, refusal: Refusal) -> Response:
         at = {"locationType": "header", "location": "Authorization"} if refusal.status == 401 else {}
-        return Answer(refusal.status, {**_JSON, **refusal.headers}, DataBody(refusal.to_json(**at).encode()))
+        return Response(
+            refusal.status, {**_JSON, **refusal.headers}, DataBody(refusal.to_json(**at).encode())
+        )
 
-    def _answer(self, call: Call, route: Route, fault: Fault) -> Answer:
+    def _answer(self, call: Call, route: Route, fault: Fault) -> Response:
         answer = super()._answer(call, route, fault)
         wants = all("gzip" in call.headers.get(name, "") for name in ("accept-encoding", "user-agent"))
         is_json = answer.headers.get("Content-Type") == _JSON["Content-Type"]
@@ -38,14 +40,14 @@ class GoogleService(Service):
         answer.body = DataBody(gzip.compress(bytes(answer.body.read(0, answer.body.size)), 1))
         return answer
 
-    def batch(self, call: Call) -> Answer:
+    def batch(self, call: Call) -> Response:
         """Return the replies to a batch of up to 100 calls. Each call is charged separately."""
         parts = call.body.replace(b"\r\n", b"\n").split(b"--" + _boundary_of(call).encode())[1:-1]
         if len(parts) > _MOST_CALLS:
             raise Refusal(400, "The batch request has more than 100 calls.")
         asked = [self._asked(call, part) for part in parts]  # if one is invalid, none is executed
         text = "".join(self._part(call, *each) for each in asked) + "--batch_sim--\r\n"
-        return Answer(200, {"Content-Type": "multipart/mixed; boundary=batch_sim"}, DataBody(text.encode()))
+        return Response(200, {"Content-Type": "multipart/mixed; boundary=batch_sim"}, DataBody(text.encode()))
 
     def _asked(self, call: Call, part: bytes) -> tuple[Call, Route, str]:
         """Parse one part of a batch; return its call, its route and its content id."""
@@ -80,8 +82,8 @@ class GoogleService(Service):
         )
 
 
-def json_answer(value: Any, status: int = 200) -> Answer:
-    return Answer(status, dict(_JSON), DataBody(json.dumps(value).encode()))
+def json_answer(value: Any, status: int = 200) -> Response:
+    return Response(status, dict(_JSON), DataBody(json.dumps(value).encode()))
 
 
 def body_of(call: Call) -> dict[str, Any]:
@@ -131,13 +133,13 @@ def span_of(given: str | None, size: int) -> tuple[int, int] | None:
     return start, stop
 
 
-def ranged(call: Call, headers: dict[str, str], stored: Content) -> Answer:
+def ranged(call: Call, headers: dict[str, str], stored: Content) -> Response:
     """Return the bytes that a request asks for, as a 200 or 206 reply."""
     span = span_of(call.headers.get("range"), stored.size)
     if span is None:
-        return Answer(200, headers, stored.body(0, stored.size))
+        return Response(200, headers, stored.body(0, stored.size))
     headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{stored.size}"
-    return Answer(206, headers, stored.body(*span))
+    return Response(206, headers, stored.body(*span))
 
 
 def take_chunk(data: bytearray, call: Call, most: int | None = None) -> int | None:

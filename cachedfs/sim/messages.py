@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from cachedfs.sim.objects import NO_BODY, Body
 
-__all__ = ["Answer", "Call", "Refusal", "Request", "Route", "unauthorized"]
+__all__ = ["Response", "Call", "Refusal", "Request", "Route", "unauthorized"]
 
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
 _REASONS |= {410: "gone", 412: "conditionNotMet", 416: "requestedRangeNotSatisfiable"}
@@ -97,7 +97,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Answer:
+class Response:
     """A reply before network delays and faults are applied."""
 
     status: int = 200
@@ -112,7 +112,7 @@ class Route:
     """What a request refers to, and the function that executes it."""
 
     kind: str
-    act: Callable[[Call], Answer]
+    act: Callable[[Call], Response]
     bucket: str = ""
     key: str = ""
     style: str = "json"  # format of error replies: json, text or xml

@@ -25,7 +25,7 @@ __all__ = [
     "FolderStore",
     "Page",
     "Store",
-    "StoredObject",
+    "SimObject",
     "list_page",
 ]
 
@@ -102,7 +102,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredObject(Content):
+class SimObject(Content):
     """One version of an object. `fields` are its editable properties, by their names in the JSON API."""
 
     bucket: str
@@ -129,7 +129,7 @@ class Store:
     """Unversioned buckets in memory. Every write creates a new, larger generation."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, dict[str, StoredObject]] = {}
+        self._buckets: dict[str, dict[str, SimObject]] = {}
         self._sorted: dict[
             str, list[str]
         ] = {}  # sorted names by bucket; removed when a name is added or deleted
@@ -152,7 +152,7 @@ class Store:
             self._sorted[bucket] = sorted(self._buckets[bucket])
         return self._sorted[bucket]
 
-    def get(self, bucket: str, key: str) -> StoredObject | None:
+    def get(self, bucket: str, key: str) -> SimObject | None:
         """Return the live version of an object, or None if there is none."""
         return self._buckets.get(bucket, {}).get(key)
 
@@ -165,11 +165,11 @@ class Store:
         *,
         key_sha256: str | None = None,
         n_components: int | None = None,
-    ) -> StoredObject:
+    ) -> SimObject:
         """Store a new version and return it; create the bucket if missing."""
         self.make_bucket(bucket)
         now, generation = time.time(), self._next_generation()
-        stored = StoredObject(
+        stored = SimObject(
             bucket=bucket,
             name=key,
             data=self._keep(bucket, key, data, generation),
@@ -188,7 +188,7 @@ class Store:
         self._buckets[bucket][key] = stored
         return stored
 
-    def update(self, stored: StoredObject, fields: Mapping[str, Any]) -> StoredObject:
+    def update(self, stored: SimObject, fields: Mapping[str, Any]) -> SimObject:
         """Replace the properties of an object: a new metageneration of the same version."""
         new = replace(stored, fields=fields, metageneration=stored.metageneration + 1, updated_s=time.time())
         self._buckets[stored.bucket][stored.name] = new
@@ -237,7 +237,7 @@ class FolderStore(Store):
             os.path.join(at, name)[len(str(root)) + 1 :] for at, _, files in os.walk(root) for name in files
         )
 
-    def get(self, bucket: str, key: str) -> StoredObject | None:
+    def get(self, bucket: str, key: str) -> SimObject | None:
         try:
             path = self._path(bucket, key)
             seen = path.stat()
@@ -250,7 +250,7 @@ class FolderStore(Store):
             return known
         size = seen.st_size
         data = path.read_bytes() if size <= _CRC_LIMIT else b""
-        found = StoredObject(
+        found = SimObject(
             bucket=bucket,
             name=key,
             data=path,

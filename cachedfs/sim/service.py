@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from cachedfs.sim.faults import DROP, Door, Fault, SpoiltBody, hang_up
-from cachedfs.sim.messages import Answer, Call, Refusal, Request, Route, unauthorized
+from cachedfs.sim.messages import Call, Refusal, Request, Response, Route, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import Body, DataBody
 
@@ -57,7 +57,7 @@ class Service(ABC):
         """Return the route of a request. Raises Refusal for an unknown address."""
 
     @abstractmethod
-    def render(self, style: str, refusal: Refusal) -> Answer:
+    def render(self, style: str, refusal: Refusal) -> Response:
         """Return an error as a reply in the given format of this cloud."""
 
     def failure(self) -> Fault:
@@ -186,10 +186,10 @@ class Service(ABC):
             answer = self.render("json", Refusal(400, f"Invalid request: {error!r}"))
         return Route("other", lambda call: answer)
 
-    def _answer(self, call: Call, route: Route, fault: Fault) -> Answer:
+    def _answer(self, call: Call, route: Route, fault: Fault) -> Response:
         """Return the reply to a call. The call is not executed if a fault replaces the reply."""
         if fault.close_before:
-            return Answer()
+            return Response()
         if fault.status is not None or fault.html:
             return _fault_answer(fault)
         answer = self.answer(call, route)
@@ -198,7 +198,7 @@ class Service(ABC):
             answer.headers["Content-Range"] = f"{span.partition('/')[0]}/{fault.total}"
         return answer
 
-    def answer(self, call: Call, route: Route) -> Answer:
+    def answer(self, call: Call, route: Route) -> Response:
         """Execute a call and return its reply; errors become error replies."""
         try:
             self._admit(call, route)
@@ -244,7 +244,7 @@ class Service(ABC):
         return bytes(received)
 
     async def _send(
-        self, request: web.BaseRequest, entry: Request, answer: Answer, fault: Fault
+        self, request: web.BaseRequest, entry: Request, answer: Response, fault: Fault
     ) -> web.StreamResponse:
         entry.status = answer.status
         body: Body = (
@@ -309,7 +309,7 @@ class Service(ABC):
                 link.close(stream, network.now())
 
 
-def _fault_answer(fault: Fault) -> Answer:
+def _fault_answer(fault: Fault) -> Response:
     status = fault.status or 502
     text, kind = fault.body, "application/json; charset=UTF-8"
     if fault.html:
@@ -317,4 +317,4 @@ def _fault_answer(fault: Fault) -> Answer:
         text, kind = text or page + "That's an error.</html>\n", "text/html; charset=UTF-8"
     elif text is None:
         text = Refusal(status, f"Simulated error {status}", fault.reason or "").to_json()
-    return Answer(status, {"Content-Type": kind, **fault.headers}, DataBody(text.encode()))
+    return Response(status, {"Content-Type": kind, **fault.headers}, DataBody(text.encode()))

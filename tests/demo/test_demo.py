@@ -85,7 +85,7 @@ def block_of(first, rest=1.0, *, plain_s=12.0, part=1):
     """Return a block with made-up numbers."""
 
     def line(who, seconds):
-        return comparison.Line(who, seconds, session.Reading(seconds, 1, 1, 0, "same"), "same", part)
+        return comparison.Line(who, seconds, session.TimedPass(seconds, 1, 1, 0, "same"), "same", part)
 
     modelled = (comparison.Line("a model", 3.0),)
     return comparison.Block(

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 from cachedfs.sim.faults import Fault
 from cachedfs.sim.google import GoogleService, json_answer
-from cachedfs.sim.messages import Answer, Call, Refusal, Route, unauthorized
+from cachedfs.sim.messages import Call, Refusal, Response, Route, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.quota import Meter, units_of
 
@@ -71,7 +71,7 @@ class Accounts(GoogleService):
         if not self.meter.create(self._account(call)[0], self.network.now()):
             raise self._too_fast("user")
 
-    def _token(self, call: Call) -> Answer:
+    def _token(self, call: Call) -> Response:
         form = dict(parse_qsl(call.body.decode()))
         given = {"refresh_token": form.get("refresh_token"), _JWT_GRANT: form.get("assertion")}
         grant = form.get("grant_type", "")

@@ -24,15 +24,15 @@ from cachedfs.sim.drive.call import V2, V3, Ask, invalid
 from cachedfs.sim.drive.feed import Feed
 from cachedfs.sim.drive.query import parse_query
 from cachedfs.sim.drive.show import to_v2
-from cachedfs.sim.drive.writing import Writing
+from cachedfs.sim.drive.writing import DriveWriting
 from cachedfs.sim.google import split_related
-from cachedfs.sim.messages import Answer, Call, Refusal, Route
+from cachedfs.sim.messages import Call, Refusal, Response, Route
 from cachedfs.sim.objects import DataBody
 
 __all__ = ["DriveApi"]
 
 
-class DriveApi(Writing, Feed):
+class DriveApi(DriveWriting, Feed):
     """Answers like www.googleapis.com/drive and oauth2.googleapis.com."""
 
     # Routing
@@ -134,11 +134,11 @@ class DriveApi(Writing, Feed):
         return Route("upload", lambda _: self._upload(upload, kind, data), key=upload.item_id)
 
 
-def _no_such_address() -> Answer:
+def _no_such_address() -> Response:
     """Return the 404 page of Google's front end, which is not in the API's error format."""
     page = "<!DOCTYPE html>\n<html><title>Error 404 (Not Found)!!1</title><p><b>404.</b> That's an error.</html>\n"
-    return Answer(404, {"Content-Type": "text/html; charset=UTF-8"}, DataBody(page.encode()))
+    return Response(404, {"Content-Type": "text/html; charset=UTF-8"}, DataBody(page.encode()))
 
 
-def _refuse(refusal: Refusal) -> Answer:
+def _refuse(refusal: Refusal) -> Response:
     raise refusal

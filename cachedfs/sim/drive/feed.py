@@ -5,27 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from cachedfs.sim.drive.call import V2, V3, Ask, invalid
-from cachedfs.sim.drive.items import FOLDER, Change, rfc3339
+from cachedfs.sim.drive.items import FOLDER, ItemChange, rfc3339
 from cachedfs.sim.drive.query import project
-from cachedfs.sim.drive.reading import Reading, can, forbidden
+from cachedfs.sim.drive.reading import DriveReading, can, forbidden
 from cachedfs.sim.drive.show import ME, user_v3
 from cachedfs.sim.google import json_answer
-from cachedfs.sim.messages import Answer, Refusal
+from cachedfs.sim.messages import Refusal, Response
 
 __all__ = ["Feed"]
 
 _KINDS = {"drives": ("drive#drive", "drives"), "teamdrives": ("drive#teamDrive", "teamDrives")}
 
 
-class Feed(Reading):
+class Feed(DriveReading):
     """Answers requests about changes, shared drives, the account, revisions and permissions."""
 
-    def _start_token(self, ask: Ask) -> Answer:
+    def _start_token(self, ask: Ask) -> Response:
         self._check_drive(ask)
         text = str(self.items.changes()[1])
         return json_answer(project({"kind": "drive#startPageToken", "startPageToken": text}, ask.mask({})))
 
-    def _list_changes(self, ask: Ask) -> Answer:
+    def _list_changes(self, ask: Ask) -> Response:
         self._check_drive(ask)
         is_v3, limit = ask.words is V3, ask.page_size()
         rest, resume = self._feed(ask)
@@ -50,7 +50,7 @@ class Feed(Reading):
         answer.n_items = len(rows)
         return answer
 
-    def _feed(self, ask: Ask) -> tuple[list[Change], int]:
+    def _feed(self, ask: Ask) -> tuple[list[ItemChange], int]:
         """Return the changes since the caller's token, and the token to continue from."""
         token = ask.query.get("pageToken")
         if ask.words is V2:
@@ -62,7 +62,7 @@ class Feed(Reading):
         except ValueError as error:
             raise invalid("pageToken", "Invalid Value") from error
 
-    def _about(self, ask: Ask) -> Answer:
+    def _about(self, ask: Ask) -> Response:
         if ask.words is V3:
             if "fields" not in ask.query:
                 text = "The 'fields' parameter is required for this method."
@@ -76,7 +76,7 @@ class Feed(Reading):
         out |= {"largestChangeId": str(self.items.changes()[1] - 1), "permissionId": ME["permissionId"]}
         return json_answer(project(out, ask.mask({})))
 
-    def _drives(self, ask: Ask, which: str, rest: list[str]) -> Answer:
+    def _drives(self, ask: Ask, which: str, rest: list[str]) -> Response:
         kind, key = _KINDS[which]
         names = {id: name for id, name in self.items.drives.items() if id not in self.items.foreign}
         rows = [{"kind": kind, "id": i, "name": n} for i, n in names.items() if not rest or [i] == rest]
@@ -87,7 +87,7 @@ class Feed(Reading):
         out = {"kind": f"{kind}List", key if ask.words is V3 else "items": rows}
         return json_answer(project(out, ask.mask({})))
 
-    def _revisions(self, ask: Ask, item_id: str, which: list[str]) -> Answer:
+    def _revisions(self, ask: Ask, item_id: str, which: list[str]) -> Response:
         item, is_v3 = self._need(ask, item_id, in_any_drive=True), ask.words is V3
         if item.mime == FOLDER or not can(item, "canReadRevisions"):
             raise forbidden(item)
@@ -103,7 +103,7 @@ class Feed(Reading):
         out = {"kind": "drive#revisionList", "revisions" if is_v3 else "items": rows}
         return json_answer(project(out, ask.mask({})))
 
-    def _delete_revision(self, ask: Ask, item_id: str, revision_id: str) -> Answer:
+    def _delete_revision(self, ask: Ask, item_id: str, revision_id: str) -> Response:
         """Delete a revision of a file; if it was the newest, the previous one becomes current.
 
         The only revision of a file cannot be deleted.
@@ -116,9 +116,9 @@ class Feed(Reading):
             raise Refusal(403, "The last revision cannot be deleted.", "cannotDeleteOnlyRevision")
         item.revisions.remove(revision)
         self.items.touch(item)
-        return Answer(204)
+        return Response(204)
 
-    def _permissions(self, ask: Ask, item_id: str) -> Answer:
+    def _permissions(self, ask: Ask, item_id: str) -> Response:
         self._need(ask, item_id)
         row = {"kind": "drive#permission", "id": ME["permissionId"], "role": "owner", "type": "user"}
         row |= {"emailAddress": ME["emailAddress"]}
@@ -126,7 +126,7 @@ class Feed(Reading):
         return json_answer(project({"kind": "drive#permissionList", key: [row]}, ask.mask({})))
 
 
-def _change(change: Change, shown: dict[str, Any] | None, *, is_v3: bool) -> dict[str, Any]:
+def _change(change: ItemChange, shown: dict[str, Any] | None, *, is_v3: bool) -> dict[str, Any]:
     """Return a change as an API resource. For a deleted item it has only the item's id."""
     at = rfc3339(change.at_ms)
     out: dict[str, Any] = {"kind": "drive#change", "type": "file", "changeType": "file"}
@@ -135,7 +135,7 @@ def _change(change: Change, shown: dict[str, Any] | None, *, is_v3: bool) -> dic
     return out | ({"file": shown} if shown is not None else {})
 
 
-def _is_in_feed(change: Change, ask: Ask) -> bool:
+def _is_in_feed(change: ItemChange, ask: Ask) -> bool:
     if ask.drive_id:
         return change.drive_id == ask.drive_id
     wants = ask.wants_drives and not ask.flag("restrictToMyDrive")

@@ -21,7 +21,7 @@ __all__ = [
     "EXPORTS",
     "FOLDER",
     "SHORTCUT",
-    "Change",
+    "ItemChange",
     "Item",
     "Items",
     "Revision",
@@ -87,7 +87,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ItemChange:
     """The latest change of an item."""
 
     number: int
@@ -109,7 +109,7 @@ class Items:
         # Invariant: both indexes contain an item under each of its parents, and nowhere else.
         self._children: dict[str, dict[str, Item]] = {}
         self._titles: dict[str, dict[str, list[Item]]] = {}
-        self._changes: dict[str, Change] = {}  # Invariant: in order of the change numbers
+        self._changes: dict[str, ItemChange] = {}  # Invariant: in order of the change numbers
         self.drives: dict[str, str] = {}  # id -> name of shared drives
         self.foreign: set[str] = set()  # ids of shared drives of which the account is not a member
         self.root = "0A" + self.new_id()[:12] + "Uk9PVA"
@@ -166,7 +166,7 @@ class Items:
             self._items[id].fields.get("sharedWithMeDate") for id in self._above(item.id)
         )
 
-    def changes(self, first: int | None = None) -> tuple[list[Change], int]:
+    def changes(self, first: int | None = None) -> tuple[list[ItemChange], int]:
         """Return the changes from number `first` on, in order, and the number to continue from.
 
         Only the latest change of each item is kept, and shown once it is `change_delay_s` old. `first=None`
@@ -175,7 +175,7 @@ class Items:
         """
         if first is not None and not self._first_token <= first <= self._n_changes + 1:
             raise ValueError(f"no such token: {first}")
-        out, resume, seen_s = list[Change](), self._n_changes + 1, self._clock() - self.change_delay_s
+        out, resume, seen_s = list[ItemChange](), self._n_changes + 1, self._clock() - self.change_delay_s
         for change in reversed(self._changes.values()):
             if change.noted_s > seen_s:
                 resume = change.number
@@ -351,7 +351,7 @@ class Items:
         self._n_changes += 1
         key, drive_id = f"{item.id} {left}" if left else item.id, left or item.drive_id
         self._changes.pop(key, None)  # moves the entry to the end
-        self._changes[key] = Change(
+        self._changes[key] = ItemChange(
             self._n_changes, item.id, drive_id, self._ms, self._clock(), left=left is not None
         )
 

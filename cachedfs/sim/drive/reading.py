@@ -13,11 +13,11 @@ from cachedfs.sim.drive.call import V2, V3, Ask, bad_fields, invalid, ordered
 from cachedfs.sim.drive.items import DOCUMENT, EXPORTS, Item, Items, Revision
 from cachedfs.sim.drive.query import Mask, Query, project
 from cachedfs.sim.google import json_answer, ranged
-from cachedfs.sim.messages import Answer, Refusal
+from cachedfs.sim.messages import Refusal, Response
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody
 
-__all__ = ["Reading", "can", "forbidden"]
+__all__ = ["DriveReading", "can", "forbidden"]
 
 _EXPORT_LIMIT = 10 << 20
 _N_CURSORS = 200  # number of listings with valid page tokens; tokens of older ones are rejected
@@ -42,7 +42,7 @@ class _Cursor:
         return found, None
 
 
-class Reading(Accounts):
+class DriveReading(Accounts):
     """Answers requests that read files."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
@@ -83,10 +83,10 @@ class Reading(Accounts):
 
         return shown
 
-    def _file(self, ask: Ask, item: Item) -> Answer:
+    def _file(self, ask: Ask, item: Item) -> Response:
         return json_answer(self._shows(ask, ask.mask(ask.words.file_mask))(item))
 
-    def _list(self, ask: Ask, query: Query | None) -> Answer:
+    def _list(self, ask: Ask, query: Query | None) -> Response:
         mask, limit, number = ask.mask(ask.words.list_mask), ask.page_size(), 0
         asked = tuple(ask.query.get(name) for name in ("q", "orderBy", "corpora", "driveId", "spaces"))
         if token := ask.query.get("pageToken"):
@@ -187,7 +187,7 @@ class Reading(Accounts):
                 return revision
         raise Refusal(404, f"Revision not found: {revision_id}.", "notFound", location="revisionId")
 
-    def _media(self, ask: Ask, item_id: str, revision_id: str | None) -> Answer:
+    def _media(self, ask: Ask, item_id: str, revision_id: str | None) -> Response:
         # A downloadUrl works without the shared-drive flags: its holder was allowed to see the file.
         item = self._need(ask, item_id, in_any_drive=ask.query.get("source") == "downloadUrl")
         revision = self._revision(ask, item, revision_id)
@@ -204,7 +204,7 @@ class Reading(Accounts):
             raise _downloaded_too_often(ask)
         return answer
 
-    def _export(self, ask: Ask, item_id: str) -> Answer:
+    def _export(self, ask: Ask, item_id: str) -> Response:
         item = self._need(ask, item_id, in_any_drive=True)  # export has no supportsAllDrives parameter
         mime = ask.query.get("mimeType", "")
         if item.mime not in EXPORTS:
@@ -218,7 +218,7 @@ class Reading(Accounts):
             raise Refusal(403, text, "exportSizeLimitExceeded")
         # Drive starts plain text exports of documents, but of no other type, with a byte order mark.
         mark = b"\xef\xbb\xbf" if (item.mime, mime) == (DOCUMENT, "text/plain") else b""
-        return Answer(200, {"Content-Type": mime}, DataBody(mark + item.text))
+        return Response(200, {"Content-Type": mime}, DataBody(mark + item.text))
 
     def _check_drive(self, ask: Ask) -> None:
         if ask.drive_id and not ask.knows_drives:

@@ -10,12 +10,12 @@ from typing import Any
 
 from cachedfs.sim.drive.call import V2, V3, Ask, invalid
 from cachedfs.sim.drive.items import EXPORTS, FOLDER, SHORTCUT, Item, is_editors
-from cachedfs.sim.drive.reading import Reading, can, forbidden
+from cachedfs.sim.drive.reading import DriveReading, can, forbidden
 from cachedfs.sim.google import json_answer, take_chunk
-from cachedfs.sim.messages import Answer, Call, Refusal
+from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
 
-__all__ = ["BINARY", "Upload", "Writing"]
+__all__ = ["BINARY", "DriveUpload", "DriveWriting"]
 
 BINARY = "application/octet-stream"
 _WRITABLE = {"title", "mimeType", "description", "labels", "properties", "appProperties", "modifiedDate"}
@@ -23,7 +23,7 @@ _WRITABLE |= {"folderColorRgb", "originalFilename", "writersCanShare", "copyRequ
 
 
 @dataclass(slots=True)
-class Upload:
+class DriveUpload:
     """An upload in progress."""
 
     item_id: str
@@ -35,20 +35,20 @@ class Upload:
     result: Item | None = None
 
 
-class Writing(Reading):
+class DriveWriting(DriveReading):
     """Answers all requests that change something."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
         super().__init__(network, folder)
-        self.uploads: dict[str, Upload] = {}
+        self.uploads: dict[str, DriveUpload] = {}
         self._reserved: set[str] = set()  # ids issued by generateIds
         self.accepts: list[int] = []  # byte limits of the next chunks of uploads
 
-    def _new_upload(self, ask: Ask, fields: dict[str, Any], mime: str, item_id: str = "") -> Upload:
+    def _new_upload(self, ask: Ask, fields: dict[str, Any], mime: str, item_id: str = "") -> DriveUpload:
         given = item_id or fields.get("id") or self.items.new_id()
-        return Upload(given, not item_id, ask, fields, fields.get("mimeType") or mime)
+        return DriveUpload(given, not item_id, ask, fields, fields.get("mimeType") or mime)
 
-    def _may_make(self, upload: Upload) -> list[str]:
+    def _may_make(self, upload: DriveUpload) -> list[str]:
         """Return the parent of a new item. Raises Refusal if it may not be created."""
         fields = upload.fields
         if self.items.get(upload.item_id):
@@ -75,13 +75,13 @@ class Writing(Reading):
             )
         return folder
 
-    def _new_item(self, upload: Upload) -> Item:
+    def _new_item(self, upload: DriveUpload) -> Item:
         """Create the item of a request, without content."""
         parents = self._may_make(upload)
         title, mime = upload.fields.get("title") or "Untitled", upload.mime or BINARY
         return self.items.make(title, mime, parents, item_id=upload.item_id)
 
-    def _insert(self, upload: Upload) -> Answer:
+    def _insert(self, upload: DriveUpload) -> Response:
         """Create an item without media: a folder, shortcut, document or empty file."""
         fields, mime, details = upload.fields, upload.mime, {}
         if mime == SHORTCUT:
@@ -97,7 +97,7 @@ class Writing(Reading):
         self._apply(item, fields)
         return self._file(upload.ask, item)
 
-    def _upload(self, upload: Upload, kind: str, data: bytes) -> Answer:
+    def _upload(self, upload: DriveUpload, kind: str, data: bytes) -> Response:
         if upload.is_new:
             self._may_make(upload)
             self._count_create(upload.ask.call)
@@ -108,9 +108,9 @@ class Writing(Reading):
         upload_id, call = uuid.uuid4().hex, upload.ask.call
         self.uploads[upload_id] = upload
         at = f"http://{call.host}{call.path}?uploadType=resumable&upload_id={upload_id}"
-        return Answer(200, {"Location": at, "X-GUploader-UploadID": upload_id})
+        return Response(200, {"Location": at, "X-GUploader-UploadID": upload_id})
 
-    def _save(self, upload: Upload, data: bytes) -> Item:
+    def _save(self, upload: DriveUpload, data: bytes) -> Item:
         """Store the uploaded content and return the item."""
         if upload.is_new:
             item = self._new_item(upload)
@@ -123,20 +123,20 @@ class Writing(Reading):
             self._revise(upload.ask, item, upload.fields)
         return item
 
-    def _resume(self, upload: Upload | None, call: Call) -> Answer:
+    def _resume(self, upload: DriveUpload | None, call: Call) -> Response:
         """Return the reply to one request of a resumable upload."""
         if upload is None:
             raise Refusal(404, "The upload session is unknown or has expired.", "notFound")
         if call.method == "DELETE":
             del self.uploads[call.query["upload_id"]]
-            return Answer(499)
+            return Response(499)
         if upload.result:
             return self._file(upload.ask, upload.result)
         total = take_chunk(upload.data, call, self.accepts.pop() if call.body and self.accepts else None)
         if total == len(upload.data):
             upload.result = self._save(upload, bytes(upload.data))
             return self._file(upload.ask, upload.result)
-        return Answer(308, {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {})
+        return Response(308, {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {})
 
     def _may_edit(self, ask: Ask, item_id: str, *, is_content: bool = False) -> Item:
         item = self._need(ask, item_id)
@@ -151,7 +151,7 @@ class Writing(Reading):
         fields = {name: value for name, value in given.items() if name in _WRITABLE and value is not None}
         self.items.edit(item, fields)
 
-    def _update(self, ask: Ask, item_id: str) -> Answer:
+    def _update(self, ask: Ask, item_id: str) -> Response:
         item = self._may_edit(ask, item_id)
         self._revise(ask, item, ask.body)
         return self._file(ask, item)
@@ -185,7 +185,7 @@ class Writing(Reading):
         left = [p for p in item.parents if p not in {self.items.root if r == "root" else r for r in removed}]
         self.items.move(item, target or left)
 
-    def _trash(self, ask: Ask, item_id: str, trashed: bool) -> Answer:
+    def _trash(self, ask: Ask, item_id: str, trashed: bool) -> Response:
         item = self._may_edit(ask, item_id)
         if not item.parents and "sharedWithMeDate" not in item.fields:
             raise forbidden(item)
@@ -193,12 +193,12 @@ class Writing(Reading):
         self.items.touch(item)
         return self._file(ask, item)
 
-    def _delete(self, ask: Ask, item_id: str) -> Answer:
+    def _delete(self, ask: Ask, item_id: str) -> Response:
         item = self._need(ask, item_id)
         if item.id == self.items.root or item.id in self.items.drives or not can(item, "canDelete"):
             raise forbidden(item)
         self.items.remove(item)
-        return Answer(204)
+        return Response(204)
 
     def details(self, target_id: str) -> dict[str, str]:
         """Return the shortcut details for a target; only the id if the target does not exist."""
@@ -209,7 +209,7 @@ class Writing(Reading):
         key = target.fields.get("resourceKey")
         return out | ({"targetResourceKey": key} if key else {})
 
-    def _copy(self, ask: Ask, item_id: str) -> Answer:
+    def _copy(self, ask: Ask, item_id: str) -> Response:
         source, fields = self._need(ask, item_id), ask.body
         if source.mime == FOLDER or not can(source, "canCopy"):
             raise Refusal(403, "This file cannot be copied by the user.", "cannotCopyFile")
@@ -226,7 +226,7 @@ class Writing(Reading):
         self._apply(item, fields)
         return self._file(ask, item)
 
-    def _generate_ids(self, ask: Ask) -> Answer:
+    def _generate_ids(self, ask: Ask) -> Response:
         text = ask.query.get("maxResults" if ask.words is V2 else "count", "10")
         if not 1 <= int(text) <= 1000:
             raise invalid("maxResults" if ask.words is V2 else "count", f"Invalid value '{text}'.")

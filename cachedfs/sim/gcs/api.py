@@ -9,13 +9,13 @@ from __future__ import annotations
 from urllib.parse import unquote
 
 from cachedfs.sim.gcs.conditions import CONDITIONS
-from cachedfs.sim.gcs.writing import Writing, begin
+from cachedfs.sim.gcs.writing import GCSWriting, begin
 from cachedfs.sim.messages import Call, Refusal, Route
 
 __all__ = ["GCSApi"]
 
 
-class GCSApi(Writing):
+class GCSApi(GCSWriting):
     """Answers like storage.googleapis.com."""
 
     # Routing

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 
 from cachedfs.sim.messages import Refusal
-from cachedfs.sim.objects import StoredObject
+from cachedfs.sim.objects import SimObject
 
 __all__ = ["CONDITIONS", "UNMET", "check", "check_key", "given_key", "http_date", "source_query"]
 
@@ -19,7 +19,7 @@ CONDITIONS = {
 UNMET = "At least one of the pre-conditions you specified did not hold."
 
 
-def check(query: Mapping[str, str], stored: StoredObject | None, *, reading: bool) -> None:
+def check(query: Mapping[str, str], stored: SimObject | None, *, reading: bool) -> None:
     """Raise Refusal unless all preconditions hold for the live object; a missing object has generation 0."""
     generation, metageneration = (stored.generation, stored.metageneration) if stored else (0, 0)
     for name, value in (("Generation", generation), ("Metageneration", metageneration)):
@@ -47,7 +47,7 @@ def given_key(headers: Mapping[str, str], prefix: str = "x-goog-encryption-") ->
     return actual
 
 
-def check_key(stored: StoredObject, headers: Mapping[str, str], prefix: str = "x-goog-encryption-") -> None:
+def check_key(stored: SimObject, headers: Mapping[str, str], prefix: str = "x-goog-encryption-") -> None:
     """Raise Refusal unless the request has the encryption key of the object."""
     given = given_key(headers, prefix)
     if given == stored.key_sha256:

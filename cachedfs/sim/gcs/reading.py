@@ -11,11 +11,11 @@ from urllib.parse import quote
 from cachedfs.sim.gcs.conditions import UNMET, check, check_key, given_key, http_date
 from cachedfs.sim.gcs.show import XML, media_answer, resource, rfc3339, xml, xml_etag
 from cachedfs.sim.google import GoogleService, body_of, json_answer
-from cachedfs.sim.messages import Answer, Call, Refusal
+from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
-from cachedfs.sim.objects import DataBody, FolderStore, Store, StoredObject, list_page
+from cachedfs.sim.objects import DataBody, FolderStore, SimObject, Store, list_page
 
-__all__ = ["TEXT", "Reading"]
+__all__ = ["TEXT", "GCSReading"]
 
 NO_BUCKET = "The specified bucket does not exist."
 _XML_CODES = {400: "InvalidArgument", 401: "AuthenticationRequired", 403: "AccessDenied"}
@@ -26,17 +26,17 @@ TEXT = {
 }  # headers of the upload server
 
 
-class Reading(GoogleService):
+class GCSReading(GoogleService):
     """Answers requests about buckets, and all requests that change no object."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
         super().__init__(network)
         self.store = FolderStore(folder) if folder else Store()
 
-    def render(self, style: str, refusal: Refusal) -> Answer:
+    def render(self, style: str, refusal: Refusal) -> Response:
         status, headers = refusal.status, refusal.headers
         if style == "text":
-            return Answer(status, {**TEXT, **headers}, DataBody(refusal.message.encode()))
+            return Response(status, {**TEXT, **headers}, DataBody(refusal.message.encode()))
         if style == "json":
             return super().render(style, refusal)
         code = "NoSuchBucket" if refusal.message == NO_BUCKET else "NoSuchKey"
@@ -54,11 +54,11 @@ class Reading(GoogleService):
         out = {"kind": "storage#bucket", "id": name, "name": name, "selfLink": link, "projectNumber": "1"}
         return {**out, **place, "metageneration": "1", "etag": "CAE=", "timeCreated": at, "updated": at}
 
-    def _list_buckets(self, call: Call) -> Answer:
+    def _list_buckets(self, call: Call) -> Response:
         names = [n for n in self.store.buckets() if n.startswith(call.query.get("prefix", ""))]
         return json_answer({"kind": "storage#buckets", "items": [self._bucket(n) for n in names]})
 
-    def _insert_bucket(self, call: Call) -> Answer:
+    def _insert_bucket(self, call: Call) -> Response:
         name = body_of(call).get("name")
         if not name:
             raise Refusal(400, "Required parameter: name", "required")
@@ -67,30 +67,30 @@ class Reading(GoogleService):
         self.store.make_bucket(name)
         return json_answer(self._bucket(name))
 
-    def _get_bucket(self, bucket: str) -> Answer:
+    def _get_bucket(self, bucket: str) -> Response:
         self._need_bucket(bucket)
         return json_answer(self._bucket(bucket))
 
-    def _get_layout(self, bucket: str) -> Answer:
+    def _get_layout(self, bucket: str) -> Response:
         self._need_bucket(bucket)
         layout = {"kind": "storage#storageLayout", "bucket": bucket, "location": "US-CENTRAL1"}
         return json_answer({**layout, "locationType": "region", "hierarchicalNamespace": {}})
 
-    def _delete_bucket(self, bucket: str) -> Answer:
+    def _delete_bucket(self, bucket: str) -> Response:
         self._need_bucket(bucket)
         if self.store.names(bucket):
             raise Refusal(409, "The bucket you tried to delete is not empty.")
         self.store.remove_bucket(bucket)
-        return Answer(204)
+        return Response(204)
 
-    def _bucket_xml(self, bucket: str, call: Call) -> Answer:
+    def _bucket_xml(self, bucket: str, call: Call) -> Response:
         if call.method == "PUT":
             self.store.make_bucket(bucket)
         self._need_bucket(bucket)
-        return Answer(200, dict(XML))
+        return Response(200, dict(XML))
 
     # Listings
-    def _list_json(self, bucket: str, call: Call) -> Answer:
+    def _list_json(self, bucket: str, call: Call) -> Response:
         self._need_bucket(bucket)
         query = call.query
         if "matchGlob" in query:
@@ -115,7 +115,7 @@ class Reading(GoogleService):
         answer.n_items = len(page.names) + len(page.prefixes)
         return answer
 
-    def _list_xml(self, bucket: str, call: Call) -> Answer:
+    def _list_xml(self, bucket: str, call: Call) -> Response:
         self._need_bucket(bucket)
         query = call.query
         if query.get("list-type") != "2":
@@ -155,7 +155,7 @@ class Reading(GoogleService):
         return answer
 
     # Objects
-    def _find(self, bucket: str, key: str, query: Mapping[str, str], *, reading: bool = True) -> StoredObject:
+    def _find(self, bucket: str, key: str, query: Mapping[str, str], *, reading: bool = True) -> SimObject:
         """Return the object of a request. Raises Refusal if it is missing or a precondition fails."""
         self._need_bucket(bucket)
         stored = self.store.get(bucket, key)
@@ -165,14 +165,14 @@ class Reading(GoogleService):
         check(query, stored, reading=reading)
         return stored
 
-    def _get_metadata(self, bucket: str, key: str, call: Call) -> Answer:
+    def _get_metadata(self, bucket: str, key: str, call: Call) -> Response:
         stored = self._find(bucket, key, call.query)
         out = resource(stored, call.host)
         if stored.key_sha256 and given_key(call.headers) != stored.key_sha256:
             out = {name: value for name, value in out.items() if name not in ("md5Hash", "crc32c")}
         return json_answer(out)
 
-    def _media(self, bucket: str, key: str, call: Call) -> Answer:
+    def _media(self, bucket: str, key: str, call: Call) -> Response:
         stored = self._find(bucket, key, call.query)
         check_key(stored, call.headers)
         tag, changed_s, headers = xml_etag(stored), int(stored.updated_s), call.headers
@@ -185,7 +185,7 @@ class Reading(GoogleService):
         else:
             since = headers.get("if-modified-since")
             is_known = since is not None and changed_s <= http_date(since)
-        return Answer(304, {"ETag": tag}) if is_known else media_answer(stored, call)
+        return Response(304, {"ETag": tag}) if is_known else media_answer(stored, call)
 
 
 def _to_token(text: str) -> str:

@@ -12,8 +12,8 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from cachedfs.sim.google import ranged
-from cachedfs.sim.messages import Answer, Call
-from cachedfs.sim.objects import DataBody, StoredObject
+from cachedfs.sim.messages import Call, Response
+from cachedfs.sim.objects import DataBody, SimObject
 
 __all__ = ["FIELDS", "XML", "media_answer", "object_headers", "resource", "rfc3339", "xml", "xml_etag"]
 
@@ -30,7 +30,7 @@ FIELDS = {
 }
 
 
-def resource(stored: StoredObject, host: str) -> dict[str, Any]:
+def resource(stored: SimObject, host: str) -> dict[str, Any]:
     """Return the resource of an object in the JSON API."""
     path = f"b/{quote(stored.bucket)}/o/{quote(stored.name, '')}"
     generation, created = str(stored.generation), rfc3339(stored.created_s)
@@ -52,7 +52,7 @@ def resource(stored: StoredObject, host: str) -> dict[str, Any]:
     return out
 
 
-def object_headers(stored: StoredObject) -> dict[str, str]:
+def object_headers(stored: SimObject) -> dict[str, str]:
     """Return the headers of every XML reply and every media reply about an object."""
     md5 = f",md5={base64.b64encode(stored.md5).decode()}" if stored.md5 else ""
     hashes = f"crc32c={stored.crc32c}{md5}" if stored.crc32c else md5[1:]
@@ -75,7 +75,7 @@ def object_headers(stored: StoredObject) -> dict[str, str]:
     return headers
 
 
-def media_answer(stored: StoredObject, call: Call) -> Answer:
+def media_answer(stored: SimObject, call: Call) -> Response:
     """Return the requested bytes: as stored, or decompressed if the client does not accept gzip."""
     headers = {**object_headers(stored), "Accept-Ranges": "bytes"}
     names = {h: stored.fields[k] for k, h in FIELDS.items() if k in stored.fields}
@@ -87,13 +87,13 @@ def media_answer(stored: StoredObject, call: Call) -> Answer:
         if not keep and "gzip" not in call.headers.get("accept-encoding", ""):
             del headers["Content-Encoding"], headers["Accept-Ranges"]
             headers["Warning"] = "214 UploadServer gunzipped"
-            return Answer(200, headers, DataBody(gzip.decompress(stored.content())), 0, True)
+            return Response(200, headers, DataBody(gzip.decompress(stored.content())), 0, True)
     return ranged(call, headers, stored)
 
 
-def xml(root: str, rows: Any, status: int = 200, headers: Mapping[str, str] = {}) -> Answer:
+def xml(root: str, rows: Any, status: int = 200, headers: Mapping[str, str] = {}) -> Response:
     text = f"<?xml version='1.0' encoding='UTF-8'?><{root}>{_xml_rows(rows)}</{root}>"
-    return Answer(status, {**XML, **headers}, DataBody(text.encode()))
+    return Response(status, {**XML, **headers}, DataBody(text.encode()))
 
 
 def _xml_rows(rows: Mapping[str, Any]) -> str:
@@ -105,7 +105,7 @@ def _xml_rows(rows: Mapping[str, Any]) -> str:
     return "".join(out)
 
 
-def xml_etag(stored: StoredObject) -> str:
+def xml_etag(stored: SimObject) -> str:
     return f'"{stored.md5.hex() if stored.md5 else stored.etag}"'
 
 

@@ -15,18 +15,18 @@ from urllib.parse import quote, unquote
 import google_crc32c
 
 from cachedfs.sim.gcs.conditions import check, check_key, given_key, source_query
-from cachedfs.sim.gcs.reading import TEXT, Reading
+from cachedfs.sim.gcs.reading import TEXT, GCSReading
 from cachedfs.sim.gcs.show import FIELDS, object_headers, resource, rfc3339, xml, xml_etag
 from cachedfs.sim.google import body_of, json_answer, split_related, take_chunk
-from cachedfs.sim.messages import Answer, Call, Refusal
+from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
-from cachedfs.sim.objects import StoredObject
+from cachedfs.sim.objects import SimObject
 
-__all__ = ["Upload", "Writing", "begin"]
+__all__ = ["GCSUpload", "GCSWriting", "begin"]
 
 
 @dataclass(slots=True)
-class Upload:
+class GCSUpload:
     """A resumable or multipart upload in progress."""
 
     bucket: str
@@ -36,17 +36,17 @@ class Upload:
     key_sha256: str | None
     data: bytearray = field(default_factory=bytearray)
     parts: dict[int, bytes] = field(default_factory=dict)
-    result: StoredObject | None = None
+    result: SimObject | None = None
 
 
-class Writing(Reading):
+class GCSWriting(GCSReading):
     """Answers all requests that change an object."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
         super().__init__(network, folder)
-        self._uploads: dict[str, Upload] = {}
+        self._uploads: dict[str, GCSUpload] = {}
 
-    def _write(self, upload: Upload, data: bytes, *, n_components: int | None = None) -> StoredObject:
+    def _write(self, upload: GCSUpload, data: bytes, *, n_components: int | None = None) -> SimObject:
         self._need_bucket(upload.bucket)
         if not upload.key or len(upload.key.encode()) > 1024:
             raise Refusal(400, "Required: an object name of 1 to 1024 bytes.", "required")
@@ -67,7 +67,7 @@ class Writing(Reading):
         except OSError as error:  # a local folder cannot hold both `a` and `a/b`
             raise Refusal(400, str(error)) from error
 
-    def _upload(self, upload: Upload, data: bytes, call: Call) -> Answer:
+    def _upload(self, upload: GCSUpload, data: bytes, call: Call) -> Response:
         if call.query["uploadType"] != "resumable":
             return json_answer(resource(self._write(upload, data), call.host))
         bucket, key = upload.bucket, upload.key
@@ -77,15 +77,15 @@ class Writing(Reading):
         self._uploads[upload_id] = upload
         path = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=resumable&name={quote(key, '')}"
         location = f"http://{call.host}{path}&upload_id={upload_id}"
-        return Answer(200, {"Location": location, "X-GUploader-UploadID": upload_id})
+        return Response(200, {"Location": location, "X-GUploader-UploadID": upload_id})
 
-    def _resume(self, upload: Upload | None, call: Call) -> Answer:
+    def _resume(self, upload: GCSUpload | None, call: Call) -> Response:
         """Return the reply to one request of a resumable upload."""
         if upload is None:
             raise Refusal(404, "The upload session is unknown or has expired.")
         if call.method == "DELETE":
             del self._uploads[call.query["upload_id"]]
-            return Answer(499, dict(TEXT))
+            return Response(499, dict(TEXT))
         if upload.result:
             return json_answer(resource(upload.result, call.host))
         total = take_chunk(upload.data, call)
@@ -96,10 +96,10 @@ class Writing(Reading):
             return json_answer(resource(upload.result, call.host))
         headers = {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {}
         if call.headers.get("x-guploader-no-308") == "yes":  # sent by Google's Go client
-            return Answer(200, {**headers, "X-HTTP-Status-Code-Override": "308"})
-        return Answer(308, headers)
+            return Response(200, {**headers, "X-HTTP-Status-Code-Override": "308"})
+        return Response(308, headers)
 
-    def _patch(self, bucket: str, key: str, call: Call) -> Answer:
+    def _patch(self, bucket: str, key: str, call: Call) -> Response:
         stored = self._find(bucket, key, call.query, reading=False)
         given = {k: v for k, v in body_of(call).items() if k in FIELDS or k == "metadata"}
         fields = dict(stored.fields) if call.method != "PUT" else {}
@@ -111,12 +111,12 @@ class Writing(Reading):
         kept = {k: v for k, v in fields.items() if v is not None}
         return json_answer(resource(self.store.update(stored, kept), call.host))
 
-    def _delete(self, bucket: str, key: str, call: Call) -> Answer:
+    def _delete(self, bucket: str, key: str, call: Call) -> Response:
         self._find(bucket, key, call.query, reading=False)
         self.store.remove(bucket, key)
-        return Answer(204)
+        return Response(204)
 
-    def _compose(self, bucket: str, key: str, call: Call) -> Answer:
+    def _compose(self, bucket: str, key: str, call: Call) -> Response:
         body, pieces, n_components = body_of(call), list[bytes](), 0
         sources = body.get("sourceObjects", [])
         if not 1 <= len(sources) <= 32:
@@ -130,16 +130,16 @@ class Writing(Reading):
             pieces.append(stored.content())
             n_components += stored.n_components or 1
         fields = dict(body.get("destination") or {})
-        upload = Upload(bucket, key, fields, call.query, given_key(call.headers))
+        upload = GCSUpload(bucket, key, fields, call.query, given_key(call.headers))
         made = self._write(upload, b"".join(pieces), n_components=n_components)
         return json_answer(resource(made, call.host))
 
-    def _copy(self, source: tuple[str, str], target: tuple[str, str], verb: str, call: Call) -> Answer:
+    def _copy(self, source: tuple[str, str], target: tuple[str, str], verb: str, call: Call) -> Response:
         found = self._find(*source, source_query(call.query), reading=False)
         check_key(found, call.headers, "x-goog-copy-source-encryption-")
         given = body_of(call) if verb != "moveTo" else {}
         fields = given if given.get("contentType") else {**found.fields, **given}
-        upload = Upload(*target, dict(fields), call.query, given_key(call.headers))
+        upload = GCSUpload(*target, dict(fields), call.query, given_key(call.headers))
         made = self._write(upload, found.content(), n_components=found.n_components)
         if verb == "moveTo":
             self.store.remove(*source)
@@ -149,11 +149,11 @@ class Writing(Reading):
         done = {"kind": "storage#rewriteResponse", "done": True, "resource": out}
         return json_answer({**done, "totalBytesRewritten": size, "objectSize": size})
 
-    def _write_xml(self, bucket: str, key: str, call: Call) -> Answer:
+    def _write_xml(self, bucket: str, key: str, call: Call) -> Response:
         headers, query, method = call.headers, call.query, call.method
         fields: dict[str, Any] = {k: headers[h] for k, h in FIELDS.items() if h in headers}
         fields["metadata"] = {k[12:]: v for k, v in headers.items() if k[:12] == "x-goog-meta-"}
-        upload = Upload(bucket, key, fields, query, given_key(headers))
+        upload = GCSUpload(bucket, key, fields, query, given_key(headers))
         if "x-goog-copy-source" in headers:
             b, _, k = unquote(headers["x-goog-copy-source"]).lstrip("/").partition("/")
             named = {"generation": headers.get("x-goog-copy-source-generation", "")}
@@ -173,16 +173,16 @@ class Writing(Reading):
                 raise Refusal(400, "Unsupported POST.")
             upload.fields |= _goog_hashes(headers)
             made = self._write(upload, call.body)
-            return Answer(200, object_headers(made))
+            return Response(200, object_headers(made))
         pending = self._uploads.get(query["uploadId"])
         if pending is None:
             raise Refusal(404, "The requested upload was not found.")
         if method == "PUT":
             pending.parts[int(query["partNumber"])] = call.body
-            return Answer(200, {"ETag": f'"{hashlib.md5(call.body).hexdigest()}"'})
+            return Response(200, {"ETag": f'"{hashlib.md5(call.body).hexdigest()}"'})
         del self._uploads[query["uploadId"]]
         if method == "DELETE":
-            return Answer(204)
+            return Response(204)
         numbers = [int(e.text or 0) for e in ET.fromstring(call.body).iter() if _is_number(e)]
         if missing := [n for n in numbers if n not in pending.parts]:
             raise Refusal(400, f"One or more of the specified parts could not be found: {missing}")
@@ -196,7 +196,7 @@ def _is_number(element: ET.Element) -> bool:
     return element.tag.rpartition("}")[2] == "PartNumber"
 
 
-def begin(bucket: str, call: Call) -> tuple[Upload, bytes]:
+def begin(bucket: str, call: Call) -> tuple[GCSUpload, bytes]:
     """Return the upload that a request to the JSON API's upload URL starts, and the bytes it contains."""
     query, headers, data = call.query, call.headers, call.body
     kind, fields, content_type = query.get("uploadType"), dict[str, Any](), headers.get("content-type")
@@ -213,7 +213,7 @@ def begin(bucket: str, call: Call) -> tuple[Upload, bytes]:
     if "contentEncoding" in query:
         fields["contentEncoding"] = query["contentEncoding"]
     key = fields.get("name") or query.get("name", "")
-    return Upload(bucket, key, fields, query, given_key(headers)), data
+    return GCSUpload(bucket, key, fields, query, given_key(headers)), data
 
 
 def _goog_hashes(headers: Mapping[str, str]) -> dict[str, str]:
