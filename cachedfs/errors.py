@@ -115,3 +115,6 @@ class CacheError(CachedFSError):
     """An operation of the local cache failed (EIO). Reads never raise it."""
 
     code = _errno.EIO
+
+
+OriginAway, WrongBytes = OriginUnreachable, ChecksumMismatch  # their names before 0.1.0, until 0.2.0

@@ -1,5 +1,6 @@
 """A machine of its own for every test: cache directory, fsspec configuration, simulated cloud."""
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -14,7 +15,7 @@ import hypothesis
 import pytest
 
 from cachedfs.fetch import runtimes
-from cachedfs.origins import rate_limit
+from cachedfs.origins import http, rate_limit
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
@@ -80,9 +81,15 @@ def no_pace(monkeypatch):
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch):
     """Send no request a second time for being late or slow to connect: a machine that pauses would change exact counts."""
-    for module in ("gcs.origin", "drive.client"):
-        patient = functools.partial(RetryPolicy, connect_s=60.0, hedge_least_s=3600.0, hedge_early_s=3600.0)
-        monkeypatch.setattr(f"cachedfs.origins.{module}.RetryPolicy", patient)
+    patient = functools.partial(RetryPolicy, hedge_least_s=3600.0, hedge_early_s=3600.0)
+    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", patient)
+    timeout_of, usual_s = http.timeout_of, RetryPolicy().connect_s
+
+    def patient_timeout(policy, **options):
+        connect_s = 60.0 if policy.connect_s == usual_s else policy.connect_s
+        return timeout_of(dataclasses.replace(policy, connect_s=connect_s), **options)
+
+    monkeypatch.setattr(http, "timeout_of", patient_timeout)
 
 
 @pytest.fixture(autouse=True)
