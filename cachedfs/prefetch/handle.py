@@ -33,14 +33,14 @@ SHOWN_S = 0.1  # between two updates of the progress bar
 class Prefetch:
     """A running prefetch, as `fs.prefetch` returns it. All methods may be called from any thread.
 
-    The prefetch runs while the program holds this handle. It is cancelled at the end of a `with` block, and
-    when the handle is garbage-collected. It belongs to the process that started it: a forked child can only
-    look at `progress` and `errors`.
-
         with fs.prefetch(paths) as plan:
             for path in paths:
                 process(fs.cat_file(path))
         print(plan.progress)
+
+    The prefetch runs while the program holds this handle. It is cancelled at the end of a `with` block, and
+    when the handle is garbage-collected. It belongs to the process that started it: a forked child can only
+    look at `progress` and `errors`.
     """
 
     def __init__(self, runtime: Runtime, plan: PrefetchPlan) -> None:
