@@ -109,6 +109,16 @@ def settings(seen: Seen) -> list[str]:
     return told
 
 
+def saved_by(counted: Counted) -> str:
+    """Return the bytes and requests that the cache saved so far, as text.
+
+    Bytes that were fetched before they were read, as by a prefetch, are saved only when they are read again.
+    """
+    requests = f"about {number_of(counted.requests_saved, 'request')}" if counted.requests_saved else ""
+    size = decimal(counted.bytes_saved) if counted.bytes_saved else ""
+    return ", ".join(filter(None, [size, requests])) or "nothing yet"
+
+
 def use(counted: Counted, held: int, may_hold: int | None) -> tuple[str, str]:
     """Return how well all processes use the cache, and what to change (empty if nothing), both as text.
 
@@ -118,8 +128,8 @@ def use(counted: Counted, held: int, may_hold: int | None) -> tuple[str, str]:
     if ratio is None:
         return "no block was read yet", ""
     found = (
-        f"{per_cent(ratio)} of {number_of(counted.hits + counted.misses, 'block')} were hits; {decimal(counted.bytes_saved)} and about "
-        f"{number_of(counted.requests_saved, 'request')} saved; {number_of(counted.evictions, 'block')} evicted"
+        f"{per_cent(ratio)} of {number_of(counted.hits + counted.misses, 'block')} were hits; "
+        f"saved {saved_by(counted)}; {number_of(counted.evictions, 'block')} evicted"
     )
     is_full = may_hold is not None and held >= FULL * may_hold
     if is_full and counted.evictions > counted.misses / 2:

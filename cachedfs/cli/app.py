@@ -102,14 +102,22 @@ def _show_version(wanted: bool) -> None:
 def common(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+        bool,
+        typer.Option(
+            "--version", metavar="", help="Show the version.", is_eager=True, callback=_show_version
+        ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document; errors too.", rich_help_panel=PANEL)
+        bool,
+        typer.Option(
+            "--json", metavar="", help="Print one JSON document; errors too.", rich_help_panel=PANEL
+        ),
     ] = False,
     debug: Annotated[
         bool,
-        typer.Option("--debug", help="Show the traceback of an error, and the log.", rich_help_panel=PANEL),
+        typer.Option(
+            "--debug", metavar="", help="Show the traceback of an error, and the log.", rich_help_panel=PANEL
+        ),
     ] = False,
     cache_dir: Annotated[
         str | None,

@@ -52,8 +52,10 @@ def evict(
         list[str] | None,
         url_argument("URL", "Objects, and folders with all below them."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="The whole cache, of all origins.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", metavar="", help="The whole cache, of all origins.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.")] = False,
 ) -> None:
     """Drop what is cached of objects, folders or everything.
 
@@ -191,7 +193,7 @@ def unpin(
     urls: Annotated[
         list[str] | None, url_argument("URL", "Objects, and folders with all below them.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All pins, of all origins.")] = False,
+    everything: Annotated[bool, typer.Option("--all", metavar="", help="All pins, of all origins.")] = False,
 ) -> None:
     """Let blocks of objects be evicted again.
 

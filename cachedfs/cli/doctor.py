@@ -76,11 +76,11 @@ def doctor(
     if url:
         groups["access"] = of_origin(url, given)
     checks = []
-    with busy("looking at the installation", is_quiet=given.as_json) as say:
+    with busy("checking the installation", is_quiet=given.as_json) as say:
         for name, group in groups.items():
             for check in survived(name, group, given):
                 checks.append(check)
-                say(f"looking at {name}, after {check.name}")
+                say(f"checking {name}: {check.name} done")
     if given.as_json:
         print_json([dataclasses.asdict(check) for check in checks])
     else:

@@ -43,7 +43,9 @@ def get(
         str,
         argument("TARGET", "A local file or directory; the latter for several URLs."),
     ],
-    recursive: Annotated[bool, typer.Option("-r", "--recursive", help="Copy folders too.")] = False,
+    recursive: Annotated[
+        bool, typer.Option("-r", "--recursive", metavar="", help="Copy folders too.")
+    ] = False,
 ) -> None:
     """Copy objects and folders to the local disk.
 

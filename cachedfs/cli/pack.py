@@ -72,7 +72,7 @@ def pack(
         option(metavar="ADDRESS", help="Work on the Dask cluster of this scheduler."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Remove a Zarr store that is at TARGET first.")
+        bool, typer.Option("--overwrite", metavar="", help="Remove a Zarr store that is at TARGET first.")
     ] = False,
 ) -> None:
     """Pack many samples into one sharded Zarr store.

@@ -50,9 +50,11 @@ def ls(
     given: Given,
     urls: Urls,
     long: Annotated[
-        bool, typer.Option("-l", "--long", help="Also size, time of change, and cached share.")
+        bool, typer.Option("-l", "--long", metavar="", help="Also size, time of change, and cached share.")
     ] = False,
-    recursive: Annotated[bool, typer.Option("-R", "--recursive", help="Everything below folders.")] = False,
+    recursive: Annotated[
+        bool, typer.Option("-R", "--recursive", metavar="", help="Everything below folders.")
+    ] = False,
 ) -> None:
     """List folders and objects."""
     entries: list[Entry] = []

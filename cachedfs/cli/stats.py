@@ -17,6 +17,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from cachedfs.cli.advice import saved_by
 from cachedfs.cli.app import command, option
 from cachedfs.cli.cache import cache_of, config_of
 from cachedfs.cli.output import NARROW, Given, busy, cell, is_narrow, plain_table, print_json, print_table
@@ -44,7 +45,9 @@ LEAST_S = 0.1  # seconds: shortest interval of `--watch`
 )
 def stats(
     given: Given,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", metavar="", help="Look again and again, until Ctrl-C.")
+    ] = False,
     every: Annotated[
         float, option(metavar="SECONDS", default=True, help="With --watch: how long between two looks.")
     ] = 1.0,
@@ -141,7 +144,7 @@ def said_of_counts(counted: Counted) -> dict[str, str]:
         "since": minute_of(datetime.datetime.fromtimestamp(counted.since, datetime.UTC)),
         "hits": "no block was read" if ratio is None else f"{n_blocks}, {per_cent(ratio)}",
         "fetched": f"{decimal(counted.bytes_fetched)} in {number_of(counted.requests, 'request')}",
-        "saved": f"{decimal(counted.bytes_saved)}, about {number_of(counted.requests_saved, 'request')}",
+        "saved": saved_by(counted),
         "evicted": number_of(counted.evictions, "block"),
     }
 
