@@ -123,7 +123,7 @@ class ByteRangeLocks:
             return disk.lock_byte(fd, byte)
         except OSError as error:
             self.works_across_processes = False
-            self.trouble = f"claims on {self._path} do not work here ({error}): blocks may be fetched twice"
+            self.trouble = f"locks on {self._path} do not work here ({error}): blocks may be fetched twice"
             return True
 
     def _opened(self, path: str) -> int:

@@ -109,7 +109,7 @@ class MetadataStore:
         """Store metadata entries, each replacing an older one of its path. Raises CacheError."""
         if not facts:
             return
-        with self._own.writing("facts cannot be kept") as rows:
+        with self._own.writing("metadata cannot be stored") as rows:
             rows.keep_records(facts)
             self._sweep = rows.forget_old(time.time(), added=len(facts), sweep=self._sweep)
 

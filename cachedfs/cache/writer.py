@@ -124,7 +124,7 @@ class BlockWriter:
 
     def allowance(self, bounds: CacheBounds) -> int:
         """Return how many bytes blocks and local copies may use; the first call records the automatic size."""
-        with self._explained("the bound cannot be told"), self._writing(time.time()) as rows:
+        with self._explained("the cache limit cannot be determined"), self._writing(time.time()) as rows:
             self.allowed = self.room.allowance(rows, bounds)
         return self.allowed
 

@@ -64,7 +64,9 @@ def evict(
     either(urls, everything=everything)
     if everything and not yes:
         if not sys.stdin.isatty():
-            raise typer.BadParameter("nobody can be asked here: give --yes too", param_hint="--all")
+            raise typer.BadParameter(
+                "there is no terminal to ask for confirmation: add --yes", param_hint="--all"
+            )
         typer.confirm("Drop the whole cache?", abort=True, err=True)
     with busy("dropping blocks", is_quiet=given.as_json):
         if everything:

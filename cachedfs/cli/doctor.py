@@ -301,7 +301,7 @@ def of_account(fs: CachedFileSystem) -> Iterator[Check]:
 
 SCOPES = {  # what each scope permits, broadest first
     "drive": "reading and writing",
-    "drive.readonly": "reading; what is written is refused",
+    "drive.readonly": "reading; writes are refused",
     "drive.file": "files that this OAuth client made, and no others",
     "drive.metadata": "names and listings; reading is refused",
     "drive.metadata.readonly": "names and listings; reading is refused",
@@ -383,7 +383,7 @@ def of_reading(
         seen = dataclasses.replace(seen, one_per_s=size / whole, all_per_s=n * part / took, n_at_once=n)
     yield Check("settings", "ok", advice.bounds(seen))
     told = advice.settings(seen)
-    yield Check("to set", "ok", "; ".join(told) or "nothing: what is set fits what was seen")
+    yield Check("to set", "ok", "; ".join(told) or "nothing to change")
 
 
 def with_data(seen: Seen, fs: CachedFileSystem, found: list[dict[str, Any]]) -> Seen:

@@ -43,7 +43,7 @@ def pack(
         str | None,
         option(
             metavar="KIND",
-            help="What SOURCE is: files, lines, jsonl, csv, parquet, hdf5 or tar; else its names tell.",
+            help="Kind of SOURCE: files, lines, jsonl, csv, parquet, hdf5 or tar; default: by its file names.",
         ),
     ] = None,
     decode: Annotated[

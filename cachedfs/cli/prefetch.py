@@ -50,7 +50,7 @@ def prefetch(given: Given, urls: Urls) -> None:
                 plan.cancel()
                 done.add(places[0], plan.progress, [])
                 if not given.as_json:
-                    say(f"{done}; the same command goes on from here", err=True)
+                    say(f"{done}; run the same command again to continue", err=True)
                 raise
             done.add(places[0], plan.progress, plan.failed)
             if not is_whole:

@@ -39,7 +39,9 @@ def sim(
     ] = None,
     profile: Annotated[
         str,
-        option(metavar="NAME", default=True, help="How far away: off, table, gcs-region, drive-typical..."),
+        option(
+            metavar="NAME", default=True, help="Latency profile: off, table, gcs-region, drive-typical..."
+        ),
     ] = "off",
     port: Annotated[
         int | None,

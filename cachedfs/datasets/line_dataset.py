@@ -304,7 +304,7 @@ class _Place:
 
 def _check(encoding: str | None, rank: int | None, world_size: int | None) -> None:
     if encoding is not None and "\n".encode(encoding) != b"\n":
-        raise ValueError(f"encoding={encoding!r}: its line ends are not the byte 10, by which lines are told")
+        raise ValueError(f"encoding={encoding!r}: its line ends are not the byte 10, which separates lines")
     if (rank is None) != (world_size is None):
         raise ValueError("rank and world_size: give both, or neither")
     if rank is not None and world_size is not None and not 0 <= rank < world_size:

@@ -131,7 +131,7 @@ class Runtime(event_log.CounterSource):
             return future.result()
         except concurrent.futures.CancelledError:
             raise OriginUnavailable(
-                "cachedfs is shutting down with this process; the read was given up"
+                "cachedfs is shutting down with this process; the read was canceled"
             ) from None
         except BaseException:  # usually KeyboardInterrupt: cancel the work on the loop
             if future is not None:

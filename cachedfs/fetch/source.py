@@ -157,5 +157,5 @@ class Source:
 
     def uncached(self, path: str) -> CachedFSError:
         return CachedFSError(
-            f"{self.url(path)}: its origin does not tell its versions apart, so that nothing of it is kept; read it"
+            f"{self.url(path)}: its origin does not distinguish versions, so nothing of it is cached; read it instead"
         )

@@ -204,7 +204,7 @@ def _warn_if_not_compressed(url: str, begin: bytes) -> None:
         _warned.add(url)
         short = url.replace("cachedfs::gs://", "cgs://").replace("cachedfs::drive://", "cdrive://")
         logger.warning(
-            "%s: what is written is not compressed, though the name says so. pandas does not see the suffix of a URL with '::': "
+            "%s: the data written is not compressed, although the name says so. pandas does not see the suffix of a URL with '::': "
             "give it %scompression=%r",
             url,
             "" if short == url else f"{short}, or ",

@@ -446,7 +446,7 @@ class OutstandingObjects:
     def _wait_for_origin(self, error: OriginUnreachable) -> None:
         """Pause; end the plan when the origin was unreachable for too long."""
         if not self.patience.is_unreachable:
-            logger.warning("%s; prefetching goes on when it answers, or ends after %d s", error, AWAY_S)
+            logger.warning("%s; the prefetch continues when it answers, or ends after %d s", error, AWAY_S)
         if self.patience.away(time.monotonic()):
             self.failure = error
 

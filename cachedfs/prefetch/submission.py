@@ -213,4 +213,4 @@ class RequestSubmitter:
 def cannot_store(cache: BlockCache) -> CacheError:
     """Return the error that ends a plan when nothing can be stored."""
     why = cache.cannot_store or "the cache may hold nothing now: raise cache_size, or free space"
-    return CacheError(f"prefetching was given up, as nothing that comes can be kept: {why}")
+    return CacheError(f"the prefetch stopped, because blocks cannot be stored: {why}")

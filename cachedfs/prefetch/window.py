@@ -151,7 +151,7 @@ class PrefetchWindow:
         if lost is not None:
             self._unread.pass_to(lost, self._clock_of)
             self._shrunk = min(self._shrunk, FILL * self._unread.size)
-            logger.info("what is prefetched leaves the cache before it is read: %d bytes stay", self._shrunk)
+            logger.info("prefetched data is evicted before it is read: %d bytes stay", self._shrunk)
 
     def look_further(self, all_beyond: Callable[[], Beyond], end: Place) -> bool:
         """Continue where the reader is, if that is beyond all blocks ahead; return whether it is.

@@ -64,7 +64,7 @@ class Verifier:
         if info is None:
             return _unknown(path, "the origin has no such object any more")
         if key is None:
-            return _unknown(path, "the origin tells no versions apart, so nothing of it is kept")
+            return _unknown(path, "the origin does not distinguish versions, so nothing of it is cached")
         if stated_of(info.details) is None and self._is_all_here(key, info):
             info = self._asked_again(info)
         return self._look_over(key, info, advance)

@@ -52,7 +52,7 @@ def pictures(summary: RunSummary, held: Sequence[tuple[str, int]] | None) -> lis
     found = [
         Chart(
             "Requests under way",
-            f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them ahead of who reads; somebody waited {seconds(waited.all_s)}",
+            f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them ahead of who reads; a reader waited {seconds(waited.all_s)}",
             _drawn("requests", lambda axes: _requests(axes, summary)),
         ),
         Chart(
@@ -118,7 +118,7 @@ def _requests(axes: Axes, summary: RunSummary) -> None:
     most = max((a + b for a, b in zip(bins.asking, bins.coming, strict=True)), default=0.0) or 1.0
     # Bars below the axis. A full bar is a bin in which a caller waited all the time.
     low = [-0.12 * most * share for share in bins.waited]
-    axes.bar(at, low, width_s, color=COLOURS["waits"], label="somebody waits")
+    axes.bar(at, low, width_s, color=COLOURS["waits"], label="a reader waits")
     axes.set_ylim(-0.14 * most, 1.35 * most)
     axes.axhline(0, color=INK, linewidth=0.8)
     _of_time(axes, "requests")
@@ -172,7 +172,7 @@ def _of_time(axes: Axes, what: str) -> None:
 def _parts_of(summary: RunSummary) -> list[tuple[str, float, dict[str, Any]]]:
     waited, plain = summary.waited, {"color": COLOURS["idle"]}
     return [
-        ("nobody waited", max(0.0, summary.elapsed_s - waited.all_s), plain),
+        ("no reader waited", max(0.0, summary.elapsed_s - waited.all_s), plain),
         ("waited for bytes", waited.for_bytes_s, {"color": COLOURS["bytes"]}),
         ("waited for answers", waited.for_answers_s, {"color": COLOURS["waits"]}),
         ("waited otherwise", waited.for_others_s, {"color": COLOURS["others"]}),

@@ -52,7 +52,7 @@ def _notes(summary: RunSummary) -> str:
     notes = []
     if summary.n_full:
         notes.append(
-            f"{counted(summary.n_full, 'process', 'processes')} had more to tell than a file of events takes: the numbers end there."
+            f"{counted(summary.n_full, 'process', 'processes')} reached the size limit of an event file: their numbers end there."
         )
     if summary.n_cut:
         notes.append(f"{counted(summary.n_cut, 'line')} could not be read.")

@@ -184,7 +184,7 @@ def _sentence(
 ) -> str:
     if not elapsed_s:
         return "Nothing happened."
-    share = f"somebody waited {seconds(waited.all_s)} of {seconds(elapsed_s)}"
+    share = f"a reader waited {seconds(waited.all_s)} of {seconds(elapsed_s)}"
     if waited.all_s < LITTLE * elapsed_s:
         return f"Reading does not limit: {share}."
     longest = max(waited.for_bytes_s, waited.for_answers_s, waited.for_others_s)

@@ -386,7 +386,7 @@ def test_prefetch_goes_on_after_an_interrupt(cloud):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (exit_codes.INTERRUPTED, b"")
-    assert b"; the same command goes on from here\n" in err
+    assert b"; run the same command again to continue\n" in err
     assert b"Traceback" not in err
     cloud.server.heal()
     done = json_of("prefetch", cloud.url("d", "gs://"))
@@ -1054,7 +1054,7 @@ def test_doctor_says_who_signs_in_at_drive_and_what_they_may_do(drive, tmp_path,
     ("scopes", "state", "found"),
     [
         (["drive"], "ok", "drive: reading and writing"),
-        (["cloud-platform", "drive.readonly"], "warn", "drive.readonly: reading; what is written is refused"),
+        (["cloud-platform", "drive.readonly"], "warn", "drive.readonly: reading; writes are refused"),
         (["cloud-platform"], "fail", "none of Drive's (cloud-platform)"),
     ],
 )

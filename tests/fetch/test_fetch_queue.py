@@ -1,4 +1,4 @@
-"""Background requests: slots, turns, the bound on memory, and their priority below reads that somebody waits for."""
+"""Background requests: slots, turns, the bound on memory, and their priority below reads that a reader waits for."""
 
 import asyncio
 import contextlib

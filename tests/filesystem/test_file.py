@@ -150,7 +150,7 @@ def test_a_handle_that_jumps_about_reads_blocks_and_no_more(fs, cloud):
 
 
 class Grudging(FakeOrigin):
-    """Gives the next piece of a body once somebody waits for it."""
+    """Gives the next piece of a body once a reader waits for it."""
 
     piece_size = 4 * KiB
 

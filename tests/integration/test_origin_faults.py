@@ -398,7 +398,7 @@ COVERING = covering()
 
 @pytest.fixture(autouse=True)
 def locked(monkeypatch):
-    """Note which claims on questions and blocks are held."""
+    """Note which locks on questions and blocks are held."""
     held: set[int] = set()
     take, drop = BlockCache.take_lock, BlockCache.release_lock
 

@@ -869,7 +869,7 @@ def test_an_origin_that_is_away_is_waited_for_and_then_the_plan_ends(origin, mon
         origin.put(f"b/{i}", b"1")
     origin.fail_with = {2: OriginUnreachable("refused"), 3: OriginUnreachable("refused")}
     assert fs.prefetch([f"b/{i}" for i in range(4)]).wait(120).items == 4
-    assert "goes on when it answers" in caplog.text
+    assert "continues when it answers" in caplog.text
     monkeypatch.setattr(outstanding, "AWAY_S", 0.0)
     origin.fail_with = {n: OriginUnreachable("refused") for n in range(len(origin.log), 1000)}
     with pytest.raises(OriginUnreachable, match="refused"):

@@ -29,7 +29,7 @@ def test_nothing_is_a_report_too():
 
 
 def test_waiting_is_shared_out_by_what_was_under_way():
-    # Asked at 10, answered at 12, all here at 15; somebody waited from 11 to 18, and from 13 to 14 as well.
+    # Asked at 10, answered at 12, all here at 15; a reader waited from 11 to 18, and from 13 to 14 as well.
     records = EventRecords(
         # The second asks while the bytes of the first come: that is no waiting for an answer.
         requests=(request(10.0, 2.0, 5.0, size=3_000_000), request(12.0, 2.0, 2.5, size=1)),

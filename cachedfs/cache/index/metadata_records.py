@@ -122,7 +122,7 @@ def unsealed(text: str, path: str, *beside: object) -> ObjectInfo | None:
     """Return the info in text made by `sealed`. Raises ValueError if the text or a value in `beside` changed."""
     seal, text = text[:8], text[8:]
     if int(seal, 16) != _seal(text, *beside):
-        raise ValueError("a fact is damaged")
+        raise ValueError("a metadata row is damaged")
     return decode_info(path, text) if text else None
 
 

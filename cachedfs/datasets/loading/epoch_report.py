@@ -198,7 +198,7 @@ def _by_itself(measured: EpochMeasurement, elapsed_s: float) -> tuple[dict[str, 
     found = {"compute": timings.compute_s}
     if fetched is None:
         unknown.append(
-            "what is fetched, from where and how fast: the dataset does not read through cachedfs, or does so by itself"
+            "what is fetched, from where and how fast: the dataset does not read through cachedfs, or manages its own reads"
         )
     else:
         rate = _rate(fetched, elapsed_s)
@@ -215,7 +215,9 @@ def _by_itself(measured: EpochMeasurement, elapsed_s: float) -> tuple[dict[str, 
     if measured.tells_reading:
         found["decode"] = (timings.load_s - timings.read_s) / measured.n_threads
     else:
-        unknown.append("what of loading is decoding: the dataset does not tell how long it waits for bytes")
+        unknown.append(
+            "how much of loading is decoding: the dataset does not report how long it waits for bytes"
+        )
     if fetched is None or not measured.tells_reading or fetched.bytes_fetched == 0:
         found["load"] = timings.load_s / measured.n_threads
     return found, unknown
@@ -271,7 +273,7 @@ def _sentence(
         share = per_cent(timings.read_s / timings.load_s)
         return f"Loading limits, {share} of it reading the cache: more n_threads if there are free cores, else a faster disk."
     if limit == "load":
-        return "Loading limits, and by what cannot be told: try more n_threads, or a dataset of cachedfs.datasets."
+        return "Loading is the bottleneck, for an unknown reason: try more n_threads, or a dataset of cachedfs.datasets."
     if limit == "decode":
         busy = f"{counted(measured.n_threads, 'thread is', 'threads are')} busy with it"
         return f"Decoding limits: {busy}; more n_threads if there are free cores, else a lighter codec or transform."

@@ -302,7 +302,7 @@ class DriveConnection:
         """Return what Drive reports about the account."""
         params = {"fields": "kind,user(displayName,emailAddress),quotaBytesTotal,quotaBytesUsed,quotaType"}
         return await self.json(
-            "GET", f"{self.base}/drive/v2/about", "", "asking who signs in", params, kind="drive#about"
+            "GET", f"{self.base}/drive/v2/about", "", "looking up the account", params, kind="drive#about"
         )
 
     async def capabilities(self, info: ObjectInfo) -> dict[str, bool]:
@@ -310,7 +310,7 @@ class DriveConnection:
         params = {"fields": "kind,id,capabilities", **api.ANY_DRIVE}
         address = api.file_url(self.base, str(info.id))
         item = await self.json(
-            "GET", address, info.path, "asking what is allowed", params, headers=key_of(info)
+            "GET", address, info.path, "looking up permissions", params, headers=key_of(info)
         )
         return dict(item.get("capabilities") or {})
 
@@ -360,7 +360,7 @@ class DriveConnection:
             if (after := page.get("newStartPageToken")) is not None:
                 return str(after), entries
             params["pageToken"] = page["nextPageToken"]
-        raise ValueError(f"{api.url_of(path)}: more changed than is worth being told")
+        raise ValueError(f"{api.url_of(path)}: too many changes to list")
 
     async def _all(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
         """Return the items of all pages; if Drive forgets the listing in the middle, list again once."""

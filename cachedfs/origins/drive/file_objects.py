@@ -149,7 +149,7 @@ class WrittenDriveFile(io.RawIOBase):
 def not_kept(path: str, error: OSError) -> CachedFSError:
     """Return the error for bytes that cannot be kept locally until they are sent."""
     ours = CachedFSError(
-        f"drive://{path}: what is written is kept in {tempfile.gettempdir()} until it is sent, and that failed "
+        f"drive://{path}: data being written is stored in {tempfile.gettempdir()} until it is sent, and that failed "
         f"({error.strerror}); nothing is sent. TMPDIR names another folder"
     )
     ours.errno = error.errno

@@ -90,7 +90,7 @@ class ServerSideMove:
             raise ObjectNotFound(f"{api.url_of(source)}: no such file or folder")
         if not place_of(source).names:
             raise CachedFSError(
-                f"{api.url_of(source)}: what is moved has to be named by its path, not by its id"
+                f"{api.url_of(source)}: the source of a move must be given by its path, not by its id"
             )
         if (place := await self._places.standing(target)) is None:
             return False
@@ -136,7 +136,7 @@ class ServerSideMove:
             await undoing
         except CachedFSError as trouble:  # the change failed in any case
             logger.warning(
-                "%s: what was put there could not be taken away again: %s", api.url_of(target), trouble
+                "%s: the item created there could not be removed again: %s", api.url_of(target), trouble
             )
             return "It is there all the same, beside what was there before"
         return undone
@@ -173,7 +173,7 @@ class _IsFolder(Exception):
 def _must_have_a_name(path: str) -> None:
     if not place_of(path).names:
         raise CachedFSError(
-            f"{api.url_of(path)}: what is copied or moved gets a name in a folder; name the target by its path, as in "
+            f"{api.url_of(path)}: the target of a copy or move needs a name in a folder; give its path, as in "
             f"{api.url_of(f'{MY_DRIVE}/folder/name')}"
         )
 
@@ -237,7 +237,7 @@ class DriveWriter:
         """Undo a write that stored wrong bytes, as far as Drive allows; return what is left, in words for the error."""
         item = error.item
         if not error.is_ours:
-            return "They may be of somebody who wrote it since, and are left"
+            return "They may be from another writer, and are left"
         try:
             if into is None:
                 await self._places.discard(path, [made], None)

@@ -174,7 +174,7 @@ class PathResolver:
             if api.is_trashed(item):
                 raise
             raise CachedFSError(
-                f"{api.url_of(path)}: Drive shows the folder {folder.path!r}, and does not find what is in it ({doing}). Try "
+                f"{api.url_of(path)}: Drive shows the folder {folder.path!r}, and does not find its contents ({doing}). Try "
                 "again; if that stays, ask its owner to share it anew with the account that signs in"
             ) from error
 

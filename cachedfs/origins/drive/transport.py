@@ -170,7 +170,7 @@ def abort(http: Any) -> None:
 
 
 def _refuse() -> None:
-    raise Unreachable("the request was given up")
+    raise Unreachable("the request was canceled")
 
 
 class Signer(Protocol):

@@ -129,7 +129,7 @@ def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None
     elif size is None:
         size = length
     if size is None:
-        raise ValueError("the answer does not tell the size of the object")
+        raise ValueError("the response does not state the size of the object")
     span = clipped(want, size)
     if status == 206 and (offset, stop) != (span.start, span.stop):
         raise ValueError(f"the answer is of bytes {offset} to {stop}, not {span.start} to {span.stop}")

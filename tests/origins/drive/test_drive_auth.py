@@ -931,7 +931,7 @@ class TestTransport:
         monkeypatch.setattr(socket, "create_connection", too_late)
         with (
             socket.create_server(("127.0.0.1", 0)) as silent,
-            pytest.raises(RetryableError, match="given up") as caught,
+            pytest.raises(RetryableError, match="canceled") as caught,
         ):
             send(anon, "GET", f"http://127.0.0.1:{silent.getsockname()[1]}/x")
         assert caught.value.trouble.is_unreachable

@@ -303,7 +303,7 @@ async def test_what_somebody_else_wrote_over_a_new_file_is_not_taken_back(
     server.fail(
         Fault(kind="upload", close_after=0)
     )  # it arrives, and another machine may write before we ask
-    with pytest.raises(CachedFSError, match=rf"{root}/a: .*somebody who wrote it since, and are left"):
+    with pytest.raises(CachedFSError, match=rf"{root}/a: .*from another writer, and are left"):
         await write(writer, f"{root}/a", b"sent")
     assert server.get(f"{folder}/a") == b"sent"
 
