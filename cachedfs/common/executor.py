@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -9,10 +10,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["DaemonThreadPool"]
+__all__ = ["DaemonThreadPool", "n_cores"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def n_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class DaemonThreadPool(ThreadPoolExecutor):

@@ -15,6 +15,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import has_magic
 
 from cachedfs.common import text
+from cachedfs.common.executor import n_cores
 from cachedfs.datasets.file_list import URLs
 from cachedfs.datasets.loading import arguments
 from cachedfs.packing.array_plan import StorePlan, array_plans, attributes_of, plan_of
@@ -332,7 +333,7 @@ def _n_workers(given: int | None, plan: StorePlan) -> int:
     if given is not None:
         return arguments.at_least(1, n_workers=given)
     largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)
-    return max(1, min(max(arguments.n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
+    return max(1, min(max(n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
 
 
 def part_size(**given: Any) -> int | None:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["ChunkRequest", "BoundedLRU", "ChunkCache", "in_threads", "n_threads"]
+from cachedfs.common.executor import n_cores
+
+__all__ = ["ChunkRequest", "BoundedLRU", "ChunkCache", "in_threads"]
 
 T = TypeVar("T")
 OWN_SIZE = 256  # bytes that each entry takes in addition to its value
@@ -124,11 +126,6 @@ def _renew() -> None:
 os.register_at_fork(after_in_child=_renew)
 
 
-def n_threads() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def in_threads(call: Callable[[Any], object], given: Sequence[Any]) -> None:
     """Call `call` with each value, in this thread and the shared ones.
 
@@ -137,7 +134,7 @@ def in_threads(call: Callable[[Any], object], given: Sequence[Any]) -> None:
     global _threads
     with _threads_lock:
         if _threads is None:
-            _threads = n_threads(), ThreadPoolExecutor(n_threads(), thread_name_prefix="cachedfs-decode")
+            _threads = n_cores(), ThreadPoolExecutor(n_cores(), thread_name_prefix="cachedfs-decode")
         n, executor = _threads
 
     def some(start: int) -> None:

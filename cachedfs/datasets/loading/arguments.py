@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-import os
 from typing import Any
 
+from cachedfs.common.executor import n_cores
 from cachedfs.config import parse_size
 from cachedfs.datasets.loading.sampler import Shuffle
 
-__all__ = ["at_least", "default_threads", "n_cores", "ranks_of", "shuffle_of", "size"]
+__all__ = ["at_least", "default_threads", "ranks_of", "shuffle_of", "size"]
 
 THREADS = 4, 8  # minimum and maximum of the default number of threads, which is one per core
 SHUFFLES: dict[Any, Shuffle | None] = {
@@ -24,11 +24,6 @@ SHUFFLES: dict[Any, Shuffle | None] = {
 def default_threads() -> int:
     """Return the default number of threads that make batches: one per core, 4 to 8."""
     return min(max(n_cores(), THREADS[0]), THREADS[1])
-
-
-def n_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def at_least(least: int, **given: Any) -> int:
