@@ -40,7 +40,7 @@ class Fetcher:
 
     def launch(
         self,
-        known: MetadataEntry,
+        entry: MetadataEntry,
         key: ObjectKey,
         indexes: Iterable[int],
         *,
@@ -56,7 +56,7 @@ class Fetcher:
         A block is missing from the result if another process fetches it, if it has just been stored, or if its object
         is being removed because its checksum failed. Each fetch lock is held until the block is stored or given up.
         """
-        runtime, info = self.source.runtime, known.info
+        runtime, info = self.source.runtime, entry.info
         if runtime.corrupt_versions.is_removing(key):
             return {}
         assert info is not None
@@ -68,18 +68,18 @@ class Fetcher:
             if inflight is not None and inflight.covers(index * key.block_size):
                 inflight_requests[index] = inflight
             elif self.source.config.offline and not runtime.cache.has(key, index):
-                raise self.source.offline(known.path)
+                raise self.source.offline(entry.path)
             elif inflight is None:
                 free.append(index)
-        mine = [index for index in free if self._claimed(key, index, is_overdue=index in overdue)]
+        mine = [index for index in free if self._take_fetch_lock(key, index, is_overdue=index in overdue)]
         for bytes_ in merge(
             mine, key.block_size, size=info.size, request_size=self.source.config.request_size
         ):
-            inflight = self._launch_one(known, key, info, bytes_, demand=demand)
+            inflight = self._launch_one(entry, key, info, bytes_, demand=demand)
             inflight_requests.update(dict.fromkeys(covering(bytes_, key.block_size), inflight))
         return inflight_requests
 
-    def _claimed(self, key: ObjectKey, index: int, *, is_overdue: bool) -> bool:
+    def _take_fetch_lock(self, key: ObjectKey, index: int, *, is_overdue: bool) -> bool:
         """Take the fetch lock of a block; return False if another process fetches it or it is cached already.
 
         An overdue block is fetched without the lock. At worst it is fetched twice.
@@ -94,7 +94,7 @@ class Fetcher:
 
     def _launch_one(
         self,
-        known: MetadataEntry,
+        entry: MetadataEntry,
         key: ObjectKey | None,
         info: ObjectInfo,
         bytes_: Range,
@@ -106,16 +106,16 @@ class Fetcher:
         if key is not None:
             for index in covering(bytes_, key.block_size):
                 self.source.runtime.inflight_requests[key.name(index)] = inflight
-        self._make_room_in_the_air()
+        self._stop_paused_requests()
         self.source.runtime.active_requests.add(inflight)
         self.source.runtime.spawn(
-            self.run_request(inflight, partial(self._pinned, inflight, known.path, info, bytes_))
+            self.run_request(inflight, partial(self._pinned, inflight, entry.path, info, bytes_))
         )
         return inflight
 
     def launch_speculative(
         self,
-        known: MetadataEntry,
+        entry: MetadataEntry,
         key: ObjectKey,
         wanted: Iterable[range],
         keep: deque[InflightRequest],
@@ -126,9 +126,9 @@ class Fetcher:
         `corruption` is the last checksum error of this version that the reader knows. If there is a newer one when a
         request is due, the request is not sent: the reader will fail.
         """
-        origin = partial(self.source.origin, known.path)
+        origin = partial(self.source.origin, entry.path)
         for blocks in wanted:
-            send = partial(self._send_speculative, known, key, blocks, keep, corruption)
+            send = partial(self._send_speculative, entry, key, blocks, keep, corruption)
             self.source.runtime.fetch_queue.submit(
                 SpeculativeRequest(keep, len(blocks) * key.block_size, send, origin)
             )
@@ -150,7 +150,7 @@ class Fetcher:
 
     def _send_speculative(
         self,
-        known: MetadataEntry,
+        entry: MetadataEntry,
         key: ObjectKey,
         blocks: range,
         keep: deque[InflightRequest],
@@ -167,22 +167,22 @@ class Fetcher:
             # Received blocks that could not be stored exist only in these requests.
             if not (runtime.cache.has(key, index) or any(inflight.holds(index) for inflight in kept))
         ]
-        inflight_requests = dict.fromkeys(self.launch(known, key, missing).values())
+        inflight_requests = dict.fromkeys(self.launch(entry, key, missing).values())
         # Requests that another reader stopped end by themselves; `keep` may already hold some of the others.
         keep.extend(
             inflight for inflight in inflight_requests if not inflight.stopped and inflight not in kept
         )
         return list(inflight_requests)
 
-    def launch_uncached(self, known: MetadataEntry, position: int) -> InflightRequest:
+    def launch_uncached(self, entry: MetadataEntry, position: int) -> InflightRequest:
         """Send a request from `position` on for an object without a fingerprint; only one open file uses it."""
-        info = known.info
+        info = entry.info
         assert info is not None
         assert info.size is not None
         bytes_ = Range(position, min(info.size, position + self.source.config.whole_request))
-        return self._launch_one(known, None, info, bytes_)
+        return self._launch_one(entry, None, info, bytes_)
 
-    def _make_room_in_the_air(self) -> None:
+    def _stop_paused_requests(self) -> None:
         """Stop paused requests if a new request would have to wait for their slots."""
         if is_speculative():
             return  # speculative requests have slots of their own
@@ -255,14 +255,14 @@ class Fetcher:
         self, inflight: InflightRequest, path: str, want: Range | Suffix, learned: list[MetadataEntry]
     ) -> None:
         now, mark = time.time(), self.source.metadata.mark(path)
-        self._make_room_in_the_air()
+        self._stop_paused_requests()
         try:
             async with self.source.origin(path).read(path, want, None) as reply:
 
-                def announce(known: MetadataEntry) -> None:
+                def announce(entry: MetadataEntry) -> None:
                     # Take the fetch locks before others can see the entry: they would fetch the same blocks.
-                    learned.append(known)
-                    key = self.source.key(known)
+                    learned.append(entry)
+                    key = self.source.key(entry)
                     inflight.begin(reply.info, key, Range(reply.start, reply.stop))
                     if key is not None:
                         self._register(inflight, key)

@@ -96,10 +96,10 @@ class CorruptVersions:
         """Return the last checksum error of this version, or None."""
         return self._last.get(key.digest)
 
-    def check(self, key: ObjectKey, known: ChecksumMismatch | None) -> None:
+    def check(self, key: ObjectKey, entry: ChecksumMismatch | None) -> None:
         """Raise ChecksumMismatch if this version failed its checksum after the error `known` (None: at any time)."""
         last = self.last(key)
-        if last is not None and last is not known:
+        if last is not None and last is not entry:
             raise ChecksumMismatch(last.message)
 
     def is_removing(self, key: ObjectKey) -> bool:

@@ -75,28 +75,28 @@ class MetadataCache:
 
     def get(self, path: str) -> MetadataEntry | None:
         """Return the valid entry of `path`, of any age; None if there is none."""
-        known = self._memory.get(path)
-        if known is not None and self._shared.mark_at(known.slots) == known.mark:
-            return known
-        known = self._from_cache(path)
-        if known is None:
+        entry = self._memory.get(path)
+        if entry is not None and self._shared.mark_at(entry.slots) == entry.mark:
+            return entry
+        entry = self._from_cache(path)
+        if entry is None:
             self._memory.pop(path, None)
         else:
-            self._remember(known)
-        return known
+            self._remember(entry)
+        return entry
 
     def in_memory(self, path: str) -> MetadataEntry | None:
         """Return the valid entry of `path`, of any age, from this process's memory only."""
-        known = self._memory.get(path)
-        return known if known is not None and self._shared.mark_at(known.slots) == known.mark else None
+        entry = self._memory.get(path)
+        return entry if entry is not None and self._shared.mark_at(entry.slots) == entry.mark else None
 
     def renewed(self, path: str) -> MetadataEntry | None:
         """Return the newest entry of `path`, also from listings and other processes; None if there is none."""
-        known, found = self._memory.get(path), self._from_cache(path)
+        entry, found = self._memory.get(path), self._from_cache(path)
         listed = self._absence_by_listing(path)
         if listed is not None and (found is None or found.checked_at < listed.checked_at):
             found = listed
-        if found is None or (known is not None and known.checked_at >= found.checked_at):
+        if found is None or (entry is not None and entry.checked_at >= found.checked_at):
             return self.get(path)
         self._remember(found)
         return found
@@ -115,7 +115,7 @@ class MetadataCache:
         watch: FeedSnapshot | None = None,
         why: str = "",
         is_read: bool = False,
-        first: Callable[[MetadataEntry], object] = lambda known: None,
+        first: Callable[[MetadataEntry], object] = lambda entry: None,
     ) -> MetadataEntry:
         """Store an answer of the origin: `info`, or None for an absence. Return its entry.
 
@@ -125,13 +125,13 @@ class MetadataCache:
         processes can see it.
         """
         info = self._with_all_details(path, info) if is_read else info
-        known = MetadataEntry(
+        entry = MetadataEntry(
             path, info, checked_at, mark, self._shared.mark_slots(self._identity, path), why=why
         )
-        self._remember(known)
-        first(known)
+        self._remember(entry)
+        first(entry)
         self._keep(MetadataRecord(self._identity, path, info, checked_at, mark, watch))
-        return known
+        return entry
 
     def overtaken(self, paths: Iterable[str], checked_at: float) -> None:
         """Drop the entries of `paths` older than `checked_at` from memory: the metadata store has newer ones."""
@@ -171,15 +171,15 @@ class MetadataCache:
             return checked_at
         if not folder:
             return told.at
-        known = self._memory.get(folder)
-        if known is None or known.checked_at < told.at or self._shared.mark_at(known.slots) != known.mark:
-            known = self._from_cache(folder)
-            if known is None or known.checked_at < told.at:
+        entry = self._memory.get(folder)
+        if entry is None or entry.checked_at < told.at or self._shared.mark_at(entry.slots) != entry.mark:
+            entry = self._from_cache(folder)
+            if entry is None or entry.checked_at < told.at:
                 return checked_at
-            self._remember(known)
-        is_it = known.info is not None and known.info.id is not None
+            self._remember(entry)
+        is_it = entry.info is not None and entry.info.id is not None
         return (
-            told.at if is_it and hash_of(self._identity, known.object.id or "") == told.folder else checked_at
+            told.at if is_it and hash_of(self._identity, entry.object.id or "") == told.folder else checked_at
         )
 
     def _absence_by_listing(self, path: str) -> MetadataEntry | None:
@@ -198,8 +198,8 @@ class MetadataCache:
         at = self.held_until(folder, checked_at, told)
         return MetadataEntry(path, None, at, mark, slots, by_listing=True)
 
-    def _remember(self, known: MetadataEntry) -> None:
-        self._memory[known.path] = known
+    def _remember(self, entry: MetadataEntry) -> None:
+        self._memory[entry.path] = entry
         while len(self._memory) > MOST:
             with contextlib.suppress(RuntimeError, StopIteration):  # another thread removes entries too
                 self._memory.pop(next(iter(self._memory)), None)

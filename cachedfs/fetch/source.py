@@ -102,39 +102,39 @@ class Source:
 
     def last_known(self, path: str) -> MetadataEntry | None:
         """Return the valid metadata entry of `path`, of any age; None if there is none."""
-        known = self.metadata.get(path)
-        return known if known is None or self.is_fresh(known) else self.metadata.renewed(path)
+        entry = self.metadata.get(path)
+        return entry if entry is None or self.is_fresh(entry) else self.metadata.renewed(path)
 
     def fresh(self, path: str) -> MetadataEntry | None:
         """Return the fresh metadata entry of `path`; None if there is none."""
-        known = self.last_known(path)
-        return known if known is not None and self.is_fresh(known) else None
+        entry = self.last_known(path)
+        return entry if entry is not None and self.is_fresh(entry) else None
 
     def existing(self, path: str) -> MetadataEntry | None:
         """Return the fresh metadata entry of `path` or None; raises ObjectNotFound if it is known to be absent."""
-        known = self.fresh(path)
-        if known is not None and known.info is None:
-            raise self.not_found(path, known)
-        return known
+        entry = self.fresh(path)
+        if entry is not None and entry.info is None:
+            raise self.not_found(path, entry)
+        return entry
 
     def described(self, path: str) -> MetadataEntry | None:
         """Return the fresh entry of `path` if it has all the details of a lookup, else None; raises like `existing`."""
-        known = self.existing(path)
-        return known if known is not None and is_whole(self.identity, known.object) else None
+        entry = self.existing(path)
+        return entry if entry is not None and is_whole(self.identity, entry.object) else None
 
-    def key(self, known: MetadataEntry) -> ObjectKey | None:
+    def key(self, entry: MetadataEntry) -> ObjectKey | None:
         """Return the key of this version's blocks; None if it cannot be cached."""
-        return known.key(self.identity, self.config.block_size)
+        return entry.key(self.identity, self.config.block_size)
 
-    def is_fresh(self, known: MetadataEntry) -> bool:
+    def is_fresh(self, entry: MetadataEntry) -> bool:
         return is_fresh(
-            known.checked_at,
+            entry.checked_at,
             time.time(),
             lifetime_s=self.config.lifetime_s,
-            absence=known.info is None and not known.by_listing,
+            absence=entry.info is None and not entry.by_listing,
         )
 
-    def not_found(self, path: str, known: MetadataEntry) -> ObjectNotFound:
+    def not_found(self, path: str, entry: MetadataEntry) -> ObjectNotFound:
         """Return the error for an absent path, with the origin's error text if known: it may name a remedy."""
         if self.protocol == "file":
             why = (
@@ -144,7 +144,7 @@ class Source:
         else:
             parent = "its bucket" if self.protocol in GCS_PROTOCOLS else "the folder it is in"
             why = f"no such object or folder; check the name, and that of {parent}, with ls"
-        why = known.why or why
+        why = entry.why or why
         return ObjectNotFound(f"{self.url(path)}: {why}")
 
     def is_a_folder(self, path: str) -> IsAFolder:

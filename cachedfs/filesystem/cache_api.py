@@ -109,8 +109,8 @@ class CacheMethods(ChainedFileSystem):
         name: str = self._strip(path)
         self._source.runtime.drain()  # include blocks that are still being written
         info = self._object(name)
-        known = self._source.metadata.get(name)
-        key = None if known is None else self._source.key(known)
+        entry = self._source.metadata.get(name)
+        key = None if entry is None else self._source.key(entry)
         if key is None:
             return []
         return Verifier(self._source, self._reader).extent(key, info)

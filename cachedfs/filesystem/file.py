@@ -38,10 +38,10 @@ class CachedFile(SharedFile, io.BufferedReader):
         fs: AbstractFileSystem,
         path: str,
         reader: Reader,
-        known: MetadataEntry,
+        entry: MetadataEntry,
         inflight: InflightRequest | None,
     ) -> None:
-        raw = RawReader(reader, known, inflight)
+        raw = RawReader(reader, entry, inflight)
         super().__init__(raw, buffer_size=BUFFER_SIZE)
         self.fs = fs
         self.path = path

@@ -177,9 +177,9 @@ class CachedFileSystem(CacheMethods, WriteMethods):
 
     async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         path = self._strip(path)
-        known = self._source.described(path)
-        if known is not None:
-            return known.object.as_info()
+        entry = self._source.described(path)
+        if entry is not None:
+            return entry.object.as_info()
         return (await self._hop(self._reader.resolver.describe(path))).as_info()
 
     def size(self, path: AnyPath) -> int | None:
@@ -319,13 +319,13 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     ) -> CachedFile | WrittenFile:
         # Libraries pass block_size, cache_type and cache_options to speed up other filesystems; a read ignores them.
         if mode in ("rb", "r"):
-            known = self._source.existing(path)
+            entry = self._source.existing(path)
             inflight = None
-            if known is None or known.object.kind == "directory":
-                known, inflight = self._run(self._reader.open(path))
+            if entry is None or entry.object.kind == "directory":
+                entry, inflight = self._run(self._reader.open(path))
             else:
                 self._reader.cached_reads.opened(path)
-            return CachedFile(self, path, self._reader, known, inflight)
+            return CachedFile(self, path, self._reader, entry, inflight)
         if block_size is not None:
             kwargs["block_size"] = block_size
         if "x" in mode:
@@ -356,13 +356,13 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     async def _copy_out(self, path: str, file: Any, callback: Any) -> None:
         begin = file.tell() if getattr(file, "seekable", bool)() else None
         for tries_left in reversed(range(TRIES)):
-            known = self._source.existing(path) or (await self._hop(self._reader.open(path)))[0]
-            size = known.object.size
+            entry = self._source.existing(path) or (await self._hop(self._reader.open(path)))[0]
+            size = entry.object.size
             callback.set_size(size)
             try:
                 for start in range(0, size or 1, WINDOW):
                     stop = None if size is None else min(size, start + WINDOW)
-                    data = await self._hop(self._reader.collect(known, start, stop))
+                    data = await self._hop(self._reader.collect(entry, start, stop))
                     await asyncio.to_thread(file.write, data)
                     callback.relative_update(len(data))
                 return
@@ -496,18 +496,18 @@ class CachedFileSystem(CacheMethods, WriteMethods):
 
     def _object(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
-        known = self._source.existing(path)
-        return known.object if known is not None else self._run(self._reader.resolver.know(path))
+        entry = self._source.existing(path)
+        return entry.object if entry is not None else self._run(self._reader.resolver.know(path))
 
     async def _object_at(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
-        known = self._source.existing(path)
-        return known.object if known is not None else await self._hop(self._reader.resolver.know(path))
+        entry = self._source.existing(path)
+        return entry.object if entry is not None else await self._hop(self._reader.resolver.know(path))
 
     def _described(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
-        known = self._source.described(path)
-        return known.object if known is not None else self._run(self._reader.resolver.describe(path))
+        entry = self._source.described(path)
+        return entry.object if entry is not None else self._run(self._reader.resolver.describe(path))
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
         """Return a signed URL that opens the object for `expiration` seconds without an account.

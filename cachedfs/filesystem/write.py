@@ -162,10 +162,10 @@ class WriteMethods(CycleSafeWalk):
 
     async def _was_dir(self, path: str, since: float) -> bool:
         """Return whether `path` is a folder, from metadata checked after `since` or by asking the origin."""
-        known = self._reader.source.last_known(path)
-        if known is None or known.info is None or known.checked_at < since:
+        entry = self._reader.source.last_known(path)
+        if entry is None or entry.info is None or entry.checked_at < since:
             return bool(await self._isdir(path))
-        return known.info.kind == "directory"
+        return entry.info.kind == "directory"
 
     async def _nothing_moved(self, source: str, recursive: bool) -> CachedFSError:
         url = self._reader.source.url(source)

@@ -68,10 +68,10 @@ class ChangeFeeds:
                 return None
             way.append((info.path, info.id))
             above = folder_of(info.path)
-            known = self._source.metadata.get(above) if above else None
-            if above and (known is None or known.info is None):
+            entry = self._source.metadata.get(above) if above else None
+            if above and (entry is None or entry.info is None):
                 return None
-            info = known.info if known is not None else None
+            info = entry.info if entry is not None else None
         return FeedSnapshot(seen.id, seen.number, tuple(way))
 
     def _may_follow(self, path: str) -> bool:

@@ -105,12 +105,12 @@ def by_folder(folder: str, found: Iterable[ObjectInfo]) -> dict[str, list[Object
         child = info
         while child.path != folder:
             parent = child.path.rpartition("/")[0]
-            known = child.path in listings.get(parent, {})
+            entry = child.path in listings.get(parent, {})
             listings.setdefault(parent, {}).setdefault(child.path, child)
             was_listed = child.kind == "directory" and not child.details.get("cycle")
             if was_listed:
                 listings.setdefault(child.path, {})
-            if known or parent == folder or not parent or not parent.startswith(folder):
+            if entry or parent == folder or not parent or not parent.startswith(folder):
                 break
             child = ObjectInfo(path=parent, kind="directory", size=0)
     return {name: list(children.values()) for name, children in listings.items()}

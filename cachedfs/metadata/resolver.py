@@ -48,10 +48,10 @@ class MetadataResolver:
 
     async def know(self, path: str) -> ObjectInfo:
         """Return the metadata of `path`, asking the origin if it is unknown or expired. Raises ObjectNotFound."""
-        known = self.source.fresh(path) or await self.ask(path)
-        if known.info is None:
-            raise self.source.not_found(path, known)
-        return known.info
+        entry = self.source.fresh(path) or await self.ask(path)
+        if entry.info is None:
+            raise self.source.not_found(path, entry)
+        return entry.info
 
     async def describe(self, path: str) -> ObjectInfo:
         """Return the metadata of `path` with all details of a lookup; otherwise like `know`.
@@ -62,10 +62,10 @@ class MetadataResolver:
         if is_whole(self.source.identity, info):
             return info
         self.source.metadata.renewed(path)  # another process may have looked it up
-        known = self.source.described(path) or await self.ask(path)
-        if known.info is None:
-            raise self.source.not_found(path, known)
-        return known.info
+        entry = self.source.described(path) or await self.ask(path)
+        if entry.info is None:
+            raise self.source.not_found(path, entry)
+        return entry.info
 
     async def resolve(
         self, path: str, want: Range | Suffix, *, demand: int
@@ -112,8 +112,8 @@ class MetadataResolver:
 
     async def ask(self, path: str) -> MetadataEntry:
         """Ask the origin for the current metadata of `path`."""
-        known, _ = await self._once(path, lambda: self._lookup(path, self.source.last_known(path)))
-        return known
+        entry, _ = await self._once(path, lambda: self._lookup(path, self.source.last_known(path)))
+        return entry
 
     async def _once(self, path: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Call `ask`, or wait for the lookup of `path` that is already in flight for the same credentials and options.
@@ -181,8 +181,8 @@ class MetadataResolver:
     def _age_of_way(self, path: str, now: float) -> float:
         """Return the `checked_at` of an answer requested at `now`: not later than that of the folder used for it."""
         folder = path.rpartition("/")[0]
-        known = self.source.metadata.get(folder) if folder and self.source.origin(path).by_parent else None
-        return now if known is None else min(now, known.checked_at)
+        entry = self.source.metadata.get(folder) if folder and self.source.origin(path).by_parent else None
+        return now if entry is None else min(now, entry.checked_at)
 
     async def _by_listing(self, path: str) -> MetadataEntry | None:
         """Return the entry of `path` after listing its folder again; None if a lookup is cheaper.
@@ -262,8 +262,8 @@ class MetadataResolver:
                 break  # the lock's holder was stopped: ask a second time
             await asyncio.sleep(pause)
             pause = min(2 * pause, POLL_S[1])
-            if (known := self.source.fresh(path)) is not None:
-                return known, None
+            if (entry := self.source.fresh(path)) is not None:
+                return entry, None
         try:
             old = self.source.last_known(path)
             if self._is_asked_without_body(path, old):
@@ -306,9 +306,9 @@ class MetadataResolver:
             here = await asyncio.to_thread(self._listings.of, folder)
             if here is not None:
                 return here
-        known = self.source.fresh(folder)
-        if known is not None and known.info is not None and known.info.kind == "file":
-            return [known.info]
+        entry = self.source.fresh(folder)
+        if entry is not None and entry.info is not None and entry.info.kind == "file":
+            return [entry.info]
         children = await self._list(folder, deep=False)
         if not children:
             info = await self.know(folder)
@@ -338,8 +338,8 @@ class MetadataResolver:
                     # A folder that is missing, or was removed during the walk, counts as empty.
                     with contextlib.suppress(ObjectNotFound):
                         children = await self._list(here, deep=False)
-            known = self.source.metadata.get(here)
-            above |= {known.info.id} if known is not None and known.info is not None else set()
+            entry = self.source.metadata.get(here)
+            above |= {entry.info.id} if entry is not None and entry.info is not None else set()
             found.extend(children or ())
             async with asyncio.TaskGroup() as group:
                 for child in children or ():
@@ -382,9 +382,9 @@ class MetadataResolver:
         listings = by_folder(folder, found) if deep else {folder: found}
         is_folder = here is not None and here.kind == "directory"
         if found or is_folder:  # an empty answer may also mean an object or an absence: needs a lookup
-            known = self.source.fresh(folder)
+            entry = self.source.fresh(folder)
             # GCS may have an object and a folder of the same name: the object counts.
-            if not is_folder and (known is None or known.info is None or known.info.kind != "file"):
+            if not is_folder and (entry is None or entry.info is None or entry.info.kind != "file"):
                 self.source.metadata.learn(
                     folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark
                 )

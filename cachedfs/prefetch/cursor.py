@@ -118,9 +118,9 @@ class PlanCursor:
         return []
 
     def _may_be_many(self, text: str, path: str) -> bool:
-        known = self._source.fresh(path)
-        if known is not None and known.info is not None:
-            return known.info.kind == "directory"
+        entry = self._source.fresh(path)
+        if entry is not None and entry.info is not None:
+            return entry.info.kind == "directory"
         return text.endswith("/") or is_pattern(path)
 
     async def _expand(self, path: str) -> list[ObjectInfo]:
@@ -164,11 +164,11 @@ class PlanCursor:
             i += 1
 
     def _first_block(self, path: str, bounds: Slice | None) -> Block | None:
-        known = self._source.last_known(path)
-        key = None if known is None else self._source.key(known)
-        if known is None or key is None:
+        entry = self._source.last_known(path)
+        key = None if entry is None else self._source.key(entry)
+        if entry is None or key is None:
             return None
-        want = clip(*(bounds or (None, None)), known.object.size or 0)
+        want = clip(*(bounds or (None, None)), entry.object.size or 0)
         return (key, want.start // key.block_size) if want.size else None
 
     def skip(self, n_children: int, n_items: int) -> None:

@@ -125,7 +125,7 @@ class OutstandingObjects:
 
     def places(self) -> list[Place]:
         """Return the place of the first block to request of each object that has one."""
-        unknown = [(part.number, 0) for part in self.open.values() if part.known is None]
+        unknown = [(part.number, 0) for part in self.open.values() if part.entry is None]
         return unknown + [(part.number, part.next) for part in self._parts if part.again or part.left]
 
     def push(self, part: PrefetchObject) -> None:
@@ -144,10 +144,10 @@ class OutstandingObjects:
                 self.is_held = False
                 return
             part = self._parts[0]
-            if part.is_over or (part.known is not None and not (part.again or part.left)):
+            if part.is_over or (part.entry is not None and not (part.again or part.left)):
                 heapq.heappop(self._parts)
                 self._finish_if_complete(part)
-            elif not (self._cut_unknown(part) if part.known is None else self._cut_one(part)):
+            elif not (self._cut_unknown(part) if part.entry is None else self._cut_one(part)):
                 self.is_held = True
                 return
         self._wake()
@@ -157,10 +157,10 @@ class OutstandingObjects:
 
         Uses its metadata if that is known, else prepares a request that looks it up.
         """
-        known = self._source.fresh(part.path)
-        if known is not None and (known.info is None or known.info.kind == "file"):
+        entry = self._source.fresh(part.path)
+        if entry is not None and (entry.info is None or entry.info.kind == "file"):
             heapq.heappop(self._parts)
-            self.learned(part, known, None, is_ours=False)
+            self.learned(part, entry, None, is_ours=False)
             return True
         if self._source.config.offline:
             self.fail(part, self._source.offline(part.path))
@@ -281,24 +281,24 @@ class OutstandingObjects:
     # Handle results.
 
     def learned(
-        self, part: PrefetchObject, known: MetadataEntry, inflight: InflightRequest | None, *, is_ours: bool
+        self, part: PrefetchObject, entry: MetadataEntry, inflight: InflightRequest | None, *, is_ours: bool
     ) -> None:
         """Begin an object whose metadata is known now.
 
         `inflight` is the request that brings its first bytes, if any. `is_ours`: this plan started that
         request.
         """
-        info = known.info
+        info = entry.info
         if info is None:
-            self._absent(part, known)
+            self._absent(part, entry)
         elif info.kind == "directory":
             self._enter(part)
-        elif (key := self._source.key(known)) is None:
+        elif (key := self._source.key(entry)) is None:
             if inflight is not None and inflight.is_speculative:
                 inflight.stop_soon(inflight.start)
             self.fail(part, self._source.uncached(part.path))
         else:
-            self._tally.sized(part, part.begin(known, key))
+            self._tally.sized(part, part.begin(entry, key))
             if inflight is not None:
                 part.first = inflight if is_ours else None
                 self._join(part, key, inflight)
@@ -318,10 +318,10 @@ class OutstandingObjects:
             part.took(len(brought))
             self._spawn(self.follow(part, inflight, brought, is_ours=part.first is inflight))
 
-    def _absent(self, part: PrefetchObject, known: MetadataEntry) -> None:
+    def _absent(self, part: PrefetchObject, entry: MetadataEntry) -> None:
         """Handle a missing object: there may be a folder with this name."""
-        if part.bounds is not None or known.by_listing or self._source.config.offline:
-            self.fail(part, self._source.not_found(part.path, known))
+        if part.bounds is not None or entry.by_listing or self._source.config.offline:
+            self.fail(part, self._source.not_found(part.path, entry))
         else:
             self._enter(part)
 
@@ -371,7 +371,7 @@ class OutstandingObjects:
         self.push(part)
 
     def _finish_if_complete(self, part: PrefetchObject) -> None:
-        if not part.is_over and part.known is not None and part.is_complete:
+        if not part.is_over and part.entry is not None and part.is_complete:
             self._close(part)
             self._tally.n_done += 1
 
@@ -455,7 +455,7 @@ class OutstandingObjects:
     def beyond(self) -> Beyond:
         """Yield a `Beyond` entry for each block of the begun objects that was not requested yet."""
         for part in sorted(self._parts):
-            for index in part.left if part.known is not None else ():
+            for index in part.left if part.entry is not None else ():
                 block = part.begun_key, index
                 may_be = partial(self._foresight.may_be_at, block, (part.number, index))
                 yield block, may_be, partial(self._skip_to, part, index)

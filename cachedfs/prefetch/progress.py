@@ -28,7 +28,7 @@ class PrefetchObject:
     listed_size: int | None = None  # bytes counted for it in the plan's total; None: not counted
     bounds: Slice | None = None
     tries: int = 0
-    known: MetadataEntry | None = None
+    entry: MetadataEntry | None = None
     key: ObjectKey | None = None
     # Blocks that were requested and did not arrive, lowest first.
     again: list[int] = field(default_factory=list)
@@ -43,9 +43,9 @@ class PrefetchObject:
     def __lt__(self, other: PrefetchObject) -> bool:
         return self.number < other.number
 
-    def begin(self, known: MetadataEntry, key: ObjectKey) -> int:
+    def begin(self, entry: MetadataEntry, key: ObjectKey) -> int:
         """Set the object's version and its blocks to fetch; return their bytes."""
-        self.known, self.key = known, key
+        self.entry, self.key = entry, key
         blocks = self.left = self._wanted
         return self.bytes_of(blocks[-1]).stop - self.bytes_of(blocks[0]).start if blocks else 0
 
@@ -61,8 +61,8 @@ class PrefetchObject:
     @property
     def size(self) -> int:
         """Bytes of the object. Requires `begin`."""
-        assert self.known is not None
-        return self.known.object.size or 0
+        assert self.entry is not None
+        return self.entry.object.size or 0
 
     @property
     def begun_key(self) -> ObjectKey:

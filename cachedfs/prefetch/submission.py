@@ -120,11 +120,11 @@ class RequestSubmitter:
         return ()
 
     def _launch(self, part: PrefetchObject, indexes: list[int]) -> list[InflightRequest]:
-        known, key = part.known, part.begun_key
-        assert known is not None
+        entry, key = part.entry, part.begun_key
+        assert entry is not None
         before = {self._runtime.inflight_requests.get(key.name(index)) for index in indexes}
         try:
-            inflight_requests = self._reader.fetcher.launch(known, key, indexes, overdue=part.overdue)
+            inflight_requests = self._reader.fetcher.launch(entry, key, indexes, overdue=part.overdue)
         except CachedFSError as error:  # the process is shutting down
             self._pending.failure = error
             return []
@@ -142,7 +142,7 @@ class RequestSubmitter:
         """Look up an object by reading its first bytes; return the request that brings them."""
         first = want.start + self._source.config.block_size  # limits what is read if this task is cancelled
         try:
-            known, inflight = await self._reader.resolver.resolve(part.path, want, demand=first)
+            entry, inflight = await self._reader.resolver.resolve(part.path, want, demand=first)
         except CachedFSError as error:
             self._pending.fail(part, error)
             return []
@@ -153,7 +153,7 @@ class RequestSubmitter:
             self._distance.release(want.size)
             self._wake()
         is_ours = inflight is not None and inflight.is_speculative and inflight not in self._flying
-        self._pending.learned(part, known, inflight, is_ours=is_ours)
+        self._pending.learned(part, entry, inflight, is_ours=is_ours)
         if inflight is not None and part.first is inflight:
             self._note_sent(inflight, part)
         self._pending.cut()  # the rest of this object goes before later objects

@@ -71,17 +71,17 @@ def versions_read() -> Iterator[_Versions]:
         _noted.reset(token)
 
 
-def note_version(known: MetadataEntry) -> None:
+def note_version(entry: MetadataEntry) -> None:
     """Record for `versions_read` that bytes of this version are returned."""
     versions = _noted.get()
-    if versions is not None and known.info is not None:
-        versions.setdefault(known.path, set()).add(known.info.fingerprint)
+    if versions is not None and entry.info is not None:
+        versions.setdefault(entry.path, set()).add(entry.info.fingerprint)
 
 
 class _Version(NamedTuple):
     """An object version that can be cached: it has a key and a size."""
 
-    known: MetadataEntry
+    entry: MetadataEntry
     key: ObjectKey
     size: int
 
@@ -110,7 +110,7 @@ class CachedReads:
         if data is None:
             data = self.of_version(version.key, want, nowait=nowait)
         if data is not None:
-            note_version(version.known)
+            note_version(version.entry)
             self._follow(version, want)
         return data
 
@@ -148,7 +148,7 @@ class CachedReads:
                 continue
             found.append(data)
             if data is not None:
-                note_version(version.known)
+                note_version(version.entry)
                 furthest = want if want.stop > furthest.stop else furthest
         self._follow(version, furthest)
         return found
@@ -165,19 +165,19 @@ class CachedReads:
             self._chunk_prefetch.reached(path, 0, self._source.config.block_size)
 
     def _version(self, path: str) -> _Version | None:
-        known = self._source.existing(path)
-        key = None if known is None else self._source.key(known)
-        if known is None or key is None:
+        entry = self._source.existing(path)
+        key = None if entry is None else self._source.key(entry)
+        if entry is None or key is None:
             return None
-        size = known.object.size
+        size = entry.object.size
         assert size is not None  # key_of gives no key without a size
-        return _Version(known, key, size)
+        return _Version(entry, key, size)
 
     def _follow(self, version: _Version, want: Range) -> None:
         """Report a read to the access patterns if it passes the byte offset in `runtime.followed`."""
-        runtime, (known, key, size) = self._source.runtime, version
+        runtime, (entry, key, size) = self._source.runtime, version
         if runtime.followed and want.stop > runtime.followed.get(key.digest, size):
-            runtime.call_soon(self._access_patterns.observe_hit, known, key, want)
+            runtime.call_soon(self._access_patterns.observe_hit, entry, key, want)
 
     def _landed(self, key: ObjectKey, want: Range) -> bytes | None:
         """Return the bytes of `want` from a finished request whose blocks are not on disk yet, else None."""

@@ -96,12 +96,12 @@ class RawReader(io.RawIOBase):
     Not thread-safe: the BufferedReader around it has a lock.
     """
 
-    def __init__(self, reader: Reader, known: MetadataEntry, inflight: InflightRequest | None) -> None:
-        assert known.info is not None
-        self.info: ObjectInfo = known.info
+    def __init__(self, reader: Reader, entry: MetadataEntry, inflight: InflightRequest | None) -> None:
+        assert entry.info is not None
+        self.info: ObjectInfo = entry.info
         self._reader = reader
-        self._known = known
-        self._key = reader.source.key(known)
+        self._entry = entry
+        self._key = reader.source.key(entry)
         self._runtime = reader.source.runtime
         self._cache = self._runtime.cache
         self._block_size = reader.source.config.block_size
@@ -109,7 +109,7 @@ class RawReader(io.RawIOBase):
         self._position = 0
         verify = reader.source.config.verify_always
         self._current_block = CurrentBlock(
-            self._runtime.cache, self._key, known.info.size or 0, verify=verify
+            self._runtime.cache, self._key, entry.info.size or 0, verify=verify
         )
         self._jumped = False  # a seek moved the position since the last read
         self._left = self._landed = 0  # position before the last seek; start of the first read after it
@@ -126,17 +126,17 @@ class RawReader(io.RawIOBase):
         self._opening = inflight  # the request sent by open(); this file may stop it
         self._inflight = inflight  # the request that served the last read
         self._sent = OutstandingReadahead()
-        if known.info.size is None:
-            data = reader.source.runtime.run(reader.collect(known, None, None))
+        if entry.info.size is None:
+            data = reader.source.runtime.run(reader.collect(entry, None, None))
             self._whole: bytes | None = data
             self.size = len(data)
         else:
             self._whole = None
-            self.size = known.info.size
+            self.size = entry.info.size
 
     @property
     def name(self) -> str:
-        return self._known.path
+        return self._entry.path
 
     @property
     def mode(self) -> str:
@@ -158,7 +158,7 @@ class RawReader(io.RawIOBase):
         elif whence != 0:
             raise ValueError(f"whence is 0, 1 or 2, not {whence}")
         if offset < 0:
-            raise OSError(errno.EINVAL, f"cannot seek to {offset}: before the start of {self._known.path}")
+            raise OSError(errno.EINVAL, f"cannot seek to {offset}: before the start of {self._entry.path}")
         if offset != self._position:
             if not self._jumped:
                 self._jumped, self._left = True, self._position
@@ -343,7 +343,7 @@ class RawReader(io.RawIOBase):
 
     async def _fetch(self, position: int, size: int) -> InflightRequest | None:
         """Wait for bytes at `position`; return None if they are cached now. Event loop thread only."""
-        reader, key, known = self._reader, self._key, self._known
+        reader, key, entry = self._reader, self._key, self._entry
         index, offset = divmod(position, self._block_size)
         if key is not None and size <= BUFFER_SIZE and key.name(index) in self._runtime.inflight_requests:
             # A full buffer is more than the caller asked for. Do not request the next block for it: otherwise the
@@ -362,7 +362,7 @@ class RawReader(io.RawIOBase):
         if position == 0 and self._last < 0 and key.name(0) not in self._runtime.inflight_requests:
             up_to = min(self.size, reader.source.config.whole_request)
         inflight = await reader.fetch(
-            known, key, want, check=self._refuse_wrong, n_reads=self._n_reads, up_to=up_to
+            entry, key, want, check=self._refuse_wrong, n_reads=self._n_reads, up_to=up_to
         )
         if up_to and inflight is not None and inflight.demand < inflight.stop:
             self._opening = inflight
@@ -373,9 +373,9 @@ class RawReader(io.RawIOBase):
         inflight = self._inflight
         while True:
             if inflight is None or not inflight.covers(position):
-                inflight = self._reader.fetcher.launch_uncached(self._known, position)
+                inflight = self._reader.fetcher.launch_uncached(self._entry, position)
             try:
-                with waiting(self._known.path, position, position + size):
+                with waiting(self._entry.path, position, position + size):
                     await inflight.arrival(min(position + size, inflight.stop))
                 return inflight
             except RequestStopped:
@@ -402,7 +402,7 @@ class RawReader(io.RawIOBase):
             self._asked.update(index for blocks in wanted for index in blocks if not has(key, index))
             fetcher, keep = self._reader.fetcher, self._sent.of(run)
             self._runtime.call_soon(
-                fetcher.launch_speculative, self._known, self._key, wanted, keep, self._corruption
+                fetcher.launch_speculative, self._entry, self._key, wanted, keep, self._corruption
             )
 
     def _forget(self, unwanted: Iterable[deque[InflightRequest]]) -> None:
@@ -416,7 +416,7 @@ class RawReader(io.RawIOBase):
             self._asked.update(covering(Range(start, stop), self._block_size))
 
     def _collect(self, start: int) -> bytes:
-        return self._runtime.run(self._reader.collect(self._known, start, None, self._inflight))
+        return self._runtime.run(self._reader.collect(self._entry, start, None, self._inflight))
 
     def _let_go(self) -> None:
         """Stop the request of open() after its current block, because the reads are elsewhere."""

@@ -57,12 +57,12 @@ class Reader:
         want, block_size = Range(0, self.source.config.whole_request), self.source.config.block_size
         self.chunk_prefetch.observe(path, 0, block_size)
         with waiting(path):
-            known, inflight = await self.resolver.resolve(path, want, demand=block_size)
-        if known.info is None:
-            raise await self._missing(known)
-        if known.info.kind == "directory":
+            entry, inflight = await self.resolver.resolve(path, want, demand=block_size)
+        if entry.info is None:
+            raise await self._missing(entry)
+        if entry.info.kind == "directory":
             raise self.source.is_a_folder(path)
-        return known, inflight
+        return entry, inflight
 
     async def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return the bytes `[start:stop]` of one version of an object, fetching blocks that are not cached.
@@ -78,12 +78,12 @@ class Reader:
         want = first_want(start, stop, config.block_size, config.whole_request)
         self.chunk_prefetch.observe(path, start, stop)
         for tries_left in reversed(range(TRIES)):
-            known, inflight = await self.resolver.resolve(path, want, demand=ALL)
-            if known.info is None:
-                raise self.source.not_found(path, known)
+            entry, inflight = await self.resolver.resolve(path, want, demand=ALL)
+            if entry.info is None:
+                raise self.source.not_found(path, entry)
             try:
-                data = await self._collect(known, start, stop, inflight)
-                note_version(known)
+                data = await self._collect(entry, start, stop, inflight)
+                note_version(entry)
                 return data
             except (ObjectChanged, ChecksumMismatch):
                 if not tries_left:
@@ -93,7 +93,7 @@ class Reader:
 
     async def collect(
         self,
-        known: MetadataEntry,
+        entry: MetadataEntry,
         start: int | None,
         stop: int | None,
         inflight: InflightRequest | None = None,
@@ -103,20 +103,20 @@ class Reader:
         Raises ObjectChanged if a missing block is of a version that no longer exists, and ChecksumMismatch if the
         object was completed meanwhile and failed its checksum.
         """
-        self.chunk_prefetch.observe(known.path, start, stop)
-        with waiting(known.path, start, stop):
-            return await self._collect(known, start, stop, inflight)
+        self.chunk_prefetch.observe(entry.path, start, stop)
+        with waiting(entry.path, start, stop):
+            return await self._collect(entry, start, stop, inflight)
 
     async def _collect(
-        self, known: MetadataEntry, start: int | None, stop: int | None, inflight: InflightRequest | None
+        self, entry: MetadataEntry, start: int | None, stop: int | None, inflight: InflightRequest | None
     ) -> bytes:
-        info = known.info
+        info = entry.info
         assert info is not None
         if info.kind == "directory":
-            raise self.source.is_a_folder(known.path)
-        key = self.source.key(known)
+            raise self.source.is_a_folder(entry.path)
+        key = self.source.key(entry)
         if key is None or info.size is None:
-            return await self._uncached(known, info, start, stop, inflight)
+            return await self._uncached(entry, info, start, stop, inflight)
         corruption = self.source.runtime.corrupt_versions.last(key)
         want = clip(start, stop, info.size)
         out = ReadBuffer(want)
@@ -127,12 +127,12 @@ class Reader:
             set() if inflight is None else set(covering(Range(inflight.start, inflight.stop), key.block_size))
         )
         if 0 < want.size < info.size:
-            self.access_patterns.observe_range(known, key, want, is_first=inflight is not None)
+            self.access_patterns.observe_range(entry, key, want, is_first=inflight is not None)
         gate = asyncio.Semaphore(2 * self.source.config.concurrency)  # limits the buffers of one huge read
 
         async def one(run: range) -> None:
             async with gate:
-                await self._gather(known, key, run, out, fetched)
+                await self._gather(entry, key, run, out, fetched)
 
         if len(runs) == 1:
             await one(runs[0])
@@ -143,7 +143,7 @@ class Reader:
         return out.finish()
 
     async def _gather(
-        self, known: MetadataEntry, key: ObjectKey, run: Iterable[int], out: ReadBuffer, fetched: set[int]
+        self, entry: MetadataEntry, key: ObjectKey, run: Iterable[int], out: ReadBuffer, fetched: set[int]
     ) -> None:
         """Copy the blocks of `run` into `out`, cached or fetched; blocks in `fetched` do not count as hits."""
         runtime, pending, pause = self.source.runtime, list(run), POLL_S[0]
@@ -154,7 +154,7 @@ class Reader:
             if taken:  # the process that fetches them is not stopped
                 overdue_at = time.monotonic() + OVERDUE_S
             overdue = pending if time.monotonic() > overdue_at else ()
-            inflight_requests = self.fetcher.launch(known, key, pending, overdue=overdue)
+            inflight_requests = self.fetcher.launch(entry, key, pending, overdue=overdue)
             here = {
                 i
                 for i, inflight in inflight_requests.items()
@@ -195,7 +195,7 @@ class Reader:
 
     async def _uncached(
         self,
-        known: MetadataEntry,
+        entry: MetadataEntry,
         info: ObjectInfo,
         start: int | None,
         stop: int | None,
@@ -210,8 +210,8 @@ class Reader:
                     return inflight.copy(want)
             if want.size == 0:
                 return b""
-        async with self.source.origin(known.path).read(
-            known.path, want if info.size is not None else None, info
+        async with self.source.origin(entry.path).read(
+            entry.path, want if info.size is not None else None, info
         ) as reply:
             data = b"".join([piece async for piece in reply])
         self.source.runtime.bytes_fetched += len(data)
@@ -219,7 +219,7 @@ class Reader:
 
     async def fetch(
         self,
-        known: MetadataEntry,
+        entry: MetadataEntry,
         key: ObjectKey,
         want: Range,
         *,
@@ -236,12 +236,12 @@ class Reader:
         blocks = covering(want, key.block_size)
         pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
         check()
-        self.access_patterns.observe_wait(known, key, blocks, n_reads=n_reads)
+        self.access_patterns.observe_wait(entry, key, blocks, n_reads=n_reads)
         if not blocks[0]:
-            self.chunk_prefetch.observe(known.path, 0, key.block_size)
+            self.chunk_prefetch.observe(entry.path, 0, key.block_size)
         if key.name(blocks[0]) in self.source.runtime.inflight_requests:
             up_to = 0  # another request brings the block: do not request what follows it
-        with waiting(known.path, want.start, want.stop):
+        with waiting(entry.path, want.start, want.stop):
             while True:
                 check()
                 wanted = [
@@ -254,7 +254,7 @@ class Reader:
                     return None
                 demand = align(want, key.block_size).stop if up_to else None
                 overdue = blocks if time.monotonic() > overdue_at else ()
-                inflight_requests = self.fetcher.launch(known, key, wanted, demand=demand, overdue=overdue)
+                inflight_requests = self.fetcher.launch(entry, key, wanted, demand=demand, overdue=overdue)
                 inflight = inflight_requests.get(blocks[0])
                 try:
                     if inflight is not None:
@@ -285,15 +285,15 @@ class Reader:
 
     # Errors.
 
-    async def _missing(self, known: MetadataEntry) -> CachedFSError:
+    async def _missing(self, entry: MetadataEntry) -> CachedFSError:
         """Return the error for opening an absent object: a second request tells whether it is a folder."""
-        path = known.path
+        path = entry.path
         try:
             folder = await self.resolver.is_folder(path)
         except CachedFSError as error:
             logger.debug("not listed: %s", error)  # keep the first answer: there is no such object
             folder = False
-        return self.source.is_a_folder(path) if folder else self.source.not_found(path, known)
+        return self.source.is_a_folder(path) if folder else self.source.not_found(path, entry)
 
 
 def _runs(indexes: range, length: int) -> list[range]:

@@ -36,12 +36,12 @@ class Verifier:
         errors, if nothing is known about `path`.
         """
         found = self._source.runtime.cache.paths_below(self._source.identity, path)
-        known = self._source.last_known(path)
-        if known is None and path and not found:
-            known = self._ask(path)
-        if known is not None and known.info is None and not found:
-            raise self._source.not_found(path, known)
-        is_object = known is not None and known.info is not None and known.info.kind == "file"
+        entry = self._source.last_known(path)
+        if entry is None and path and not found:
+            entry = self._ask(path)
+        if entry is not None and entry.info is None and not found:
+            raise self._source.not_found(path, entry)
+        is_object = entry is not None and entry.info is not None and entry.info.kind == "file"
         return sorted({*found, path}) if is_object else found
 
     def extent(self, key: ObjectKey, info: ObjectInfo) -> list[tuple[int, int]]:
@@ -57,10 +57,10 @@ class Verifier:
     def verify(self, path: str, advance: Callable[[int], object]) -> Verified:
         """Verify one object and return the result; call `advance` with the size in bytes of each block read."""
         try:
-            known = self._source.last_known(path) or self._ask(path)
+            entry = self._source.last_known(path) or self._ask(path)
         except CachedFSError as error:
             return _unknown(path, f"nothing says which version to look over: {error}")
-        info, key = known.info, self._source.key(known)
+        info, key = entry.info, self._source.key(entry)
         if info is None:
             return _unknown(path, "the origin has no such object any more")
         if key is None:

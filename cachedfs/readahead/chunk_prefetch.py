@@ -134,12 +134,12 @@ class ChunkPrefetch:
     def _was_whole(self, series: _Series) -> bool:
         """Return whether all of the previous object is cached or being fetched."""
         before = series.history.before
-        known = None if before is None else self._source.metadata.get(series.path(before))
-        key = self._source.key(known) if known is not None else None
-        if known is None or key is None:
+        entry = None if before is None else self._source.metadata.get(series.path(before))
+        key = self._source.key(entry) if entry is not None else None
+        if entry is None or key is None:
             return False
         runtime = self._source.runtime
-        for index in covering(Range(0, known.object.size or 0), key.block_size):
+        for index in covering(Range(0, entry.object.size or 0), key.block_size):
             inflight = runtime.inflight_requests.get(key.name(index))
             # The request of an open file may cover more than its reader wants; `demand` is how far it reads.
             is_coming = inflight is not None and inflight.demand > index * key.block_size
@@ -212,14 +212,14 @@ class ChunkPrefetch:
     def _told_by(self, folder: str, kind: str) -> dict[str, ChunkGrid]:
         """Return the grids in a cached metadata document. Sends no request."""
         path = f"{folder}/{kind}"
-        known = self._source.metadata.get(path)
-        key = None if known is None else self._source.key(known)
-        if known is None or key is None or (known.object.size or 0) > MOST_METADATA:
+        entry = self._source.metadata.get(path)
+        key = None if entry is None else self._source.key(entry)
+        if entry is None or key is None or (entry.object.size or 0) > MOST_METADATA:
             return {}
         here = self._documents.get(path)
         if here is not None and here[0] == key:
             return here[1]
-        data = self._held(key, known.object.size or 0)
+        data = self._held(key, entry.object.size or 0)
         if data is None:
             return {}
         self._documents[path] = key, grids_in(kind, data)
@@ -317,10 +317,10 @@ class ChunkPrefetch:
 
     def _is_listed(self, series: _Series, path: str) -> bool:
         """Return whether a fresh metadata entry says that `path` exists; record its size."""
-        known = self._source.fresh(path)
-        if known is None or self._source.key(known) is None:
+        entry = self._source.fresh(path)
+        if entry is None or self._source.key(entry) is None:
             return False
-        series.see(known.object.size or 0)
+        series.see(entry.object.size or 0)
         return True
 
     def _send(self, series: _Series, path: str) -> Awaitable[Iterable[InflightRequest]]:
@@ -331,40 +331,40 @@ class ChunkPrefetch:
     async def _learn(self, series: _Series, path: str) -> Iterable[InflightRequest]:
         config = self._source.config
         want = first_want(series.start, series.stop, config.block_size, config.whole_request)
-        known, inflight = await self._catalog.resolve(path, want, demand=ALL)
+        entry, inflight = await self._catalog.resolve(path, want, demand=ALL)
         if inflight is None:
-            return self._launch(series, known)
-        self._note(series, known)
+            return self._launch(series, entry)
+        self._note(series, entry)
         return (inflight,)
 
-    def _launch(self, series: _Series, known: MetadataEntry) -> Iterable[InflightRequest]:
+    def _launch(self, series: _Series, entry: MetadataEntry) -> Iterable[InflightRequest]:
         """Request the first missing blocks of the series' range in an object whose metadata is known."""
-        key = self._source.key(known) if known.info is not None else None
+        key = self._source.key(entry) if entry.info is not None else None
         if key is None:
             return ()
-        self._note(series, known)
-        blocks = covering(clip(series.start, series.stop, known.object.size or 0), key.block_size)
-        return self._launch_blocks(known, key, blocks[: self._source.config.whole_request // key.block_size])
+        self._note(series, entry)
+        blocks = covering(clip(series.start, series.stop, entry.object.size or 0), key.block_size)
+        return self._launch_blocks(entry, key, blocks[: self._source.config.whole_request // key.block_size])
 
     def _launch_blocks(
-        self, known: MetadataEntry, key: ObjectKey, blocks: range
+        self, entry: MetadataEntry, key: ObjectKey, blocks: range
     ) -> Iterable[InflightRequest]:
         missing = [index for index in blocks if not self._source.runtime.cache.has(key, index)]
-        return dict.fromkeys(self._fetcher.launch(known, key, missing).values())
+        return dict.fromkeys(self._fetcher.launch(entry, key, missing).values())
 
-    def _note(self, series: _Series, known: MetadataEntry) -> None:
+    def _note(self, series: _Series, entry: MetadataEntry) -> None:
         """Record the object's size. In a series that is read completely, request what is left of the object."""
-        key = self._source.key(known) if known.info is not None else None
+        key = self._source.key(entry) if entry.info is not None else None
         if key is None:
             return
-        size, step = known.object.size or 0, self._source.config.whole_request
+        size, step = entry.object.size or 0, self._source.config.whole_request
         series.see(size)
         if not series.is_whole:
             return
         most = min(size, self._source.runtime.window(self._source.config))
         for start in range(step if series.asks_all else 0, most, step):
             blocks = covering(Range(start, min(size, start + step)), key.block_size)
-            self._submit(series, known.path, step, partial(self._launch_blocks, known, key, blocks))
+            self._submit(series, entry.path, step, partial(self._launch_blocks, entry, key, blocks))
 
 
 def first_want(start: int | None, stop: int | None, block_size: int, most: int) -> Range | Suffix:

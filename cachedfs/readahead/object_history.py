@@ -160,7 +160,7 @@ class AccessPatterns:
         self._source = source
         self._fetcher = fetcher
 
-    def observe_range(self, known: MetadataEntry, key: ObjectKey, want: Range, *, is_first: bool) -> None:
+    def observe_range(self, entry: MetadataEntry, key: ObjectKey, want: Range, *, is_first: bool) -> None:
         """Record a range read (such as `cat_file`) of the bytes `want`, some of which are not cached.
 
         `is_first`: the object was unknown, and the request that looks it up also brings these bytes.
@@ -168,15 +168,15 @@ class AccessPatterns:
         if _is_declared.get():
             return
         self._pattern(key).n_misses += is_first
-        wanted = self._wanted(known, key, want)
-        self.observe_wait(known, key, covering(want, key.block_size))
-        self._follow(known, key, wanted)
+        wanted = self._wanted(entry, key, want)
+        self.observe_wait(entry, key, covering(want, key.block_size))
+        self._follow(entry, key, wanted)
 
-    def observe_hit(self, known: MetadataEntry, key: ObjectKey, want: Range) -> None:
+    def observe_hit(self, entry: MetadataEntry, key: ObjectKey, want: Range) -> None:
         """Record a range read of the cached bytes `want` of an object that is read ahead."""
-        self._follow(known, key, self._wanted(known, key, want))
+        self._follow(entry, key, self._wanted(entry, key, want))
 
-    def _wanted(self, known: MetadataEntry, key: ObjectKey, want: Range) -> list[range]:
+    def _wanted(self, entry: MetadataEntry, key: ObjectKey, want: Range) -> list[range]:
         """Return the blocks to request ahead after a read of `want`, one range per request."""
         pattern = self._pattern(key)
         window = self._source.runtime.window(self._source.config) // key.block_size
@@ -185,24 +185,24 @@ class AccessPatterns:
             self._fetcher.forget_speculative(inflight_requests)
         pattern.history, wanted = ahead(
             history,
-            n_blocks=self._n_blocks(known, key),
+            n_blocks=self._n_blocks(entry, key),
             blocks_per_request=self._per_request(key, window),
             most=window,
         )
         return wanted
 
-    def _follow(self, known: MetadataEntry, key: ObjectKey, wanted: list[range]) -> None:
+    def _follow(self, entry: MetadataEntry, key: ObjectKey, wanted: list[range]) -> None:
         """Request blocks ahead, and have further cached reads of this object observed."""
         pattern, followed = self._pattern(key), self._source.runtime.followed
         run = pattern.history.runs[0]
         if wanted:
-            self._launch_speculative(known, key, wanted, pattern.sent.of(run))
+            self._launch_speculative(entry, key, wanted, pattern.sent.of(run))
         if run.unread(key.block_size):
             followed[key.digest] = (pattern.history.last + 1) * key.block_size
         else:
             followed.pop(key.digest, None)
 
-    def observe_wait(self, known: MetadataEntry, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
+    def observe_wait(self, entry: MetadataEntry, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
         """Record that a reader waits for `blocks`, and request more of the object if that pays off.
 
         `n_reads` is the number of reads of the object since the last wait. If the rest fits into one request,
@@ -211,18 +211,18 @@ class AccessPatterns:
         if _is_declared.get():
             return
         free = self._missing(key, blocks)
-        if not free or self._n_blocks(known, key) < 2:
+        if not free or self._n_blocks(entry, key) < 2:
             return
         pattern, most = self._pattern(key), self._source.runtime.window(self._source.config) // key.block_size
         pattern.n_misses += 1
         if pattern.rest is None:
-            missing = self._rest(known, key, pattern)
+            missing = self._rest(entry, key, pattern)
             per_request = self._per_request(key, most)
             if missing is None:
                 return
             if len(missing) <= per_request:
                 following = [index for index in missing if index >= free[0]]
-                self._fetcher.launch(known, key, following)
+                self._fetcher.launch(entry, key, following)
             others = [index for index in missing if index not in blocks]
             pattern.rest, pattern.n_earned = deque(_requests(others, per_request)), most
         else:
@@ -232,11 +232,11 @@ class AccessPatterns:
             requests.append(pattern.rest.popleft())
             pattern.n_earned -= len(requests[-1])
         _drop_done(pattern.of_rest)
-        self._launch_speculative(known, key, requests, pattern.of_rest)
+        self._launch_speculative(entry, key, requests, pattern.of_rest)
 
-    def _rest(self, known: MetadataEntry, key: ObjectKey, pattern: AccessPattern) -> list[int] | None:
+    def _rest(self, entry: MetadataEntry, key: ObjectKey, pattern: AccessPattern) -> list[int] | None:
         """Return the missing blocks of an object if they are worth fetching, else None."""
-        n_blocks, config, size = self._n_blocks(known, key), self._source.config, key.block_size
+        n_blocks, config, size = self._n_blocks(entry, key), self._source.config, key.block_size
         per_request = self._per_request(key, self._source.runtime.window(config) // size)
 
         def is_worth_it(n_missing: int) -> bool:
@@ -268,10 +268,10 @@ class AccessPatterns:
         ]
 
     def _launch_speculative(
-        self, known: MetadataEntry, key: ObjectKey, wanted: Iterable[range], keep: deque[InflightRequest]
+        self, entry: MetadataEntry, key: ObjectKey, wanted: Iterable[range], keep: deque[InflightRequest]
     ) -> None:
         corruption = self._source.runtime.corrupt_versions.last(key)
-        self._fetcher.launch_speculative(known, key, wanted, keep, corruption)
+        self._fetcher.launch_speculative(entry, key, wanted, keep, corruption)
 
     def _pattern(self, key: ObjectKey) -> AccessPattern:
         patterns = patterns_of(self._source.runtime)
@@ -286,8 +286,8 @@ class AccessPatterns:
     def _per_request(self, key: ObjectKey, window: int) -> int:
         return max(1, min(self._source.config.request_size // key.block_size, window // 2))
 
-    def _n_blocks(self, known: MetadataEntry, key: ObjectKey) -> int:
-        size = known.object.size
+    def _n_blocks(self, entry: MetadataEntry, key: ObjectKey) -> int:
+        size = entry.object.size
         assert size is not None  # an object with a key has a size
         return -(-size // key.block_size)
 
