@@ -12,7 +12,6 @@ from rich.filesize import decimal
 
 from cachedfs.cli.app import Copying, Urls, command, url_argument
 from cachedfs.cli.arguments import Place, place_of
-from cachedfs.cli.cache import config_of
 from cachedfs.cli.exit_codes import FAILED
 from cachedfs.cli.get import shown
 from cachedfs.cli.output import Given, print_json, say
@@ -80,19 +79,10 @@ def import_(
     from cachedfs.snapshot import Import
 
     place = place_of(source, given)
-    fs, config = place.fs, config_of(given)
+    reader = place.fs._reader
     started = time.perf_counter()
     with told(is_quiet=given.as_json) as callback:
-        taking = Import(
-            fs._source.runtime,
-            config,
-            fs._reader,
-            place.path,
-            identity=None,
-            advance=callback.relative_update,
-            expect=callback.set_size,
-        )
-        done = fs._source.runtime.run(taking.run())
+        done = reader.source.runtime.run(Import(reader, place.path, identity=None, callback=callback).run())
     seconds = time.perf_counter() - started
     if given.as_json:
         print_json({**done._asdict(), "seconds": round(seconds, 3)})

@@ -203,10 +203,7 @@ class CacheMethods(ChainedFileSystem):
         roots = [self._strip(each) for each in (path if isinstance(path, list | tuple) else [path])]
         if not roots:
             raise ValueError(f"nothing was named to export to {target}")
-        export = Export(
-            self._reader, there, folder, advance=callback.relative_update, expect=callback.set_size
-        )
-        return self._run(export.run(roots))
+        return self._run(Export(self._reader, there, folder, callback=callback).run(roots))
 
     async def _export_cache(self, *args: Any, **kwargs: Any) -> Exported:
         return await asyncio.to_thread(self.export_cache, *args, **kwargs)
@@ -225,16 +222,7 @@ class CacheMethods(ChainedFileSystem):
 
         self._source.runtime.drain()  # blocks that are still being written take space too
         there, folder = self._elsewhere(source, source_options)
-        taking = Import(
-            self._source.runtime,
-            self.config,
-            there,
-            folder,
-            identity=self._source.identity,
-            advance=callback.relative_update,
-            expect=callback.set_size,
-        )
-        return self._run(taking.run())
+        return self._run(Import(there, folder, identity=self._source.identity, callback=callback).run())
 
     async def _import_cache(self, *args: Any, **kwargs: Any) -> Imported:
         return await asyncio.to_thread(self.import_cache, *args, **kwargs)

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
+import hashlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from cachedfs.cache.block_file import BadBlock
-from cachedfs.common.types import BlockKey, Imported, ObjectInfo, ObjectKey, Range
-from cachedfs.config import Config
-from cachedfs.errors import CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
-from cachedfs.fetch.runtime import Runtime
-from cachedfs.metadata.change_feed import WAIT_S, claim_of
+from cachedfs.common.types import BlockKey, Imported, ObjectInfo, Range
+from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Reply
 from cachedfs.read.reader import Reader
 from cachedfs.snapshot import manifest
-from cachedfs.snapshot.archive import MOST_INDEX, BadBundle, BundleEntry, FrameReader, entries_of, runs
-from cachedfs.snapshot.exported_metadata import MetadataImport
-from cachedfs.snapshot.manifest import Bundle, ExportFolder, Manifest
+from cachedfs.snapshot.archive import BadBundle, Bundle, BundleEntry, entries_of, runs
+from cachedfs.snapshot.exported_metadata import MetadataImport, decoded_rows, name_of
+from cachedfs.snapshot.manifest import ExportFolder, Manifest, gathered
 
 __all__ = ["Import"]
-
-T = TypeVar("T")
 
 logger = logging.getLogger("cachedfs.snapshot")
 
@@ -32,49 +29,28 @@ AT_ONCE = 8  # requests; more were no faster, and each takes a few MiB of memory
 BUNDLES_AT_ONCE = 4
 BATCH = 8 << 20  # bytes of blocks stored in one transaction
 MOST_IN_BATCH = 512  # number of blocks stored in one transaction
-
-
-@dataclasses.dataclass
-class _Opened:
-    """A bundle whose index was read.
-
-    The index stays encoded: the entries of all bundles at once would take too much memory.
-    """
-
-    bundle: Bundle
-    info: ObjectInfo
-    identity: str
-    index: bytes
-    here: bytes = b""  # one byte per block: whether it is cached
-    size_here: int = 0  # bytes of the cached blocks
+MOST_KEPT = 256 << 20  # bytes of indexes in memory; others are read twice
+MOST_IN_MEMORY = 16 << 20  # bytes of a metadata file that needs no temporary file
 
 
 class Import:
-    """Import the export in a folder of `there` into the cache of `runtime`.
+    """Import the export in a folder of `there` into the cache that `there` uses.
 
-    `identity` is the only origin and account accepted; None accepts any. `advance` is called with the bytes
-    of the export that are processed, `expect` with their total.
+    `identity` is the only origin and account accepted; None accepts any. `callback` is one of fsspec, and counts the
+    bytes of the export that are processed.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        config: Config,
-        there: Reader,
-        folder: str,
-        *,
-        identity: str | None,
-        advance: Callable[[int], object],
-        expect: Callable[[int], object],
-    ) -> None:
-        self._runtime, self._cache = runtime, runtime.cache
-        self._block_size, self._bounds = config.block_size, config.bounds
+    def __init__(self, there: Reader, folder: str, *, identity: str | None, callback: Any) -> None:
+        self._runtime, self._config = there.source.runtime, there.source.config
+        self._cache = self._runtime.cache
         self._folder = ExportFolder(there.source, folder)
-        self._identity = identity
-        self._advance, self._expect = advance, expect
+        self._accepted = identity
+        self._identity = ""  # of the export
+        self._callback = callback
         self._requests = asyncio.Semaphore(AT_ONCE)
         self._bundles = asyncio.Semaphore(BUNDLES_AT_ONCE)
-        self._room = 0
+        self._indexes: dict[str, bytes] = {}  # of bundles that are still to be imported
+        self._room = self._kept = 0
         self._stored: list[tuple[BlockKey, int]] = []  # each with its bytes
         self._here = self._left = 0
         self._bad: dict[str, str] = {}  # message by name of the object
@@ -82,24 +58,18 @@ class Import:
     async def run(self) -> Imported:
         """Import what is missing. Runs on the runtime's event loop.
 
-        Raises ObjectNotFound if there is no export, OriginUnavailable if its manifest is damaged, ValueError
-        if it has another origin or block size, and CacheError if blocks cannot be stored.
+        Raises ObjectNotFound if there is no export, OriginUnavailable if its manifest is damaged, ValueError if it has
+        another origin or block size, and CacheError if blocks cannot be stored.
         """
         infos = await self._folder.infos()
-        made = await self._manifest(infos)
-        self._check(made)
-        self._room = await asyncio.to_thread(self._cache.room, self._bounds)
-        self._expect(sum(bundle.size for bundle in made.bundles))
-        try:
-            opened = await self._all(
-                self._open(bundle, infos.get(bundle.name), made.identity) for bundle in made.bundles
-            )
-            # Reserve room for cached blocks first: otherwise fetched blocks evict them.
-            self._room -= sum(each.size_here for each in opened if each is not None)
-            await self._all(self._take(each) for each in opened if each is not None)
-        except* Exception as failures:  # report one failure
-            raise _first(failures) from None
-        n_facts = await self._adopt(made, infos.get(made.facts))
+        made = await self._manifest(infos.get(manifest.NAME))
+        self._identity = made.identity
+        self._room = await asyncio.to_thread(self._cache.room, self._config.bounds)
+        self._callback.set_size(sum(bundle.size for bundle in made.bundles))
+        await gathered(self._reserve(bundle, infos.get(bundle.name)) for bundle in made.bundles)
+        whole = [bundle for bundle in made.bundles if bundle.name not in self._bad]
+        await gathered(self._take(bundle, infos[bundle.name]) for bundle in whole)
+        n_records = await self._take_metadata(made, infos.get(made.metadata))
         kept = await asyncio.to_thread(
             lambda: [size for key, size in self._stored if self._cache.has(key.object, key.index)]
         )
@@ -107,235 +77,156 @@ class Import:
             blocks=len(kept),
             bytes=sum(kept),
             here=self._here,
-            facts=n_facts,
+            facts=n_records,
             left=self._left + len(self._stored) - len(kept),
             bad=tuple(self._bad.values()),
         )
 
-    # Check the manifest.
-
-    async def _manifest(self, infos: dict[str, ObjectInfo]) -> Manifest:
-        info, url = infos.get(manifest.NAME), self._folder.url(manifest.NAME)
+    async def _manifest(self, info: ObjectInfo | None) -> Manifest:
+        """Return the manifest. Raises ValueError if no read would find the blocks of the export."""
+        url, folder = self._folder.url(manifest.NAME), self._folder.url()
         if info is None:
-            raise ObjectNotFound(
-                f"{url}: no such object, so that no export is there, or none that is whole: run export again"
-            )
+            raise ObjectNotFound(f"{url}: no such object, so there is no complete export: run export again")
         try:
-            return await self._folder.manifest(info)
+            made = await self._folder.manifest(info)
         except BadBundle as error:
-            raise OriginUnavailable(f"{url}: {error}; remove it, and run export again") from error
+            raise OriginUnavailable(f"{url}: {error}; remove the folder, and run export again") from error
+        if self._accepted not in (None, made.identity):
+            raise ValueError(
+                f"{folder} was exported from {made.identity}, and this reads {self._accepted}: open it with the options, "
+                "and as the account, that it was exported with"
+            )
+        if made.block_size != self._config.block_size:
+            raise ValueError(
+                f"{folder} has blocks of {made.block_size} bytes: give block_size={made.block_size} to read them"
+            )
+        return made
 
-    def _check(self, made: Manifest) -> None:
-        """Raise ValueError for blocks that no read would find."""
-        url = self._folder.url()
-        if self._identity not in (None, made.identity):
-            raise ValueError(
-                f"{url} was exported from {made.identity}, and this reads {self._identity}: open it with the options, and as "
-                "the account, that it was exported with"
-            )
-        if made.block_size != self._block_size:
-            raise ValueError(
-                f"{url} has blocks of {made.block_size} bytes: give block_size={made.block_size} to read them"
-            )
+    @contextlib.contextmanager
+    def _noting(self, name: str, part: str = "") -> Iterator[None]:
+        """Record an error of a file of the export, or of a part of it, and go on without it."""
+        try:
+            yield
+        except (BadBlock, BadBundle, ObjectChanged, ObjectNotFound) as error:
+            text = f"{self._folder.url(name)}: {part}{error}"
+            if self._bad.setdefault(name, text) is text:
+                logger.warning(
+                    "%s; skipped. Import again; if that does not help, remove it and export again", text
+                )
 
     # Import blocks.
 
-    async def _all(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
-        return [task.result() for task in tasks]
+    async def _reserve(self, bundle: Bundle, info: ObjectInfo | None) -> None:
+        """Reserve room for the cached blocks of a bundle: otherwise fetched blocks evict them."""
+        async with self._bundles:
+            with self._noting(bundle.name):
+                if info is None or info.size != bundle.size:
+                    size = "is not there" if info is None else f"has {info.size} bytes, not {bundle.size}"
+                    raise BadBundle(f"it {size}")
+                self._room -= sum(entry.size for entry, is_here in await self._look(bundle, info) if is_here)
 
-    async def _open(self, bundle: Bundle, info: ObjectInfo | None, identity: str) -> _Opened | None:
-        """Read the index of a bundle. Record an error and return None if it contradicts the manifest."""
-        try:
-            if info is None or info.size != bundle.size:
-                size = "is not there" if info is None else f"has {info.size} bytes, not {bundle.size}"
-                raise BadBundle(f"it {size}")
-            if bundle.size - bundle.index_at > MOST_INDEX:
-                raise BadBundle("its index has an impossible length")
+    async def _look(self, bundle: Bundle, info: ObjectInfo) -> list[tuple[BundleEntry, bool]]:
+        """Return the entries of a bundle, and for each whether it is cached. Raises BadBundle.
+
+        The index is kept for the second call, but encoded: all entries at once would take too much memory.
+        """
+        index = self._indexes.pop(bundle.name, b"")
+        if not index:
             async with self._requests:
                 index = await self._folder.bytes_of(info, Range(bundle.index_at, bundle.size))
-            opened = _Opened(bundle, info, identity, index)
-            await asyncio.to_thread(self._look, opened)
-            return opened
-        except (BadBundle, ObjectChanged, ObjectNotFound) as error:
-            self._note(bundle.name, error)
-            return None
+            self._kept += len(index)
+            if self._kept <= MOST_KEPT:
+                self._indexes[bundle.name] = index
 
-    def _look(self, opened: _Opened) -> list[BundleEntry]:
-        """Find out which blocks of a bundle are cached, and return all its entries. Raises BadBundle."""
-        index_at, block_size = opened.bundle.index_at, self._block_size
-        entries = entries_of(opened.index, index_at=index_at, identity=opened.identity, block_size=block_size)
-        if len(entries) != opened.bundle.blocks:
-            raise BadBundle(f"it has {len(entries)} blocks, not {opened.bundle.blocks}")
-        opened.here = bytes(self._cache.has(entry.key, entry.number) for entry in entries)
-        opened.size_here = sum(
-            entry.size for entry, is_here in zip(entries, opened.here, strict=True) if is_here
-        )
-        return entries
+        def look() -> list[tuple[BundleEntry, bool]]:
+            entries = entries_of(bundle, index, self._identity, self._config.block_size)
+            return [(entry, self._cache.has(entry.key, entry.number)) for entry in entries]
 
-    def _note(self, name: str, error: Exception) -> None:
-        text = f"{self._folder.url(name)}: {error}"
-        if self._bad.setdefault(name, text) is text:
-            logger.warning(
-                "%s; what is wrong of it is not taken: import again, and where that helps not, remove it and export again",
-                text,
-            )
+        return await asyncio.to_thread(look)
 
-    async def _take(self, opened: _Opened) -> None:
-        """Import the missing blocks of one bundle. Invalid blocks are recorded and left out."""
-        bundle = opened.bundle
-        fetch_lock = ObjectKey(opened.identity, bundle.name, "who imports it?", 0).hash64(0)
-        async with self._bundles:
-            await self._runtime.locked(fetch_lock)  # two simultaneous imports fetch each bundle once
-            try:
-                before = opened.here
-                entries = await asyncio.to_thread(self._look, opened)
-                wanted = self._wanted(entries, before, opened.here)
-                asked = list(runs(entries, wanted))
-                self._advance(bundle.size - sum(span.size for span, _ in asked))
-                await self._all(self._run(bundle, opened.info, span, inside) for span, inside in asked)
-            finally:
-                self._cache.release_lock(fetch_lock)
+    async def _take(self, bundle: Bundle, info: ObjectInfo) -> None:
+        """Import the missing blocks of one bundle, as long as there is room. Invalid blocks are left out."""
+        # Two simultaneous imports fetch each bundle once.
+        async with self._bundles, self._runtime.alone(self._identity, bundle.name):
+            with self._noting(bundle.name):
+                asked = list(runs(self._wanted(await self._look(bundle, info))))
+                self._callback.relative_update(bundle.size - sum(span.size for span, _ in asked))
+                await gathered(self._run(bundle.name, info, span, inside) for span, inside in asked)
 
-    def _wanted(self, entries: Sequence[BundleEntry], before: bytes, now: bytes) -> list[bool]:
-        """Return which blocks to fetch: the missing ones, as long as there is room for them.
-
-        The room is what the cached blocks of the export leave. `before`: the blocks that were cached when the
-        room was counted. `now`: the blocks that are cached now.
-        """
-        wanted = []
-        for entry, was_here, is_here in zip(entries, before, now, strict=True):
-            fits = bool(was_here) or entry.size <= self._room
-            if not was_here and (is_here or fits):
-                self._room -= entry.size
+    def _wanted(self, found: Iterable[tuple[BundleEntry, bool]]) -> Iterator[tuple[BundleEntry, bool]]:
+        """Yield for each entry whether to fetch it: if it is missing, and there is room for it."""
+        for entry, is_here in found:
+            is_wanted = not is_here and entry.size <= self._room
+            self._room -= is_wanted * entry.size
             self._here += is_here
-            self._left += not is_here and not fits
-            wanted.append(fits and not is_here)
-        return wanted
+            self._left += not is_here and not is_wanted
+            yield entry, is_wanted
 
     async def _run(
-        self, bundle: Bundle, info: ObjectInfo, span: Range, inside: Sequence[tuple[int, BundleEntry]]
+        self, name: str, info: ObjectInfo, span: Range, inside: Iterable[tuple[int, BundleEntry]]
     ) -> None:
-        """Fetch a range and store its blocks; record an error if the bundle changed or is gone."""
+        """Fetch a range of a bundle and store its blocks."""
         async with self._requests:
-            try:
+            with self._noting(name):
                 async with self._folder.reading(info, span) as reply:
-                    await self._store_all(bundle, span, inside, reply)
-            except (ObjectChanged, ObjectNotFound) as error:
-                self._note(bundle.name, error)
+                    await self._store_all(name, span.start, deque(inside), reply)
 
     async def _store_all(
-        self, bundle: Bundle, span: Range, inside: Sequence[tuple[int, BundleEntry]], pieces: Reply
+        self, name: str, at: int, inside: deque[tuple[int, BundleEntry]], reply: Reply
     ) -> None:
-        """Store blocks as they arrive."""
+        """Store blocks as they arrive. `at` is the offset of the first byte of the reply."""
         batch: list[tuple[BlockKey, memoryview]] = []
-        sizes: list[int] = []
-        waiting, at = bytearray(), span.start
-        coming = iter(inside)
-        offset, entry = next(coming)
-        is_over = False
-        async for piece in pieces:
+        waiting, n_waiting = bytearray(), 0
+        async for piece in reply:
             waiting += piece
-            self._advance(len(piece))
-            while not is_over and at + len(waiting) >= offset + entry.size:
-                begin = offset - at
-                packed = bytes(waiting[begin : begin + entry.size])
-                del waiting[: begin + entry.size]
+            self._callback.relative_update(len(piece))
+            while inside and at + len(waiting) >= inside[0][0] + inside[0][1].size:
+                offset, entry = inside.popleft()
+                packed = bytes(waiting[offset - at : offset - at + entry.size])
+                del waiting[: offset - at + entry.size]
                 at = offset + entry.size
-                if (block := self._unpacked(bundle, entry, packed)) is not None:
-                    batch.append(block)
-                    sizes.append(entry.size)
-                if sum(sizes) >= BATCH or len(batch) == MOST_IN_BATCH:
-                    await self._store(batch, sizes)
-                    batch, sizes = [], []
-                offset, entry = next(coming, (0, entry))
-                is_over = offset == 0
+                with self._noting(name, f"block {entry.number} of {entry.key.path}: "):
+                    key, data = self._cache.unpacked(packed)
+                    if (key.object, key.index) != (entry.key, entry.number):
+                        raise BadBlock("it is another one than the index says")
+                    batch.append((key, data))
+                    n_waiting += entry.size
+                if n_waiting >= BATCH or len(batch) == MOST_IN_BATCH:
+                    await self._store(batch)
+                    batch, n_waiting = [], 0
+        await self._store(batch)
+
+    async def _store(self, batch: list[tuple[BlockKey, memoryview]]) -> None:
         if batch:
-            await self._store(batch, sizes)
-
-    def _unpacked(
-        self, bundle: Bundle, entry: BundleEntry, packed: bytes
-    ) -> tuple[BlockKey, memoryview] | None:
-        """Return a block if all its bytes are right and it is the one in the index; else record an error."""
-        try:
-            key, data = self._cache.unpacked(packed)
-            if (key.object, key.index) != (entry.key, entry.number):
-                raise BadBlock("it is another one than the index says")
-        except BadBlock as error:
-            self._note(bundle.name, BadBundle(f"block {entry.number} of {entry.key.path}: {error}"))
-            return None
-        return key, data
-
-    async def _store(self, batch: list[tuple[BlockKey, memoryview]], sizes: list[int]) -> None:
-        await asyncio.to_thread(self._cache.put, batch, self._bounds)
-        self._stored += [(key, size) for (key, _), size in zip(batch, sizes, strict=True)]
+            await asyncio.to_thread(self._cache.put, batch, self._config.bounds)
+            size_of = self._cache.size_on_disk
+            self._stored += [(key, size_of(key.object, len(data))) for key, data in batch]
 
     # Import metadata.
 
-    async def _adopt(self, made: Manifest, info: ObjectInfo | None) -> int:
+    async def _take_metadata(self, made: Manifest, info: ObjectInfo | None) -> int:
         """Import the metadata, and return of how many objects.
 
-        It follows the blocks, because metadata of objects without blocks may be dropped.
+        It follows the blocks, because metadata of objects without blocks may be dropped. It is used only after all of
+        its bytes were checked, so it goes to a temporary file first.
         """
-        adoption = MetadataImport(self._cache.metadata, made.identity, made.made_at)
-        async with contextlib.AsyncExitStack() as locks:
-            try:
-                if info is None or info.size != made.facts_size:
+        taking = MetadataImport(self._cache.metadata, made.identity, made.made_at)
+        digest = hashlib.blake2b(digest_size=16)
+        try:
+            with self._noting(made.metadata), tempfile.SpooledTemporaryFile(MOST_IN_MEMORY) as file:
+                if info is None or info.size != made.metadata_size:
                     raise BadBundle("it is not there, or not whole")
-                unframer = FrameReader()
-                async with self._folder.reading(info, Range(0, made.facts_size)) as reply:
+                async with self._folder.reading(info, Range(0, made.metadata_size)) as reply:
                     async for piece in reply:
-                        for rows in unframer.feed(piece):
-                            await self._adopt_rows(adoption, rows, locks)
-                if not unframer.is_over:
-                    raise BadBundle("it is cut off")
-                await asyncio.to_thread(adoption.end)
-            except (BadBundle, ObjectChanged, ObjectNotFound) as error:
-                self._note(made.facts, error)
-            except CacheError as error:
-                self._bad[made.facts] = text = f"what is known of the objects is not kept: {error}"
-                logger.warning("%s", text)
-        return adoption.n_facts
-
-    async def _adopt_rows(
-        self, adoption: MetadataImport, rows: list[Any], locks: contextlib.AsyncExitStack
-    ) -> None:
-        others = []
-        for row in rows:
-            feed = adoption.feed_in(row)
-            if feed is None:
-                others.append(row)
-            else:
-                await self._lead(adoption, *feed, locks)
-        await asyncio.to_thread(adoption.take, others)
-
-    async def _lead(
-        self,
-        adoption: MetadataImport,
-        part: str,
-        token: str,
-        checked_at: float,
-        locks: contextlib.AsyncExitStack,
-    ) -> None:
-        """Set a change feed back to the export's token, if that is the older one.
-
-        The feed's lock is kept until all metadata is imported. So no process polls the feed before everything
-        it watches is stored.
-        """
-        identity = adoption.identity
-        fetch_lock = claim_of(identity, part)
-        if not adoption.takes_feed(part):
-            return
-        adoption.feeds[part] = None
-        if await self._runtime.locked(fetch_lock, within_s=WAIT_S):
-            locks.callback(self._cache.release_lock, fetch_lock)
-            lead = self._cache.metadata.lead_feed
-            adoption.feeds[part] = await asyncio.to_thread(lead, identity, part, token, checked_at)
-
-
-def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
-    failure: BaseException = group
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure
+                        digest.update(piece)
+                        file.write(piece)
+                if name_of(digest) != made.metadata:
+                    raise BadBundle("it is damaged")
+                file.seek(0)
+                await asyncio.to_thread(taking.take, decoded_rows(file))
+        except OSError as error:
+            if isinstance(error, CachedFSError) and not isinstance(error, CacheError):
+                raise  # of the origin
+            self._bad[made.metadata] = text = f"the metadata of the objects is not kept: {error}"
+            logger.warning("%s", text)
+        return taking.n_records

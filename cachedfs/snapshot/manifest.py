@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import ObjectChanged, ObjectNotFound
 from cachedfs.fetch.source import Source
 from cachedfs.origins.base import Reply
-from cachedfs.snapshot.archive import BadBundle
+from cachedfs.snapshot.archive import MOST_BLOCKS, MOST_INDEX, BadBundle, Bundle
 
-__all__ = ["Bundle", "ExportFolder", "Manifest", "NAME", "is_ours"]
+__all__ = ["ExportFolder", "Manifest", "NAME", "gathered", "is_ours"]
 
+T = TypeVar("T")
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 LATEST_S = 1e12  # seconds; later times, infinities and NaN are invalid
 MOST_BYTES = 16 << 20  # most bytes of a manifest
 MOST_BUNDLES = 100_000
+MOST_METADATA = 1 << 30  # bytes; an import writes the metadata file to the temporary folder
 _KIND = "cachedfs export"
-_BUNDLE = re.compile("blocks-[0-9a-f]{32}")
-_FACTS = re.compile("facts-[0-9a-f]{16}")
+_NAME = re.compile(r"blocks-[0-9a-f]{32}\.zip|metadata-[0-9a-f]{32}\.jsonl\.gz")
 
 
 def is_ours(name: str) -> bool:
     """Return whether only an export can have an object with this name."""
-    return bool(_BUNDLE.fullmatch(name) or _FACTS.fullmatch(name))
-
-
-@dataclasses.dataclass(frozen=True)
-class Bundle:
-    """One bundle: name, size in bytes, offset of the index, and number of blocks."""
-
-    name: str
-    size: int
-    index_at: int
-    blocks: int
+    return bool(_NAME.fullmatch(name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +42,8 @@ class Manifest:
     identity: str
     block_size: int
     made_at: float
-    facts: str
-    facts_size: int
+    metadata: str
+    metadata_size: int
     bundles: tuple[Bundle, ...]
 
     def encode(self) -> bytes:
@@ -67,31 +59,33 @@ class Manifest:
             found: dict[str, Any] = json.loads(data)
             if found.pop("kind") != _KIND:
                 raise BadBundle("it is no manifest of an export")
-            if (version := found.pop("format")) != FORMAT:
+            if (version := found.pop("format")) == 1:
+                raise BadBundle("a development version of cachedfs before 0.1.0 made this export")
+            if version != FORMAT:
                 raise BadBundle(
                     f"it has format {version!r}, not {FORMAT}: another release of cachedfs wrote it"
                 )
             manifest = cls(**found | {"bundles": tuple(Bundle(**each) for each in found["bundles"])})
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise BadBundle(f"it makes no sense: {error}") from error
-        manifest._check()
+        if not manifest._is_sound():
+            raise BadBundle("it has a value that no export writes")
         return manifest
 
-    def _check(self) -> None:
-        numbers = [self.block_size, self.facts_size]
+    def _is_sound(self) -> bool:
+        numbers = [self.block_size, self.metadata_size]
         for bundle in self.bundles:
-            numbers += [bundle.size, bundle.index_at, bundle.blocks]
-        names = [(_FACTS, self.facts), *((_BUNDLE, bundle.name) for bundle in self.bundles)]
-        is_sound = (
+            numbers += [bundle.size, bundle.index_at, bundle.blocks, bundle.size - bundle.index_at]
+        return (
             isinstance(self.identity, str)
             and type(self.made_at) in (int, float)
             and 0 <= self.made_at < LATEST_S
             and all(type(number) is int and 0 < number < 1 << 62 for number in numbers)
-            and all(isinstance(name, str) and shape.fullmatch(name) for shape, name in names)
-            and all(bundle.index_at < bundle.size for bundle in self.bundles)
+            and all(is_ours(name) for name in (self.metadata, *(bundle.name for bundle in self.bundles)))
+            and self.metadata_size <= MOST_METADATA
+            and all(bundle.size - bundle.index_at <= MOST_INDEX for bundle in self.bundles)
+            and all(bundle.blocks <= MOST_BLOCKS for bundle in self.bundles)
         )
-        if not is_sound:
-            raise BadBundle("it says what cannot be")
 
 
 class ExportFolder:
@@ -123,7 +117,7 @@ class ExportFolder:
         async with self._source.origin(info.path).read(info.path, span, info) as reply:
             if (reply.start, reply.stop) != (span.start, span.stop):
                 raise ObjectChanged(
-                    f"{self._source.url(info.path)}: other bytes came than were asked for; try again"
+                    f"{self._source.url(info.path)}: the origin sent other bytes than requested; try again"
                 )
             yield reply
 
@@ -131,3 +125,13 @@ class ExportFolder:
         """Return the bytes `span` of one object version."""
         async with self.reading(info, span) as reply:
             return b"".join([piece async for piece in reply])
+
+
+async def gathered(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines at once and return their results; cancel the others after a failure, and raise that one."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except* Exception as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
