@@ -174,19 +174,6 @@ class MetadataStore:
         with self._own.writing("no feed can be kept") as rows:
             rows.begin_feed(identity, part, token, checked_at)
 
-    def lead_feed(self, identity: str, part: str, token: str, checked_at: float) -> FeedPosition | None:
-        """Move the change feed of `part` back to `token` if that is older than the stored one; return its position.
-
-        Changes since `token` are then reported again. Returns None if the feed cannot be shared. Raises CacheError.
-        REQUIRES: no process polls the feed meanwhile.
-        """
-        with self._own.writing("no feed can be kept") as rows:
-            rows.begin_feed(identity, part, token, checked_at)
-            feed = rows.feed(identity, part)
-            if feed is not None and checked_at < feed.checked_at:
-                rows.advance_feed(identity, feed._replace(token=token, checked_at=checked_at))
-        return self.feed(identity, part)
-
     def follow_feed(self, identity: str, feed: FeedPosition, changes: Changes, *, checked_at: float) -> None:
         """Invalidate what `changes` since `feed` made stale; the rest counts as checked at `checked_at`.
 

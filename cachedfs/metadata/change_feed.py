@@ -17,11 +17,11 @@ from cachedfs.errors import CachedFSError, OriginUnreachable
 from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.fetch.source import Source, is_fresh
 
-__all__ = ["WAIT_S", "ChangeFeeds", "claim_of", "is_told"]
+__all__ = ["ChangeFeeds", "is_told"]
 
 logger = logging.getLogger("cachedfs.metadata")
 
-WAIT_S = 10.0  # longest wait for another process's poll
+_WAIT_S = 10.0  # longest wait for another process's poll
 
 
 class ChangeFeeds:
@@ -97,8 +97,8 @@ class ChangeFeeds:
 
         async def question() -> None:
             cache = self._source.runtime.cache
-            fetch_lock = claim_of(self._source.identity, part)
-            if not await self._source.runtime.locked(fetch_lock, within_s=WAIT_S):
+            fetch_lock = _poll_lock(self._source.identity, part)
+            if not await self._source.runtime.locked(fetch_lock, within_s=_WAIT_S):
                 return  # asking the origin directly is cheaper than waiting longer
             try:
                 if not is_done(self._feed(path)):
@@ -135,7 +135,7 @@ class ChangeFeeds:
         await asyncio.to_thread(shared.follow_feed, identity, feed, changes, checked_at=now)
 
 
-def claim_of(identity: str, part: str) -> int:
+def _poll_lock(identity: str, part: str) -> int:
     """Return the hash of the lock to hold while polling or moving the feed of a part."""
     return ObjectKey(identity, part, "what changed?", 0).hash64(0)
 

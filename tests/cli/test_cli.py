@@ -541,7 +541,7 @@ def test_export_wants_one_origin(cloud, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["export", "import"])
-def test_carrying_goes_on_after_an_interrupt(cloud, verb, tmp_path):
+def test_an_export_or_import_resumes_after_an_interrupt(cloud, verb, tmp_path):
     for i in range(3):
         cloud.put(f"d/{i}", noise(200_000, i))
     run("prefetch", cloud.url("d", "gs://"))
