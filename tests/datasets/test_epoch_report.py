@@ -149,7 +149,7 @@ def test_of_a_dataset_that_reads_past_cachedfs_nothing_is_made_up():
         None
     ] * 5
     assert [found.requests_per_sample, found.fetched_per_sample, found.read_per_sample] == [None] * 3
-    assert found.sentence.startswith("Loading limits, and by what cannot be told")
+    assert found.sentence.startswith("Loading is the bottleneck, for an unknown reason")
     assert [what.partition(":")[0] for what in found.unknown] == [
         "what is fetched, from where and how fast",
         "what of loading is decoding",

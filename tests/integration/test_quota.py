@@ -49,7 +49,7 @@ def test_a_used_up_download_quota_is_told_at_once_and_what_is_cached_is_read_on(
     settled(fs)
     drive.server.fail(Fault(kind="media", status=403, times=None, **fault))
     drive.asked()
-    with pytest.raises(QuotaExceeded, match=r"up to 24 hours.*cached can be read on.*copy") as caught:
+    with pytest.raises(QuotaExceeded, match=r"up to 24 hours.*Cached data can still be read.*copy") as caught:
         fs.cat_file(path, 2 * MiB, 4 * MiB)
     assert caught.value.errno == errno.EDQUOT
     settled(fs)

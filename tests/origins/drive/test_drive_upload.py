@@ -906,7 +906,7 @@ async def test_what_is_copied_or_moved_goes_to_a_name_and_not_onto_an_id(
 ) -> None:
     server.put(f"{folder}/a", b"1")
     for target in (f"id:{server.put(f'{folder}/b', b'2')}", "My Drive"):
-        with pytest.raises(CachedFSError, match=f"drive://{target}: .*by its path"):
+        with pytest.raises(CachedFSError, match=f"drive://{target}: .*its path"):
             await getattr(writer, what)(f"{root}/a", target)
     assert changes(server) == []
 
