@@ -152,7 +152,7 @@ def test_of_a_dataset_that_reads_past_cachedfs_nothing_is_made_up():
     assert found.sentence.startswith("Loading is the bottleneck, for an unknown reason")
     assert [what.partition(":")[0] for what in found.unknown] == [
         "what is fetched, from where and how fast",
-        "what of loading is decoding",
+        "how much of loading is decoding",
     ]
 
 

@@ -405,16 +405,16 @@ def failure(
             f"again or pass another ({doing}: {said})"
         )
     if status == 403:
-        return _corruption(reasons, f"{doing}: {said}", url)
+        return _permanent_error(reasons, f"{doing}: {said}", url)
     return CachedFSError(f"{url}: Drive answered in a way that is not understood ({doing}: {said})")
 
 
-def _corruption(reasons: set[str], what: str, url: str) -> CachedFSError:
+def _permanent_error(reasons: set[str], what: str, url: str) -> CachedFSError:
     """Return the error for a 403 that does not pass with time."""
     if reasons & _DOWNLOADS:
         return QuotaExceeded(
-            f"{url}: the download quota of this file is used up, for up to 24 hours ({what}). What is cached can be "
-            "read on; a copy of the file in your own Drive has a quota of its own"
+            f"{url}: the download quota of this file is used up, for up to 24 hours ({what}). Cached data can "
+            "still be read; a copy of the file in your own Drive has its own quota"
         )
     if used_up := [remedy for reason, remedy in _USED_UP.items() if reason in reasons]:
         return QuotaExceeded(f"{url}: {used_up[0]} ({what})")
