@@ -289,7 +289,9 @@ def test_a_batch_is_its_blocks_at_once_and_then_nothing(cloud):
     assert n_opening <= 3
     batch = rows.__getitems__([60, 20, 40, 22, 61])
     assert cloud.server.peak_concurrency > 1
-    assert 3 <= len(cloud.asked()) <= 6  # a chunk is not where a block is
+    assert (
+        1 <= len(cloud.asked()) <= 6
+    )  # a chunk is not where a block is; what opening sent for may still come
     assert [int(image[7]) for image, _ in batch] == [int(label) for _, label in batch] == [60, 20, 40, 22, 61]
     rows.__getitems__([22, 61, 41])
     assert cloud.asked() == []

@@ -549,7 +549,7 @@ def given_up(origin, fs):
 
 
 @pytest.mark.parametrize("how", ["cancel", "drop", "with", "raise"])
-def test_a_plan_that_is_given_up_sends_nothing_more_and_holds_no_claim(origin, how):
+def test_a_plan_that_is_given_up_sends_nothing_more_and_holds_no_lock(origin, haste, how):
     fs = fake_fs(concurrency=2)
     if how == "raise":
         with pytest.raises(ZeroDivisionError), slow(origin, fs):
