@@ -615,7 +615,8 @@ async def test_a_token_file_in_the_home_folder_is_read_and_sent_nowhere(
         self.token = f"for-{self.refresh_token}"
 
     monkeypatch.setattr(google.oauth2.credentials.Credentials, "refresh", refresh)
-    monkeypatch.setattr(gcsfs.credentials, "_get_creds_from_raw_token", lambda token: pytest.fail(token))
+    # What takes a raw token in newer releases of gcsfs.
+    monkeypatch.setattr(gcsfs.credentials, "_get_creds_from_raw_token", pytest.fail, raising=False)
     (home / "key.json").write_text(json.dumps({"refresh_token": "r", "client_id": "i", "client_secret": "s"}))
     server.require_token("for-r")
     assert (await read(make(token="~/key.json"), path))[0] == DATA
